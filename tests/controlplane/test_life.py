@@ -271,24 +271,6 @@ async def test_a_pod_that_can_never_be_created_fails_the_job_with_the_servers_se
     assert told in failed["message"]
 
 
-async def test_a_job_that_began_before_fields_were_looked_at_runs_on_and_is_warned(namespace: Namespace):
-    old = manifest(runPolicy={"suspend": True})
-    old["spec"]["template"]["spec"]["containers"][0]["imagePullPolcy"] = "Always"
-    await namespace.create_job(old)
-    job = await namespace.until_state("digits", "Suspended")
-    del job["status"]["fieldValidation"]  # as an older version has written it
-    await namespace.client.replace(namespace.path("fleetjobs", "digits", subresource="status"), job)
-    path = namespace.path("fleetjobs", "digits")
-    await namespace.client.merge_patch(path, {"spec": {"runPolicy": {"suspend": False}}})
-    await namespace.until_running("digits", *SERVERS, *TRAINERS)
-    told = await namespace.until(
-        "events", "a warning", lambda seen: any(each["reason"] == "UnknownFields" for each in seen.values())
-    )
-    warnings = [each for each in told.values() if each["reason"] == "UnknownFields"]
-    assert [each["count"] for each in warnings] == [1]
-    assert 'unknown field "spec.containers[0].imagePullPolcy"' in warnings[0]["message"]
-
-
 async def test_a_quota_that_forbids_a_pod_is_told_and_waited_for(namespace: Namespace):
     quota = {
         "apiVersion": "v1",

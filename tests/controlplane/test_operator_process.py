@@ -21,7 +21,6 @@ from tests.support.kube import (
     fresh_namespace,
     is_running,
     runs_again,
-    told_of,
 )
 from tests.support.operator_process import CRD, NAMESPACE, OperatorProcess, install
 
@@ -100,7 +99,7 @@ async def test_a_trainer_that_fails_while_no_operator_runs_is_started_again(
     assert "digits-trainer-0" not in pods
 
 
-async def test_a_job_that_another_version_has_run_goes_on_with_what_that_said(
+async def test_a_job_that_a_newer_build_has_run_keeps_what_that_noted(
     namespace: Namespace, operator: OperatorProcess
 ):
     await namespace.create_job(manifest())
@@ -114,7 +113,6 @@ async def test_a_job_that_another_version_has_run_goes_on_with_what_that_said(
         "lastTransitionTime": "2026-11-22T12:00:00Z",
     }
     job["status"] |= {
-        "state": "Evaluating",
         "conditions": [*job["status"]["conditions"], foreign],
         "evaluations": {"best": 0.9},
         "roles": [*job["status"]["roles"], {"role": "evaluator", "active": 1}],
@@ -150,12 +148,12 @@ async def test_what_another_definition_let_in_runs_on_or_is_told_of(
     await namespace.client.replace(namespace.path("fleetjobs", "digits", subresource="status"), job)
     operator.start()
     await namespace.until_running("digits", *SERVERS, *TRAINERS)
-    accepted = told_of(await namespace.until_state("digits", "Running"), "Accepted")
-    assert accepted["reason"] == "AcceptedBefore"
-    assert f"spec.trainer.port: found {METRICS_PORT}" in accepted["message"]
-    refused = told_of(await namespace.until_state("newer", "Pending"), "Accepted")
-    assert (refused["status"], refused["reason"]) == ("False", "NotAccepted")
-    assert refused["message"].startswith("spec.syncMode: found 'Gossip', expected one of 'Sync', 'Async'")
+    told = await namespace.until(
+        "events", "a warning", lambda seen: any(each["reason"] == "InvalidSpec" for each in seen.values())
+    )
+    [warning] = [each for each in told.values() if each["reason"] == "InvalidSpec"]
+    assert warning["involvedObject"]["name"] == "newer"
+    assert "spec.syncMode: found 'Gossip', expected one of 'Sync', 'Async'" in warning["message"]
     assert not [name for name in await namespace.all("pods") if name["metadata"]["name"].startswith("newer")]
     await namespace.end(*TRAINERS)
     await namespace.until_state("digits", "Succeeded")

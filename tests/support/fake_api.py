@@ -15,7 +15,7 @@ from fleet_operator.kubernetes.login import Connection
 from fleet_operator.kubernetes.resources import FEATURES
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Mapping
+    from collections.abc import AsyncIterator, Mapping
 
 Manifest = dict[str, Any]
 
@@ -36,7 +36,6 @@ class FakeApi(ApiClient):
         self.selectors: dict[tuple[str, str], str | None] = {}  # by verb and path
         self.managers: list[str | None] = []  # under which patches were made
         self.validations: list[tuple[str, str | None]] = []  # the fieldValidation of each creation
-        self.warnings: tuple[str, ...] = ()
         self.refusals: dict[tuple[str, str], ApiError] = {}  # answers to the next such request
         self.version = 100
         self.forgotten = 0  # watches from before this version are refused with 410
@@ -126,14 +125,10 @@ class FakeApi(ApiClient):
         manifest: Mapping[str, Any],
         *,
         field_validation: str | None = None,
-        warn: Callable[[str], None] | None = None,
     ) -> Manifest:
-        """Answer a POST; `warnings` are said to whoever listens."""
+        """Answer a POST."""
         self._note("POST", path)
         self.validations.append((path, field_validation))
-        if warn is not None:
-            for warning in self.warnings:
-                warn(warning)
         metadata = manifest["metadata"]
         name = metadata.get("name") or f"{metadata['generateName']}{self.version}"
         if f"{path}/{name}" in self.objects:

@@ -13,7 +13,7 @@ from fleet_operator.api.job import (
     SuccessPolicy,
     SyncMode,
 )
-from fleet_operator.api.parse import parse_job
+from fleet_operator.api.parse import parse_job, read_job
 from fleet_operator.api.placement import Gang
 from fleet_operator.api.role import Role
 from fleet_operator.api.status import (
@@ -29,7 +29,6 @@ from fleet_operator.api.status import (
     RoleStatus,
     TableStatistics,
 )
-from fleet_operator.api.stored import read_job
 
 __all__ = [
     "CheckpointScope",

@@ -9,7 +9,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import ConfigDict, Field, PrivateAttr, StrictBool, StrictInt, StringConstraints
+from pydantic import ConfigDict, Field, StrictBool, StrictInt, StringConstraints
 
 from fleet_operator.api.base import (
     MAX_SECONDS,
@@ -30,7 +30,6 @@ from fleet_operator.api.names import CONTROLLER, MAIN_CONTAINER
 from fleet_operator.api.placement import Gang, Network, NodePool, PortRange, Scheduling, Tls
 from fleet_operator.api.role import Role
 from fleet_operator.api.status import FleetJobStatus
-from fleet_operator.errors import Problem
 
 __all__ = [
     "CleanPodPolicy",
@@ -268,7 +267,7 @@ class FleetJob(Model):
     """One job: what is wanted (`spec`) and how far it is (`status`).
 
     Made by `fleet_operator.api.parse_job`, which checks the rules across fields as well, or by `read_job`,
-    which lets pass what another version has accepted.
+    which leaves them to the API server.
     """
 
     api_version: Literal["fleetjob.dev/v1alpha1"] = "fleetjob.dev/v1alpha1"
@@ -276,18 +275,6 @@ class FleetJob(Model):
     metadata: ObjectMeta
     spec: FleetJobSpec
     status: FleetJobStatus = FleetJobStatus()
-    _problems: tuple[Problem, ...] = PrivateAttr(default=())
-    _is_held_back: bool = PrivateAttr(default=False)
-
-    @property
-    def problems(self) -> tuple[Problem, ...]:
-        """What of a stored job breaks rules of this version, or was not understood by it."""
-        return self._problems
-
-    @property
-    def is_held_back(self) -> bool:
-        """Whether its problems forbid to do anything with it."""
-        return self._is_held_back
 
     @property
     def name(self) -> str:
@@ -426,12 +413,6 @@ class FleetJob(Model):
         """Return the same job with another number of trainers."""
         trainer = self.spec.trainer.model_copy(update={"replicas": replicas})
         return self.model_copy(update={"spec": self.spec.model_copy(update={"trainer": trainer})})
-
-    def with_problems(self, problems: tuple[Problem, ...], *, held_back: bool) -> Self:
-        """Return the same job with what is wrong with it."""
-        job = self.model_copy()
-        job._problems, job._is_held_back = problems, held_back  # noqa: SLF001  it is of this class
-        return job
 
     def with_status(self, status: FleetJobStatus) -> Self:
         """Return the same job with another status."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import difflib
 import json
 from collections.abc import Mapping
@@ -11,8 +12,9 @@ from pydantic import BaseModel, ValidationError
 from pydantic.alias_generators import to_camel
 
 from fleet_operator.api.base import PATTERNS
-from fleet_operator.api.job import FleetJob
+from fleet_operator.api.job import FleetJob, ObjectMeta
 from fleet_operator.api.rules import RULES, name_problem
+from fleet_operator.api.status import FleetJobStatus
 from fleet_operator.errors import InvalidJob, Problem
 
 if TYPE_CHECKING:
@@ -21,15 +23,7 @@ if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
     from pydantic_core import ErrorDetails
 
-__all__ = [
-    "UNKNOWN_FIELD",
-    "name_problems",
-    "parse_job",
-    "problems_of",
-    "rule_problems",
-    "shown_name",
-    "without_nulls",
-]
+__all__ = ["UNKNOWN_FIELD", "parse_job", "read_job"]
 
 UNKNOWN_FIELD = "an unknown field"
 """What is found where nothing of this name is known."""
@@ -78,6 +72,63 @@ def parse_job(document: Mapping[str, Any]) -> FleetJob:
     if problems:
         raise InvalidJob(shown_name(document), problems)
     return job
+
+
+def read_job(stored: Mapping[str, Any], known: FleetJob | None = None) -> FleetJob:
+    """Return an object of the API server, which has applied the rules of FleetJobs to it, as a job.
+
+    Fields that this build does not know may be there while the operator is upgraded: those of the spec are
+    left out, those of the status are kept.
+
+    Parameters
+    ----------
+    stored : mapping
+        An object as the API server gives it. It is not modified.
+    known : FleetJob, optional
+        The job as it was: where only its metadata and its status can have changed, its spec is taken over.
+
+    Raises
+    ------
+    InvalidJob
+        It has not the shape of a job that this build knows.
+    """
+    metadata = {key: value for key, value in stored["metadata"].items() if key != "managedFields"}
+    document = without_nulls({**stored, "metadata": metadata})
+    try:
+        if known is not None and _is_generation_of(known, metadata):
+            parts = {
+                "metadata": ObjectMeta.model_validate(document["metadata"]),
+                "status": FleetJobStatus.model_validate(document.get("status", {})),
+            }
+            return known.model_copy(update=parts)
+        return FleetJob.model_validate(document)
+    except ValidationError as error:
+        document = _without_unknown_fields(document, error)
+    try:
+        return FleetJob.model_validate(document)
+    except ValidationError as error:
+        raise InvalidJob(shown_name(document), problems_of(error, document)) from None
+
+
+def _is_generation_of(known: FleetJob, metadata: Mapping[str, Any]) -> bool:
+    """Whether an object has the spec of a job that is known."""
+    return (known.metadata.uid, known.metadata.generation) == (
+        metadata.get("uid"),
+        metadata.get("generation"),
+    )
+
+
+def _without_unknown_fields(document: Mapping[str, Any], error: ValidationError) -> Mapping[str, Any]:
+    """Return a document without the fields that an error calls unknown."""
+    document = copy.deepcopy(document)
+    for detail in error.errors(include_url=False):
+        if detail["type"] == "extra_forbidden":
+            *outer, last = _location(detail, document)
+            holder: Any = document
+            for part in outer:
+                holder = holder[part]
+            holder.pop(last, None)
+    return document
 
 
 def shown_name(document: Mapping[str, Any]) -> str:

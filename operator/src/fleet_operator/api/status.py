@@ -15,7 +15,6 @@ from pydantic.alias_generators import to_camel
 from fleet_operator.api.role import Role
 
 __all__ = [
-    "STRICT",
     "Condition",
     "ConditionStatus",
     "ConditionType",
@@ -33,9 +32,6 @@ __all__ = [
 def _timestamp(moment: datetime) -> str:
     return moment.astimezone(UTC).replace(microsecond=0).strftime("%Y-%m-%dT%H:%M:%SZ")
 
-
-STRICT = "Strict"
-"""The fieldValidation, as Kubernetes calls it, of every job that begins under this version."""
 
 Timestamp = Annotated[datetime, PlainSerializer(_timestamp, return_type=str)]
 
@@ -55,25 +51,10 @@ class JobState(StrEnum):
         """Whether the job has finished: nothing leads out of this state."""
         return self in (JobState.SUCCEEDED, JobState.FAILED)
 
-    @property
-    def known(self) -> bool:
-        """Whether this version has the state; any other was read from a status of another version."""
-        return self in tuple(JobState)
-
-    @classmethod
-    def _missing_(cls, value: object) -> "JobState | None":
-        """Read a state of another version as it is: it is written back so, and equals none of these."""
-        if not isinstance(value, str):
-            return None
-        state = str.__new__(cls, value)
-        state._name_ = state._value_ = value
-        return state
-
 
 class ConditionType(StrEnum):
     """What is told as a condition. At most one of the last two is ever True."""
 
-    ACCEPTED = "Accepted"
     PODS_CREATED = "PodsCreated"
     RUNNING = "Running"
     RESTARTING = "Restarting"
@@ -101,20 +82,20 @@ class ConditionStatus(StrEnum):
 
 
 class StatusModel(BaseModel):
-    """A part of the status: frozen; fields that another version of the operator wrote are kept."""
+    """A part of the status: frozen; fields that a newer build of the operator wrote are kept."""
 
     model_config = ConfigDict(alias_generator=to_camel, validate_by_name=True, extra="allow", frozen=True)
 
     @property
     def extras(self) -> dict[str, Any]:
-        """The fields of another version, to be written back."""
+        """The fields that this build does not know, to be written back."""
         return dict(self.model_extra or {})
 
 
 class Condition(StatusModel):
     """One condition, as Kubernetes defines them."""
 
-    type: str = Field(description="One of this version's, or of another's.")
+    type: str = Field(description=f"{', '.join(ConditionType)}, or somebody else's.")
     status: ConditionStatus
     reason: str = Field(description="One word, for programs.")
     message: str = Field(default="", description="One sentence, for people.")
@@ -225,7 +206,7 @@ class FleetJobStatus(StatusModel):
 
     observed_generation: int | None = Field(default=None, description="The generation this was decided on.")
     state: Annotated[JobState, WithJsonSchema({"type": "string"})] | None = Field(
-        default=None, description=f"{', '.join(JobState)}, or one of another version's."
+        default=None, description=f"{', '.join(JobState)}."
     )
     conditions: tuple[Condition, ...] = ()
     pservers: str | None = Field(default=None, description="Ready or completed, of those wanted: 2/2.")
@@ -257,11 +238,6 @@ class FleetJobStatus(StatusModel):
     last_failure: LastFailure | None = None
     progress: JobProgress | None = None
     roles: tuple[RoleStatus, ...] = ()
-    field_validation: str | None = Field(
-        default=None,
-        description="Strict: pods with fields that the API server does not know are refused. Absent in a job"
-        " that began under a version of the operator which let them pass: it runs on, and is warned.",
-    )
 
     def condition(self, kind: str) -> Condition | None:
         """Return a condition, if the job has it."""
@@ -279,33 +255,12 @@ class FleetJobStatus(StatusModel):
     @property
     def finished(self) -> bool:
         """Whether the job has succeeded or failed."""
-        if self.state is None:
-            return False
-        return self.state.final or (not self.state.known and self.completion_time is not None)
-
-    @property
-    def is_strict(self) -> bool:
-        """Whether unknown fields in the job's templates have been refused since it began."""
-        return self.state is None or self.field_validation == STRICT
+        return self.state is not None and self.state.final
 
     @property
     def explanation(self) -> Condition | None:
         """The condition whose reason and sentence say why the job is in its state."""
-        if self.is_held_back:
-            return self.condition(ConditionType.ACCEPTED)
-        told = _EXPLAINED_BY.get(self.state) if self.state is not None else None
-        return None if told is None else self.condition(told)
-
-    @property
-    def is_held_back(self) -> bool:
-        """Whether nothing is done with the job, because the operator does not accept or understand it."""
-        accepted = self.condition(ConditionType.ACCEPTED)
-        return accepted is not None and accepted.status is ConditionStatus.FALSE
-
-    @property
-    def has_begun(self) -> bool:
-        """Whether a version of the operator has accepted the job, which it then runs to its end."""
-        return self.start_time is not None or (self.state is not None and not self.is_held_back)
+        return None if self.state is None else self.condition(_EXPLAINED_BY[self.state])
 
     def to_manifest(self) -> dict[str, Any]:
         """Return the status as the API server takes it: camelCase, and what is unknown left out."""

@@ -41,9 +41,6 @@ RETRY_AFTER_LIMIT_SECONDS = 60.0
 MERGE_PATCH = "application/merge-patch+json"
 APPLY_PATCH = "application/apply-patch+yaml"
 
-_WARNING = re.compile(r'\d{3} \S+ "((?:[^"\\]|\\.)*)"')
-"""One warning of a header, which may hold several: a code, who warns, and the sentence in quotes."""
-
 
 class TokenBucket:
     """Lets a burst through at once and what follows at a steady rate, in the order in which it came.
@@ -176,15 +173,13 @@ class ApiClient:
         manifest: Mapping[str, Any],
         *,
         field_validation: str | None = None,
-        warn: Callable[[str], None] | None = None,
     ) -> dict[str, Any]:
         """Create an object in the collection at `path`; return what the server made of it.
 
-        `field_validation` is what becomes of fields that it does not know: Strict, Warn or Ignore; `warn`
-        takes what it warns of.
+        `field_validation` is what becomes of fields that it does not know: Strict, Warn or Ignore.
         """
         params = {"fieldValidation": field_validation} if field_validation is not None else None
-        return await self._request("POST", path, params=params, body=manifest, warn=warn)
+        return await self._request("POST", path, params=params, body=manifest)
 
     async def replace(self, path: str, manifest: Mapping[str, Any]) -> dict[str, Any]:
         """Replace the object at `path`, under the resourceVersion in its metadata if there is one."""
@@ -272,7 +267,6 @@ class ApiClient:
         params: Mapping[str, str] | None = None,
         body: Mapping[str, Any] | None = None,
         content_type: str = "application/json",
-        warn: Callable[[str], None] | None = None,
     ) -> dict[str, Any]:
         data = None if body is None else _encode(body, content_type)
         if verb != "GET" and self._before_write is not None:
@@ -291,7 +285,6 @@ class ApiClient:
                 server_hostname=self._server_name,
             ) as response:
                 status, retry_after = response.status, response.headers.get("Retry-After", "")
-                warnings = response.headers.getall("Warning", ())
                 answer = await response.read()
         except (aiohttp.ClientError, TimeoutError) as error:
             why = str(error) or type(error).__name__
@@ -301,9 +294,6 @@ class ApiClient:
                 self._on_request(verb, _resource(path), status, time.monotonic() - started)
         if status >= 300:
             raise _error(status, answer, retry_after)
-        if warn is not None:
-            for told in _WARNING.finditer(", ".join(warnings)):
-                warn(re.sub(r"\\(.)", r"\1", told[1]))
         try:
             parsed: dict[str, Any] = orjson.loads(answer)
         except ValueError as error:  # a proxy answered, or the answer was cut off

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 from fleet_operator.api import FleetJob, FleetJobStatus, JobProgress, Role, read_job
 from fleet_operator.api.names import API_VERSION, KIND, PLURAL, pod_name, service_name
-from fleet_operator.api.status import STRICT
 from fleet_operator.build import ClusterHosts
 from fleet_operator.cluster import KEY_BYTES, ConflictError, Key
 from fleet_operator.kubernetes.client import ApiError
@@ -36,7 +35,7 @@ from fleet_operator.plan.model import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from fleet_operator.build import Hosts
     from fleet_operator.kubernetes.client import ApiClient
@@ -47,12 +46,10 @@ if TYPE_CHECKING:
     from fleet_operator.kubernetes.resources import Resource
     from fleet_operator.plan.model import Action, ObservedPod
 
-__all__ = ["WARN", "UnknownFields", "UnseenDeletions"]
+__all__ = ["KubernetesCluster", "UnseenDeletions", "metrics_readers"]
 
 UNSEEN_SECONDS = 5.0
 """How long a deletion may go unseen before the pod is believed to be there still."""
-
-WARN = "Warn"
 
 _NOT_THE_AUTHORS = (SERVICES, FEATURES["networkPolicies"].key)
 """What holds nothing that a job's author wrote: its refusal, in whatever words, is not the job's mistake."""
@@ -83,43 +80,6 @@ class UnseenDeletions:
     def __contains__(self, uid: str) -> bool:
         """Whether a pod was deleted so lately."""
         return self._until.get(uid, 0.0) > self._monotonic()
-
-
-class UnknownFields:
-    """Knows of which unknown fields people have been told, so that each is told once, not for each pod."""
-
-    def __init__(self) -> None:
-        self._told: dict[Key, set[str]] = {}
-
-    def tell(self, key: Key, shown: str, warnings: Iterable[str]) -> Event | None:
-        """Return what to tell of an object that was created, if it is anything new.
-
-        Parameters
-        ----------
-        key : Key
-            The job.
-        shown : str
-            The object, as ``Kind name``.
-        warnings : iterable of str
-            What the API server said about it; whatever is not about fields is nothing new.
-        """
-        told = self._told.get(key, set())
-        about = dict.fromkeys(
-            each for each in warnings if each.startswith(("unknown field", "duplicate field"))
-        )
-        news = [each for each in about if each not in told]
-        if not news:
-            return None
-        self._told[key] = told.union(news)
-        sentence = (
-            f"{shown}: {', '.join(news)}: the API server leaves out what it does not know, and this job"
-            " runs on without it; a new job with this template is refused"
-        )
-        return Event("Warning", "UnknownFields", sentence)
-
-    def forget(self, key: Key) -> None:
-        """Know nothing of a job any more."""
-        self._told.pop(key, None)
 
 
 class KubernetesCluster:
@@ -161,7 +121,6 @@ class KubernetesCluster:
         self._metrics_open = metrics_open
         self._progress = progress
         self._refusals = Refusals()
-        self._unknown_fields = UnknownFields()
         self._leaving = UnseenDeletions(monotonic)
         view.subscribe(self._tidy)
 
@@ -292,15 +251,11 @@ class KubernetesCluster:
         """Create an object; return whether it was not there."""
         key, name = Key.of(job), manifest["metadata"]["name"]
         before = self._refusals.last(key)
-        validation, warnings = None, list[str]()
-        if resource in _WRITTEN_BY_AUTHORS:
-            validation = STRICT if job.status.is_strict else WARN
         try:
             answer = await self._client.create(
                 collection(resource, key.namespace),
                 manifest,
-                field_validation=validation,
-                warn=warnings.append if validation == WARN else None,
+                field_validation="Strict" if resource in _WRITTEN_BY_AUTHORS else None,
             )
         except ApiError as error:
             if error.reason == "AlreadyExists":
@@ -319,8 +274,6 @@ class KubernetesCluster:
             raise
         self._refusals.created(key, before)
         self._view.owned.put(resource, answer)
-        if news := self._unknown_fields.tell(key, f"{KINDS[resource]} {name}", warnings):
-            await self.record(job, news)
         return True
 
     async def _delete_pod(self, job: FleetJob, action: DeletePod) -> None:
@@ -372,7 +325,6 @@ class KubernetesCluster:
     def _tidy(self, key: Key) -> None:
         if self._view.jobs.get(key) is None:
             self._refusals.forget(key)
-            self._unknown_fields.forget(key)
             self._view.owned.pods.let_go(key)  # they may go after their job
 
 

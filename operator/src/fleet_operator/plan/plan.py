@@ -23,7 +23,7 @@ from fleet_operator.plan.formats import some, stamp
 from fleet_operator.plan.model import Event, Plan
 from fleet_operator.plan.observe.context import is_resized, is_unseen, situation_of
 from fleet_operator.plan.observe.progress import trainers_with_non_finite
-from fleet_operator.plan.steps import clean_up, end_job, hold, hold_back, step, why_pending
+from fleet_operator.plan.steps import clean_up, end_job, hold, step, why_pending
 from fleet_operator.plan.tell.events import scaled_sentence
 from fleet_operator.plan.tell.reasons import given_back_sentence
 from fleet_operator.plan.tell.status import build_status
@@ -60,17 +60,6 @@ def plan(job: FleetJob, observed: Observed, now: datetime, hosts: Hosts) -> Plan
         The status, to be written before anything else (but for a job's first), the actions in their order,
         what to tell, and when to look again even if nothing happens.
     """
-    if job.is_held_back and job.metadata.deletion_timestamp is None and not job.managed_elsewhere:
-        return hold_back(job, now)
-    try:
-        return _decide(job, observed, now, hosts)
-    except Exception as error:
-        if not job.problems:
-            raise
-        return hold_back(job, now, f"with which it cannot run: {error}")  # this version refuses such values
-
-
-def _decide(job: FleetJob, observed: Observed, now: datetime, hosts: Hosts) -> Plan:
     situation = situation_of(job, observed, now, hosts)
     for decide in DECISIONS:
         if (decided := decide(situation)) is not None:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from fleet_operator.api import CleanPodPolicy, ConditionType, JobState, Role
 from fleet_operator.api.names import service_name
-from fleet_operator.api.status import STRICT
 from fleet_operator.plan.decide.creation import Creation, create_actions, creation_of, remove
 from fleet_operator.plan.decide.deletion import deletions
 from fleet_operator.plan.decide.quota import AGAIN, gives_back_at, is_pausing, with_quota
@@ -26,7 +25,7 @@ from fleet_operator.plan.decide.run_policy import (
 from fleet_operator.plan.formats import is_ahead, stamp
 from fleet_operator.plan.model import DeleteJob, DeleteService, Plan
 from fleet_operator.plan.observe.pods import is_active
-from fleet_operator.plan.tell.events import news, tell, too_late_sentence
+from fleet_operator.plan.tell.events import tell, too_late_sentence
 from fleet_operator.plan.tell.reasons import (
     advised,
     trouble,
@@ -35,18 +34,18 @@ from fleet_operator.plan.tell.reasons import (
     why_not_running,
     why_unended,
 )
-from fleet_operator.plan.tell.status import build_status, conditions, listed
+from fleet_operator.plan.tell.status import build_status
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from datetime import datetime
 
-    from fleet_operator.api import FleetJob, FleetJobStatus, LastFailure
+    from fleet_operator.api import FleetJobStatus, LastFailure
     from fleet_operator.plan.model import Action, Event
     from fleet_operator.plan.observe.context import Situation
     from fleet_operator.plan.tell.status import Told
 
-__all__ = ["ALL_CREATED", "clean_up", "end_job", "hold", "hold_back", "step", "why_pending"]
+__all__ = ["ALL_CREATED", "clean_up", "end_job", "hold", "step", "why_pending"]
 
 ALL_CREATED = (True, "PodsCreated", "the pods of all replicas are there")
 
@@ -229,37 +228,3 @@ def clean_up(situation: Situation, status: FleetJobStatus, events: tuple[Event, 
     leaving, further_looks = deletions(situation, (*situation.replicas.past, *cleaned))
     surplus = remove((each for each in situation.extras if each.after_end), situation.observed)
     return tell(situation, status, (*leaving, *surplus, *actions), events, (*looks, *further_looks))
-
-
-def hold_back(job: FleetJob, now: datetime, why: str | None = None) -> Plan:
-    """Leave a job and its pods as they are: nothing is created or deleted, and the status says why.
-
-    Parameters
-    ----------
-    job : FleetJob
-        The job, with its problems.
-    now : datetime
-        The time.
-    why : str, optional
-        What else is in the way.
-    """
-    before = job.status
-    sentence = (
-        f"{listed(job)}{f' ({why})' if why else ''}; this version of the operator leaves the job and its"
-        " pods as they are: correct the job, or run the version of the operator that the definition of"
-        " FleetJobs belongs to"
-    )
-    told = dict.fromkeys([ConditionType.ACCEPTED], (False, "NotAccepted", sentence))
-    if before.state is None:
-        told |= dict.fromkeys(
-            [ConditionType.PODS_CREATED, ConditionType.RUNNING], (False, "NotAccepted", sentence)
-        )
-    status = before.model_copy(
-        update={
-            "observed_generation": job.metadata.generation,
-            "state": before.state or JobState.PENDING,
-            "field_validation": STRICT if before.is_strict else before.field_validation,
-            "conditions": conditions(before, told, generation=job.metadata.generation, now=now),
-        }
-    )
-    return Plan(status=status, events=news(before, status), urgent=status != before)

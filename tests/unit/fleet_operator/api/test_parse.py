@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from fleet_operator.api import FailureAction, Role, parse_job
+from fleet_operator.api import FailureAction, Role, parse_job, read_job
 from fleet_operator.errors import InvalidJob, Problem
 from tests.support import jobs
+from tests.support.manifests import at
 
 
 def problems_of(document: Any) -> tuple[Problem, ...]:
@@ -166,3 +167,73 @@ def test_a_role_that_a_job_has_not_is_a_clear_error():
     assert job.replicas(Role.PSERVER) == 0
     with pytest.raises(LookupError, match="FleetJob digits has no pserver: its mode is Collective"):
         job.port(Role.PSERVER)
+
+
+CONDITION = {"status": "True", "reason": "Said", "lastTransitionTime": "2026-11-22T12:00:00Z"}
+
+
+def stored(*, uid: str = "u", generation: int = 1, servers: int = 2, **status: object) -> dict[str, Any]:
+    document = jobs.manifest(pserver={"replicas": servers}) | {"status": status}
+    document["metadata"] |= {"uid": uid, "generation": generation, "managedFields": [{"manager": "kubectl"}]}
+    return document
+
+
+def test_the_spec_is_read_once_for_each_generation():
+    known = read_job(stored(state="Pending"))
+    again = read_job(stored(state="Running", servers=3), known)
+    assert again.spec is known.spec
+    assert again == known.with_status(again.status)
+    assert again.status.state == "Running"
+    for changed in (stored(generation=2, servers=3), stored(uid="another", servers=3)):
+        assert read_job(changed, known).replicas(Role.PSERVER) == 3
+
+
+def test_a_valid_job_is_read_as_it_is_parsed():
+    for document in jobs.VALID.values():
+        assert read_job(document) == parse_job(document)
+
+
+def test_fields_of_a_newer_definition_are_left_out():
+    document = jobs.manifest(runPolicy={"backoffLimit": 3, "mood": "calm"})
+    document["spec"] |= {"colour": "red", "trainer": {"replicas": 2, "shape": {"round": True}}}
+    before = copy.deepcopy(document)
+    job = read_job(document)
+    assert (job.spec.run_policy.backoff_limit, job.spec.trainer.replicas) == (3, 2)
+    assert document == before
+    known = jobs.manifest(runPolicy={"backoffLimit": 3}, trainer={"replicas": 2})
+    assert job == read_job(known)
+    assert (
+        job.template(Role.TRAINER).spec.to_manifest()
+        == parse_job(known).template(Role.TRAINER).spec.to_manifest()
+    )
+
+
+@pytest.mark.parametrize(
+    ("document", "path"),
+    [
+        pytest.param(at("spec.trainer", 5), "spec.trainer", id="another-shape"),
+        pytest.param(at("spec.mode", ...), "spec.mode", id="a-field-that-is-missing"),
+        pytest.param(jobs.manifest() | {"status": {"restarts": "some"}}, "status.restarts", id="a-memory"),
+        pytest.param(jobs.manifest() | {"status": "running"}, "status", id="a-status-that-is-text"),
+    ],
+)
+def test_what_has_not_the_shape_of_a_job_is_told(document, path):
+    document["spec"]["colour"] = "red"
+    with pytest.raises(InvalidJob) as caught:
+        read_job(document)
+    assert [problem.path for problem in caught.value.problems] == [path]
+
+
+def test_what_a_newer_build_noted_in_a_status_is_written_back():
+    status: dict[str, Any] = {
+        "state": "Running",
+        "conditions": [CONDITION | {"type": "Evaluated", "score": "0.9"}, CONDITION | {"type": "Running"}],
+        "evaluations": [{"step": 5}],
+        "roles": [{"role": "trainer", "replicas": 2, "paused": "0-1"}],
+    }
+    job = read_job(jobs.manifest() | {"status": status})
+    written = job.status.to_manifest()
+    assert written["evaluations"] == status["evaluations"]
+    assert written["conditions"] == [condition | {"message": ""} for condition in status["conditions"]]
+    assert {name: written["roles"][0][name] for name in status["roles"][0]} == status["roles"][0]
+    assert read_job(jobs.manifest() | {"status": written}) == job

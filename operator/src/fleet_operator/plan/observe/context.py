@@ -165,19 +165,10 @@ def key_of_life(pods: Iterable[ObservedPod], life: int, new: str | None) -> tupl
     life : int
         How often the whole job was started before.
     new : str or None
-        What a life gets that has no pods.
-
-    Returns
-    -------
-    key : str or None
-        None where the pods were made without one, by an operator of an earlier version: those that take
-        their places must reach the others.
-    is_new : bool
+        What a life gets that has none, if the operator has one for it.
     """
-    of_life = [pod for pod in pods if pod.attempt.job == life]
-    if not of_life:
-        return new, new is not None
-    return next((pod.key for pod in of_life if pod.key is not None), None), False
+    known = next((pod.key for pod in pods if pod.attempt.job == life and pod.key is not None), None)
+    return (new, new is not None) if known is None else (known, False)
 
 
 def situation_of(job: FleetJob, observed: Observed, now: datetime, hosts: Hosts) -> Situation:

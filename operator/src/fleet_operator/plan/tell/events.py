@@ -31,7 +31,6 @@ _BECOMES_TRUE: dict[str, tuple[str, str]] = {
 
 # Reasons that a person is warned of when they are told for the first time.
 _WARNINGS: dict[str, tuple[str, ...]] = {
-    ConditionType.ACCEPTED: ("AcceptedBefore", "NotAccepted"),
     ConditionType.PODS_CREATED: ("NameTaken", "FeatureDisabled"),
     ConditionType.RUNNING: ("NodeNotReady",),
 }

@@ -14,7 +14,6 @@ from fleet_operator.api import (
     RoleStatus,
 )
 from fleet_operator.api.names import LABEL_JOB_NAME, LABEL_ROLE
-from fleet_operator.api.status import STRICT
 from fleet_operator.plan.formats import format_indexes, stamp
 from fleet_operator.plan.observe.pods import has_failed, is_active
 from fleet_operator.plan.observe.progress import progress_of
@@ -23,33 +22,15 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from datetime import datetime
 
-    from fleet_operator.api import FleetJob, LastFailure
+    from fleet_operator.api import LastFailure
     from fleet_operator.plan.observe.context import Situation
 
-__all__ = ["Told", "accepted", "build_status", "conditions", "listed", "only_counts_differ"]
+__all__ = ["Told", "build_status", "conditions", "only_counts_differ"]
 
 Told = tuple[bool, str, str]  # whether a condition holds, its reason, its sentence
 
 _ON_THE_WAY = frozenset({"Creating", "GangWaiting", "PodsCreated", "Starting"})
 """Reasons that follow one another within moments if all goes well: one write tells of the last."""
-
-
-def accepted(job: FleetJob) -> dict[ConditionType, Told]:
-    """Return what is told of a job that runs; of one with which all is and was well that is nothing."""
-    if job.problems and not job.status.finished:
-        sentence = (
-            f"the job runs on, though this version of the operator would refuse it: {listed(job)}; correct"
-            " this before the job is created again"
-        )
-        return {ConditionType.ACCEPTED: (True, "AcceptedBefore", sentence)}
-    if job.status.finished or job.status.condition(ConditionType.ACCEPTED) is None:
-        return {}
-    return {ConditionType.ACCEPTED: (True, "Accepted", "this version of the operator has no objections")}
-
-
-def listed(job: FleetJob) -> str:
-    """Return a job's problems in one line."""
-    return "; ".join(str(problem) for problem in job.problems)
 
 
 def conditions(
@@ -60,7 +41,7 @@ def conditions(
     Parameters
     ----------
     before : FleetJobStatus
-        The last status. What is not told anew stays; what this version does not know comes last.
+        The last status. What is not told anew stays; what somebody else has told comes last.
     told : mapping
         What is known at this moment.
     generation : int
@@ -100,7 +81,7 @@ def build_status(
     start: datetime | None = None,
     completion: datetime | None = None,
 ) -> FleetJobStatus:
-    """Return the job's next status; fields of another version stay in it as they were.
+    """Return the job's next status; fields that this build does not know stay in it as they were.
 
     Parameters
     ----------
@@ -122,9 +103,7 @@ def build_status(
     return FleetJobStatus(
         observed_generation=job.metadata.generation,
         state=state,
-        conditions=conditions(
-            before, {**accepted(job), **told}, generation=job.metadata.generation, now=situation.now
-        ),
+        conditions=conditions(before, told, generation=job.metadata.generation, now=situation.now),
         pservers=f"{up[Role.PSERVER]}/{job.replicas(Role.PSERVER)}" if Role.PSERVER in up else None,
         trainers=f"{up[Role.TRAINER]}/{job.replicas(Role.TRAINER)}",
         trainer_replicas=next(each.active for each in roles if each.role == Role.TRAINER),
@@ -142,7 +121,6 @@ def build_status(
         last_failure=last_failure or before.last_failure,
         progress=progress_of(situation, state),
         roles=roles + others,
-        field_validation=STRICT if before.is_strict else before.field_validation,
         **before.extras,
     )
 

@@ -61,12 +61,6 @@ def test_every_pod_of_a_life_has_the_key_of_those_that_are_there(pods: list[Obse
     assert not any(action.brings_key for action in actions)
 
 
-def test_a_job_that_was_started_without_a_key_goes_on_without():
-    actions = created(jobs.job(jobs.manifest(startupPolicy="AnyOrder")), pserver(0), pserver(1), trainer(1))
-    assert keys(actions) == {None}
-    assert not actions[0].brings_key
-
-
 def test_another_life_has_another_key():
     before, now = pserver(0, "0.0", key=OURS), pserver(0, "1.0", key=NEW)
     assert key_of_life([before], 1, NEW) == (NEW, True)
