@@ -46,8 +46,6 @@ if TYPE_CHECKING:
     from fleet_operator.kubernetes.resources import Resource
     from fleet_operator.plan.model import Action, ObservedPod
 
-__all__ = ["KubernetesCluster", "UnseenDeletions", "metrics_readers"]
-
 UNSEEN_SECONDS = 5.0
 """How long a deletion may go unseen before the pod is believed to be there still."""
 
@@ -56,30 +54,6 @@ _NOT_THE_AUTHORS = (SERVICES, FEATURES["networkPolicies"].key)
 
 _WRITTEN_BY_AUTHORS = (PODS, FEATURES["checkpointClaims"].key)
 """What is made from a template in which a field may be misspelt."""
-
-
-class UnseenDeletions:
-    """The uids of pods that we have deleted and may see for a while as if we had not.
-
-    Parameters
-    ----------
-    monotonic : callable
-        Seconds that only grow.
-    """
-
-    def __init__(self, monotonic: Callable[[], float]) -> None:
-        self._monotonic = monotonic
-        self._until: dict[str, float] = {}
-
-    def add(self, uid: str) -> None:
-        """Note that a pod was deleted just now."""
-        now = self._monotonic()
-        self._until = {each: until for each, until in self._until.items() if until > now}
-        self._until[uid] = now + UNSEEN_SECONDS
-
-    def __contains__(self, uid: str) -> bool:
-        """Whether a pod was deleted so lately."""
-        return self._until.get(uid, 0.0) > self._monotonic()
 
 
 class KubernetesCluster:
@@ -368,3 +342,27 @@ def _is_left_over(entry: Entry[Any], job: FleetJob) -> bool:
 
 def _job_path(job: FleetJob) -> str:
     return f"{collection(PLURAL, job.metadata.namespace)}/{job.metadata.name}"
+
+
+class UnseenDeletions:
+    """The uids of pods that we have deleted and may see for a while as if we had not.
+
+    Parameters
+    ----------
+    monotonic : callable
+        Seconds that only grow.
+    """
+
+    def __init__(self, monotonic: Callable[[], float]) -> None:
+        self._monotonic = monotonic
+        self._until: dict[str, float] = {}
+
+    def add(self, uid: str) -> None:
+        """Note that a pod was deleted just now."""
+        now = self._monotonic()
+        self._until = {each: until for each, until in self._until.items() if until > now}
+        self._until[uid] = now + UNSEEN_SECONDS
+
+    def __contains__(self, uid: str) -> bool:
+        """Whether a pod was deleted so lately."""
+        return self._until.get(uid, 0.0) > self._monotonic()

@@ -19,8 +19,6 @@ from fleet_operator.cluster import Key
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
-__all__ = ["Cache"]
-
 T = TypeVar("T")
 
 REMEMBERED_DEAD = 10_000

@@ -58,32 +58,6 @@ _NO_ANSWER = frozenset({0, 429, 503, 504})
 """Statuses by which a server says nothing about what was asked."""
 
 
-class Failing:
-    """One thing that is tried again and again.
-
-    Parameters
-    ----------
-    monotonic : callable
-        Seconds that only grow.
-    """
-
-    def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
-        self._monotonic = monotonic
-        self._since: float | None = None
-
-    def tried(self, *, went_well: bool) -> None:
-        """Note how a try has ended."""
-        if went_well:
-            self._since = None
-        elif self._since is None:
-            self._since = self._monotonic()
-
-    @property
-    def seconds(self) -> float:
-        """For how long no try has gone well, from the first that did not; 0 if the last one did."""
-        return 0.0 if self._since is None else self._monotonic() - self._since
-
-
 class ExpiredError(Exception):
     """The server no longer knows the place in its history from which we want to go on."""
 
@@ -359,3 +333,29 @@ class Scope:
         yield PLURAL, max(self._listing.seconds, self._noticing.seconds)
         for resource, watch in (*self.owned.items(), *self.extras.items()):
             yield resource, watch.failing.seconds
+
+
+class Failing:
+    """One thing that is tried again and again.
+
+    Parameters
+    ----------
+    monotonic : callable
+        Seconds that only grow.
+    """
+
+    def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._monotonic = monotonic
+        self._since: float | None = None
+
+    def tried(self, *, went_well: bool) -> None:
+        """Note how a try has ended."""
+        if went_well:
+            self._since = None
+        elif self._since is None:
+            self._since = self._monotonic()
+
+    @property
+    def seconds(self) -> float:
+        """For how long no try has gone well, from the first that did not; 0 if the last one did."""
+        return 0.0 if self._since is None else self._monotonic() - self._since

@@ -21,7 +21,7 @@ from fleet_operator.plan.decide.run_policy import (
 )
 from fleet_operator.plan.formats import some, stamp
 from fleet_operator.plan.model import Event, Plan
-from fleet_operator.plan.observe.context import is_resized, is_unseen, situation_of
+from fleet_operator.plan.observe.context import context_of, is_resized, is_unseen
 from fleet_operator.plan.observe.progress import trainers_with_non_finite
 from fleet_operator.plan.steps import clean_up, end_job, hold, step, why_pending
 from fleet_operator.plan.tell.events import scaled_sentence
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from fleet_operator.build import Hosts
     from fleet_operator.plan.model import Observed
     from fleet_operator.plan.observe.attempts import Ledger
-    from fleet_operator.plan.observe.context import Situation
+    from fleet_operator.plan.observe.context import Context
 
 __all__ = ["plan"]
 
@@ -60,45 +60,45 @@ def plan(job: FleetJob, observed: Observed, now: datetime, hosts: Hosts) -> Plan
         The status, to be written before anything else (but for a job's first), the actions in their order,
         what to tell, and when to look again even if nothing happens.
     """
-    situation = situation_of(job, observed, now, hosts)
+    context = context_of(job, observed, now, hosts)
     for decide in DECISIONS:
-        if (decided := decide(situation)) is not None:
+        if (decided := decide(context)) is not None:
             return decided
-    return step(situation)
+    return step(context)
 
 
-def being_deleted(situation: Situation) -> Plan | None:
+def being_deleted(context: Context) -> Plan | None:
     """Leave a job that is being deleted alone: what it owns goes with it."""
-    if situation.job.metadata.deletion_timestamp is None:
+    if context.job.metadata.deletion_timestamp is None:
         return None
-    return Plan(status=situation.job.status, urgent=False)
+    return Plan(status=context.job.status, urgent=False)
 
 
-def managed_elsewhere(situation: Situation) -> Plan | None:
+def managed_elsewhere(context: Context) -> Plan | None:
     """Leave a job that another controller takes care of alone: no pod, no status, no event."""
-    return Plan(status=situation.job.status, urgent=False) if situation.job.managed_elsewhere else None
+    return Plan(status=context.job.status, urgent=False) if context.job.managed_elsewhere else None
 
 
-def finished(situation: Situation) -> Plan | None:
+def finished(context: Context) -> Plan | None:
     """Clean up after a job that has succeeded or failed; nothing leads out of these states."""
-    before = situation.job.status
+    before = context.job.status
     if before.state is None or not before.finished:
         return None
     status = build_status(
-        situation, before.state, {}, start=before.start_time, completion=before.completion_time
+        context, before.state, {}, start=before.start_time, completion=before.completion_time
     )
-    return clean_up(situation, status)
+    return clean_up(context, status)
 
 
-def succeeded(situation: Situation) -> Plan | None:
+def succeeded(context: Context) -> Plan | None:
     """Succeed once the trainers that successPolicy asks for have completed, of the number that is wanted."""
-    policy, wanted = situation.job.spec.success_policy, situation.job.replicas(Role.TRAINER)
-    resized = is_resized(before=situation.job.status.role(Role.TRAINER).replicas, wanted=wanted)
-    if resized and not situation.job.elastic:
+    policy, wanted = context.job.spec.success_policy, context.job.replicas(Role.TRAINER)
+    resized = is_resized(before=context.job.status.role(Role.TRAINER).replicas, wanted=wanted)
+    if resized and not context.job.elastic:
         return None
-    replicas = situation.replicas
+    replicas = context.replicas
     number = sum(each.role is Role.TRAINER for each in replicas.wanted)
-    completed = situation.completed(Role.TRAINER)
+    completed = context.completed(Role.TRAINER)
     if not is_satisfied(policy, replicas=number, succeeded=completed):
         return None
     late = [each.index for each in replicas.late]
@@ -106,74 +106,74 @@ def succeeded(situation: Situation) -> Plan | None:
     sentence = success_sentence(
         policy, replicas=number, succeeded=completed, late=late, non_finite=non_finite
     )
-    return end_job(situation, JobState.SUCCEEDED, "TrainersCompleted", sentence)
+    return end_job(context, JobState.SUCCEEDED, "TrainersCompleted", sentence)
 
 
-def rejected(situation: Situation) -> Plan | None:
+def rejected(context: Context) -> Plan | None:
     """Fail a job of which the API server refuses a part for good: the next try would be answered the same."""
-    if situation.observed.rejected is None:
+    if context.observed.rejected is None:
         return None
-    sentence = f"the API server refuses a part of this job: {situation.observed.rejected}"
-    return end_job(situation, JobState.FAILED, FailReason.POD_REJECTED, sentence)
+    sentence = f"the API server refuses a part of this job: {context.observed.rejected}"
+    return end_job(context, JobState.FAILED, FailReason.POD_REJECTED, sentence)
 
 
-def overdue(situation: Situation) -> Plan | None:
+def overdue(context: Context) -> Plan | None:
     """Fail a job that takes longer than activeDeadlineSeconds."""
-    seconds = situation.job.spec.run_policy.active_deadline_seconds
-    end = deadline(situation.job.status.start_time, seconds)
-    if end is None or situation.now < end:
+    seconds = context.job.spec.run_policy.active_deadline_seconds
+    end = deadline(context.job.status.start_time, seconds)
+    if end is None or context.now < end:
         return None
     sentence = f"the job has not finished within runPolicy.activeDeadlineSeconds, {seconds} s"
-    return end_job(situation, JobState.FAILED, FailReason.DEADLINE_EXCEEDED, sentence)
+    return end_job(context, JobState.FAILED, FailReason.DEADLINE_EXCEEDED, sentence)
 
 
-def suspended(situation: Situation) -> Plan | None:
+def suspended(context: Context) -> Plan | None:
     """Hold a job while runPolicy.suspend is true; it starts anew, or from its checkpoint, when resumed."""
-    if not situation.job.spec.run_policy.suspend:
+    if not context.job.spec.run_policy.suspend:
         return None
-    if situation.ledger.has_begun:
-        situation = situation.with_ledger(situation.ledger.with_new_life())
-    return hold(situation)
+    if context.ledger.has_begun:
+        context = context.with_ledger(context.ledger.with_new_life())
+    return hold(context)
 
 
-def resized(situation: Situation) -> Plan | None:
+def resized(context: Context) -> Plan | None:
     """Start a job anew when another number of trainers is wanted: its replicas were told the old one.
 
     So was its PodGroup, and so were pods that nobody has seen yet; but where no pod has been seen, it is not
     told as a restart. In an elastic job that number is not theirs to share.
     """
-    job, ledger = situation.job, situation.ledger
+    job, ledger = context.job, context.ledger
     if job.elastic:
         return None
     before, wanted = job.status.role(Role.TRAINER).replicas, job.replicas(Role.TRAINER)
     if not is_resized(before=before, wanted=wanted):
         return None
-    situation = situation.with_ledger(ledger.with_new_life())
+    context = context.with_ledger(ledger.with_new_life())
     if not ledger.has_begun:
-        return step(situation)
+        return step(context)
     sentence = scaled_sentence(before=before, wanted=wanted)
-    return step(situation, {ConditionType.RESTARTING: (True, "Scaled", sentence)})
+    return step(context, {ConditionType.RESTARTING: (True, "Scaled", sentence)})
 
 
-def failed(situation: Situation) -> Plan | None:
+def failed(context: Context) -> Plan | None:
     """Answer failed replicas as failurePolicy says: fail the job, restart it, or restart them.
 
     What only follows from a failure does not take its place in the status: by its time is known what belongs
     to the same incident. A restart of the whole job closes the incident for all replicas.
     """
-    failures = find_failures(situation)
+    failures = find_failures(context)
     if not failures:
         return None
-    job, ledger = situation.job, situation.ledger
-    lost = loses_parameters(situation, failures)
+    job, ledger = context.job, context.ledger
+    lost = loses_parameters(context, failures)
     verdict = judge(
         job.failure_action,
         failures,
         rules=job.spec.failure_policy.rules,
         counted_before=ledger.failures,
         limit=job.spec.run_policy.backoff_limit,
-        incident=ledger.failed_in_incident(situation.now),
-        together=job.starts_together or bool(situation.completed(Role.PSERVER)) or lost,
+        incident=ledger.failed_in_incident(context.now),
+        together=job.starts_together or bool(context.completed(Role.PSERVER)) or lost,
         group=job.gang is Gang.KUEUE or lost,
     )
     cause = verdict.cause.told
@@ -182,92 +182,92 @@ def failed(situation: Situation) -> Plan | None:
     events = tuple(Event("Warning", failure.event, failure.told.message) for failure in failures)
     failed_now = {*verdict.own, *(each.replica for each in failures if each.follows and each.by_peer)}
     if verdict.own and isinstance(verdict, RestartJob):  # each is started again: its next failure counts
-        failed_now |= set(situation.replicas.wanted)
-    ledger = ledger.with_failures(verdict.counted, failed_now, situation.now).with_refused(
+        failed_now |= set(context.replicas.wanted)
+    ledger = ledger.with_failures(verdict.counted, failed_now, context.now).with_refused(
         (each.replica for each in failures if each.unadmitted),
-        ran=filter(situation.replicas.has_run, situation.replicas.wanted),
+        ran=filter(context.replicas.has_run, context.replicas.wanted),
     )
     if isinstance(verdict, FailJob):
-        situation = situation.with_ledger(ledger)
+        context = context.with_ledger(ledger)
         return end_job(
-            situation, JobState.FAILED, verdict.reason, verdict.sentence, last_failure=told, events=events
+            context, JobState.FAILED, verdict.reason, verdict.sentence, last_failure=told, events=events
         )
     if isinstance(verdict, RestartJob):
         unseen = all(VANISHED in failure.reasons for failure in failures)
         fails = any(each.prolongs_pause for each in failures)
-        ledger = _job_restarted(situation, ledger, fails=fails, unseen=unseen)
+        ledger = _job_restarted(context, ledger, fails=fails, unseen=unseen)
         why = "its parameters are lost, so " if lost else ""
         restarting = (True, vanished or "JobRestarting", f"{cause.message}; {why}all replicas start anew")
     else:
         failing = {each.replica for each in failures if each.prolongs_pause}
         for replica in verdict.replicas:
-            ran = situation.replicas.time_run(replica, situation.now)
+            ran = context.replicas.time_run(replica, context.now)
             before = ledger.failures_in_a_row_of(replica)
             in_a_row, pause = next_pause(before, fails=replica in failing, ran=ran)
             ledger = ledger.with_replica_restart(
                 replica,
-                stamp(situation.now + pause),
+                stamp(context.now + pause),
                 failures_in_a_row=in_a_row,
-                unseen=is_unseen(situation, replica),
+                unseen=is_unseen(context, replica),
             )
         restarting = (True, vanished or "ReplicaRestarting", f"{cause.message}; it is started again")
-    situation = situation.with_ledger(ledger)
-    return step(situation, {ConditionType.RESTARTING: restarting}, last_failure=told, events=events)
+    context = context.with_ledger(ledger)
+    return step(context, {ConditionType.RESTARTING: restarting}, last_failure=told, events=events)
 
 
-def stranded(situation: Situation) -> Plan | None:
+def stranded(context: Context) -> Plan | None:
     """Start a job anew whose trainers failed when they were done: alone they would find no servers.
 
     Their failures have been told and counted when they were seen, which was before the servers' end was.
     """
-    if not situation.replicas.stranded:
+    if not context.replicas.stranded:
         return None
-    ledger = _job_restarted(situation, situation.ledger, fails=True)
-    names = some([situation.replicas.name_of(each) for each in situation.replicas.stranded])
+    ledger = _job_restarted(context, context.ledger, fails=True)
+    names = some([context.replicas.name_of(each) for each in context.replicas.stranded])
     sentence = f"{names} is started again, but parameter servers have completed; all replicas start anew"
-    situation, events = situation.with_ledger(ledger), (Event("Warning", "JobRestarting", sentence),)
-    return step(situation, {ConditionType.RESTARTING: (True, "JobRestarting", sentence)}, events=events)
+    context, events = context.with_ledger(ledger), (Event("Warning", "JobRestarting", sentence),)
+    return step(context, {ConditionType.RESTARTING: (True, "JobRestarting", sentence)}, events=events)
 
 
-def _job_restarted(situation: Situation, ledger: Ledger, *, fails: bool, unseen: bool = False) -> Ledger:
+def _job_restarted(context: Context, ledger: Ledger, *, fails: bool, unseen: bool = False) -> Ledger:
     """Return the ledger with the whole job started anew, after a pause that grows with its failures."""
-    times = (situation.replicas.time_run(each, situation.now) for each in situation.replicas.wanted)
+    times = (context.replicas.time_run(each, context.now) for each in context.replicas.wanted)
     longest = max((each for each in times if each is not None), default=None)
     in_a_row, pause = next_pause(ledger.failures_in_a_row, fails=fails, ran=longest)
-    not_before = stamp(situation.now + pause)
+    not_before = stamp(context.now + pause)
     return ledger.with_job_restart(not_before, failures_in_a_row=in_a_row, unseen=unseen)
 
 
-def stuck(situation: Situation) -> Plan | None:
+def stuck(context: Context) -> Plan | None:
     """Fail a job whose replicas do not all run within pendingDeadlineSeconds, with what they wait for.
 
     An elastic job needs only enough of them. What runs now counts, not what the status says of before.
     """
-    seconds = situation.job.spec.run_policy.pending_deadline_seconds
-    end = pending_deadline(pending_since(situation.job.status), seconds)
-    if end is None or situation.now < end or situation.all_up or situation.enough_up:
+    seconds = context.job.spec.run_policy.pending_deadline_seconds
+    end = pending_deadline(pending_since(context.job.status), seconds)
+    if end is None or context.now < end or context.all_up or context.enough_up:
         return None
-    reason, why, pod = why_pending(situation)
+    reason, why, pod = why_pending(context)
     sentence = f"not all replicas ran within runPolicy.pendingDeadlineSeconds, {seconds} s: {why}"
-    failure = LastFailure(pod=pod, reason=reason, message=sentence, time=stamp(situation.now))
+    failure = LastFailure(pod=pod, reason=reason, message=sentence, time=stamp(context.now))
     return end_job(
-        situation, JobState.FAILED, FailReason.PENDING_DEADLINE_EXCEEDED, sentence, last_failure=failure
+        context, JobState.FAILED, FailReason.PENDING_DEADLINE_EXCEEDED, sentence, last_failure=failure
     )
 
 
-def short_of_quota(situation: Situation) -> Plan | None:
+def short_of_quota(context: Context) -> Plan | None:
     """Give back the pods of a job that a quota keeps from having all of them, so that another may run.
 
     That is no restart and no failure: none of them has trained.
     """
-    situation = with_quota(situation)
-    due = gives_back_at(situation)
-    if due is None or situation.now < due:
+    context = with_quota(context)
+    due = gives_back_at(context)
+    if due is None or context.now < due:
         return None
-    held = [pod.name for pod in situation.replicas.present.values()]
-    situation = with_pods_given_back(situation)
-    sentence = f"{some(held)}: {given_back_sentence(situation)}"
-    return step(situation, events=(Event("Warning", "QuotaBackOff", sentence),))
+    held = [pod.name for pod in context.replicas.present.values()]
+    context = with_pods_given_back(context)
+    sentence = f"{some(held)}: {given_back_sentence(context)}"
+    return step(context, events=(Event("Warning", "QuotaBackOff", sentence),))
 
 
 DECISIONS = (

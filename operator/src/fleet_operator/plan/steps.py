@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
     from fleet_operator.api import FleetJobStatus, LastFailure
     from fleet_operator.plan.model import Action, Event
-    from fleet_operator.plan.observe.context import Situation
+    from fleet_operator.plan.observe.context import Context
     from fleet_operator.plan.tell.status import Told
 
 __all__ = ["ALL_CREATED", "clean_up", "end_job", "hold", "step", "why_pending"]
@@ -51,7 +51,7 @@ ALL_CREATED = (True, "PodsCreated", "the pods of all replicas are there")
 
 
 def step(
-    situation: Situation,
+    context: Context,
     told: Mapping[ConditionType, Told] | None = None,
     *,
     last_failure: LastFailure | None = None,
@@ -61,7 +61,7 @@ def step(
 
     Parameters
     ----------
-    situation : Situation
+    context : Context
         The moment, with the ledger as it is to be remembered.
     told : mapping, optional
         Conditions that the decision before has changed.
@@ -70,98 +70,98 @@ def step(
     events : tuple of Event
         What it wants to be told.
     """
-    situation = with_quota(situation)
-    before, policy = situation.job.status, situation.job.spec.run_policy
-    told = {**_conditions_of_suspension(situation), **(told or {})}
+    context = with_quota(context)
+    before, policy = context.job.status, context.job.spec.run_policy
+    told = {**_conditions_of_suspension(context), **(told or {})}
     restarting = ConditionType.RESTARTING in told or before.is_true(ConditionType.RESTARTING)
-    creation = creation_of(situation)
-    over = situation.all_up or (situation.enough_up and not _is_pausing(situation, creation))
-    told |= _progress(situation, creation, restarted=restarting and over)
+    creation = creation_of(context)
+    over = context.all_up or (context.enough_up and not _is_pausing(context, creation))
+    told |= _progress(context, creation, restarted=restarting and over)
     waiting_state = JobState.RESTARTING if restarting else JobState.PENDING
-    runs = over or (situation.enough_up and not restarting)
+    runs = over or (context.enough_up and not restarting)
     state = JobState.RUNNING if runs else waiting_state
-    start = before.start_time or stamp(situation.now)
-    status = build_status(situation, state, told, last_failure=last_failure, start=start)
-    leaving, looks = deletions(situation, situation.replicas.past)
-    looks += [situation.ledger.not_before_of(replica) for replica in creation.backed_off]
-    looks += situation.silent_nodes.values()
-    if (gives_back := gives_back_at(situation)) is not None:
-        looks += [gives_back, situation.now + AGAIN]
-    if is_pausing(situation) and situation.ledger.quota is not None:
-        looks.append(situation.ledger.quota.not_before)
+    start = before.start_time or stamp(context.now)
+    status = build_status(context, state, told, last_failure=last_failure, start=start)
+    leaving, looks = deletions(context, context.replicas.past)
+    looks += [context.ledger.not_before_of(replica) for replica in creation.backed_off]
+    looks += context.silent_nodes.values()
+    if (gives_back := gives_back_at(context)) is not None:
+        looks += [gives_back, context.now + AGAIN]
+    if is_pausing(context) and context.ledger.quota is not None:
+        looks.append(context.ledger.quota.not_before)
     looks.append(deadline(start, policy.active_deadline_seconds))
     looks.append(pending_deadline(pending_since(status), policy.pending_deadline_seconds))
-    surplus = remove(situation.extras, situation.observed)
-    actions = (*leaving, *surplus, *create_actions(situation, creation.due))
-    return tell(situation, status, actions, events, looks)
+    surplus = remove(context.extras, context.observed)
+    actions = (*leaving, *surplus, *create_actions(context, creation.due))
+    return tell(context, status, actions, events, looks)
 
 
-def why_pending(situation: Situation) -> tuple[str, str, str | None]:
+def why_pending(context: Context) -> tuple[str, str, str | None]:
     """Return why not all replicas run, in a word and a sentence, and the pod that says so, if one does."""
-    creation = creation_of(situation)
-    not_created = why_not_created(situation, backed_off=creation.backed_off, gated=creation.gated)
-    waiting = why_not_running(situation, not_created)
-    pod = None if waiting is not_created else trouble(situation)
+    creation = creation_of(context)
+    not_created = why_not_created(context, backed_off=creation.backed_off, gated=creation.gated)
+    waiting = why_not_running(context, not_created)
+    pod = None if waiting is not_created else trouble(context)
     return *waiting, pod.name if pod else None
 
 
-def hold(situation: Situation) -> Plan:
+def hold(context: Context) -> Plan:
     """Let no pod of the job run while it is suspended."""
     sentence = "runPolicy.suspend is true"
-    pods = (*situation.replicas.past, *situation.replicas.present.values())
-    stays = why_unended(situation, pods)
+    pods = (*context.replicas.past, *context.replicas.present.values())
+    stays = why_unended(context, pods)
     held = stays.sentence if stays is not None else "no pod of this job runs until it is false"
     told: dict[ConditionType, Told] = {
         ConditionType.PODS_CREATED: (False, "Suspended", sentence),
         ConditionType.RUNNING: (False, "Suspended", sentence),
         ConditionType.SUSPENDED: (True, "Suspended", f"{sentence}: {held}"),
     }
-    if situation.job.status.is_true(ConditionType.RESTARTING):
+    if context.job.status.is_true(ConditionType.RESTARTING):
         told[ConditionType.RESTARTING] = (False, "Suspended", sentence)
-    leaving, looks = deletions(situation, pods)
-    surplus = remove((each for each in situation.extras if each.while_held), situation.observed)
-    status = build_status(situation, JobState.SUSPENDED, told)
-    return tell(situation, status, (*leaving, *surplus), (), looks)
+    leaving, looks = deletions(context, pods)
+    surplus = remove((each for each in context.extras if each.while_held), context.observed)
+    status = build_status(context, JobState.SUSPENDED, told)
+    return tell(context, status, (*leaving, *surplus), (), looks)
 
 
-def _is_pausing(situation: Situation, creation: Creation) -> bool:
+def _is_pausing(context: Context, creation: Creation) -> bool:
     """Whether a replica is between two lives: its pod is still to go, or the next may not come yet."""
-    replicas = situation.replicas
+    replicas = context.replicas
     leaving = {pod.name for pod in replicas.past}
     return bool(creation.backed_off) or any(replicas.name_of(each) in leaving for each in replicas.missing)
 
 
-def _progress(situation: Situation, creation: Creation, *, restarted: bool) -> dict[ConditionType, Told]:
+def _progress(context: Context, creation: Creation, *, restarted: bool) -> dict[ConditionType, Told]:
     """Tell whether all pods are there and run, and if not, why; and that a restart is over, if it is."""
-    waiting = why_not_created(situation, backed_off=creation.backed_off, gated=creation.gated)
+    waiting = why_not_created(context, backed_off=creation.backed_off, gated=creation.gated)
     told: dict[ConditionType, Told] = {}
     if waiting is None:
         told[ConditionType.PODS_CREATED] = ALL_CREATED
     else:
         told[ConditionType.PODS_CREATED] = (False, waiting.reason, waiting.sentence)
-    if not (situation.all_up or situation.enough_up):
-        told[ConditionType.RUNNING] = (False, *why_not_running(situation, waiting))
+    if not (context.all_up or context.enough_up):
+        told[ConditionType.RUNNING] = (False, *why_not_running(context, waiting))
         return told
-    if situation.all_up:
-        sentence = f"all {len(situation.replicas.wanted)} replicas run or have completed"
-        sentence += too_late_sentence(asked=situation.asked, had=situation.job.replicas(Role.TRAINER))
+    if context.all_up:
+        sentence = f"all {len(context.replicas.wanted)} replicas run or have completed"
+        sentence += too_late_sentence(asked=context.asked, had=context.job.replicas(Role.TRAINER))
     else:
-        why = why_not_running(situation, waiting).sentence
+        why = why_not_running(context, waiting).sentence
         sentence = f"the servers and at least trainer.minReplicas trainers run; not all replicas do: {why}"
-    told[ConditionType.RUNNING] = (True, *(why_in_doubt(situation) or ("ReplicasRunning", sentence)))
+    told[ConditionType.RUNNING] = (True, *(why_in_doubt(context) or ("ReplicasRunning", sentence)))
     if restarted:
         told[ConditionType.RESTARTING] = (False, "Restarted", sentence)
     return told
 
 
-def _conditions_of_suspension(situation: Situation) -> dict[ConditionType, Told]:
-    if situation.job.status.condition(ConditionType.SUSPENDED) is None:
+def _conditions_of_suspension(context: Context) -> dict[ConditionType, Told]:
+    if context.job.status.condition(ConditionType.SUSPENDED) is None:
         return {}
     return {ConditionType.SUSPENDED: (False, "Resumed", "runPolicy.suspend is false")}
 
 
 def end_job(
-    situation: Situation,
+    context: Context,
     state: JobState,
     reason: str,
     sentence: str,
@@ -173,7 +173,7 @@ def end_job(
 
     Parameters
     ----------
-    situation : Situation
+    context : Context
         The moment, with the ledger as it is to be remembered.
     state : JobState
         Succeeded or Failed.
@@ -184,47 +184,45 @@ def end_job(
     events : tuple of Event
         What is to be told beside the end itself.
     """
-    before = situation.job.status
+    before = context.job.status
     ending = ConditionType.SUCCEEDED if state is JobState.SUCCEEDED else ConditionType.FAILED
     told: dict[ConditionType, Told] = {
-        ConditionType.PODS_CREATED: (False, reason, sentence) if situation.replicas.missing else ALL_CREATED,
+        ConditionType.PODS_CREATED: (False, reason, sentence) if context.replicas.missing else ALL_CREATED,
         ConditionType.RUNNING: (False, reason, sentence),
         ending: (True, reason, advised(reason, sentence)),
     }
     if before.is_true(ConditionType.RESTARTING):
         told[ConditionType.RESTARTING] = (False, reason, sentence)
-    start = before.start_time or stamp(situation.now)
-    completion = stamp(situation.now)
-    status = build_status(
-        situation, state, told, last_failure=last_failure, start=start, completion=completion
-    )
-    return clean_up(situation, status, events)
+    start = before.start_time or stamp(context.now)
+    completion = stamp(context.now)
+    status = build_status(context, state, told, last_failure=last_failure, start=start, completion=completion)
+    return clean_up(context, status, events)
 
 
-def clean_up(situation: Situation, status: FleetJobStatus, events: tuple[Event, ...] = ()) -> Plan:
+def clean_up(context: Context, status: FleetJobStatus, events: tuple[Event, ...] = ()) -> Plan:
     """Remove what cleanPodPolicy does not leave, and the job itself when its time to live is over.
 
     Pods of older attempts were to go before the job ended, so they go whatever the policy says. So do those
     of trainers that came too late and have not begun to run: they would find no servers.
     """
-    job, now = situation.job, situation.now
+    job, now = context.job, context.now
     completion = status.completion_time or stamp(now)
     policy = job.spec.run_policy
     end_of_life = expiry(completion, policy.ttl_seconds_after_finished)
     if end_of_life is not None and now >= end_of_life:
-        return tell(situation, status, (DeleteJob(job.metadata.uid),), events, ())
-    pods = (*situation.replicas.present.values(), *situation.replicas.ended_late)
+        return tell(context, status, (DeleteJob(job.metadata.uid),), events, ())
+    pods = (*context.replicas.present.values(), *context.replicas.ended_late)
     any_active = any(is_active(pod) for pod in pods)
     due = cleanup_at(status.state or JobState.FAILED, completion, any_active=any_active)
     looks: list[datetime | None] = [end_of_life]
     actions: tuple[Action, ...] = ()
     if not is_ahead(now, due, at_most=EXIT_PATIENCE):
         cleaned = to_clean(policy.clean_pod_policy, pods)
-        if policy.clean_pod_policy is CleanPodPolicy.ALL and situation.observed.service:
+        if policy.clean_pod_policy is CleanPodPolicy.ALL and context.observed.service:
             actions = (DeleteService(service_name(job.name)),)
     else:
         cleaned = ()
         looks.append(due)
-    leaving, further_looks = deletions(situation, (*situation.replicas.past, *cleaned))
-    surplus = remove((each for each in situation.extras if each.after_end), situation.observed)
-    return tell(situation, status, (*leaving, *surplus, *actions), events, (*looks, *further_looks))
+    leaving, further_looks = deletions(context, (*context.replicas.past, *cleaned))
+    surplus = remove((each for each in context.extras if each.after_end), context.observed)
+    return tell(context, status, (*leaving, *surplus, *actions), events, (*looks, *further_looks))

@@ -25,11 +25,84 @@ if TYPE_CHECKING:
     from fleet_operator.build import Extra
     from fleet_operator.plan.model import Action, Observed
     from fleet_operator.plan.observe.attempts import Replica
-    from fleet_operator.plan.observe.context import Situation
+    from fleet_operator.plan.observe.context import Context
 
-__all__ = ["ensure", "may_start_trainers", "remove"]
+__all__ = ["Creation", "create_actions", "creation_of", "ensure", "may_start_trainers", "remove"]
 
 _KEPT = "PersistentVolumeClaim"
+
+
+@dataclass(frozen=True, slots=True)
+class Creation:
+    """Which replicas may be created now, and why others may not."""
+
+    due: tuple[Replica, ...]
+    backed_off: tuple[Replica, ...]
+    gated: bool  # trainers wait for the parameter servers
+
+
+def creation_of(context: Context) -> Creation:
+    """Return which of the missing replicas may be created now."""
+    job = context.job
+    if is_pausing(context):
+        return Creation((), context.replicas.missing, gated=False)
+    open_gate = may_start_trainers(
+        job.spec.startup_policy,
+        gang=job.gang is not Gang.NONE,
+        servers=job.replicas(Role.PSERVER),
+        up=context.ready_or_completed(Role.PSERVER),
+    )
+    taken = {pod.name for pod in context.observed.pods}  # whoever owns them
+    due, backed_off, gated = [], [], False
+    for replica in context.replicas.missing:
+        not_before = context.ledger.not_before_of(replica)
+        if context.replicas.name_of(replica) in taken:
+            continue
+        if not_before is not None and is_ahead(context.now, not_before, at_most=LONGEST):
+            backed_off.append(replica)
+        elif replica.role is Role.TRAINER and not open_gate:
+            gated = True
+        else:
+            due.append(replica)
+    return Creation(tuple(due) if context.may_create else (), tuple(backed_off), gated)
+
+
+def create_actions(context: Context, due: Iterable[Replica]) -> tuple[Action, ...]:
+    """Return what creates the Service, whose names the pods' environments hold, and then the pods."""
+    job, ledger = context.job, context.ledger
+    needs_service = context.may_create and not context.observed.service
+    service = (CreateService(build_service(job)),) if needs_service else ()
+    extras = ensure(context.extras, context.observed) if context.may_create else ()
+    key, is_new = context.key
+    ports = context.told_ports
+    hosts = cache(context.hosts)  # every pod's environment lists every host
+    pods = (
+        build_pod(
+            job,
+            each.role,
+            each.index,
+            ledger.attempt(each),
+            hosts,
+            Start(
+                life=ledger.training,
+                unseen=ledger.may_have_ended(each),
+                peers_run=ledger.is_replaced(each) and _peers_run(context, each),
+                key=key,
+                ports=ports,
+            ),
+        )
+        for each in due
+    )
+    creations = [CreatePod(pod) for pod in pods]
+    if is_new and creations:
+        creations[0] = replace(creations[0], brings_key=True)
+    return (*service, *extras, *creations)
+
+
+def _peers_run(context: Context, replica: Replica) -> bool:
+    """Whether all replicas but this one have got as far as to run, so that it waits for no start."""
+    replicas = context.replicas
+    return all(replicas.has_started(each) for each in replicas.wanted if each != replica)
 
 
 def may_start_trainers(policy: StartupPolicy, *, gang: bool, servers: int, up: int) -> bool:
@@ -61,75 +134,3 @@ def remove(wanted: Iterable[Extra], observed: Observed) -> tuple[DeleteObject, .
     """Return what removes the objects that are not wanted. Claims hold data, and are never removed."""
     kept = {ObjectRef.of(extra.manifest) for extra in wanted}
     return tuple(DeleteObject(ref) for ref in sorted(observed.objects.keys() - kept) if ref.kind != _KEPT)
-
-
-@dataclass(frozen=True, slots=True)
-class Creation:
-    """Which replicas may be created now, and why others may not."""
-
-    due: tuple[Replica, ...]
-    backed_off: tuple[Replica, ...]
-    gated: bool  # trainers wait for the parameter servers
-
-
-def creation_of(situation: Situation) -> Creation:
-    job = situation.job
-    if is_pausing(situation):
-        return Creation((), situation.replicas.missing, gated=False)
-    open_gate = may_start_trainers(
-        job.spec.startup_policy,
-        gang=job.gang is not Gang.NONE,
-        servers=job.replicas(Role.PSERVER),
-        up=situation.ready_or_completed(Role.PSERVER),
-    )
-    taken = {pod.name for pod in situation.observed.pods}  # whoever owns them
-    due, backed_off, gated = [], [], False
-    for replica in situation.replicas.missing:
-        not_before = situation.ledger.not_before_of(replica)
-        if situation.replicas.name_of(replica) in taken:
-            continue
-        if not_before is not None and is_ahead(situation.now, not_before, at_most=LONGEST):
-            backed_off.append(replica)
-        elif replica.role is Role.TRAINER and not open_gate:
-            gated = True
-        else:
-            due.append(replica)
-    return Creation(tuple(due) if situation.may_create else (), tuple(backed_off), gated)
-
-
-def create_actions(situation: Situation, due: Iterable[Replica]) -> tuple[Action, ...]:
-    """Return what creates the Service, whose names the pods' environments hold, and then the pods."""
-    job, ledger = situation.job, situation.ledger
-    needs_service = situation.may_create and not situation.observed.service
-    service = (CreateService(build_service(job)),) if needs_service else ()
-    extras = ensure(situation.extras, situation.observed) if situation.may_create else ()
-    key, is_new = situation.key
-    ports = situation.told_ports
-    hosts = cache(situation.hosts)  # every pod's environment lists every host
-    pods = (
-        build_pod(
-            job,
-            each.role,
-            each.index,
-            ledger.attempt(each),
-            hosts,
-            Start(
-                life=ledger.training,
-                unseen=ledger.may_have_ended(each),
-                peers_run=ledger.is_replaced(each) and _peers_run(situation, each),
-                key=key,
-                ports=ports,
-            ),
-        )
-        for each in due
-    )
-    creations = [CreatePod(pod) for pod in pods]
-    if is_new and creations:
-        creations[0] = replace(creations[0], brings_key=True)
-    return (*service, *extras, *creations)
-
-
-def _peers_run(situation: Situation, replica: Replica) -> bool:
-    """Whether all replicas but this one have got as far as to run, so that it waits for no start."""
-    replicas = situation.replicas
-    return all(replicas.has_started(each) for each in replicas.wanted if each != replica)

@@ -19,13 +19,44 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from fleet_operator.plan.model import Action, ObservedPod
-    from fleet_operator.plan.observe.context import Situation
+    from fleet_operator.plan.observe.context import Context
 
 __all__ = ["PATIENCE", "deletions", "given_up_at", "how_to_force", "may_be_forced", "stuck_pods"]
 
 PATIENCE = timedelta(seconds=30)
 NODE_PATIENCE = timedelta(minutes=1)
 """How long after a node counts as lost its kubelet may still confirm the end of a pod."""
+
+
+def deletions(
+    context: Context, pods: Iterable[ObservedPod]
+) -> tuple[tuple[Action, ...], list[datetime | None]]:
+    """Return what removes some pods, and when to look at those again that are on their way out.
+
+    A pod that stays beyond all patience and cannot run any more is deleted at once, wanted or not: its name
+    is needed. So is one of a deleted job of this name, which has nobody else to care for it.
+    """
+    actions: list[Action] = [_deletion(context, pod) for pod in pods if pod.deleted_at is None]
+    looks: list[datetime | None] = []
+    for pod in context.observed.pods:
+        cared_for = pod.owned or f"Pod/{pod.name}" in context.observed.left_over
+        if not cared_for or pod.deleted_at is None:
+            continue
+        given_up = given_up_at(pod.deleted_at, node_lost_at(pod, context.tolerations(pod.role)))
+        if context.now < given_up:
+            looks.append(given_up)
+        elif may_be_forced(pod):
+            actions.append(DeletePod(pod.name, pod.uid, grace_period_seconds=0, version=pod.version))
+    return tuple(actions), looks
+
+
+def _deletion(context: Context, pod: ObservedPod) -> DeletePod:
+    """Delete a pod: one of an older attempt whatever it does, any other only while it is as it was seen.
+
+    It may have ended meanwhile, which is to be known before it is gone.
+    """
+    of_the_past = pod.attempt < context.ledger.attempt(Replica(pod.role, pod.index))
+    return DeletePod(pod.name, pod.uid, version=None if of_the_past else pod.version)
 
 
 def given_up_at(grace_ends: datetime, node_lost: datetime | None = None) -> datetime:
@@ -75,34 +106,3 @@ def how_to_force(pods: Iterable[ObservedPod], namespace: str, now: datetime) -> 
     else:
         found, certain = "its node has not said that it has ended", "it does not run any more"
     return f"{found}; if it is certain that {certain}: {command}"
-
-
-def deletions(
-    situation: Situation, pods: Iterable[ObservedPod]
-) -> tuple[tuple[Action, ...], list[datetime | None]]:
-    """Return what removes some pods, and when to look at those again that are on their way out.
-
-    A pod that stays beyond all patience and cannot run any more is deleted at once, wanted or not: its name
-    is needed. So is one of a deleted job of this name, which has nobody else to care for it.
-    """
-    actions: list[Action] = [_deletion(situation, pod) for pod in pods if pod.deleted_at is None]
-    looks: list[datetime | None] = []
-    for pod in situation.observed.pods:
-        cared_for = pod.owned or f"Pod/{pod.name}" in situation.observed.left_over
-        if not cared_for or pod.deleted_at is None:
-            continue
-        given_up = given_up_at(pod.deleted_at, node_lost_at(pod, situation.tolerations(pod.role)))
-        if situation.now < given_up:
-            looks.append(given_up)
-        elif may_be_forced(pod):
-            actions.append(DeletePod(pod.name, pod.uid, grace_period_seconds=0, version=pod.version))
-    return tuple(actions), looks
-
-
-def _deletion(situation: Situation, pod: ObservedPod) -> DeletePod:
-    """Delete a pod: one of an older attempt whatever it does, any other only while it is as it was seen.
-
-    It may have ended meanwhile, which is to be known before it is gone.
-    """
-    of_the_past = pod.attempt < situation.ledger.attempt(Replica(pod.role, pod.index))
-    return DeletePod(pod.name, pod.uid, version=None if of_the_past else pod.version)

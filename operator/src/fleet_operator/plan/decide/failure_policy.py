@@ -46,52 +46,6 @@ HEALTHY = timedelta(minutes=10)
 _SAME = {RuleAction(each): each for each in FailureAction}
 
 
-def first_match(rules: Sequence[FailureRule], failure: Failure) -> int | None:
-    """Return the index of the rule that a failure falls under, or None.
-
-    Exit codes are the main container's. A disruption, a configuration that was refused and a script that
-    cannot run have a meaning of their own: only a rule that names their exit code or their reason is about
-    them, one that merely names a role is not.
-    """
-    return next((index for index, rule in enumerate(rules) if _matches(rule, failure)), None)
-
-
-def _matches(rule: FailureRule, failure: Failure) -> bool:
-    if rule.role not in (None, failure.replica.role):
-        return False
-    named = rule.on_exit_codes is not None or rule.on_reason is not None
-    if failure.kind in _MUST_BE_NAMED and not named:
-        return False
-    if rule.on_exit_codes is not None and failure.exit_code not in rule.on_exit_codes:
-        return False
-    return rule.on_reason is None or not failure.reasons.isdisjoint(rule.on_reason)
-
-
-def backoff(failures: int) -> timedelta:
-    """Return the pause after so many failures in a row: 1 s, 2 s, 4 s, … and at most a minute.
-
-    Training is expensive to hold up and its failures are mostly not those of a service that needs rest, so
-    this begins lower than a kubelet's 10 s; the default backoffLimit of 6 still takes a minute.
-    """
-    return min(LONGEST, timedelta(seconds=2 ** min(failures - 1, 16)))
-
-
-def next_pause(failures: int, *, fails: bool, ran: timedelta | None) -> tuple[int, timedelta]:
-    """Return how many failures in a row there are after an end, and the pause before the next start.
-
-    Parameters
-    ----------
-    failures : int
-        Failures in a row before.
-    fails : bool
-        Whether this end is one of them; else it is a disruption, or follows from another's end.
-    ran : timedelta, optional
-        How long what has ended ran, if it did.
-    """
-    before = 0 if ran is not None and ran >= HEALTHY else failures
-    return (before + 1, backoff(before + 1)) if fails else (before, backoff(1))
-
-
 class FailReason(StrEnum):
     """Why a job has failed, in a word."""
 
@@ -252,3 +206,49 @@ def _failed(answer: Answer, counted: int, own: tuple[Replica, ...]) -> FailJob:
     else:
         said = "failurePolicy FailJob allows no restart"
     return FailJob(counted, failure, reason, f"{failure.told.message}; {said}", own)
+
+
+def first_match(rules: Sequence[FailureRule], failure: Failure) -> int | None:
+    """Return the index of the rule that a failure falls under, or None.
+
+    Exit codes are the main container's. A disruption, a configuration that was refused and a script that
+    cannot run have a meaning of their own: only a rule that names their exit code or their reason is about
+    them, one that merely names a role is not.
+    """
+    return next((index for index, rule in enumerate(rules) if _matches(rule, failure)), None)
+
+
+def _matches(rule: FailureRule, failure: Failure) -> bool:
+    if rule.role not in (None, failure.replica.role):
+        return False
+    named = rule.on_exit_codes is not None or rule.on_reason is not None
+    if failure.kind in _MUST_BE_NAMED and not named:
+        return False
+    if rule.on_exit_codes is not None and failure.exit_code not in rule.on_exit_codes:
+        return False
+    return rule.on_reason is None or not failure.reasons.isdisjoint(rule.on_reason)
+
+
+def backoff(failures: int) -> timedelta:
+    """Return the pause after so many failures in a row: 1 s, 2 s, 4 s, … and at most a minute.
+
+    Training is expensive to hold up and its failures are mostly not those of a service that needs rest, so
+    this begins lower than a kubelet's 10 s; the default backoffLimit of 6 still takes a minute.
+    """
+    return min(LONGEST, timedelta(seconds=2 ** min(failures - 1, 16)))
+
+
+def next_pause(failures: int, *, fails: bool, ran: timedelta | None) -> tuple[int, timedelta]:
+    """Return how many failures in a row there are after an end, and the pause before the next start.
+
+    Parameters
+    ----------
+    failures : int
+        Failures in a row before.
+    fails : bool
+        Whether this end is one of them; else it is a disruption, or follows from another's end.
+    ran : timedelta, optional
+        How long what has ended ran, if it did.
+    """
+    before = 0 if ran is not None and ran >= HEALTHY else failures
+    return (before + 1, backoff(before + 1)) if fails else (before, backoff(1))

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from fleet_operator.api import FleetJob
     from fleet_operator.plan.model import ObservedPod
     from fleet_operator.plan.observe.attempts import Replica
-    from fleet_operator.plan.observe.context import Situation
+    from fleet_operator.plan.observe.context import Context
 
 __all__ = [
     "EXIT_BAD_CONFIGURATION",
@@ -146,65 +146,65 @@ class Failure:
         return "ReplicaDisrupted" if self.kind is Kind.DISRUPTION else "ReplicaFailed"
 
 
-def find_failures(situation: Situation) -> tuple[Failure, ...]:
+def find_failures(context: Context) -> tuple[Failure, ...]:
     """Return what has failed among the replicas' present pods, in the order of the replicas.
 
     A pod on a silent node is given up at once when its peers have done so: they would wait for it again.
     """
-    found = (_find_failure(situation, replica) for replica in situation.replicas.wanted)
+    found = (_find_failure(context, replica) for replica in context.replicas.wanted)
     failures = [failure for failure in found if failure is not None]
     if not failures:
         return ()
-    disturbed = _disturbed(situation)
-    failures = [replace(each, follows=_follows(situation, each, disturbed)) for each in failures]
+    disturbed = _disturbed(context)
+    failures = [replace(each, follows=_follows(context, each, disturbed)) for each in failures]
     if any(each.follows and each.exit_code == EXIT_PEER_LOST for each in failures):
         known = {each.replica for each in failures}
         failures += [
-            _lost(situation, replica, situation.replicas.present[replica])
-            for replica in situation.silent_nodes
-            if replica not in known and situation.replicas.present[replica].deleted_at is None
+            _lost(context, replica, context.replicas.present[replica])
+            for replica in context.silent_nodes
+            if replica not in known and context.replicas.present[replica].deleted_at is None
         ]
         failures.sort(key=lambda each: each.replica)
     return tuple(failures)
 
 
-def loses_parameters(situation: Situation, failures: Sequence[Failure]) -> bool:
+def loses_parameters(context: Context, failures: Sequence[Failure]) -> bool:
     """Whether parameters went with a server while trainers were at work on them.
 
     Each of these trainers would end with exit code 90 once it met the next server: that is not waited for.
     Where a checkpoint keeps them, the next server goes on with it, and says so itself if it cannot.
     """
-    if situation.job.keeps_parameters:
+    if context.job.keeps_parameters:
         return False
-    trainers = (each for each in situation.replicas.wanted if each.role is Role.TRAINER)
-    any_started = any(situation.replicas.has_started(each) for each in trainers)
+    trainers = (each for each in context.replicas.wanted if each.role is Role.TRAINER)
+    any_started = any(context.replicas.has_started(each) for each in trainers)
     return any_started and any(each.replica.role is Role.PSERVER for each in failures)
 
 
-def _find_failure(situation: Situation, replica: Replica) -> Failure | None:
-    now, pod = situation.now, situation.replicas.present.get(replica)
-    if situation.replicas.has_vanished(replica):
-        return _gone(situation, replica)
-    if pod is None or replica in situation.replicas.stranded or situation.ledger.has_completed(replica):
+def _find_failure(context: Context, replica: Replica) -> Failure | None:
+    now, pod = context.now, context.replicas.present.get(replica)
+    if context.replicas.has_vanished(replica):
+        return _gone(context, replica)
+    if pod is None or replica in context.replicas.stranded or context.ledger.has_completed(replica):
         return None  # what ended a stranded one has been answered before
     reasons = frozenset(each for each in (pod.reason, pod.disruption) if each is not None)
-    given_up = situation.silent_nodes.get(replica)
+    given_up = context.silent_nodes.get(replica)
     if given_up is not None and now >= given_up:
-        return _lost(situation, replica, pod)
+        return _lost(context, replica, pod)
     if has_failed(pod):
-        main = situation.job.template(replica.role).main_container.name
+        main = context.job.template(replica.role).main_container.name
         by_main = pod.container in (None, main)
-        again = pod.reason == UNADMITTED and replica.index in situation.ledger.roles[replica.role].refused
-        told = _tell(pod, failure_sentence(pod, situation.job, refused_again=again), now)
+        again = pod.reason == UNADMITTED and replica.index in context.ledger.roles[replica.role].refused
+        told = _tell(pod, failure_sentence(pod, context.job, refused_again=again), now)
         kind = _kind(pod, main, refused_again=again)
-        if kind is Kind.ORDINARY and by_main and _gave_up_starting(situation, replica, pod):
+        if kind is Kind.ORDINARY and by_main and _gave_up_starting(context, replica, pod):
             kind = Kind.STARTING
-        elif kind is Kind.ORDINARY and by_main and _is_permanent(situation, replica, pod):
+        elif kind is Kind.ORDINARY and by_main and _is_permanent(context, replica, pod):
             kind = Kind.PERMANENT
-        elif kind is Kind.ORDINARY and by_main and _is_repeated_here(situation, replica, pod):
+        elif kind is Kind.ORDINARY and by_main and _is_repeated_here(context, replica, pod):
             kind = Kind.REPEATED
         return Failure(replica, kind, told, reasons, by_main)
-    if has_succeeded(pod) and not situation.ledger.has_completed(replica):
+    if has_succeeded(pod) and not context.ledger.has_completed(replica):
         sentence = (
             f"{pod.name} ended with exit code 0 before every trainer had started;"
             " a parameter server must serve until all trainers have completed"
@@ -213,24 +213,24 @@ def _find_failure(situation: Situation, replica: Replica) -> Failure | None:
     return None
 
 
-def _gone(situation: Situation, replica: Replica) -> Failure:
+def _gone(context: Context, replica: Replica) -> Failure:
     """Return what is known of a replica whose pod is gone: that it was deleted, or not even that."""
-    name = situation.replicas.name_of(replica)
+    name = context.replicas.name_of(replica)
     reason, sentence, reasons = "Deleted", f"{name} was deleted", {"Deleted"}
-    if replica not in situation.replicas.departed:
+    if replica not in context.replicas.departed:
         reason, sentence = VANISHED, f"{name} is gone, and nobody has seen how it ended"
         reasons |= {VANISHED}
-    told = LastFailure(pod=name, reason=reason, message=sentence, time=stamp(situation.now))
+    told = LastFailure(pod=name, reason=reason, message=sentence, time=stamp(context.now))
     return Failure(replica, Kind.DISRUPTION, told, frozenset(reasons))
 
 
-def _lost(situation: Situation, replica: Replica, pod: ObservedPod) -> Failure:
+def _lost(context: Context, replica: Replica, pod: ObservedPod) -> Failure:
     sentence = f"{pod.name} is lost: its node {pod.node} has been {silent_since(pod)}"
-    told = _tell(pod, sentence, situation.now).model_copy(update={"reason": "NodeLost"})
+    told = _tell(pod, sentence, context.now).model_copy(update={"reason": "NodeLost"})
     return Failure(replica, Kind.DISRUPTION, told, frozenset({"NodeLost"}))
 
 
-def _follows(situation: Situation, failure: Failure, disturbed: frozenset[Replica]) -> bool:
+def _follows(context: Context, failure: Failure, disturbed: frozenset[Replica]) -> bool:
     """Whether a failure is the mark that another one has left, which has been told and counted already.
 
     A trainer that outlives its server ends with exit code 90 once it meets the next one, and a replica whose
@@ -239,56 +239,56 @@ def _follows(situation: Situation, failure: Failure, disturbed: frozenset[Replic
     """
     if failure.kind in (Kind.DISRUPTION, Kind.STARTING):
         return False
-    if failure.kind is Kind.STATE_LOST and _outlived_a_server(situation, failure.replica):
+    if failure.kind is Kind.STATE_LOST and _outlived_a_server(context, failure.replica):
         return True
-    if failure.by_peer and _is_of_the_last_incident(situation, failure):
+    if failure.by_peer and _is_of_the_last_incident(context, failure):
         return True
-    if not failure.by_peer and situation.job.spec.mode is not Mode.COLLECTIVE:
+    if not failure.by_peer and context.job.spec.mode is not Mode.COLLECTIVE:
         return False
     return bool(disturbed - {failure.replica})
 
 
-def _disturbed(situation: Situation) -> frozenset[Replica]:
+def _disturbed(context: Context) -> frozenset[Replica]:
     """Return the replicas that are being evicted or deleted, have been, or are on a node that went silent."""
-    pods = situation.replicas.present.items()
+    pods = context.replicas.present.items()
     disturbed = {each for each, pod in pods if pod.disruption or pod.deleted_at or is_on_silent_node(pod)}
-    vanished = (each for each in situation.replicas.wanted if situation.replicas.has_vanished(each))
+    vanished = (each for each in context.replicas.wanted if context.replicas.has_vanished(each))
     return frozenset(disturbed.union(vanished))
 
 
-def _is_of_the_last_incident(situation: Situation, failure: Failure) -> bool:
+def _is_of_the_last_incident(context: Context, failure: Failure) -> bool:
     """Whether a replica that gave a peer up was there at the failure before, and ended soon after it.
 
     The ledger knows which replicas have failed in the incident themselves.
     """
-    before = situation.job.status.last_failure
+    before = context.job.status.last_failure
     if before is None or before.time is None or failure.told.time is None:
         return False
-    if failure.replica in (situation.ledger.failed_in_incident(situation.now) or ()):
+    if failure.replica in (context.ledger.failed_in_incident(context.now) or ()):
         return False
-    return _was_there(situation, failure.replica, before) and failure.told.time <= before.time + INCIDENT
+    return _was_there(context, failure.replica, before) and failure.told.time <= before.time + INCIDENT
 
 
-def _was_there(situation: Situation, replica: Replica, before: LastFailure) -> bool:
+def _was_there(context: Context, replica: Replica, before: LastFailure) -> bool:
     """Whether a replica's pod was created before the pod that takes the place of the one that failed.
 
     Both moments are the API server's. The moment of the failure itself is told by the clock of a node, which
     may be some seconds ahead or behind. A failure that started the whole job anew has left no pod behind.
     """
-    replicas, born = situation.replicas, situation.replicas.present[replica].created_at
+    replicas, born = context.replicas, context.replicas.present[replica].created_at
     failed = next((each for each in replicas.wanted if replicas.name_of(each) == before.pod), None)
-    if failed is None or born is None or not situation.ledger.is_replaced(failed):
+    if failed is None or born is None or not context.ledger.is_replaced(failed):
         return False
     successor = replicas.present.get(failed)
     return successor is None or (successor.created_at is not None and born < successor.created_at)
 
 
-def _outlived_a_server(situation: Situation, trainer: Replica) -> bool:
+def _outlived_a_server(context: Context, trainer: Replica) -> bool:
     """Whether a server has been replaced since this trainer was created."""
-    born = situation.replicas.present[trainer].created_at
-    for server in (each for each in situation.replicas.wanted if each.role is Role.PSERVER):
-        pod = situation.replicas.present.get(server)
-        replaced = situation.ledger.is_replaced(server)
+    born = context.replicas.present[trainer].created_at
+    for server in (each for each in context.replicas.wanted if each.role is Role.PSERVER):
+        pod = context.replicas.present.get(server)
+        replaced = context.ledger.is_replaced(server)
         if replaced and (pod is None or (born and pod.created_at and pod.created_at > born)):
             return True
     return False
@@ -328,39 +328,39 @@ def _ended_before_work(pod: ObservedPod) -> bool:
     return pod.finished_at - pod.started_at <= _EARLY
 
 
-def _gave_up_starting(situation: Situation, replica: Replica, pod: ObservedPod) -> bool:
+def _gave_up_starting(context: Context, replica: Replica, pod: ObservedPod) -> bool:
     """Whether a replica that found no peer can have missed but those that have not got as far as to run."""
-    began = not_running_since(situation.job.status)
-    patience = timedelta(seconds=situation.job.start_deadline_seconds)
-    if pod.exit_code != EXIT_PEER_LOST or began is None or situation.now >= began + patience:
+    began = not_running_since(context.job.status)
+    patience = timedelta(seconds=context.job.start_deadline_seconds)
+    if pod.exit_code != EXIT_PEER_LOST or began is None or context.now >= began + patience:
         return False
-    replicas, ledger = situation.replicas, situation.ledger
+    replicas, ledger = context.replicas, context.ledger
     others = (each for each in replicas.wanted if each != replica and not replicas.has_vanished(each))
     return any(not (replicas.has_started(each) or ledger.is_replaced(each)) for each in others)
 
 
-def _is_permanent(situation: Situation, replica: Replica, pod: ObservedPod) -> bool:
+def _is_permanent(context: Context, replica: Replica, pod: ObservedPod) -> bool:
     """Whether a replica's script cannot run, today or later.
 
     On one machine its first end says so. On a cluster it is tried again, maybe on another node, which may
     have another image under the same name, or another file system: only the same end again says so.
     """
     error = permanent_error(pod.exit_code, pod.reason, pod.message)
-    if error is None or situation.observed.one_machine:
+    if error is None or context.observed.one_machine:
         return error is not None
-    tried_again = situation.ledger.attempt(replica) > Attempt()
-    return tried_again and is_repeated(error, pod.exit_code, situation.job.status.last_failure)
+    tried_again = context.ledger.attempt(replica) > Attempt()
+    return tried_again and is_repeated(error, pod.exit_code, context.job.status.last_failure)
 
 
-def _is_repeated_here(situation: Situation, replica: Replica, pod: ObservedPod) -> bool:
+def _is_repeated_here(context: Context, replica: Replica, pod: ObservedPod) -> bool:
     """Whether a replica of a run on one machine ends as one has before, in its script and before any step.
 
     Where no runtime says how many steps were made, a life of up to a minute is one without.
     """
-    before = situation.job.status.last_failure
-    if not situation.observed.one_machine or before is None or pod.exit_code == EXIT_PEER_LOST:
+    before = context.job.status.last_failure
+    if not context.observed.one_machine or before is None or pod.exit_code == EXIT_PEER_LOST:
         return False
-    if situation.ledger.attempt(replica) == Attempt() or parse_words(before.termination_message).stepped:
+    if context.ledger.attempt(replica) == Attempt() or parse_words(before.termination_message).stepped:
         return False
     stepped = parse_words(pod.message).stepped
     if stepped or (stepped is None and not _ended_before_work(pod)):

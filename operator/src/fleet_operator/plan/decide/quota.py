@@ -19,7 +19,7 @@ from fleet_operator.plan.formats import is_ahead, stamp
 if TYPE_CHECKING:
     from datetime import datetime
 
-    from fleet_operator.plan.observe.context import Situation
+    from fleet_operator.plan.observe.context import Context
 
 __all__ = ["PATIENCE", "gives_back_at", "is_pausing", "with_pods_given_back", "with_quota"]
 
@@ -33,55 +33,55 @@ LONGEST = timedelta(minutes=10)
 """The longest pause."""
 
 
-def with_quota(situation: Situation) -> Situation:
+def with_quota(context: Context) -> Context:
     """Enter into the ledger since when a quota has refused pods of a job that holds others.
 
     The ledger must be the one that is to be remembered, because it says which pods the job holds.
     """
-    ledger, known = situation.ledger, situation.ledger.quota
-    if known is None and not situation.observed.over_quota:
-        return situation
-    if _has_had_all(situation):
-        return situation.with_ledger(replace(ledger, quota=None))
+    ledger, known = context.ledger, context.ledger.quota
+    if known is None and not context.observed.over_quota:
+        return context
+    if _has_had_all(context):
+        return context.with_ledger(replace(ledger, quota=None))
     known = known or QuotaBackOff()
-    holds = situation.observed.over_quota and _may_give_back(situation)
-    since = (known.refused_since or stamp(situation.now)) if holds else None
-    return situation.with_ledger(replace(ledger, quota=known.model_copy(update={"refused_since": since})))
+    holds = context.observed.over_quota and _may_give_back(context)
+    since = (known.refused_since or stamp(context.now)) if holds else None
+    return context.with_ledger(replace(ledger, quota=known.model_copy(update={"refused_since": since})))
 
 
-def gives_back_at(situation: Situation) -> datetime | None:
+def gives_back_at(context: Context) -> datetime | None:
     """Return when a job gives its pods back, or None while no quota refuses any or it holds none."""
-    known = situation.ledger.quota
+    known = context.ledger.quota
     if known is None or known.refused_since is None:
         return None
-    return known.refused_since + PATIENCE * (1 + _share(situation))
+    return known.refused_since + PATIENCE * (1 + _share(context))
 
 
-def with_pods_given_back(situation: Situation) -> Situation:
+def with_pods_given_back(context: Context) -> Context:
     """Return the moment at which the job gives its pods back: they are of an earlier life of it.
 
     Nothing has been trained in that life. So the training that began before it, if pods had vanished unseen,
     is still the present one.
     """
-    ledger = situation.ledger
+    ledger = context.ledger
     times = ledger.quota.times if ledger.quota is not None else 0
-    pause = min(PATIENCE * 2 ** min(times, 16), LONGEST / 2) * (1 + _share(situation))
-    quota = QuotaBackOff(times=times + 1, not_before=stamp(situation.now + pause))
+    pause = min(PATIENCE * 2 ** min(times, 16), LONGEST / 2) * (1 + _share(context))
+    quota = QuotaBackOff(times=times + 1, not_before=stamp(context.now + pause))
     unseen = ledger.unseen_restarts + 1 if ledger.unseen_restarts else 0
-    return situation.with_ledger(replace(ledger.with_new_life(), quota=quota, unseen_restarts=unseen))
+    return context.with_ledger(replace(ledger.with_new_life(), quota=quota, unseen_restarts=unseen))
 
 
-def is_pausing(situation: Situation) -> bool:
+def is_pausing(context: Context) -> bool:
     """Whether a job has given its pods back and does not ask for them again yet."""
-    quota = situation.ledger.quota
+    quota = context.ledger.quota
     if quota is None or quota.not_before is None:
         return False
-    return is_ahead(situation.now, quota.not_before, at_most=LONGEST)
+    return is_ahead(context.now, quota.not_before, at_most=LONGEST)
 
 
-def _has_had_all(situation: Situation) -> bool:
+def _has_had_all(context: Context) -> bool:
     """Whether the present life of a job has had as many pods at least once as the job needs to run."""
-    replicas, ledger = situation.replicas, situation.ledger
+    replicas, ledger = context.replicas, context.ledger
     had = [
         each
         for each in replicas.wanted
@@ -90,26 +90,26 @@ def _has_had_all(situation: Situation) -> bool:
         or ledger.is_replaced(each)
     ]
     trainers = sum(each.role is Role.TRAINER for each in had)
-    all_servers = len(had) - trainers == situation.job.replicas(Role.PSERVER)
-    return all_servers and trainers >= situation.job.least_trainers
+    all_servers = len(had) - trainers == context.job.replicas(Role.PSERVER)
+    return all_servers and trainers >= context.job.least_trainers
 
 
-def _may_give_back(situation: Situation) -> bool:
+def _may_give_back(context: Context) -> bool:
     """Whether a job holds pods that do nothing without the others.
 
     Only Sync and mode Collective wait for every trainer. In the other modes those that are there train.
     """
-    job, replicas = situation.job, situation.replicas
+    job, replicas = context.job, context.replicas
     if job.gang is not Gang.NONE or not replicas.present:
         return False
     trainers = [each for each in replicas.wanted if each.role is Role.TRAINER]
-    if any(situation.ledger.has_completed(each) for each in trainers):
+    if any(context.ledger.has_completed(each) for each in trainers):
         return False
     together = job.spec.mode is Mode.COLLECTIVE or job.spec.sync_mode is SyncMode.SYNC
     return together or not any(replicas.has_started(each) for each in trainers)
 
 
-def _share(situation: Situation) -> float:
+def _share(context: Context) -> float:
     """Return a number from 0 to 1 that is another one for each job and for each of its lives."""
-    seed = f"{situation.job.metadata.uid} {situation.ledger.job_restarts}"
+    seed = f"{context.job.metadata.uid} {context.ledger.job_restarts}"
     return crc32(seed.encode()) / 2**32

@@ -85,7 +85,7 @@ def _success_sentence(policy: SuccessPolicy, *, replicas: int, succeeded: Collec
 def deadline(start: datetime | None, seconds: int | None) -> datetime | None:
     """Return when the job must have finished, or None if it has all the time there is.
 
-    Time in suspension does not count: a job that is resumed starts anew.
+    Restarts and waiting count. Time in suspension does not: a job that is resumed starts anew.
     """
     return None if start is None or seconds is None else start + timedelta(seconds=seconds)
 

@@ -35,13 +35,13 @@ if TYPE_CHECKING:
     from fleet_operator.plan.model import Observed, ObservedPod
 
 __all__ = [
-    "Situation",
+    "Context",
     "brings_own_key",
     "cannot_make",
+    "context_of",
     "is_resized",
     "is_unseen",
     "key_of_life",
-    "situation_of",
     "trainers_to_have",
     "unserved",
     "with_completions",
@@ -49,7 +49,7 @@ __all__ = [
 
 
 @dataclass(frozen=True)
-class Situation:
+class Context:
     """All that decisions are made from."""
 
     job: FleetJob
@@ -149,6 +149,122 @@ class Situation:
         return eldest.told_ports if eldest is not None else ()
 
 
+def context_of(job: FleetJob, observed: Observed, now: datetime, hosts: Hosts) -> Context:
+    """Put what was observed in order, and enter into the ledger what was not known before."""
+    pods = (pod for pod in observed.pods if pod.owned)
+    ledger = Ledger.of(job.status).with_attempts((Replica(pod.role, pod.index), pod.attempt) for pod in pods)
+    context = with_completions(Context(job, observed, now, hosts, ledger, job.replicas(Role.TRAINER)))
+    return _with_trainers_to_have(context) if job.elastic else context
+
+
+def _with_trainers_to_have(context: Context) -> Context:
+    """Return the same moment of an elastic job with as many trainers as it can have now."""
+    job, ledger = context.job, context.ledger
+    before, any_completed = job.status.role(Role.TRAINER).replicas, bool(ledger.roles[Role.TRAINER].completed)
+    number = trainers_to_have(asked=context.asked, before=before, any_completed=any_completed)
+    ledger = ledger.without_surplus(Role.TRAINER, number)
+    return replace(context, job=job.with_trainers(number), ledger=ledger)
+
+
+def with_completions(context: Context) -> Context:
+    """Enter into the ledger the replicas whose present pods were seen, and which of them have completed."""
+    context = context.with_ledger(_with_own_ends(context, Role.TRAINER))
+    if Role.PSERVER in context.job.roles:
+        context = context.with_ledger(_with_own_ends(context, Role.PSERVER))
+    ledger = context.ledger
+    if unseen := [each for each in context.replicas.wanted if is_unseen(context, each)]:
+        trainers = frozenset(each.index for each in unseen if each.role is Role.TRAINER)
+        ledger = ledger.with_seen(Role.TRAINER, frozenset(), trainers & _named(context))
+        servers = frozenset(each.index for each in unseen if each.role is Role.PSERVER)
+        wanted = range(context.job.replicas(Role.TRAINER))
+        if ledger.roles[Role.TRAINER].completed.issuperset(wanted):  # nobody is left for them to serve
+            ledger = ledger.with_seen(Role.PSERVER, frozenset(), servers)
+    return context.with_ledger(ledger)
+
+
+def _with_own_ends(context: Context, role: Role) -> Ledger:
+    pods = [(each.index, pod) for each, pod in _seen(context) if each.role is role]
+    created = frozenset(index for index, _ in pods)
+    ended_well = ((index, pod) for index, pod in pods if has_succeeded(pod))
+    completed = frozenset(
+        index for index, pod in ended_well if role is Role.TRAINER or _has_served(context, pod)
+    )
+    return context.ledger.with_seen(role, created, completed)
+
+
+def is_unseen(context: Context, replica: Replica) -> bool:
+    """Whether a replica may have ended unseen: it has no pod, or had none when it was replaced."""
+    replicas, ledger = context.replicas, context.ledger
+    if ledger.has_completed(replica):
+        return False
+    if replica in replicas.present:
+        # One that runs says so itself, as it ends; what finds no peers has done nothing.
+        return ledger.may_have_ended(replica) and replica in replicas.finding_nobody
+    if ledger.is_replaced(replica) and not replicas.has_vanished(replica):  # the next pod is awaited
+        return ledger.may_have_ended(replica)
+    last = replicas.departed.get(replica)
+    return last is None or not has_ended(last)
+
+
+def _has_served(context: Context, server: ObservedPod) -> bool:
+    """Whether a server that ended well did its part: else this is a failure, if nobody else says more."""
+    wanted = range(context.job.replicas(Role.TRAINER))
+    return _may_have_served(context) or parse_words(server.message).completed.issuperset(wanted)
+
+
+def _may_have_served(context: Context) -> bool:
+    """Whether a server that has ended well can have done its part.
+
+    Every trainer must have run, in this pod of its or in one before; in an elastic job trainer 0, as the
+    others may have come too late.
+    """
+    first = context.replicas.present.get(RANK_ZERO)
+    done = context.ledger.has_completed(RANK_ZERO) or (first is not None and has_succeeded(first))
+    if context.job.elastic and done:
+        return True
+    trainers = (each for each in context.replicas.wanted if each.role is Role.TRAINER)
+    return all(_may_have_run(context, each) for each in trainers)
+
+
+def _may_have_run(context: Context, trainer: Replica) -> bool:
+    """Whether a trainer runs or has run in the present life of the job, or may have, unseen."""
+    replicas = context.replicas
+    if replicas.has_started(trainer) or context.ledger.is_replaced(trainer):
+        return True
+    last = replicas.departed.get(trainer)
+    return replicas.has_vanished(trainer) and (last is None or has_started(last))
+
+
+def _named(context: Context) -> frozenset[int]:
+    """Return the trainers of whom those that ended well say that they have completed."""
+    named: set[int] = set()
+    for replica, pod in _seen(context):
+        if not context.ledger.has_completed(replica) or not has_succeeded(pod):
+            continue
+        words = parse_words(pod.message)
+        named |= words.completed
+        if words.joined is None and replica.role is Role.PSERVER and not (pod.deleted_at or pod.disruption):
+            named.update(_served(context))
+    return frozenset(named)
+
+
+def _served(context: Context) -> Iterator[int]:
+    """Return the trainers that a server has served which ended well without a word; it waited for all.
+
+    But not where trainers come and go: it may have given up some. And nobody serves one that never ran.
+    """
+    if context.job.elastic:
+        return
+    for trainer in (each for each in context.replicas.wanted if each.role is Role.TRAINER):
+        if _may_have_run(context, trainer):
+            yield trainer.index
+
+
+def _seen(context: Context) -> Iterator[tuple[Replica, ObservedPod]]:
+    yield from context.replicas.departed.items()
+    yield from context.replicas.present.items()
+
+
 def brings_own_key(job: FleetJob) -> bool:
     """Whether a template of the job says itself where the key comes from, a Secret for example."""
     variables = (each for role in job.roles for each in job.template(role).main_container.env or ())
@@ -171,120 +287,17 @@ def key_of_life(pods: Iterable[ObservedPod], life: int, new: str | None) -> tupl
     return (new, new is not None) if known is None else (known, False)
 
 
-def situation_of(job: FleetJob, observed: Observed, now: datetime, hosts: Hosts) -> Situation:
-    """Put what was observed in order, and enter into the ledger what was not known before."""
-    pods = (pod for pod in observed.pods if pod.owned)
-    ledger = Ledger.of(job.status).with_attempts((Replica(pod.role, pod.index), pod.attempt) for pod in pods)
-    situation = with_completions(Situation(job, observed, now, hosts, ledger, job.replicas(Role.TRAINER)))
-    return _with_trainers_to_have(situation) if job.elastic else situation
+def is_resized(*, before: int, wanted: int) -> bool:
+    """Whether another number of trainers is wanted than a status was last written for; 0 is a new job."""
+    return before not in (0, wanted)
 
 
-def _with_trainers_to_have(situation: Situation) -> Situation:
-    """Return the same moment of an elastic job with as many trainers as it can have now."""
-    job, ledger = situation.job, situation.ledger
-    before, any_completed = job.status.role(Role.TRAINER).replicas, bool(ledger.roles[Role.TRAINER].completed)
-    number = trainers_to_have(asked=situation.asked, before=before, any_completed=any_completed)
-    ledger = ledger.without_surplus(Role.TRAINER, number)
-    return replace(situation, job=job.with_trainers(number), ledger=ledger)
+def trainers_to_have(*, asked: int, before: int, any_completed: bool) -> int:
+    """Return how many trainers an elastic job has when so many are asked for and it had so many before.
 
-
-def with_completions(situation: Situation) -> Situation:
-    """Enter into the ledger the replicas whose present pods were seen, and which of them have completed."""
-    situation = situation.with_ledger(_with_own_ends(situation, Role.TRAINER))
-    if Role.PSERVER in situation.job.roles:
-        situation = situation.with_ledger(_with_own_ends(situation, Role.PSERVER))
-    ledger = situation.ledger
-    if unseen := [each for each in situation.replicas.wanted if is_unseen(situation, each)]:
-        trainers = frozenset(each.index for each in unseen if each.role is Role.TRAINER)
-        ledger = ledger.with_seen(Role.TRAINER, frozenset(), trainers & _named(situation))
-        servers = frozenset(each.index for each in unseen if each.role is Role.PSERVER)
-        wanted = range(situation.job.replicas(Role.TRAINER))
-        if ledger.roles[Role.TRAINER].completed.issuperset(wanted):  # nobody is left for them to serve
-            ledger = ledger.with_seen(Role.PSERVER, frozenset(), servers)
-    return situation.with_ledger(ledger)
-
-
-def _with_own_ends(situation: Situation, role: Role) -> Ledger:
-    pods = [(each.index, pod) for each, pod in _seen(situation) if each.role is role]
-    created = frozenset(index for index, _ in pods)
-    ended_well = ((index, pod) for index, pod in pods if has_succeeded(pod))
-    completed = frozenset(
-        index for index, pod in ended_well if role is Role.TRAINER or _has_served(situation, pod)
-    )
-    return situation.ledger.with_seen(role, created, completed)
-
-
-def is_unseen(situation: Situation, replica: Replica) -> bool:
-    """Whether a replica may have ended unseen: it has no pod, or had none when it was replaced."""
-    replicas, ledger = situation.replicas, situation.ledger
-    if ledger.has_completed(replica):
-        return False
-    if replica in replicas.present:
-        # One that runs says so itself, as it ends; what finds no peers has done nothing.
-        return ledger.may_have_ended(replica) and replica in replicas.finding_nobody
-    if ledger.is_replaced(replica) and not replicas.has_vanished(replica):  # the next pod is awaited
-        return ledger.may_have_ended(replica)
-    last = replicas.departed.get(replica)
-    return last is None or not has_ended(last)
-
-
-def _has_served(situation: Situation, server: ObservedPod) -> bool:
-    """Whether a server that ended well did its part: else this is a failure, if nobody else says more."""
-    wanted = range(situation.job.replicas(Role.TRAINER))
-    return _may_have_served(situation) or parse_words(server.message).completed.issuperset(wanted)
-
-
-def _may_have_served(situation: Situation) -> bool:
-    """Whether a server that has ended well can have done its part.
-
-    Every trainer must have run, in this pod of its or in one before; in an elastic job trainer 0, as the
-    others may have come too late.
+    Once one has completed, the others are about to: who joined then would find no servers, and nothing to do.
     """
-    first = situation.replicas.present.get(RANK_ZERO)
-    done = situation.ledger.has_completed(RANK_ZERO) or (first is not None and has_succeeded(first))
-    if situation.job.elastic and done:
-        return True
-    trainers = (each for each in situation.replicas.wanted if each.role is Role.TRAINER)
-    return all(_may_have_run(situation, each) for each in trainers)
-
-
-def _may_have_run(situation: Situation, trainer: Replica) -> bool:
-    """Whether a trainer runs or has run in the present life of the job, or may have, unseen."""
-    replicas = situation.replicas
-    if replicas.has_started(trainer) or situation.ledger.is_replaced(trainer):
-        return True
-    last = replicas.departed.get(trainer)
-    return replicas.has_vanished(trainer) and (last is None or has_started(last))
-
-
-def _named(situation: Situation) -> frozenset[int]:
-    """Return the trainers of whom those that ended well say that they have completed."""
-    named: set[int] = set()
-    for replica, pod in _seen(situation):
-        if not situation.ledger.has_completed(replica) or not has_succeeded(pod):
-            continue
-        words = parse_words(pod.message)
-        named |= words.completed
-        if words.joined is None and replica.role is Role.PSERVER and not (pod.deleted_at or pod.disruption):
-            named.update(_served(situation))
-    return frozenset(named)
-
-
-def _served(situation: Situation) -> Iterator[int]:
-    """Return the trainers that a server has served which ended well without a word; it waited for all.
-
-    But not where trainers come and go: it may have given up some. And nobody serves one that never ran.
-    """
-    if situation.job.elastic:
-        return
-    for trainer in (each for each in situation.replicas.wanted if each.role is Role.TRAINER):
-        if _may_have_run(situation, trainer):
-            yield trainer.index
-
-
-def _seen(situation: Situation) -> Iterator[tuple[Replica, ObservedPod]]:
-    yield from situation.replicas.departed.items()
-    yield from situation.replicas.present.items()
+    return min(asked, before) if any_completed and before else asked
 
 
 def unserved(extras: Iterable[Extra], observed: Observed) -> Extra | None:
@@ -300,16 +313,3 @@ def cannot_make(extra: Extra, observed: Observed) -> bool:
 
 def _is_unserved(extra: Extra, observed: Observed) -> bool:
     return (extra.manifest["apiVersion"], extra.manifest["kind"]) in observed.unserved
-
-
-def is_resized(*, before: int, wanted: int) -> bool:
-    """Whether another number of trainers is wanted than a status was last written for; 0 is a new job."""
-    return before not in (0, wanted)
-
-
-def trainers_to_have(*, asked: int, before: int, any_completed: bool) -> int:
-    """Return how many trainers an elastic job has when so many are asked for and it had so many before.
-
-    Once one has completed, the others are about to: who joined then would find no servers, and nothing to do.
-    """
-    return min(asked, before) if any_completed and before else asked

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "EXIT_PEER_LOST",
+    "UNREACHABLE_PATIENCE",
     "has_ended",
     "has_failed",
     "has_started",

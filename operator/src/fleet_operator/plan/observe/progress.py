@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from fleet_operator.api import JobState
     from fleet_operator.plan.model import ObservedPod
-    from fleet_operator.plan.observe.context import Situation
+    from fleet_operator.plan.observe.context import Context
 
 __all__ = ["Progress", "job_progress", "parse_progress", "progress_of", "trainers_with_non_finite"]
 
@@ -133,20 +133,20 @@ def job_progress(
     )
 
 
-def progress_of(situation: Situation, state: JobState) -> JobProgress | None:
+def progress_of(context: Context, state: JobState) -> JobProgress | None:
     """Return how far the job is: trainer 0's last words, else what it was last heard to say.
 
     A job that starts anew begins without; one that does not run has nothing to be estimated.
     """
-    pod = situation.replicas.present.get(RANK_ZERO, situation.replicas.departed.get(RANK_ZERO))
-    before = situation.job.status
-    told = before.progress if situation.ledger.job_restarts == before.job_restarts else None
+    pod = context.replicas.present.get(RANK_ZERO, context.replicas.departed.get(RANK_ZERO))
+    before = context.job.status
+    told = before.progress if context.ledger.job_restarts == before.job_restarts else None
     if pod is not None and has_succeeded(pod):
         last = parse_progress(pod.message or "")
         final = None if last is None else job_progress(last, moment=pod.finished_at)
         told = final or told
-    elif situation.observed.progress is not None and pod is not None:
-        told = situation.observed.progress
+    elif context.observed.progress is not None and pod is not None:
+        told = context.observed.progress
     if told is None or not state.final:
         return told
     return told.model_copy(update={"eta_seconds": None})

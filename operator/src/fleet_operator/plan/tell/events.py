@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from fleet_operator.api import FleetJobStatus
     from fleet_operator.plan.model import Action
-    from fleet_operator.plan.observe.context import Situation
+    from fleet_operator.plan.observe.context import Context
 
 __all__ = ["joined_sentence", "news", "noted_sentence", "scaled_sentence", "tell", "too_late_sentence"]
 
@@ -34,6 +34,83 @@ _WARNINGS: dict[str, tuple[str, ...]] = {
     ConditionType.PODS_CREATED: ("NameTaken", "FeatureDisabled"),
     ConditionType.RUNNING: ("NodeNotReady",),
 }
+
+
+def tell(
+    context: Context,
+    status: FleetJobStatus,
+    actions: Iterable[Action],
+    events: tuple[Event, ...],
+    looks: Iterable[datetime | None],
+) -> Plan:
+    """Return the plan.
+
+    Parameters
+    ----------
+    context : Context
+        The moment.
+    status : FleetJobStatus
+        The job's next status; what it says for the first time is told as events too.
+    actions : iterable of Action
+        What to do, in this order.
+    events : tuple of Event
+        What to tell beside.
+    looks : iterable of datetime or None
+        When something is due; the first of them counts.
+    """
+    before, actions = context.job.status, tuple(actions)
+    return Plan(
+        status=status,
+        actions=actions,
+        events=(*_warnings(context), *_scaled(context, status), *events, *news(before, status)),
+        requeue_after=until(context.now, *looks),
+        urgent=bool(actions) or not (status == before or only_counts_differ(before, status)),
+    )
+
+
+def _warnings(context: Context) -> tuple[Event, ...]:
+    """Return the events of what a new job's templates have that will hardly be what is meant."""
+    job = context.job
+    if job.status.state is not None:
+        return ()
+    said = {
+        "VariablesOverwritten": overwritten_sentence(job),
+        "NoLauncher": unlaunched_sentence(job),
+        "LaunchedAlone": one_machine_sentence(job),
+    }
+    return tuple(Event("Warning", reason, sentence) for reason, sentence in said.items() if sentence)
+
+
+def _scaled(context: Context, after: FleetJobStatus) -> tuple[Event, ...]:
+    """Return the event that the number of trainers has been changed, if it has."""
+    before, wanted = (status.role(Role.TRAINER).replicas for status in (context.job.status, after))
+    if after.finished or not is_resized(before=before, wanted=wanted):
+        return ()
+    if context.job.elastic and context.replicas.present:
+        say = joined_sentence
+    else:
+        say = scaled_sentence if after.state is JobState.RESTARTING else noted_sentence
+    return (Event("Normal", "Scaled", say(before=before, wanted=wanted)),)
+
+
+def news(before: FleetJobStatus, after: FleetJobStatus) -> tuple[Event, ...]:
+    """Return what a status says for the first time and people should hear of."""
+    events = []
+    for condition in after.conditions:
+        old = before.condition(condition.type)
+        if (
+            condition.type in _BECOMES_TRUE
+            and after.is_true(condition.type)
+            and not before.is_true(condition.type)
+        ):
+            events.append(Event(*_BECOMES_TRUE[condition.type], condition.message))
+        elif condition.reason == "Resumed" and before.is_true(condition.type):
+            events.append(Event("Normal", "Resumed", condition.message))
+        elif condition.reason in _WARNINGS.get(condition.type, ()) and (
+            old is None or old.reason != condition.reason
+        ):
+            events.append(Event("Warning", condition.reason, condition.message))
+    return tuple(events)
 
 
 def scaled_sentence(*, before: int, wanted: int) -> str:
@@ -61,80 +138,3 @@ def too_late_sentence(*, asked: int, had: int) -> str:
     if asked <= had:
         return ""
     return f"; trainer.replicas is {asked}, but a trainer has completed, and none is added after that"
-
-
-def tell(
-    situation: Situation,
-    status: FleetJobStatus,
-    actions: Iterable[Action],
-    events: tuple[Event, ...],
-    looks: Iterable[datetime | None],
-) -> Plan:
-    """Return the plan.
-
-    Parameters
-    ----------
-    situation : Situation
-        The moment.
-    status : FleetJobStatus
-        The job's next status; what it says for the first time is told as events too.
-    actions : iterable of Action
-        What to do, in this order.
-    events : tuple of Event
-        What to tell beside.
-    looks : iterable of datetime or None
-        When something is due; the first of them counts.
-    """
-    before, actions = situation.job.status, tuple(actions)
-    return Plan(
-        status=status,
-        actions=actions,
-        events=(*_warnings(situation), *_scaled(situation, status), *events, *news(before, status)),
-        requeue_after=until(situation.now, *looks),
-        urgent=bool(actions) or not (status == before or only_counts_differ(before, status)),
-    )
-
-
-def _warnings(situation: Situation) -> tuple[Event, ...]:
-    """Return the events of what a new job's templates have that will hardly be what is meant."""
-    job = situation.job
-    if job.status.state is not None:
-        return ()
-    said = {
-        "VariablesOverwritten": overwritten_sentence(job),
-        "NoLauncher": unlaunched_sentence(job),
-        "LaunchedAlone": one_machine_sentence(job),
-    }
-    return tuple(Event("Warning", reason, sentence) for reason, sentence in said.items() if sentence)
-
-
-def _scaled(situation: Situation, after: FleetJobStatus) -> tuple[Event, ...]:
-    """Return the event that the number of trainers has been changed, if it has."""
-    before, wanted = (status.role(Role.TRAINER).replicas for status in (situation.job.status, after))
-    if after.finished or not is_resized(before=before, wanted=wanted):
-        return ()
-    if situation.job.elastic and situation.replicas.present:
-        say = joined_sentence
-    else:
-        say = scaled_sentence if after.state is JobState.RESTARTING else noted_sentence
-    return (Event("Normal", "Scaled", say(before=before, wanted=wanted)),)
-
-
-def news(before: FleetJobStatus, after: FleetJobStatus) -> tuple[Event, ...]:
-    """Return what a status says for the first time and people should hear of."""
-    events = []
-    for condition in after.conditions:
-        old = before.condition(condition.type)
-        if (
-            condition.type in _BECOMES_TRUE
-            and after.is_true(condition.type)
-            and not before.is_true(condition.type)
-        ):
-            events.append(Event(*_BECOMES_TRUE[condition.type], condition.message))
-        elif condition.reason == "Resumed" and before.is_true(condition.type):
-            events.append(Event("Normal", "Resumed", condition.message))
-        elif condition.reason in _WARNINGS.get(condition.type, ()) and (
-            old is None or old.reason != condition.reason
-        ):
-            events.append(Event("Warning", condition.reason, condition.message))
-    return tuple(events)

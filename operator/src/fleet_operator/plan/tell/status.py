@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from fleet_operator.api import LastFailure
-    from fleet_operator.plan.observe.context import Situation
+    from fleet_operator.plan.observe.context import Context
 
 __all__ = ["Told", "build_status", "conditions", "only_counts_differ"]
 
@@ -73,7 +73,7 @@ def conditions(
 
 
 def build_status(
-    situation: Situation,
+    context: Context,
     state: JobState,
     told: Mapping[ConditionType, Told],
     *,
@@ -85,7 +85,7 @@ def build_status(
 
     Parameters
     ----------
-    situation : Situation
+    context : Context
         The moment, with the ledger as it is to be remembered.
     state : JobState
         The state in one word.
@@ -96,14 +96,14 @@ def build_status(
     start, completion : datetime, optional
         When the job started and ended, if it has.
     """
-    job, ledger, before = situation.job, situation.ledger, situation.job.status
-    roles = tuple(_role_status(situation, role) for role in job.roles)
+    job, ledger, before = context.job, context.ledger, context.job.status
+    roles = tuple(_role_status(context, role) for role in job.roles)
     others = tuple(each for each in before.roles if each.role not in tuple(Role))
-    up = {role: _up(situation, role) for role in job.roles}
+    up = {role: _up(context, role) for role in job.roles}
     return FleetJobStatus(
         observed_generation=job.metadata.generation,
         state=state,
-        conditions=conditions(before, told, generation=job.metadata.generation, now=situation.now),
+        conditions=conditions(before, told, generation=job.metadata.generation, now=context.now),
         pservers=f"{up[Role.PSERVER]}/{job.replicas(Role.PSERVER)}" if Role.PSERVER in up else None,
         trainers=f"{up[Role.TRAINER]}/{job.replicas(Role.TRAINER)}",
         trainer_replicas=next(each.active for each in roles if each.role == Role.TRAINER),
@@ -119,7 +119,7 @@ def build_status(
         start_time=start,
         completion_time=completion,
         last_failure=last_failure or before.last_failure,
-        progress=progress_of(situation, state),
+        progress=progress_of(context, state),
         roles=roles + others,
         **before.extras,
     )
@@ -152,27 +152,27 @@ def _what_stays(role: RoleStatus) -> RoleStatus:
     return RoleStatus(role=role.role, restarts=role.restarts, completed_indexes=role.completed_indexes)
 
 
-def _role_status(situation: Situation, role: Role) -> RoleStatus:
-    own = situation.ledger.roles[role]
-    pods = [pod for replica, pod in situation.replicas.present.items() if replica.role is role]
+def _role_status(context: Context, role: Role) -> RoleStatus:
+    own = context.ledger.roles[role]
+    pods = [pod for replica, pod in context.replicas.present.items() if replica.role is role]
     return RoleStatus(
         role=role,
-        replicas=situation.job.replicas(role),
+        replicas=context.job.replicas(role),
         active=sum(is_active(pod) for pod in pods),
         ready=sum(pod.ready for pod in pods),
-        succeeded=len(situation.completed(role)),
+        succeeded=len(context.completed(role)),
         failed=sum(has_failed(pod) for pod in pods),
         restarts=tuple(own.restarts[index] for index in sorted(own.restarts)),
         created_indexes=format_indexes(own.created),
         completed_indexes=format_indexes(own.completed),
         refused_indexes=format_indexes(own.refused),
         incident_indexes=format_indexes(own.failed),
-        **situation.job.status.role(role).extras,
+        **context.job.status.role(role).extras,
     )
 
 
-def _up(situation: Situation, role: Role) -> int:
+def _up(context: Context, role: Role) -> int:
     """Return how many replicas of a role do their part or have done it."""
     if role is Role.PSERVER:
-        return situation.ready_or_completed(role)
-    return sum(situation.replicas.runs(each) for each in situation.replicas.wanted if each.role is role)
+        return context.ready_or_completed(role)
+    return sum(context.replicas.runs(each) for each in context.replicas.wanted if each.role is role)

@@ -7,7 +7,7 @@ import pytest
 from fleet_operator.build import ClusterHosts
 from fleet_operator.plan.decide.failures import Failure, Kind, failure_sentence, find_failures
 from fleet_operator.plan.model import Observed, ObservedPod, PodPhase
-from fleet_operator.plan.observe.context import situation_of
+from fleet_operator.plan.observe.context import context_of
 from tests.support import jobs
 from tests.support.plans import T0, at, ended, pserver, trainer
 
@@ -22,7 +22,7 @@ def lasted(seconds: float) -> dict[str, datetime]:
 
 def failure_of(*pods: ObservedPod) -> Failure:
     job = jobs.job()
-    [failure] = find_failures(situation_of(job, Observed(pods, True), T0, ClusterHosts(job)))
+    [failure] = find_failures(context_of(job, Observed(pods, True), T0, ClusterHosts(job)))
     return failure
 
 
@@ -226,7 +226,7 @@ def test_the_time_of_a_failure_is_the_containers_end():
 def test_main_container_decides_when_a_sidecar_fails():
     job = jobs.job()
     pods = (ended(trainer(0), 0, phase=PodPhase.FAILED),)
-    assert find_failures(situation_of(job, Observed(pods, True), T0, ClusterHosts(job))) == ()
+    assert find_failures(context_of(job, Observed(pods, True), T0, ClusterHosts(job))) == ()
 
 
 @pytest.mark.parametrize(
