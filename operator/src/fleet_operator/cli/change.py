@@ -138,16 +138,8 @@ async def scale(session: Session, name: str, *, trainers: int, say: Callable[[st
     await session.job(name)
     path, patch = session.path(name, "scale"), {"spec": {"replicas": trainers}}
     with session.explained(name):
-        try:
-            before = await session.client.get(path)
-            await session.client.merge_patch(path, patch, manager=MANAGER)
-        except ApiError as error:
-            if error.status != 404:
-                raise
-            raise ClusterRefusal(
-                "this cluster's FleetJobs cannot be scaled: their definition is older than this program;"
-                " upgrade the chart fleet-operator"
-            ) from error
+        before = await session.client.get(path)
+        await session.client.merge_patch(path, patch, manager=MANAGER)
     say(f"FleetJob {name} scaled from {before['spec'].get('replicas', 0)} to {trainers} trainers")
     return 0
 

@@ -3,8 +3,7 @@
 from fleet_operator.engine.clock import Clock, SystemClock
 from fleet_operator.engine.election import Election, NotLeadingError
 from fleet_operator.engine.engine import Engine
-from fleet_operator.engine.observer import Observer
-from fleet_operator.engine.outcome import Result
+from fleet_operator.engine.outcome import Observer, Result
 from fleet_operator.engine.queue import WorkQueue
 from fleet_operator.engine.reconcile import Reconciler
 

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 
 from fleet_operator.cluster import ClusterError
 from fleet_operator.engine.clock import SystemClock
-from fleet_operator.engine.observer import Observer
-from fleet_operator.engine.outcome import Outcome, Result
+from fleet_operator.engine.outcome import Observer, Outcome, Result
 from fleet_operator.engine.queue import WorkQueue
 from fleet_operator.engine.reconcile import Reconciler, retry_after
 from fleet_operator.plan import plan
@@ -189,7 +188,7 @@ class Engine:
             self._queue.failed(key, now, at_least=least)
         else:
             self._queue.done(
-                key, rests_until=None if outcome.rest is None else now + outcome.rest.total_seconds()
+                key, rests_until=None if outcome.debounce is None else now + outcome.debounce.total_seconds()
             )
         if outcome.after is not None:
             self._queue.add_at(key, now + outcome.after.total_seconds())

@@ -1,4 +1,4 @@
-"""How a pass over one job ends."""
+"""How a pass over one job ends, and what whoever counts is told: metrics in the operator, nobody locally."""
 
 from __future__ import annotations
 
@@ -8,6 +8,10 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from datetime import timedelta
+
+    from fleet_operator.api import FleetJob
+    from fleet_operator.cluster import Key
+    from fleet_operator.plan.model import Action
 
 
 class Result(StrEnum):
@@ -31,7 +35,7 @@ class Outcome:
     after : timedelta, optional
         When to look again even if nothing happens. After a failure, too: what is due then does not wait for
         the next try.
-    rest : timedelta, optional
+    debounce : timedelta, optional
         How long news may wait until then.
     at_least : timedelta, optional
         How long the cluster asks to be left alone after a failure. Nothing shortens that.
@@ -39,5 +43,24 @@ class Outcome:
 
     result: Result
     after: timedelta | None = None
-    rest: timedelta | None = None
+    debounce: timedelta | None = None
     at_least: timedelta | None = None
+
+
+class Observer:
+    """Hears of every pass and does nothing; metrics override what they count."""
+
+    def passed(self, key: Key, result: Result, seconds: float) -> None:
+        """Note that a pass over one job has ended, with `result`, after `seconds`."""
+
+    def status_written(self, before: FleetJob, after: FleetJob) -> None:
+        """Note that a job's status has been replaced."""
+
+    def applied(self, job: FleetJob, action: Action) -> None:
+        """Note that an action has been carried out."""
+
+    def queued(self, depth: int) -> None:
+        """Note how many keys wait for a worker now."""
+
+    def waited(self, seconds: float) -> None:
+        """Note how long a key has waited for a worker, from the first news of it."""

@@ -12,15 +12,17 @@ ever. The moment comes in as an argument everywhere, in seconds of a clock that 
 
 from __future__ import annotations
 
+import heapq
+from collections import deque
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from fleet_operator.engine.delays import Backoff, Delays
-from fleet_operator.engine.ready import ReadyKeys
-
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable
+    from collections.abc import Callable, Hashable, Iterator
 
 K = TypeVar("K", bound="Hashable")
+
+AHEAD_IN_A_ROW = 8
+"""How many keys may go ahead of one that was there before them."""
 
 
 class WorkQueue(Generic[K]):
@@ -122,3 +124,116 @@ class WorkQueue(Generic[K]):
         if key in self._changed:
             self._changed.remove(key)
             self.add(key)
+
+
+class Delays(Generic[K]):
+    """Keys that are due at a moment, each at one."""
+
+    def __init__(self) -> None:
+        self._due: dict[K, float] = {}
+        self._heap: list[tuple[float, int, K]] = []  # may hold entries that _due has replaced
+        self._sequence = 0
+
+    def put(self, key: K, moment: float) -> None:
+        """Have `key` due at `moment`, or earlier if it is due earlier already."""
+        if (due := self._due.get(key)) is not None and due <= moment:
+            return
+        self._due[key] = moment
+        self._sequence += 1
+        heapq.heappush(self._heap, (moment, self._sequence, key))
+
+    def discard(self, key: K) -> None:
+        """Let `key` be due at no moment."""
+        self._due.pop(key, None)
+
+    def first(self) -> float | None:
+        """Return the moment at which the first key is due, or None if there is none."""
+        while self._heap and self._due.get(self._heap[0][2]) != self._heap[0][0]:
+            heapq.heappop(self._heap)
+        return self._heap[0][0] if self._heap else None
+
+    def pop(self, now: float) -> Iterator[K]:
+        """Return the keys that are due, in the order of their moments; they are due no more."""
+        while (due := self.first()) is not None and due <= now:
+            _, _, key = heapq.heappop(self._heap)
+            del self._due[key]
+            yield key
+
+
+class Backoff(Generic[K]):
+    """How long each key waits after its failures in a row.
+
+    Parameters
+    ----------
+    first_seconds : float
+        How long after the first failure; each further one doubles it.
+    limit_seconds : float
+        The longest that it waits.
+    """
+
+    def __init__(self, first_seconds: float, limit_seconds: float) -> None:
+        self._first_seconds = first_seconds
+        self._limit_seconds = limit_seconds
+        self._failures: dict[K, int] = {}
+
+    def failed(self, key: K) -> float:
+        """Count a failure of `key`; return the seconds until its next try."""
+        failures = self._failures.get(key, 0)
+        self._failures[key] = failures + 1
+        # 2.0 ** 1024 is an overflow, and no limit needs more doublings than this.
+        return min(self._first_seconds * 2.0 ** min(failures, 64), self._limit_seconds)
+
+    def forget(self, key: K) -> None:
+        """Forget the failures of `key`."""
+        self._failures.pop(key, None)
+
+
+class ReadyKeys(Generic[K]):
+    """Keys in the order in which they are handed out, each once.
+
+    Parameters
+    ----------
+    ahead : callable
+        Whether a key, when it is added, goes ahead of those for which this is false.
+    others_at_once : int or None
+        How many of those others may be out at the same time; all of them if None.
+    """
+
+    def __init__(self, ahead: Callable[[K], bool], others_at_once: int | None) -> None:
+        self._ahead = ahead
+        self._others_at_once = others_at_once
+        self._first: deque[K] = deque()  # those that go ahead
+        self._others: deque[K] = deque()
+        self._waiting: set[K] = set()  # the keys in both
+        self._others_out: set[K] = set()
+        self._in_a_row = 0  # how many have gone ahead since one of the others was handed out
+
+    def __len__(self) -> int:
+        """Return how many keys wait."""
+        return len(self._waiting)
+
+    def add(self, key: K) -> None:
+        """Let `key` wait behind its like; one that waits already stays where it is."""
+        if key not in self._waiting:
+            self._waiting.add(key)
+            (self._first if self._ahead(key) else self._others).append(key)
+
+    def pop(self) -> K | None:
+        """Hand out the next key, or None: no key waits, or none of the others may be out as well."""
+        has_room = self._others_at_once is None or len(self._others_out) < self._others_at_once
+        its_turn = self._others and has_room and self._in_a_row >= AHEAD_IN_A_ROW
+        if self._first and not its_turn:
+            self._in_a_row += 1
+            key = self._first.popleft()
+        elif self._others and has_room:
+            self._in_a_row = 0
+            key = self._others.popleft()
+            self._others_out.add(key)
+        else:
+            return None
+        self._waiting.remove(key)
+        return key
+
+    def back(self, key: K) -> None:
+        """Take note that a key that was handed out is out no more."""
+        self._others_out.discard(key)

@@ -1,7 +1,7 @@
 """One pass over one job: take a snapshot, plan, write the status once, carry the actions out.
 
 The status goes first: were the snapshot stale, its write conflicts before anything is created or deleted,
-and the plan is thrown away. Only a job's first status may wait until its pods run (`engine.coalesce`): until
+and the plan is thrown away. Only a job's first status may wait until its pods run (`engine.batching`): until
 then nothing has happened that a stale snapshot could make happen again. Actions keep their order, but for
 pods that are created or deleted in a row: no pod waits for another. Everything that a pass leaves undone is
 found again by the next one, because plans are made from what is there and never from what was meant to be.
@@ -17,10 +17,8 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from fleet_operator.cluster import ClusterError, ConflictError
-from fleet_operator.engine.coalesce import Coalescing
-from fleet_operator.engine.observer import Observer
-from fleet_operator.engine.outcome import Outcome, Result
-from fleet_operator.engine.rest import rest
+from fleet_operator.engine.batching import StatusBatching, debounce
+from fleet_operator.engine.outcome import Observer, Outcome, Result
 from fleet_operator.plan.model import CreatePod, DeletePod, Event
 
 if TYPE_CHECKING:
@@ -78,7 +76,7 @@ class Reconciler:
         self._clock = clock
         self._decide = decide
         self._observer = observer or Observer()
-        self._coalescing = Coalescing()
+        self._batching = StatusBatching()
         self._untold: dict[Key, _Untold] = {}
         self._refusals: dict[Key, tuple[str, str]] = {}  # the last that people were told of, by the job's uid
 
@@ -93,11 +91,11 @@ class Reconciler:
         if observed is None:
             return Outcome(Result.WAITING, UNSEEN_WRITE)
         plan = self._decide(job, observed, self._clock.now(), self._cluster.hosts(job))
-        if (wait := self._coalescing.wait(key, job, plan, self._clock.monotonic())) is not None:
+        if (wait := self._batching.wait(key, job, plan, self._clock.monotonic())) is not None:
             plan = replace(plan, requeue_after=_earlier(wait, plan.requeue_after))
             outcome = await self._act(key, job, plan)
             if outcome.result is not Result.DONE:
-                self._coalescing.hurry(key)  # the next plan says why
+                self._batching.hurry(key)  # the next plan says why
             return outcome
         try:
             written = await self._write_status(job, plan)
@@ -108,7 +106,7 @@ class Reconciler:
             logger.debug("plan discarded: %s", error, extra={"job": str(key)})
             return Outcome(Result.CONFLICT)
         self._untold.pop(key, None)
-        self._coalescing.forget(key)
+        self._batching.forget(key)
         return await self._act(key, written, plan)
 
     async def _write_status(self, job: FleetJob, plan: Plan) -> FleetJob:
@@ -142,7 +140,7 @@ class Reconciler:
 
     async def _act(self, key: Key, job: FleetJob, plan: Plan) -> Outcome:
         """Carry the actions out in their order, up to the first that is refused; then tell the events."""
-        outcome = Outcome(Result.DONE, plan.requeue_after, rest(plan.status))
+        outcome = Outcome(Result.DONE, plan.requeue_after, debounce(plan.status))
         for together in _in_order(plan.actions):
             if refused := await self._apply(job, together):
                 outcome = await self._refused(key, job, plan, refused)
@@ -218,7 +216,7 @@ class Reconciler:
             await self._cluster.record(job, Event("Warning", "ActionRefused", message))
 
     def _forget(self, key: Key) -> None:
-        self._coalescing.forget(key)
+        self._batching.forget(key)
         self._untold.pop(key, None)
         self._refusals.pop(key, None)
 

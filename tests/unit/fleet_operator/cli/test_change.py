@@ -52,16 +52,9 @@ async def test_a_job_that_has_finished_is_neither_suspended_nor_resumed(suspende
         await suspend(session, "digits", suspended=suspended, say=print)
 
 
-@pytest.mark.parametrize(
-    ("error", "said"),
-    [
-        pytest.param(ApiError(404, "NotFound", "could not find"), "older than this program", id="no-scale"),
-        pytest.param(ApiError(403, "Forbidden", "no scale for you"), "you may not do this", id="no-right"),
-    ],
-)
-async def test_scaling_that_is_refused_says_what_to_do(error: ApiError, said: str):
+async def test_scaling_that_is_refused_says_what_to_do():
     api = FakeApi()
     api.put(JOB, manifest())
-    api.refusals["GET", f"{JOB}/scale"] = error
-    with pytest.raises(ClusterRefusal, match=said):
+    api.refusals["GET", f"{JOB}/scale"] = ApiError(403, "Forbidden", "no scale for you")
+    with pytest.raises(ClusterRefusal, match="you may not do this"):
         await scale(Session(api, "https://fake", "default"), "digits", trainers=3, say=print)

@@ -14,8 +14,8 @@ from fleet_operator.api import Condition, ConditionStatus, ConditionType, FleetJ
 from fleet_operator.cluster import ConflictError
 from fleet_operator.engine import Engine, Observer, Result
 from fleet_operator.engine import engine as engine_module
+from fleet_operator.engine.batching import COMING_UP
 from fleet_operator.engine.queue import WorkQueue
-from fleet_operator.engine.rest import COMING_UP
 from fleet_operator.kubernetes.client import ApiError
 from fleet_operator.plan.model import DeleteService, Plan
 from tests.support.clusters import FakeCluster

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleet_operator.engine import WorkQueue
-from fleet_operator.engine.ready import AHEAD_IN_A_ROW
+from fleet_operator.engine.queue import AHEAD_IN_A_ROW
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import pytest
 from fleet_operator.api import FleetJobStatus, JobState
 from fleet_operator.cluster import ConflictError, Key
 from fleet_operator.engine import Observer, Reconciler, Result
-from fleet_operator.engine.coalesce import COUNTS, FIRST
+from fleet_operator.engine.batching import COUNTS, FIRST
 from fleet_operator.engine.outcome import Outcome
 from fleet_operator.engine.reconcile import AT_ONCE, UNSEEN_WRITE
 from fleet_operator.kubernetes.client import ApiError

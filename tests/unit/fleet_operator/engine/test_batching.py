@@ -1,4 +1,4 @@
-"""How long a status may wait to be written."""
+"""How long news of a job, and its status, may wait."""
 
 from __future__ import annotations
 
@@ -7,9 +7,17 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from fleet_operator.api import FleetJobStatus, JobState
+from fleet_operator.api import Condition, ConditionStatus, ConditionType, FleetJobStatus, JobState
 from fleet_operator.cluster import Key
-from fleet_operator.engine.coalesce import COUNTS, FIRST, MOST_OBJECTS, QUIET, Coalescing
+from fleet_operator.engine.batching import (
+    COMING_UP,
+    COUNTS,
+    FIRST,
+    MOST_OBJECTS,
+    QUIET,
+    StatusBatching,
+    debounce,
+)
 from fleet_operator.plan.model import (
     CreatePod,
     CreateService,
@@ -36,7 +44,7 @@ class Waiting:
     """One job, the status that was last written, and what the policy says at one moment."""
 
     def __init__(self) -> None:
-        self.coalescing = Coalescing()
+        self.batching = StatusBatching()
         self.job = job()
         self.written = FleetJobStatus()
 
@@ -49,7 +57,7 @@ class Waiting:
         urgent: bool = False,
     ) -> timedelta | None:
         plan = Plan(status=status, actions=actions, events=events, urgent=urgent)
-        return self.coalescing.wait(KEY, self.job.with_status(self.written), plan, seconds)
+        return self.batching.wait(KEY, self.job.with_status(self.written), plan, seconds)
 
 
 @pytest.fixture
@@ -101,7 +109,7 @@ def test_where_the_number_of_trainers_may_change_the_status_remembers_it_before_
 
 def test_a_status_that_waited_in_vain_waits_no_longer(waiting: Waiting):
     waiting.wait(0, PENDING, *CREATIONS, urgent=True)
-    waiting.coalescing.hurry(KEY)
+    waiting.batching.hurry(KEY)
     assert waiting.wait(0.1, PENDING, *CREATIONS, urgent=True) is None
 
 
@@ -145,7 +153,7 @@ def test_counts_that_change_back_have_never_waited(waiting: Waiting):
 
 def test_a_job_that_is_forgotten_begins_anew(waiting: Waiting):
     waiting.wait(0, PENDING, *CREATIONS, urgent=True)
-    waiting.coalescing.forget(KEY)
+    waiting.batching.forget(KEY)
     assert waiting.wait(FIRST.total_seconds(), PENDING, *CREATIONS, urgent=True) == FIRST
 
 
@@ -162,3 +170,28 @@ def test_what_does_not_wait(
 ):
     waiting.written = PENDING
     assert waiting.wait(0, ONE_RUNS, *actions, events=events, urgent=urgent) is None
+
+
+def status(state: JobState, *, created: bool) -> FleetJobStatus:
+    told = Condition(
+        type=ConditionType.PODS_CREATED,
+        status=ConditionStatus.TRUE if created else ConditionStatus.FALSE,
+        reason="PodsCreated" if created else "CreatingPods",
+        last_transition_time="2026-11-22T03:00:00Z",
+    )
+    return FleetJobStatus(state=state, conditions=(told,))
+
+
+@pytest.mark.parametrize("state", [JobState.PENDING, JobState.RESTARTING])
+def test_pods_that_are_there_may_come_up_in_their_own_time(state: JobState):
+    assert debounce(status(state, created=True)) == COMING_UP
+
+
+def test_a_pod_that_is_still_to_be_created_waits_for_no_rest():
+    assert debounce(status(JobState.PENDING, created=False)) is None
+    assert debounce(FleetJobStatus()) is None
+
+
+@pytest.mark.parametrize("state", [JobState.RUNNING, JobState.SUSPENDED, JobState.SUCCEEDED, JobState.FAILED])
+def test_a_job_that_runs_or_has_ended_is_never_left_alone(state: JobState):
+    assert debounce(status(state, created=True)) is None

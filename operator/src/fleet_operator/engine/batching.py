@@ -1,6 +1,8 @@
-"""How long a status may wait to be written, so that one write tells of several changes.
+"""How long news of a job, and its status, may wait, so that one pass and one write answer several of them.
 
-In a burst of jobs it is the writes of statuses that take the API server's time from the creation of pods.
+Between its creation and the moment at which it runs each pod tells of itself several times: it has a node, it
+is initialized, its containers have begun. In a burst of jobs most passes would be made for such news, and it
+is the writes of statuses that take the API server's time from the creation of pods.
 """
 
 from __future__ import annotations
@@ -8,7 +10,7 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from fleet_operator.api import JobState
+from fleet_operator.api import ConditionType, JobState
 from fleet_operator.plan.model import CreatePod, CreateService
 
 if TYPE_CHECKING:
@@ -16,7 +18,10 @@ if TYPE_CHECKING:
     from fleet_operator.cluster import Key
     from fleet_operator.plan.model import Plan
 
-__all__ = ["COUNTS", "FIRST", "QUIET", "Coalescing"]
+__all__ = ["COMING_UP", "COUNTS", "FIRST", "QUIET", "StatusBatching", "debounce"]
+
+COMING_UP = timedelta(seconds=0.1)
+"""How long news may wait while all pods are there and not all of them run."""
 
 COUNTS = timedelta(seconds=0.5)
 """How long a write may wait when only counts have changed. With its way there it takes less than a second."""
@@ -31,7 +36,17 @@ MOST_OBJECTS = 32
 """How many objects may be made before the first status, so that it is not late because of them."""
 
 
-class Coalescing:
+def debounce(status: FleetJobStatus) -> timedelta | None:
+    """Return how long a job may be left alone, by the status that the last pass decided on; None: not at all.
+
+    Before all pods are there the next of them may wait for the last news, and once the job runs people wait
+    for it to end.
+    """
+    comes_up = status.state in (JobState.PENDING, JobState.RESTARTING)
+    return COMING_UP if comes_up and status.is_true(ConditionType.PODS_CREATED) else None
+
+
+class StatusBatching:
     """Knows since when which statuses have been waiting."""
 
     def __init__(self) -> None:
