@@ -6,7 +6,6 @@ import json
 import re
 import shutil
 import subprocess
-import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -445,14 +444,3 @@ def test_wrong_values_are_refused_by_name(helm, value, named):
     ended = helm_says(helm, "template", "fleet", str(CHART), "--set", value)
     assert ended.returncode != 0
     assert named in ended.stderr
-
-
-def test_all_versions_are_one():
-    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
-    projects = [
-        tomllib.loads(Path(folder, "pyproject.toml").read_text())["project"]["version"]
-        for folder in ("operator", "trainer_image")
-    ]
-    makefile = Path("Makefile").read_text()
-    assert {chart["version"], chart["appVersion"], *projects} == {projects[0]}
-    assert f"VERSION := {projects[0]}\n" in makefile
