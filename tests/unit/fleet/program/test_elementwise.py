@@ -252,6 +252,13 @@ def test_an_argument_that_servers_would_lose_is_refused_by_name():
     assert "argument of is <function" in found(lambda params: HasAnArgument(params, of=sgd)).refusal
 
 
+def test_optimizers_are_tried_on_the_cpu_where_the_script_has_another_default_device():
+    with torch.device("meta"):
+        assert found(sgd) == Findings(True, "")
+        assert found(lambda params: torch.optim.Adam(params, lr=0.1)) == Findings(True, "")
+        assert found(Clips).refusal.startswith("Clips couples")
+
+
 def test_hooks_that_the_script_registers_for_all_optimizers_are_not_called_by_trying():
     called: list[object] = []
     sgd(parameters(1))  # from then on SGD.step, which subclasses call, calls hooks too

@@ -50,6 +50,15 @@ def test_two_slices_are_stepped_as_the_whole_is(optimizer_class, chosen):
     assert torch.equal(arena, whole)
 
 
+def test_a_rate_that_is_a_tensor_is_on_the_cpu_where_the_script_has_another_default_device():
+    value = torch.ones(2, 3)
+    options = options_of(torch.optim.SGD, {"lr": 0.5})
+    with torch.device("meta"):
+        update = DenseUpdate(torch.optim.SGD, value, options, tensors={"lr": "float32"})
+        update.apply(torch.ones(2, 3, device="cpu"), {"lr": 0.25})
+    assert torch.equal(value, torch.full((2, 3), 0.75))
+
+
 @pytest.mark.parametrize("foreach", [None, True])
 @pytest.mark.parametrize(
     "optimizer_class",

@@ -129,14 +129,18 @@ def _layout(trained: Mapping[int, int]) -> tuple[int, ...]:
 
 @contextmanager
 def _script_untouched() -> Iterator[None]:
-    """Leave the script's random numbers as they are, and call none of its hooks on all optimizers."""
+    """Try as a server steps, whatever the script has set for this process, and leave that as it is.
+
+    Tensors are made on the CPU even where the default device is another one. The random numbers that the
+    script draws stay the same, and none of its hooks on all optimizers is called.
+    """
     of_python, of_numpy = random.getstate(), np.random.get_state()  # noqa: NPY002 - what a script may use
     hooks = [getattr(torch_optimizer, f"_global_optimizer_{when}_hooks") for when in ("pre", "post")]
     kept = [dict(each) for each in hooks]
     for each in hooks:
         each.clear()
     try:
-        with torch.random.fork_rng(devices=[]):
+        with torch.random.fork_rng(devices=[]), torch.device("cpu"):
             yield
     finally:
         for each, before in zip(hooks, kept, strict=True):

@@ -89,10 +89,12 @@ class DenseUpdate:
         """Return options in the types with which the user's own optimizer computes."""
         if not self._tensors:
             return options
-        return {
-            name: torch.tensor(value, dtype=self._tensors[name]) if name in self._tensors else value
-            for name, value in options.items()
+        tensors = {
+            name: torch.tensor(options[name], dtype=dtype, device="cpu")
+            for name, dtype in self._tensors.items()
+            if name in options
         }
+        return {**options, **tensors}
 
     def state(self) -> dict[str, Any]:
         """Return the optimizer's state by name, tensors not copied; empty before the first step."""
