@@ -176,6 +176,14 @@ class HasAnArgument(torch.optim.SGD):
         self.max_value, self._of = max_value, of
 
 
+class HoldsItsParameters(torch.optim.SGD):
+    """Keeps what it was given, under the name of its first argument."""
+
+    def __init__(self, params: Any, lr: float = 0.1) -> None:
+        self.params = list(params)
+        super().__init__(self.params, lr=lr)
+
+
 def sgd(params: Any) -> torch.optim.Optimizer:
     return torch.optim.SGD(params, lr=0.1)
 
@@ -250,6 +258,10 @@ def test_an_argument_that_servers_would_lose_is_refused_by_name():
     assert refusal.startswith("HasAnArgument's argument max_value is 2.5.")
     assert "would have 100.0" in refusal
     assert "argument of is <function" in found(lambda params: HasAnArgument(params, of=sgd)).refusal
+
+
+def test_an_optimizer_may_hold_its_parameters_itself():
+    assert found(HoldsItsParameters) == Findings(True, "")
 
 
 def test_optimizers_are_tried_on_the_cpu_where_the_script_has_another_default_device():

@@ -372,7 +372,7 @@ def _of_arguments(optimizer: "Optimizer", options: _Options) -> str:
     """Refuse an argument of the constructor that is no option of a param group, so that servers lose it."""
     kind = type(optimizer)
     rebuilt = build_optimizer(kind, [torch.nn.Parameter(torch.zeros(_SHAPES[0]))], options)
-    for name in inspect.signature(kind).parameters:
+    for name in list(inspect.signature(kind).parameters)[1:]:  # the first takes the parameters
         for attribute in (name, f"_{name}"):
             ours, theirs = vars(optimizer), vars(rebuilt)
             if name in options or attribute not in ours or attribute not in theirs:
