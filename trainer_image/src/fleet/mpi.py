@@ -1,9 +1,10 @@
 """The ranks of an mpirun, by mpi4py: how many they are, and one exchange of small records among them."""
 
+import contextlib
 import json
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final, Protocol
 
 from fleet.errors import RoleError
@@ -81,8 +82,12 @@ class _World:
         return [json.loads(everybodys[start : start + _RECORD_BYTES]) for start in starts]
 
 
-def own_place() -> dict[str, Any]:
-    """Return the name of this machine, an address of it for other machines, and a port that is free now."""
+@contextlib.contextmanager
+def own_place() -> Iterator[dict[str, Any]]:
+    """Give the name of this machine, an address of it for other machines, and a free port.
+
+    No other process of this machine is given that port while the block runs.
+    """
     name = socket.gethostname()
     try:
         address = socket.gethostbyname(name)
@@ -95,5 +100,6 @@ def own_place() -> dict[str, Any]:
                 address = probe.getsockname()[0]
             except OSError:
                 address = "127.0.0.1"
-    with socket.create_server(("", 0)) as listener:
-        return {"machine": name, "address": address, "port": listener.getsockname()[1]}
+    with socket.socket() as held:  # bound, and not listening: nobody takes it for the server
+        held.bind(("", 0))
+        yield {"machine": name, "address": address, "port": held.getsockname()[1]}

@@ -4,6 +4,8 @@ The other ranks are threads here, as one machine cannot be several. A real mpiru
 tests/runtime/role_maker/test_mpirun.py.
 """
 
+import contextlib
+import socket
 import sys
 import threading
 from functools import partial
@@ -123,6 +125,24 @@ def test_a_key_that_was_given_does_not_travel():
     makers = [MPISymmetricRoleMaker(partial(Listening, ranks, rank)) for rank in (0, 1)]
     at_once(*(partial(maker.generate_role, given) for maker in makers))
     assert "6b6b" not in str(sent)
+
+
+def test_each_rank_keeps_its_port_until_all_have_told_theirs():
+    """Otherwise the system gives one port to two ranks of a machine once in a while."""
+    free: list[int] = []
+
+    class Looking(OneRank):
+        def allgather(self, record: Any) -> list[dict[str, Any]]:
+            with socket.socket() as other:
+                if other.connect_ex(("127.0.0.1", record["port"])) == 0:
+                    raise AssertionError("a trainer would take it for the server")
+            with contextlib.suppress(OSError), socket.create_server(("", record["port"])):
+                free.append(record["port"])
+            return super().allgather(record)
+
+    ranks = Ranks(2)
+    at_once(*(MPISymmetricRoleMaker(partial(Looking, ranks, rank)).generate_role for rank in (0, 1)))
+    assert free == []
 
 
 def test_without_mpi4py_it_is_said_what_to_install(monkeypatch):

@@ -45,12 +45,12 @@ class MPISymmetricRoleMaker(RoleMaker):
                 f"this MPI job has {size} {'rank' if size == 1 else 'ranks'}; expected an even number, as "
                 f"every second rank is a parameter server: mpirun -np {size + 1}"
             )
-        mine = own_place()
-        mine["address"] = variables.optional("POD_IP", default=mine["address"])
-        if rank == 0:
-            made = "" if identity.key else secrets.token_hex(_KEY_BYTES)
-            mine |= {"key": made, "uid": identity.uid or secrets.token_hex(8)}
-        places = ranks.allgather(mine)
+        with own_place() as mine:  # until all ranks of this machine have a port
+            mine["address"] = variables.optional("POD_IP", default=mine["address"])
+            if rank == 0:
+                made = "" if identity.key else secrets.token_hex(_KEY_BYTES)
+                mine |= {"key": made, "uid": identity.uid or secrets.token_hex(8)}
+            places = ranks.allgather(mine)
         made = places[0]["key"]
         if bool(made) == bool(identity.key) and rank:
             having, lacking = (rank, 0) if identity.key else (0, rank)
