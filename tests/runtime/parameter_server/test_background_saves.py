@@ -153,6 +153,25 @@ def test_a_process_without_descriptors_pauses_saving_unless_some_are_kept(tmp_pa
     assert Checkpoint(last).manifest.step == 3
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc tells what is open")
+def test_a_process_without_descriptors_loads_by_those_that_are_kept(tmp_path):
+    with loopback() as job:
+        trainer, model, _ = job.make_trainer()
+        trainer.start()
+        train(trainer, model, range(2))
+        trainer.save_numbered(str(tmp_path), TrainStatus(), keep=0)
+        trainer.complete()
+    with loopback() as job, contextlib.ExitStack() as afterwards:
+        trainer, _, _ = job.make_trainer()
+        trainer.start()
+        afterwards.callback(for_saves.give_up)
+        for_saves.keep()
+        with no_descriptor_left():
+            assert trainer.load(str(tmp_path)) is not None
+        assert trainer.current_step == 2
+        trainer.complete()
+
+
 def test_training_that_ends_without_its_last_checkpoint_says_so(tmp_path, monkeypatch, caplog):
     def full(*_: Any) -> Any:
         raise DiskFullError("no room")

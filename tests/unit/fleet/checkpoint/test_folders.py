@@ -1,10 +1,12 @@
 """Numbered checkpoints: which is the newest, and which may go."""
 
 import contextlib
+import errno
 import logging
 import os
 import shutil
 import socket
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ import pytest
 import torch
 
 from fleet.checkpoint import (
+    Checkpoint,
     Claims,
     Manifest,
     Piece,
@@ -32,6 +35,7 @@ from fleet.checkpoint import (
 from fleet.checkpoint.writer import write_model
 from fleet.errors import CheckpointError, DiskFullError, FleetError
 from fleet.role_maker import JobIdentity
+from tests.support.descriptors import no_descriptor_left
 
 
 def make(directory: Path, step: int) -> None:
@@ -402,3 +406,29 @@ def test_why_a_folder_stays_is_said(tmp_path, caplog):
         in caplog.text
     )
     assert "checkpoint-1 stays: it is a link, or no folder" in caplog.text
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc tells what is open")
+def test_where_no_descriptor_is_left_nothing_is_said_against_the_checkpoints(folder):
+    """It is no mistake of the user's, after which nothing would be tried again."""
+    with no_descriptor_left():
+        for look in (found_in, Checkpoint):
+            with pytest.raises(DiskFullError, match="Too many open files"):
+                look(folder)
+
+
+@pytest.mark.parametrize("reason", [errno.EMFILE, errno.ENFILE])
+def test_one_that_no_descriptor_was_left_for_is_not_passed_over(folder, monkeypatch, reason):
+    whole = os.open
+
+    def refuse(path: Any, *given: Any, **named: Any) -> int:
+        if str(path).endswith("checkpoint-10/manifest.json"):
+            raise OSError(reason, os.strerror(reason))
+        return whole(path, *given, **named)
+
+    monkeypatch.setattr(os, "open", refuse)
+    with pytest.raises(DiskFullError, match=r"checkpoint-10/manifest\.json could not be opened"):
+        find_checkpoint(folder)
+    with pytest.raises(DiskFullError):  # it may need another's rows
+        remove_numbers(folder, [1, 2])
+    assert numbers_in(folder) == [1, 2, 5, 9, 10, 11]

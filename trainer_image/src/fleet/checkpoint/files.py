@@ -22,7 +22,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save
 from torch import Tensor
 
-from fleet.errors import disk_error
+from fleet.errors import disk_error, no_room
 
 __all__ = [
     "TEMPORARY",
@@ -55,10 +55,14 @@ def open_file(path: str | Path, *, flags: int = 0, dir_fd: int | None = None) ->
     OSError
         It cannot be opened. A FileNotFoundError where something else is in its place: a FIFO, for whose
         writer nobody waits, or a directory.
+    DiskFullError
+        This process has no descriptor left, which says nothing about the file.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | flags, dir_fd=dir_fd)
     except OSError as error:
+        if no_room(error):
+            raise disk_error(error, f"{path} could not be opened: {error}") from error
         if error.errno == errno.ENXIO:
             raise FileNotFoundError(errno.ENOENT, "it is a socket or a device, not a file") from error
         raise

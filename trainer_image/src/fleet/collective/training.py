@@ -44,6 +44,7 @@ from fleet.collective.group import Group
 from fleet.collective.synchronizer import Synchronizer
 from fleet.errors import CheckpointError, ConfigurationError, FleetError
 from fleet.loop import Loops, Place
+from fleet.process.descriptors import for_saves
 from fleet.program import Program, Source, agreement_of, facts_of_training
 from fleet.program.capture import from_optimizer
 from fleet.program.owner import WITHOUT_NAMES
@@ -200,6 +201,7 @@ class CollectiveTraining:
         whole = whole_numbers(path, lambda checkpoint: checkpoint.verify(self._verified, spans))
         remove_numbers(path, superfluous(numbers_in(path), whole, keep))
 
+    @for_saves.lent()
     @torch.no_grad()
     def load(self, directory: str) -> TrainStatus | None:
         """Go on from the newest checkpoint in a directory that every trainer has whole; see `Savable`.

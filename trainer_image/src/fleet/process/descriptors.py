@@ -10,7 +10,7 @@ from typing import Final
 __all__ = ["Reserve", "for_saves", "provide"]
 
 _KEPT: Final = 16
-"""A save has a few files and folders open at once, in one thread or two."""
+"""A save has a few files and folders open at once, in one thread or two; so has a load."""
 
 
 class Reserve:

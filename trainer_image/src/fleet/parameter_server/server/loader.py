@@ -27,6 +27,7 @@ from fleet.parameter_server.pieces import by_block
 from fleet.parameter_server.shard import Shard
 from fleet.parameter_server.store import Put
 from fleet.parameter_server.table_store import RowPut
+from fleet.process.descriptors import for_saves
 from fleet.program import facts_of_training
 from fleet.transpiler.block import PlannedBlock
 from fleet.transpiler.lowering import ServerPlan
@@ -77,6 +78,7 @@ class Loader:
         manifest = self._loaded.manifest
         return None if manifest.after is None else (*manifest.after, manifest.save)
 
+    @for_saves.lent()
     def load(self, directory: str, save: str, own: Collection[str]) -> Checkpoint | None:
         """Take values and state from a checkpoint, unless training has begun with it or its successors.
 
