@@ -127,6 +127,7 @@ def test_a_fetched_loss_is_read_as_in_pytorch_and_as_in_paddle(model):
     assert "%f" % loss == "%f" % loss[0] == "%f" % (loss,) == f"{number:f}"  # noqa: UP031 (as scripts of Paddle do)
     assert "{:.2e}".format(loss) == f"{number:.2e}"  # noqa: UP032
     assert math.exp(loss) == math.exp(number)
+    assert (round(loss, 2), round(loss)) == (round(number, 2), round(number))
     assert (loss.shape, loss.dtype, len(loss), list(loss)) == ((1,), np.dtype("float32"), 1, [number])
     assert f"{loss}" == str(loss) == str(np.array([number], np.float32))
     with pytest.raises(IndexError):

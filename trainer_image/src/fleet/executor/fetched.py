@@ -29,6 +29,9 @@ class FetchedNumber(np.ndarray[Any, Any]):
     def __index__(self) -> int:
         return operator.index(self.item())
 
+    def __round__(self, digits: int | None = None) -> Any:
+        return round(self.item(), digits)
+
     def __format__(self, spec: str) -> str:
         """Format the number by a specification, and the array without one."""
         return format(self.item(), spec) if spec else str(self)
