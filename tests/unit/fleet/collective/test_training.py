@@ -46,6 +46,31 @@ def training_of(
     return CollectiveTraining(optimizer, model, synchronizer, cast("Any", Alone()), claims, loops or Loops())
 
 
+class WantsMore(torch.optim.SGD):
+    """Cannot be built from the options of its param groups."""
+
+    def __init__(self, params: Any, decays: Any) -> None:
+        super().__init__(params, lr=decays[0], momentum=0.5)
+
+
+def test_an_optimizer_that_no_server_could_build_is_saved_and_loaded(tmp_path, caplog):
+    """Each trainer steps its own."""
+    states = []
+    for fill in (1.0, 0.0):
+        model = torch.nn.Linear(2, 1)
+        optimizer = WantsMore(model.parameters(), [0.1])
+        model(torch.full((1, 2), fill)).sum().backward()
+        optimizer.step()
+        training = training_of(optimizer, model, step=1)
+        training.tell_of_unsavable()
+        if fill:
+            training.save(str(tmp_path), TrainStatus(1))
+        assert training.load(str(tmp_path)) == TrainStatus(1, step=1)
+        states.append(optimizer.state[model.weight]["momentum_buffer"])
+    assert torch.equal(*states)
+    assert caplog.text == ""
+
+
 def test_a_checkpoint_whose_trainers_part_is_gone_is_passed_over_for_the_one_before(tmp_path, caplog):
     training, optimizer = make(step=7)
     for epoch in (1, 2):

@@ -176,6 +176,22 @@ class HasAnArgument(torch.optim.SGD):
         self.max_value, self._of = max_value, of
 
 
+class WantsMore(torch.optim.SGD):
+    """Is stepped after a call only that no other class has, as schedule-free optimizers are."""
+
+    def __init__(self, params: Any, lr: float = 0.1) -> None:
+        super().__init__(params, lr=lr)
+        self._trains = False
+
+    def train(self) -> None:
+        self._trains = True
+
+    def step(self, closure: Any = None) -> Any:
+        if not self._trains:
+            raise RuntimeError("call train() first")
+        return super().step(closure)
+
+
 class HoldsItsParameters(torch.optim.SGD):
     """Keeps what it was given, under the name of its first argument."""
 
@@ -327,14 +343,22 @@ def transpiled(kind: Any, counts: dict[str, tuple[int, ...]], **fields: Any) -> 
 @pytest.mark.parametrize(
     "fields", [{}, {"half_async": True}, {"runtime_split_send_recv": True}], ids=["sync", "half", "async"]
 )
-@pytest.mark.parametrize(("kind", "words"), [(Clips, "couples parameters"), (Noisy, "draws random")])
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        (Clips, "couples parameters"),
+        (Noisy, "draws random"),
+        (WantsMore, r"WantsMore cannot step a dense parameter on a parameter server: call train\(\) first"),
+        (torch.optim.SparseAdam, "SparseAdam does not support dense gradients"),
+    ],
+)
 def test_where_servers_step_such_an_optimizer_is_refused_and_no_setting_hides_it(kind, words, fields, whole):
     with pytest.raises(TranspileError, match=words) as caught:
         transpiled(kind, {"w": (400, 100), "b": (100,)}, slice_var_up=not whole, **fields)
     assert "slice_var_up" not in str(caught.value)
 
 
-@pytest.mark.parametrize("kind", [Clips, Noisy])
+@pytest.mark.parametrize("kind", [Clips, Noisy, WantsMore])
 def test_where_trainers_step_any_optimizer_is_welcome(kind):
     transpiler = transpiled(kind, {"w": (400, 100), "b": (100,)}, geo_sgd_mode=True)
     assert transpiler.get_trainer_program().attr("role") == "trainer"

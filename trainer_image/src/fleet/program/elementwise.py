@@ -19,7 +19,6 @@ import torch
 from torch import Tensor
 from torch.optim import optimizer as torch_optimizer
 
-from fleet.errors import TranspileError
 from fleet.program.optimizers import KERNEL_FLAGS, HyperParameter, build_optimizer, read_hyper_parameters
 from fleet.without_dynamo import step_directly
 
@@ -83,11 +82,13 @@ def try_out(
     Returns
     -------
     Findings
+        With a refusal too where the class cannot be built from the group's options, or cannot step a dense
+        gradient: where trainers step, that is no matter.
 
     Raises
     ------
     TranspileError
-        The class cannot be built from the group's options, or cannot step a dense gradient.
+        As of `read_hyper_parameters`.
     """
     kind, group = type(optimizer), optimizer.param_groups[index]
     options = {
@@ -105,11 +106,8 @@ def try_out(
             )
             tensors, of_numbers = _number_types(kind, group, options)
             refusal = findings.refusal or of_numbers or _of_arguments(optimizer, options)
-        except Exception as error:
-            raise TranspileError(
-                f"{kind.__name__} cannot step a dense parameter on a parameter server: {error}; "
-                "its constructor must take its options by the names it gives them in param_groups"
-            ) from error
+        except Exception as error:  # noqa: BLE001 - a class of the script's may raise any
+            return Findings(False, _FAILS.format(name=kind.__name__, error=error))
     return Findings(findings.elementwise, refusal, tensors)
 
 
@@ -200,6 +198,10 @@ def _run(
     return Findings(_same(apart[0].values[0], torch.cat(slices)))
 
 
+_FAILS = (
+    "{name} cannot step a dense parameter on a parameter server: {error}; its constructor must take its "
+    "options by the names it gives them in param_groups"
+)
 _DRAWS = (
     "{name} draws random numbers in its step. Each parameter server would draw numbers of its own, so that a "
     "run could neither be repeated nor equal one process. Use an optimizer that draws none, and add the "
