@@ -313,6 +313,8 @@ def test_a_number_of_numpys_is_refused_where_it_gives_other_bits_than_a_number_o
     assert refusal.endswith("0.009999999776482582; give lr as Python's float")
     assert found(lambda params: torch.optim.SGD(params, lr=rate)).refusal == ""
     assert found(lambda params: torch.optim.Adam(params, lr=np.float64(0.01))).refusal == ""
+    whole: Any = np.int64(1)
+    assert found(lambda params: torch.optim.Adam(params, lr=whole)).refusal == ""
 
 
 def test_betas_that_are_tensors_are_refused():

@@ -361,7 +361,8 @@ def _like(value: Any, plain: Any) -> Any:
         return tuple(map(_like, value, plain))
     if isinstance(value, Tensor):
         return torch.tensor(plain, dtype=value.dtype, device="cpu")
-    return type(value)(plain) if isinstance(value, np.generic) else plain
+    # A trial's rates are no integers, and those of NumPy compute as Python's.
+    return type(value)(plain) if isinstance(value, np.floating) else plain
 
 
 def _kind_of(value: object) -> str:
