@@ -264,19 +264,19 @@ def _is_of_the_last_incident(context: Context, failure: Failure) -> bool:
     before = context.job.status.last_failure
     if before is None or before.time is None or failure.told.time is None:
         return False
-    if failure.replica in (context.ledger.failed_in_incident(context.now) or ()):
+    if failure.replica in context.failed_in_incident:
         return False
-    return _was_there(context, failure.replica, before) and failure.told.time <= before.time + INCIDENT
+    return _was_there(context, failure.replica) and failure.told.time <= before.time + INCIDENT
 
 
-def _was_there(context: Context, replica: Replica, before: LastFailure) -> bool:
-    """Whether a replica's pod was created before the pod that takes the place of the one that failed.
+def _was_there(context: Context, replica: Replica) -> bool:
+    """Whether a replica's pod was created before the pod that takes the place of the one that failed last.
 
     Both moments are the API server's. The moment of the failure itself is told by the clock of a node, which
     may be some seconds ahead or behind. A failure that started the whole job anew has left no pod behind.
     """
     replicas, born = context.replicas, context.replicas.present[replica].created_at
-    failed = next((each for each in replicas.wanted if replicas.name_of(each) == before.pod), None)
+    failed = context.last_failed
     if failed is None or born is None or not context.ledger.is_replaced(failed):
         return False
     successor = replicas.present.get(failed)

@@ -91,6 +91,18 @@ class Context:
         return sum(self.replicas.is_ready(each) for each in self.replicas.wanted if each.role is role)
 
     @cached_property
+    def failed_in_incident(self) -> frozenset[Replica]:
+        """The replicas that have failed in the incident that lasts, if one does."""
+        return self.ledger.failed_in_incident(self.now) or frozenset()
+
+    @cached_property
+    def last_failed(self) -> Replica | None:
+        """The replica whose failure the status tells as the last one, if it is wanted still."""
+        before = self.job.status.last_failure
+        wanted = () if before is None else self.replicas.wanted
+        return next((each for each in wanted if before and self.replicas.name_of(each) == before.pod), None)
+
+    @cached_property
     def silent_nodes(self) -> dict[Replica, datetime | None]:
         """Replicas whose node has gone silent, and when each is given up, if it is."""
         return {

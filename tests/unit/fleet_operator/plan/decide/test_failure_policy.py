@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -750,3 +751,33 @@ def test_a_pod_that_its_node_refuses_after_one_that_ran_is_no_failure():
     story.sees(*others, ended(trainer(1, "0.1"), 143, disruption="PreemptionByScheduler"), after=1000)
     story.sees(*others, refused("0.2"), after=1010)
     assert (story.job.status.state, story.job.status.failures) == ("Restarting", 0)
+
+
+def calls_of_a_pass_with_peers_lost(trainers: int) -> int:
+    """Return how many calls it takes to plan what follows from one failure, and from that of all others."""
+    story = Story(trainer={"replicas": trainers})
+    servers = [pserver(0), pserver(1)]
+    pods = [trainer(index, created_at=at(0)) for index in range(trainers)]
+    story.sees(*servers, *pods)
+    story.sees(*servers, *pods[:-1], ended(pods[-1], 1, finished_at=at(10)), after=10)
+    last = trainer(trainers - 1, "0.1", created_at=at(15))
+    story.sees(*servers, *pods[:-1], last, after=15)
+    calls = 0
+
+    def count(_: object, event: str, __: object) -> None:
+        nonlocal calls
+        calls += event == "call"
+
+    sys.setprofile(count)
+    try:
+        lost = [ended(pod, 91, finished_at=at(20)) for pod in pods[:-1]]
+        story.sees(*servers, *lost, last, after=20)
+    finally:
+        sys.setprofile(None)
+    assert (story.job.status.restarts, story.job.status.failures) == (trainers, 1)
+    return calls
+
+
+def test_what_a_thousand_lost_peers_mean_is_not_looked_for_a_thousand_times():
+    few, many = calls_of_a_pass_with_peers_lost(20), calls_of_a_pass_with_peers_lost(200)
+    assert many < 15 * few  # 10 times as many replicas; 60 times as many calls where each looks at all others
