@@ -116,6 +116,7 @@ COLUMNS = {
 
 def render(view: JobView, now: datetime, *, width: int, height: int) -> Group:
     """Return what a terminal of `width` columns and `height` rows shows of a job at this moment."""
+    width = max(1, width)  # COLUMNS may say 0
     title = Text(f"{view.job.name}: {view.state}", style=f"bold {STYLES.get(view.state, '')}".strip())
     bar = _bar(view, width)
     head = [title] if bar is None else [title, bar]

@@ -255,6 +255,13 @@ def test_servers_show_their_memory_and_what_they_hold():
     assert cells(watched)["pserver-0"] == ["Running", "3.4", "GB", "12,346", "1.0", "GB", "1:05"]
 
 
+def test_a_terminal_that_says_it_has_no_columns_ends_no_run():
+    watched = Watched(trainers=2)
+    watched.live(a_pod())
+    assert watched.waiting(30)  # what is waited for has lines, whose number goes by the width
+    render(watched.view, NOW + timedelta(seconds=30), width=0, height=0)  # COLUMNS=0
+
+
 @pytest.mark.parametrize(
     ("width", "columns"),
     [
