@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from fleet_operator.errors import OperatorError
 
@@ -44,6 +45,9 @@ CHANGING = {"auth-provider", "client-certificate", "tokenFile"}
 
 DIRECT = "localhost,127.0.0.0/8,::1"
 """What the proxies of the environment are never asked for, as kubectl never does."""
+
+SOCKS_PORT = 1080
+"""Where a proxy of kind SOCKS listens that is given without a port."""
 
 OLDEST = 37
 """The first of the package's major versions that knows proxy-url."""
@@ -333,10 +337,21 @@ def _proxy(configuration: Any, given: str | None) -> str | None:
         raise ConnectionSettingsError(
             f"{configuration.host} has a proxy of kind {scheme!r}, expected http, https or socks5"
         )
+    try:
+        address = urlsplit(f"{scheme}://{rest}")
+        usable, port = bool(address.hostname), address.port
+    except ValueError:
+        usable, port = False, None
+    if not usable:
+        raise ConnectionSettingsError(
+            f"{configuration.host} has a proxy whose address cannot be used; expected {scheme}://HOST:PORT"
+        )
     if scheme.startswith("socks") and importlib.util.find_spec("aiohttp_socks") is None:
         raise ConnectionSettingsError(
             f"{configuration.host} has a proxy of kind SOCKS, which needs: pip install aiohttp-socks"
         )
+    if scheme.startswith("socks") and port is None:
+        rest = f"{rest.rstrip('/')}:{SOCKS_PORT}"
     return f"{scheme}://{rest}"
 
 

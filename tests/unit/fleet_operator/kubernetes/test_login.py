@@ -251,6 +251,11 @@ async def test_a_proxy_of_the_kubeconfig_is_gone_through(site: Site, tmp_path: P
         assert tunnel.asked == [f"{NAME}:{site.port}"]
 
 
+def test_a_proxy_of_kind_socks_has_the_usual_port_where_none_is_given(tmp_path: Path):
+    cluster = {"server": "https://10.0.0.1", "proxy-url": "socks5://10.0.0.2"}
+    assert from_kubeconfig(write(tmp_path / "config", {}, cluster)).proxy == "socks5://10.0.0.2:1080"
+
+
 @pytest.mark.parametrize(("no_proxy", "through"), [("", True), (".example", False), (NAME, False)])
 async def test_a_proxy_of_the_environment_is_gone_through_where_it_is_meant(
     site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_proxy: str, through: bool
@@ -518,6 +523,12 @@ def test_a_kubeconfig_that_is_not_there_says_so(tmp_path: Path):
         ),
         pytest.param(
             {}, {"proxy-url": "gopher://p"}, "has a proxy of kind 'gopher', expected http", id="strange-proxy"
+        ),
+        *(
+            pytest.param(
+                {}, {"proxy-url": each}, "a proxy whose address cannot be used; expected http", id=each
+            )
+            for each in ("http://p:port", "p:70000", "http://", "http://[::1")
         ),
         pytest.param(
             {},
