@@ -47,6 +47,27 @@ pathlib.Path("done").touch()
 """
 
 
+@pytest.mark.parametrize("gone", [False, True], ids=["a-full-disk", "a-reader-that-has-gone"])
+def test_lines_that_nobody_takes_end_no_run(tmp_path, gone):
+    """Only the object on standard output is left to tell how the job has ended."""
+    manifest = tmp_path / "job.yaml"
+    manifest.write_text(yaml.safe_dump(job_manifest("import time; time.sleep(0.5)", server=None)))
+    reading, writing = os.pipe()
+    os.close(reading)
+    stderr = writing if gone else os.open("/dev/full", os.O_WRONLY)
+    command = [sys.executable, "-m", "fleet_operator", "run", "-f", str(manifest), "-o", "json"]
+    try:
+        ended = subprocess.run(
+            command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=stderr, timeout=60, check=False
+        )
+    finally:
+        os.close(writing)
+        if not gone:
+            os.close(stderr)
+    assert json.loads(ended.stdout)["state"] == "Succeeded"
+    assert ended.returncode == 0
+
+
 def test_a_job_succeeds(tmp_path):
     report = (
         "import json, os, pathlib; keys = ('PADDLE_TRAINER_ID', 'PADDLE_PSERVERS_IP_PORT_LIST', 'POD_IP', "

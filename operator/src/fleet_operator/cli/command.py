@@ -80,7 +80,8 @@ def run_command(
     _write_page(result, logs, _draw(result, logs / CURVE, display), display)
     text = "\n".join([to_text(result), *_last_words(result, logs)])
     if as_json:
-        print(text, file=sys.stderr)
+        with contextlib.suppress(OSError):
+            print(text, file=sys.stderr, flush=True)
         print(json.dumps(to_json(result)), flush=True)
     else:
         print(text, flush=True)

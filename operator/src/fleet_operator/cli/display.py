@@ -50,9 +50,14 @@ class LineDisplay:
         self._last = ""
 
     def say(self, line: str) -> None:
-        """Print a line, led by the seconds since the run began."""
+        """Print a line, led by the seconds since the run began.
+
+        No training ends because a disk has no room for the line, or whoever read has gone.
+        """
         elapsed = time.monotonic() - self._started
-        self._console.print(f"{elapsed:7.1f} s  {line}", markup=False, highlight=False, soft_wrap=True)
+        with contextlib.suppress(OSError):
+            self._console.file.write(f"{elapsed:7.1f} s  {line}\n")
+            self._console.file.flush()
 
     @contextlib.contextmanager
     def showing(self, view: JobView) -> Iterator[None]:
