@@ -121,7 +121,9 @@ _EXCEPTION_OF_FLEET = re.compile(r"\w+ \d+ (?:\([\w, ]+\))?: (?P<said>.*) \(at (
 """An exception in the words of `fleet`: who, how far it had come, what and where."""
 
 _OF_CONNECTIONS = re.compile(
-    r"connect|timed? ?out|unreachable|gaierror|RpcError|\bDist\w+Error", re.IGNORECASE
+    r"connect|timed? ?out|unreachable|no route to host|broken ?pipe|address already in use|gaierror"
+    r"|HTTP Error|incomplete ?read|\bssl\.\w+Error|RpcError|\bDist\w+Error",
+    re.IGNORECASE,
 )
 _FILE = re.compile(r"^ *File \"(.+)\", line \d+", re.MULTILINE)
 _UNNAMED_FILE = re.compile(r"\(<\w+>, line \d+\)")

@@ -568,6 +568,21 @@ def test_an_exception_is_known_by_its_kind_and_its_line(said, expected):
     assert raised_at(said) == expected
 
 
+@pytest.mark.parametrize(
+    "error",
+    [
+        "BrokenPipeError: [Errno 32] Broken pipe",
+        "OSError: [Errno 113] No route to host",
+        "OSError: [Errno 98] Address already in use",
+        "urllib.error.HTTPError: HTTP Error 503: Service Unavailable",
+        "http.client.IncompleteRead: IncompleteRead(5 bytes read)",
+        "ssl.SSLEOFError: EOF occurred in violation of protocol (_ssl.c:1129)",
+    ],
+)
+def test_what_a_peer_or_a_network_does_is_not_taken_for_the_scripts_own_error(error):
+    assert raised_at(RAISED.replace("ValueError: 17.2: no such column", error)) is None
+
+
 def two_lives(first, second, *, one_machine=True, code=1, seconds=5):
     """Tell of a trainer that ended so in its first life, and so in its second one."""
     story = Story()
