@@ -94,7 +94,7 @@ class TableDisplay:
 
     def say(self, line: str) -> None:
         """Print a line above the table."""
-        self._console.print(escape(line), highlight=False)
+        self._console.print(escape(line), highlight=False, soft_wrap=True)  # paths stay whole to be copied
 
     @contextlib.contextmanager
     def showing(self, view: JobView) -> Iterator[None]:

@@ -25,7 +25,7 @@ from fleet_operator.api import (
     TableStatistics,
     parse_job,
 )
-from fleet_operator.cli.display import LineDisplay
+from fleet_operator.cli.display import LineDisplay, TableDisplay
 from fleet_operator.cli.lines import clock, describe_exit, describe_progress, duration, names
 from fleet_operator.cli.replica import ReplicaView
 from fleet_operator.cli.result import to_json, to_text
@@ -363,6 +363,14 @@ def test_a_script_that_need_not_use_fleet_is_not_said_to_start_for_ever():
     watched.live(a_pod())
     assert cells(watched)["trainer-0"][0] == "Running"
     assert (len(watched.waiting(6)), len(watched.waiting(61))) == (1, 0)
+
+
+def test_a_path_above_the_table_is_not_cut():
+    watched, file = Watched(), io.StringIO()
+    display = TableDisplay(Console(file=file, width=48, force_terminal=True), lambda: NOW)
+    with display.showing(watched.view):
+        display.say(f"summary: /home/me/{'long' * 20}/summary.html")
+    assert f"/home/me/{'long' * 20}/summary.html" in file.getvalue()
 
 
 def test_lines_tell_what_is_waited_for_once():
