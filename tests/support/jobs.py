@@ -260,7 +260,7 @@ INVALID = (
         "rule-without-an-action",
         at("spec.failurePolicy.rules", [{"onExitCodes": [1]}]),
         "spec.failurePolicy.rules[0].action",
-        ("What follows",),
+        ("what follows",),
     ),
     InvalidCase(
         "rule-that-matches-everything",
@@ -383,7 +383,7 @@ INVALID = (
         "tls-without-a-secret",
         at("spec.network", {"tls": {}}),
         "spec.network.tls.secretName",
-        ("nothing", "A Secret of the job's namespace"),
+        ("nothing", "a Secret of the job's namespace"),
     ),
     InvalidCase(
         "tls-with-no-name-of-a-secret",

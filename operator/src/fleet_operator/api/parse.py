@@ -246,7 +246,10 @@ def _expected_constant(field: str) -> str:
 def _described(location: tuple[int | str, ...]) -> str | None:
     """Return the first sentence of what the API says about a field."""
     field = _fields_at(location[:-1]).get(str(location[-1]))
-    return field.description.partition(".")[0] if field and field.description else None
+    if field is None or not field.description:
+        return None
+    first, space, others = field.description.partition(".")[0].partition(" ")
+    return f"{first.lower() if first.istitle() else first}{space}{others}"
 
 
 def _known_fields(location: tuple[int | str, ...]) -> str:

@@ -30,6 +30,13 @@ def test_accepts(document):
     assert parse_job(document).name == document["metadata"]["name"]
 
 
+def test_what_is_missing_is_told_in_a_sentence():
+    document = jobs.manifest()
+    del document["spec"]["trainer"]
+    [problem] = [each for each in problems_of(document) if each.path == "spec.trainer"]
+    assert problem.expected == "how many trainers there are and what they run"
+
+
 def test_tells_all_problems_at_once_in_whole_sentences():
     document = jobs.manifest(syncMode="Eager", trainer={"replicas": 0, "ports": 1})
     with pytest.raises(InvalidJob) as caught:
