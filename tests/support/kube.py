@@ -42,6 +42,8 @@ __all__ = [
 Manifest = dict[str, Any]
 
 WAIT_SECONDS = 60.0
+BUSY_TRIES = 30
+"""How often an API server may ask to come back later; it says after how many seconds."""
 
 
 class ApiServer:
@@ -93,7 +95,16 @@ class ApiServer:
         self, verb: str, path: str, params: Mapping[str, str] | None = None, **asked: Any
     ) -> Manifest:
         query = [*(params or {}).items()]
-        answer = await self._client.request(verb, path, query_params=query, serialize=False, **asked)
+        for left in reversed(range(BUSY_TRIES)):
+            try:
+                answer = await self._client.request(verb, path, query_params=query, serialize=False, **asked)
+                break
+            except ApiException as refused:
+                # The storage of a definition that has just been installed, for instance, is not ready yet.
+                after = (refused.headers or {}).get("Retry-After")
+                if refused.status != 429 or after is None or left == 0:
+                    raise
+                await asyncio.sleep(float(after))
         found: Manifest = await answer.json()
         return found
 
