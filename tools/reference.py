@@ -25,8 +25,8 @@ import typer
 import fleet
 from fleet.facade import FleetCalls
 from fleet.options import MODES, OPTIONS, Rule
-from fleet.originals import ORIGINALS
 from fleet.process.progress_server import GAUGES, TABLES, prometheus_text
+from fleet.strategy import ORIGINALS
 from fleet.wire import RESUMED, TRANSITIONS, Kind, Side, State
 from fleet_operator.api.crd import build_crd
 from fleet_operator.api.rules import CHANGES, IMMUTABLE, RULES

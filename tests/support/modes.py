@@ -7,18 +7,12 @@ import numpy as np
 import torch
 
 from fleet.errors import FleetError
+from fleet.fluid import DistributeTranspiler, Program
+from fleet.fluid.lowering import server_plan, trainer_plan
 from fleet.parameter_server.modes import Answer, LazyBytes, Mode
 from fleet.parameter_server.shard import Shard
 from fleet.parameter_server.trainer.parameters import ParameterStore
-from fleet.program import Program
-from fleet.transpiler import (
-    DistributeTranspiler,
-    PlannedBlock,
-    ServerPlan,
-    TrainerPlan,
-    server_plan,
-    trainer_plan,
-)
+from fleet.plan import PlannedBlock, ServerPlan, TrainerPlan
 from fleet.wire import HyperParameters
 
 MakeOptimizer = Callable[[Any], torch.optim.Optimizer]

@@ -10,15 +10,16 @@ from typing import Any
 import torch
 
 from fleet.errors import FleetError
+from fleet.fluid import DistributeTranspiler, Program
+from fleet.fluid.lowering import server_plan, trainer_plan
 from fleet.parameter_server.modes import Mode
 from fleet.parameter_server.optimizer_state import state_of
 from fleet.parameter_server.pieces import in_pieces
 from fleet.parameter_server.server.server import Server
 from fleet.parameter_server.settings import Settings
 from fleet.parameter_server.trainer.trainer import Trainer
-from fleet.program import GradClip, Program
+from fleet.plan import DistributeTranspilerConfig, GradClip
 from fleet.role_maker import JobIdentity
-from fleet.transpiler import DistributeTranspiler, DistributeTranspilerConfig, server_plan, trainer_plan
 from tests.support.processes import free_ports
 
 HOST = "127.0.0.1"

@@ -5,7 +5,8 @@ from typing import Any
 
 import torch
 
-from fleet.program import GradClip, Program
+from fleet.fluid import Program
+from fleet.plan import GradClip
 
 Shapes = Mapping[str, Sequence[int]]
 

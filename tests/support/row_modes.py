@@ -9,9 +9,9 @@ from torch.nn import Parameter
 from fleet.parameter_server.failed_step import FailedStep
 from fleet.parameter_server.modes import Answer
 from fleet.parameter_server.table_store import TableStore
+from fleet.plan.tables import TablePlan
 from fleet.tables import Constant, RowGradients, TableConfig
 from fleet.tables.rules import SGD
-from fleet.transpiler.tables import TablePlan
 from fleet.wire import HyperParameters
 from fleet.wire.rows import read_row_gradient
 

@@ -21,7 +21,7 @@ from fleet.parameter_server.modes import (
 )
 from fleet.parameter_server.shard import Shard
 from fleet.parameter_server.transport.arena import Arena, Extent, bytes_of
-from fleet.transpiler import DistributedMode, PlannedBlock
+from fleet.plan import DistributedMode, PlannedBlock
 from fleet.wire import HyperParameters
 
 

@@ -7,7 +7,7 @@ import torch
 from torch.nn.functional import mse_loss
 
 import fleet
-from fleet.transpiler import DistributeTranspilerConfig
+from fleet.plan import DistributeTranspilerConfig
 from tests.support.joined import joined, make, rows_on_servers
 from tests.support.parameter_server import loopback
 from tests.support.threads import at_once, one_torch_thread

@@ -10,11 +10,11 @@ import torch
 
 import fleet
 from fleet.errors import ConfigurationError, FleetError, PeerLostError
+from fleet.fluid.lowering import server_plan
 from fleet.parameter_server import waiting
 from fleet.parameter_server.modes import NormPart
 from fleet.parameter_server.server.siblings import Siblings
 from fleet.parameter_server.settings import Settings
-from fleet.transpiler import server_plan
 from tests.support.parameter_server import loopback, small_model
 from tests.support.processes import wait_for
 from tests.support.threads import one_torch_thread

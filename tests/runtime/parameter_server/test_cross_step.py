@@ -11,7 +11,7 @@ from torch import nn
 from fleet.errors import ConfigurationError, FleetError
 from fleet.parameter_server.trainer.optimizer import DistributedOptimizer
 from fleet.parameter_server.trainer.trainer import Trainer
-from fleet.transpiler import DistributeTranspilerConfig
+from fleet.plan import DistributeTranspilerConfig
 from tests.support.parameter_server import loopback
 from tests.support.training import (
     NoSync,

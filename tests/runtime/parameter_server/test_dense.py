@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.optim import lr_scheduler
 
-from fleet.program import ClipGradByGlobalNorm
+from fleet.plan import ClipGradByGlobalNorm
 from tests.support.threads import one_torch_thread
 from tests.support.training import (
     NoSync,

@@ -12,7 +12,7 @@ import torch
 from fleet.checkpoint import TrainStatus
 from fleet.errors import ConfigurationError, PeerLostError
 from fleet.parameter_server.server.farewell import Farewell
-from fleet.transpiler import DistributeTranspilerConfig
+from fleet.plan import DistributeTranspilerConfig
 from tests.support.parameter_server import QUICK, Loopback, loopback
 from tests.support.processes import wait_for
 from tests.support.replicas import job as processes

@@ -13,8 +13,8 @@ from fleet.errors import ConfigurationError
 from fleet.parameter_server import Fleet
 from fleet.parameter_server.server.server import Server
 from fleet.parameter_server.sessions import find_trainer
+from fleet.plan import DistributedMode
 from fleet.process import lifecycle
-from fleet.transpiler import DistributedMode
 from tests.support.processes import free_ports
 
 

@@ -14,7 +14,7 @@ import torch
 
 from fleet.errors import ConfigurationError, FleetError, PeerLostError
 from fleet.parameter_server.settings import Settings
-from fleet.transpiler import DistributeTranspilerConfig
+from fleet.plan import DistributeTranspilerConfig
 from tests.support import diabetes, digits
 from tests.support.parameter_server import QUICK, Loopback, loopback, sgd, small_model
 from tests.support.processes import wait_for

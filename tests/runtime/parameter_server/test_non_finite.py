@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fleet.errors import FleetError
-from fleet.transpiler import DistributeTranspilerConfig
+from fleet.plan import DistributeTranspilerConfig
 from tests.support.joined import joined
 from tests.support.threads import at_once
 from tests.support.training import values_of

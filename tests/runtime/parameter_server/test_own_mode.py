@@ -8,11 +8,11 @@ import torch
 
 from fleet import role_maker
 from fleet.errors import ConfigurationError, TranspileError
+from fleet.fluid import DistributeTranspiler, Program
+from fleet.fluid.lowering import trainer_plan
 from fleet.parameter_server import Fleet
 from fleet.process import lifecycle
-from fleet.program import Program
 from fleet.strategy import DistributedStrategy
-from fleet.transpiler import DistributeTranspiler, trainer_plan
 from tests.runtime.parameter_server.elastic_averaging import ElasticAveraging
 from tests.support.digits import accuracy, network, train
 from tests.support.modes import OneServer, ScriptedSession

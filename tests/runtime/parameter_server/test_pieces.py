@@ -9,8 +9,7 @@ import torch
 
 from fleet.checkpoint import Checkpoint, TrainStatus
 from fleet.errors import ConfigurationError
-from fleet.program import ClipGradByGlobalNorm, ClipGradByValue
-from fleet.transpiler import DistributeTranspilerConfig
+from fleet.plan import ClipGradByGlobalNorm, ClipGradByValue, DistributeTranspilerConfig
 from tests.support import parameter_server
 from tests.support.checkpoints import OPTIMIZERS, differing, train
 from tests.support.parameter_server import Loopback, loopback

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import fleet
-from fleet.transpiler import DistributeTranspilerConfig
+from fleet.plan import DistributeTranspilerConfig
 from tests.support.clicks import ADAM, ROWS, SGD, batch, on_servers, one_step
 from tests.support.joined import joined
 from tests.support.processes import wait_for

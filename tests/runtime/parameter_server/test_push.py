@@ -11,7 +11,7 @@ import torch
 from fleet.errors import ConfigurationError, DeadlineExceededError, FleetError
 from fleet.parameter_server.settings import Settings
 from fleet.parameter_server.trainer.trainer import Trainer
-from fleet.transpiler import DistributeTranspilerConfig
+from fleet.plan import DistributeTranspilerConfig
 from tests.runtime.parameter_server.elastic_averaging import ElasticAveraging
 from tests.support.parameter_server import loopback
 from tests.support.threads import at_once, one_torch_thread

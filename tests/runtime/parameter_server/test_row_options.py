@@ -11,6 +11,7 @@ import torch
 import fleet
 from fleet.checkpoint import TrainStatus
 from fleet.errors import ConfigurationError
+from fleet.plan import DistributeTranspilerConfig
 from fleet.tables import (
     BFloat16,
     BloomFilter,
@@ -26,7 +27,6 @@ from fleet.tables import (
 )
 from fleet.tables.rules import Rows, Slot
 from fleet.tables.shards import SHARDS
-from fleet.transpiler import DistributeTranspilerConfig
 from tests.support.joined import joined
 from tests.support.tables import CROWDED, crowd
 from tests.support.threads import at_once

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from fleet.transpiler import DistributeTranspilerConfig
+from fleet.plan import DistributeTranspilerConfig
 from tests.support.joined import joined
 from tests.support.parameter_server import small_model
 from tests.support.threads import at_once, one_torch_thread

@@ -20,7 +20,7 @@ from fleet.parameter_server.modes.immediate import ImmediateServer
 from fleet.parameter_server.server.server import Server
 from fleet.parameter_server.settings import Settings
 from fleet.parameter_server.trainer.trainer import Trainer
-from fleet.transpiler import DistributeTranspilerConfig
+from fleet.plan import DistributeTranspilerConfig
 from tests.support.parameter_server import QUICK, Loopback, loopback, sgd, small_model
 from tests.support.processes import wait_for
 from tests.support.threads import at_once

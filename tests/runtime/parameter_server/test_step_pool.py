@@ -9,7 +9,7 @@ import torch
 
 from fleet.parameter_server.modes import Target, Update
 from fleet.parameter_server.server import server, step_pool
-from fleet.program import ClipGradByGlobalNorm
+from fleet.plan import ClipGradByGlobalNorm
 from tests.runtime.parameter_server.test_pieces import learned
 from tests.support.checkpoints import OPTIMIZERS
 from tests.support.parameter_server import QUICK, loopback

@@ -11,7 +11,7 @@ import torch
 
 import fleet
 from fleet.errors import ConfigurationError, FleetError
-from fleet.transpiler import DistributeTranspilerConfig
+from fleet.plan import DistributeTranspilerConfig
 from tests.support.clicks import (
     ADAGRAD,
     ADAM,

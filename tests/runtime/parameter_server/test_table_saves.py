@@ -14,8 +14,8 @@ import fleet
 from fleet.checkpoint import Manifest, TrainStatus, write_rows
 from fleet.errors import CheckpointError, ConfigurationError, FleetError
 from fleet.parameter_server.server import keeper
+from fleet.plan import DistributeTranspilerConfig
 from fleet.tables import TimeToLive, snapshot
-from fleet.transpiler import DistributeTranspilerConfig
 from tests.support.checkpoints import flip_a_bit
 from tests.support.clicks import ADAGRAD, ADAM, Clicks, alone, on_servers, one_step
 from tests.support.clicks import ROWS as NUM_CLICKS

@@ -14,9 +14,9 @@ from fleet.checkpoint import TrainStatus
 from fleet.errors import CheckpointError, ConfigurationError, FleetError, TranspileError
 from fleet.parameter_server.modes import Async
 from fleet.parameter_server.trainer.optimizer import DistributedOptimizer
+from fleet.plan import DistributeTranspilerConfig
 from fleet.process import progress
 from fleet.tables import Constant, CountFilter, rules
-from fleet.transpiler import DistributeTranspilerConfig
 from fleet.wire import Kind
 from tests.support.clicks import (
     ADAGRAD,

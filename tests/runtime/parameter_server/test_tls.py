@@ -28,9 +28,9 @@ from fleet.parameter_server.trainer import route
 from fleet.parameter_server.transport.connection import receive_exactly, send_all
 from fleet.parameter_server.transport.sockets import bytes_moved, dial
 from fleet.parameter_server.transport.tls import RECORD_BYTES, TlsError, TlsSocket
+from fleet.plan import ClipGradByGlobalNorm
 from fleet.process import progress
 from fleet.process.half_open import HalfOpen
-from fleet.program import ClipGradByGlobalNorm
 from fleet.wire import HEADER_BYTES
 from tests.support.certificates import Authority, make_authority
 from tests.support.parameter_server import HOST, QUICK, Loopback, loopback, sgd, small_model

@@ -18,8 +18,8 @@ from fleet.parameter_server.transport import handshake, local_sockets
 from fleet.parameter_server.transport.connection import receive_exactly
 from fleet.parameter_server.transport.local_sockets import receive_with
 from fleet.parameter_server.transport.shared_memory import SharedBlocks
+from fleet.plan import ClipGradByGlobalNorm
 from fleet.process import progress
-from fleet.program import ClipGradByGlobalNorm
 from tests.support.parameter_server import QUICK, Loopback, loopback, small_model
 from tests.support.processes import wait_for
 from tests.support.threads import at_once, one_torch_thread

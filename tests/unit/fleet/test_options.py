@@ -14,14 +14,14 @@ import fleet as package
 from fleet import DistributedStrategy, DistributeTranspilerConfig
 from fleet.collective import Fleet as CollectiveFleet
 from fleet.errors import ConfigurationError
-from fleet.executor import collective as collective_steps
+from fleet.fluid import Program
+from fleet.fluid import collective_executor as collective_steps
 from fleet.options import MODES, OPTIONS, Verdict, Where, refusal, rule_for
 from fleet.parameter_server import Fleet, sessions
+from fleet.plan import DistributedMode
 from fleet.process import lifecycle
-from fleet.program import Program
 from fleet.role_maker import JobIdentity, Role, UserDefinedCollectiveRoleMaker, UserDefinedRoleMaker
 from fleet.role_maker.variables import SYNC_MODES
-from fleet.transpiler import DistributedMode
 from tests.support.programs import captured
 
 ROOT = Path(__file__).parents[3]

@@ -7,10 +7,9 @@ import pytest
 import fleet
 from fleet import DistributedStrategy
 from fleet.errors import ConfigurationError, TranspileError
-from fleet.originals import ORIGINALS
+from fleet.plan import DistributedMode, DistributeTranspilerConfig
 from fleet.role_maker.variables import SYNC_MODES
-from fleet.strategy import strategy_of
-from fleet.transpiler import DistributedMode, DistributeTranspilerConfig
+from fleet.strategy import ORIGINALS, strategy_of
 
 
 class Named:

@@ -109,7 +109,7 @@ def _says_the_mode(text: str) -> Rule:
     return Rule(
         verdict=Verdict.SAYS_THE_MODE,
         text=text,
-        shown_by="tests/unit/fleet/transpiler/test_edge_cases.py::test_mode",
+        shown_by="tests/unit/fleet/fluid/test_edge_cases.py::test_mode",
         collective=False,
         modes=MODES[:-1],
     )
@@ -147,7 +147,8 @@ _ALWAYS_TOGETHER = _not_in_collective(
 _ONLY_COLLECTIVE = _not_with_servers("collective training has a fleet of its own, fleet.collective")
 _OWN_MODE = _not_with_servers("a mode of your own is asked for already", "own")
 _ONE_LEVEL = _not_in_collective("there is one all-reduce over all trainers; NCCL finds its own hierarchy")
-_PROGRAMS = "tests/unit/fleet/transpiler/"
+_PROGRAMS = "tests/unit/fleet/fluid/"
+_PLANS = "tests/unit/fleet/plan/"
 _RUNS = "tests/runtime/parameter_server/"
 _COMPRESSED = "tests/runtime/collective/test_compression.py::"
 
@@ -298,14 +299,14 @@ OPTIONS: Final[Mapping[str, tuple[Rule, ...]]] = {
     "config.split_method": (
         _done(
             "dispatches the blocks",
-            f"{_PROGRAMS}test_dispatch.py::test_parameter_and_gradient_share_a_server",
+            f"{_PLANS}test_dispatch.py::test_parameter_and_gradient_share_a_server",
         ),
         _NO_SERVERS,
     ),
     "config.min_block_size": (
         _done(
             "blocks have at least as many elements",
-            f"{_PROGRAMS}test_slicing.py::test_no_block_but_the_last_is_smaller_than_the_least",
+            f"{_PLANS}test_blocks.py::test_no_block_but_the_last_is_smaller_than_the_least",
         ),
         _NO_SERVERS,
     ),
@@ -421,7 +422,7 @@ OPTIONS: Final[Mapping[str, tuple[Rule, ...]]] = {
         _ALWAYS_TOGETHER,
     ),
     "transpile.pservers": (
-        _done("the servers", f"{_PROGRAMS}test_dispatch.py::test_parameter_and_gradient_share_a_server"),
+        _done("the servers", f"{_PLANS}test_dispatch.py::test_parameter_and_gradient_share_a_server"),
         _NO_SERVERS,
     ),
     "get_trainer_program.wait_port": (
@@ -442,7 +443,7 @@ OPTIONS: Final[Mapping[str, tuple[Rule, ...]]] = {
         Rule(
             verdict=Verdict.CARRIED_OUT,
             text="CUDAPlace: trainers compute on that GPU; a parameter server computes on the processor",
-            shown_by="tests/unit/fleet/executor/test_executor.py::test_a_place_is_the_trainers",
+            shown_by="tests/unit/fleet/fluid/test_executor.py::test_a_place_is_the_trainers",
         ),
     ),
     "FLEET_SYNC_MODE": (

@@ -5,19 +5,19 @@ transpiler config's fields. Where two of them contradict each other the strategy
 says anything, the job decides (`FLEET_SYNC_MODE`).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Final, TypedDict, Unpack
 
 from fleet.averaging import LocalSGD, PowerSGD
 from fleet.errors import ConfigurationError, TranspileError, meant
 from fleet.options import Where, refusal
-from fleet.originals import ORIGINALS
-from fleet.program.clip import GradClip, check_grad_clip
+from fleet.plan.clipping import GradClip, check_grad_clip
+from fleet.plan.config import DistributedMode, DistributeTranspilerConfig, TrainingMode
 from fleet.role_maker.variables import SYNC_MODES
-from fleet.transpiler.config import DistributedMode, DistributeTranspilerConfig, TrainingMode
 
 __all__ = [
+    "ORIGINALS",
     "DistributedStrategy",
     "StrategyFactory",
     "StrategyFields",
@@ -35,6 +35,40 @@ _FIELDS_OF_MODE: Final[dict[DistributedMode, dict[str, Any]]] = {
     DistributedMode.HALF_ASYNC: {"sync_mode": False, "half_async": True},
     DistributedMode.GEO: {"sync_mode": False, "geo_sgd_mode": True},
 }
+
+_LOCAL = "set strategy.local_sgd = fleet.LocalSGD(k_steps=8); collective training only"
+_FIXED = (
+    "its k would follow the loss, which an optimizer is not told; "
+    "set strategy.local_sgd = fleet.LocalSGD(k_steps=8, begin_step=30)"
+)
+_RECOMPUTED = "use torch.utils.checkpoint in the model"
+_AUTOCAST = "run the forward pass under torch.autocast"
+_UNUSED = "trainers tell one another in every pass which parameters they have used; leave it out"
+_BUCKETS = "gradients travel in torch's buckets, and are views of them; leave it out"
+_EXECUTED = "PyTorch runs the model, and has settings of its own"
+ORIGINALS: Final[Mapping[str, str]] = {
+    "use_local_sgd": _LOCAL,
+    "local_sgd_config": _LOCAL,
+    "localsgd": _LOCAL,
+    "localsgd_configs": _LOCAL,
+    "adaptive_localsgd": _FIXED,
+    "adaptive_localsgd_configs": _FIXED,
+    "use_dgc": "no gradient travels in parts; wire_dtype='bfloat16' halves it, power_sgd makes it narrow",
+    "use_amp": _AUTOCAST,
+    "amp_loss_scaling": _AUTOCAST,
+    "forward_recompute": _RECOMPUTED,
+    "recompute_checkpoints": _RECOMPUTED,
+    "fuse_all_reduce_ops": _BUCKETS,
+    "fuse_grad_size_in_MB": _BUCKETS,
+    "bucket_cap_mb": _BUCKETS,
+    "gradient_as_bucket_view": _BUCKETS,
+    "find_unused_parameters": _UNUSED,
+    "static_graph": _UNUSED,
+    "sync_batch_norm": "give torch.nn.SyncBatchNorm.convert_sync_batchnorm the model, on GPUs",
+    "exec_strategy": _EXECUTED,
+    "build_strategy": _EXECUTED,
+}
+"""Fields of the original's strategy, and of `DistributedDataParallel`, and what to use instead."""
 
 
 @dataclass(kw_only=True)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fleet.checkpoint import named_state
-from fleet.program import Program
+from fleet.fluid import Program
 
 
 class Scaled(torch.nn.Linear):

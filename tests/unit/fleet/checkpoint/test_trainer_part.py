@@ -17,8 +17,9 @@ from fleet.checkpoint import (
     restore_states,
 )
 from fleet.errors import CheckpointError
+from fleet.fluid import Program
 from fleet.nn import DistributedEmbedding
-from fleet.program import Program, Source
+from fleet.plan import Source
 from fleet.tables import TableRows
 
 

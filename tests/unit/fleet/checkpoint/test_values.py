@@ -13,7 +13,7 @@ from safetensors.torch import save
 from fleet.checkpoint import TrainerPart, TrainStatus, restore_part, restore_states
 from fleet.checkpoint.values import decode, encode
 from fleet.errors import CheckpointError, ConfigurationError
-from fleet.program import Program
+from fleet.fluid import Program
 
 VALUES = [
     None,

@@ -3,10 +3,11 @@
 import pytest
 import torch
 
+from fleet.fluid import DistributeTranspiler, Program
+from fleet.fluid.lowering import server_plan, trainer_plan
 from fleet.parameter_server.pieces import by_block, in_pieces
 from fleet.parameter_server.settings import Settings
-from fleet.program import ClipGradByGlobalNorm, ClipGradByNorm, ClipGradByValue, Program
-from fleet.transpiler import DistributeTranspiler, DistributeTranspilerConfig, server_plan, trainer_plan
+from fleet.plan import ClipGradByGlobalNorm, ClipGradByNorm, ClipGradByValue, DistributeTranspilerConfig
 
 ENDPOINTS = ["10.0.0.1:7164", "10.0.0.2:7164"]
 SMALL = Settings(piece_bytes=4096)

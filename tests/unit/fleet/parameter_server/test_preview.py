@@ -7,11 +7,11 @@ import torch
 
 import fleet
 from fleet.errors import ConfigurationError
+from fleet.fluid import DistributeTranspiler
 from fleet.parameter_server import preview
 from fleet.parameter_server.sessions import start_server, start_trainer
 from fleet.process import lifecycle
 from fleet.role_maker import JobIdentity
-from fleet.transpiler import DistributeTranspiler
 from tests.support.programs import never
 
 ONE = "10.0.0.1:6174"

@@ -2,9 +2,9 @@ from typing import Any
 
 import torch
 
+from fleet.fluid import Program
 from fleet.parameter_server.modes import Sync
 from fleet.parameter_server.shard import release
-from fleet.program import Program
 from tests.support.modes import OneServer
 
 

@@ -12,12 +12,12 @@ import fleet as package
 from fleet import role_maker
 from fleet.checkpoint import leave_mark
 from fleet.errors import CheckpointError, ConfigurationError
+from fleet.fluid import Program
 from fleet.parameter_server import Fleet
 from fleet.parameter_server import fleet as singleton
 from fleet.parameter_server.trainer.client import Client
 from fleet.parameter_server.trainer.trainer import Trainer
 from fleet.process import lifecycle
-from fleet.program import Program
 from fleet.strategy import DistributedStrategy
 
 ENDPOINTS = ["10.0.0.1:6174", "10.0.0.2:6174"]

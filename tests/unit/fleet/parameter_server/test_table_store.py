@@ -10,9 +10,9 @@ from fleet.errors import FleetError
 from fleet.parameter_server.failed_step import FailedStep
 from fleet.parameter_server.modes.immediate_tables import ImmediateTables
 from fleet.parameter_server.table_store import RowPut, RowUpdate, TableStore
+from fleet.plan.tables import TablePlan
 from fleet.tables import Constant, LocalDisk, Memory, RowGradients, Table, TableConfig, TableRows, storage
 from fleet.tables.rules import SGD
-from fleet.transpiler.tables import TablePlan
 from tests.support.full_disk import no_room_beyond
 from tests.support.row_modes import RATE_OF_ONE, Tables, gradient
 

@@ -12,7 +12,7 @@ from fleet.checkpoint.arguments import directory_of, refuse_file_system, status_
 from fleet.checkpoint.status import TrainStatus
 from fleet.checkpoint.writer import write_model
 from fleet.errors import CheckpointError, ConfigurationError
-from fleet.program import Program
+from fleet.fluid import Program
 
 __all__ = ["Savable", "SavingCalls"]
 

@@ -7,7 +7,7 @@ from functools import cache
 from torch import Tensor
 
 from fleet.errors import ConfigurationError
-from fleet.program import Source
+from fleet.plan import Source
 
 __all__ = ["named_state"]
 

@@ -17,7 +17,7 @@ from fleet.checkpoint.manifest import MANIFEST_NAME, BlockRecord, FileRecord, Ma
 from fleet.checkpoint.piece import Piece, cut_state
 from fleet.checkpoint.values import decode
 from fleet.errors import CheckpointError
-from fleet.program import describe_difference
+from fleet.plan import describe_difference
 
 __all__ = ["TRAINERS_STATE", "Checkpoint", "check_each"]
 

@@ -20,7 +20,7 @@ from fleet.checkpoint.reader import TRAINERS_STATE, Checkpoint
 from fleet.checkpoint.rows import files_of, parts_of
 from fleet.checkpoint.table_files import write_rows
 from fleet.errors import CheckpointError, ConfigurationError
-from fleet.program import describe_difference
+from fleet.plan import describe_difference
 from fleet.tables.ascending import find_among
 from fleet.tables.saved import TableRows, rows_at
 from fleet.tables.shards import SHARDS

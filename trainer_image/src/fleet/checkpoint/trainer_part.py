@@ -20,9 +20,9 @@ from fleet.checkpoint.fields import PARSE_ERRORS, items, mapping, whole_number
 from fleet.checkpoint.status import TrainStatus
 from fleet.checkpoint.values import decode, encode
 from fleet.errors import CheckpointError
-from fleet.program import Source
-from fleet.program.capture import parameter_names
-from fleet.program.optimizers import KERNEL_FLAGS
+from fleet.plan import Source
+from fleet.plan.optimizers import KERNEL_FLAGS
+from fleet.plan.source import parameter_names
 from fleet.tables import TableRows
 
 __all__ = ["GradientOrder", "OwnRows", "TrainerPart", "capture_part", "restore_part", "restore_states"]

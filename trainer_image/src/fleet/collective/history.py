@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from fleet.program.optimizers import KERNEL_FLAGS
+from fleet.plan.optimizers import KERNEL_FLAGS
 
 if TYPE_CHECKING:
     import torch

@@ -10,8 +10,8 @@ from fleet.collective.copies import Copies
 from fleet.collective.history import hyper_parameters
 from fleet.collective.synchronizer import Synchronizer
 from fleet.errors import ConfigurationError
+from fleet.plan.source import LeftOut
 from fleet.process.finite import FiniteCheck
-from fleet.program.left_out import LeftOut
 
 __all__ = ["distribute", "named_parameters"]
 

@@ -28,16 +28,16 @@ from fleet.collective.training import CollectiveTraining
 from fleet.environment.deadlines import Deadlines
 from fleet.errors import ConfigurationError
 from fleet.facade import FleetCalls
+from fleet.fluid import Program
 from fleet.options import Where, refusal
+from fleet.plan import DistributeTranspilerConfig
+from fleet.plan.source import find_module, without_wrapper
 from fleet.process import lifecycle, progress
 from fleet.process.allocator import keep_freed_memory
 from fleet.process.finite import FiniteCheck, tell_of_weights
-from fleet.program import Program
-from fleet.program.owner import find_module, without_wrapper
 from fleet.role_maker import PaddleCloudRoleMaker, RoleMaker
 from fleet.role_maker.variables import SYNC_MODES
 from fleet.strategy import DistributedStrategy, strategy_of
-from fleet.transpiler import DistributeTranspilerConfig
 
 __all__ = ["Fleet"]
 

@@ -43,11 +43,13 @@ from fleet.collective.copies import is_sharded
 from fleet.collective.group import Group
 from fleet.collective.synchronizer import Synchronizer
 from fleet.errors import CheckpointError, ConfigurationError, FleetError
+from fleet.fluid import Program
+from fleet.fluid.agreement import agreement_of
+from fleet.fluid.capture import from_optimizer
 from fleet.loop import Loops, Place
+from fleet.plan import Source, facts_of_training
+from fleet.plan.source import WITHOUT_NAMES
 from fleet.process.descriptors import for_saves
-from fleet.program import Program, Source, agreement_of, facts_of_training
-from fleet.program.capture import from_optimizer
-from fleet.program.owner import WITHOUT_NAMES
 
 __all__ = ["CollectiveTraining"]
 

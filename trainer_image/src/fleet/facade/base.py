@@ -10,12 +10,12 @@ from torch.nn import Module
 import fleet as package
 from fleet.checkpoint import SavingCalls
 from fleet.errors import ConfigurationError, meant
-from fleet.facade.numbers import check_operation, like, numbers_of
 from fleet.facade.role import RoleCalls
+from fleet.fluid import Program
+from fleet.fluid.originals import MINIMIZE, check_arguments
 from fleet.loop import LoopCalls
 from fleet.metrics import Metrics
-from fleet.originals import MINIMIZE, check_arguments
-from fleet.program import Program
+from fleet.metrics.numbers import check_operation, like, numbers_of
 
 __all__ = ["FleetCalls"]
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from fleet.transpiler.block import PlannedBlock
+from fleet.plan.blocks import PlannedBlock
 
 __all__ = ["describe_blocks", "name_servers", "name_trainers"]
 

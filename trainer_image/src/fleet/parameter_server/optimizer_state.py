@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, Final
 
-from fleet.program import Source
+from fleet.plan import Source
 
 __all__ = ["INITIAL_STATE", "initial_state_fact", "state_of"]
 

@@ -14,9 +14,9 @@ from typing import Final
 
 from fleet.parameter_server.settings import Settings
 from fleet.parameter_server.transport.arena import dtype_of
-from fleet.transpiler.block import PlannedBlock
-from fleet.transpiler.config import DistributedMode
-from fleet.transpiler.lowering import ServerPlan
+from fleet.plan.blocks import PlannedBlock
+from fleet.plan.config import DistributedMode
+from fleet.plan.job import ServerPlan
 
 __all__ = ["by_block", "in_pieces", "lead_bytes"]
 

@@ -9,7 +9,7 @@ import sys
 from typing import Final
 
 from fleet.errors import ConfigurationError
-from fleet.program import Program
+from fleet.fluid import Program
 
 __all__ = ["VARIABLE", "previewed"]
 

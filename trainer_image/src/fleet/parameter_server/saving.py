@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 from fleet.checkpoint import Checkpoint, TrainerPart, TrainStatus, find_checkpoint
 from fleet.errors import ConfigurationError
 from fleet.facade import FleetCalls
+from fleet.fluid import Program
 from fleet.parameter_server.sessions import find_trainer
 from fleet.parameter_server.trainer.trainer import Trainer
-from fleet.program import Program
 
 if TYPE_CHECKING:
     from fleet.parameter_server.server.server import Server

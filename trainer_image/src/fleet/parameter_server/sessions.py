@@ -15,6 +15,8 @@ from typing import Final
 
 from fleet.checkpoint import CHECKPOINT_PREFIX, MANIFEST_NAME, end_if_finished, leave_mark
 from fleet.errors import CheckpointError, ConfigurationError
+from fleet.fluid import Program
+from fleet.fluid.lowering import server_plan, startup_plan, trainer_plan
 from fleet.parameter_server.optimizer_state import state_of
 from fleet.parameter_server.pieces import in_pieces
 from fleet.parameter_server.preview import previewed
@@ -24,14 +26,14 @@ from fleet.parameter_server.shard import release
 from fleet.parameter_server.trainer.parameters import check_dtype
 from fleet.parameter_server.trainer.trainer import Trainer
 from fleet.parameter_server.transport.arena import dtype_of
+from fleet.plan import Source
+from fleet.plan.job import ServerPlan, TrainerPlan
 from fleet.process import lifecycle, progress
 from fleet.process.allocator import keep_freed_memory
-from fleet.program import Program, Source
 from fleet.role_maker import JobIdentity, Role, RoleKind
 from fleet.role_maker.interface import sync_mode_of
 from fleet.role_maker.variables import SYNC_MODES, Variables
 from fleet.strategy import DistributedStrategy
-from fleet.transpiler.lowering import ServerPlan, TrainerPlan, server_plan, startup_plan, trainer_plan
 
 __all__ = ["find_trainer", "sends", "serve", "source_of", "start_server", "start_trainer", "train_as"]
 

@@ -15,8 +15,7 @@ from fleet.parameter_server.store import DenseStore, Put, Rule, step_by_optimize
 from fleet.parameter_server.table_store import TableStore
 from fleet.parameter_server.transport.arena import dtype_of
 from fleet.parameter_server.transport.shared_memory import SharedBlocks
-from fleet.program import Source
-from fleet.transpiler import PlannedBlock, ServerPlan
+from fleet.plan import PlannedBlock, ServerPlan, Source
 
 __all__ = ["Shard", "release"]
 

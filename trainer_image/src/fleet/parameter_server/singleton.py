@@ -9,6 +9,7 @@ import numpy.typing as npt
 import torch
 
 from fleet.errors import ConfigurationError
+from fleet.fluid import DistributeTranspiler, Program
 from fleet.parameter_server.certificates import certificates_of
 from fleet.parameter_server.control.reduction import Contribution
 from fleet.parameter_server.saving import Saving
@@ -16,12 +17,11 @@ from fleet.parameter_server.sessions import find_trainer, serve, start_server, s
 from fleet.parameter_server.settings import Settings
 from fleet.parameter_server.trainer.optimizer import DistributedOptimizer
 from fleet.parameter_server.trainer.trainer import Trainer
+from fleet.plan import DistributeTranspilerConfig
+from fleet.plan.source import find_module, without_wrapper
 from fleet.process import lifecycle
-from fleet.program import Program
-from fleet.program.owner import find_module, without_wrapper
 from fleet.role_maker import PaddleCloudRoleMaker, RoleMaker
 from fleet.strategy import DistributedStrategy, strategy_of
-from fleet.transpiler import DistributeTranspiler, DistributeTranspilerConfig
 from fleet.without_dynamo import defer_dynamo
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from fleet.parameter_server.failed_step import FailedStep
 from fleet.parameter_server.pieces import by_block
 from fleet.parameter_server.transport.arena import Arena, Extent, bytes_of, copy_bytes, dtype_of
 from fleet.parameter_server.transport.shared_memory import SharedBlocks
-from fleet.transpiler import PlannedBlock, ServerPlan
+from fleet.plan import PlannedBlock, ServerPlan
 from fleet.update import DenseUpdate
 from fleet.wire import HyperParameters
 

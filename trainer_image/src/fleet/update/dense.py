@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from fleet.errors import ConfigurationError
-from fleet.program.optimizers import build_optimizer
+from fleet.plan.optimizers import build_optimizer
 from fleet.without_dynamo import step_directly
 
 __all__ = ["DenseUpdate"]

@@ -2,7 +2,7 @@
 
 from fleet.parameter_server.control.placement import pack_placement, read_placement
 from fleet.parameter_server.control.proto import control_pb2
-from fleet.transpiler import Part, Placement
+from fleet.plan import Part, Placement
 
 
 def test_a_placement_is_read_as_it_was_told():

@@ -10,9 +10,9 @@ import torch
 from fleet.errors import ConfigurationError, FleetError
 from fleet.parameter_server.modes import Answer, HalfAsync, Settling
 from fleet.parameter_server.modes.half_async import GradientQueues
+from fleet.plan.tables import TablePlan
 from fleet.tables import TableConfig
 from fleet.tables.rules import SGD, Adam
-from fleet.transpiler.tables import TablePlan
 from fleet.wire import HyperParameters
 from tests.support.modes import MakeOptimizer, OneServer, ScriptedSession, plans, sgd
 from tests.support.processes import wait_for

@@ -7,17 +7,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleet.errors import FleetError, RemoteProtocolError
+from fleet.fluid import DistributeTranspiler, Program
+from fleet.fluid.lowering import server_plan
 from fleet.parameter_server.modes import Answer, Missing, NormPart, Sync
 from fleet.parameter_server.modes.norms import AwaitedNorm, KnownNorm, NormBook
 from fleet.parameter_server.modes.sync import SyncServer
 from fleet.parameter_server.shard import Shard
-from fleet.program import ClipGradByGlobalNorm, ClipGradByNorm, Program
-from fleet.transpiler import (
-    DistributeTranspiler,
+from fleet.plan import (
+    ClipGradByGlobalNorm,
+    ClipGradByNorm,
     DistributeTranspilerConfig,
     NormPlan,
     PSDispatcher,
-    server_plan,
 )
 
 HYPER = ({"lr": 1.0},)

@@ -8,6 +8,8 @@ import pytest
 import torch
 
 from fleet.errors import DeadlineExceededError, PeerLostError
+from fleet.fluid import DistributeTranspiler, Program
+from fleet.fluid.lowering import trainer_plan
 from fleet.parameter_server import waiting
 from fleet.parameter_server.control.client import ControlClient
 from fleet.parameter_server.settings import Settings
@@ -15,9 +17,8 @@ from fleet.parameter_server.trainer import agreement, waits
 from fleet.parameter_server.trainer import client as client_module
 from fleet.parameter_server.trainer.client import Client
 from fleet.parameter_server.waiting import WaitLog
-from fleet.program import Program
+from fleet.plan import DistributeTranspilerConfig
 from fleet.role_maker.role import JobIdentity
-from fleet.transpiler import DistributeTranspiler, DistributeTranspilerConfig, trainer_plan
 
 
 class Clock:

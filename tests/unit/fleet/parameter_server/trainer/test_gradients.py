@@ -8,10 +8,11 @@ import pytest
 import torch
 
 from fleet.errors import ConfigurationError, FleetError
+from fleet.fluid import DistributeTranspiler, Program
+from fleet.fluid.lowering import trainer_plan
 from fleet.parameter_server.trainer.gradients import GradientFlow
 from fleet.parameter_server.trainer.scaling import Scaling
-from fleet.program import Program
-from fleet.transpiler import DistributeTranspiler, PlannedBlock, trainer_plan
+from fleet.plan import PlannedBlock
 from fleet.wire import NO_STEP
 
 

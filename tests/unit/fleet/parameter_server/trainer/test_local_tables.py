@@ -9,10 +9,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fleet.parameter_server.trainer.local_tables import LocalTables
+from fleet.plan.tables import TablePlan
 from fleet.tables import TableConfig
 from fleet.tables.first_values import FirstValues
 from fleet.tables.rules import SGD
-from fleet.transpiler.tables import TablePlan
 
 
 class Made(FirstValues):

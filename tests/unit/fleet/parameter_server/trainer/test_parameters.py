@@ -6,10 +6,11 @@ import pytest
 import torch
 
 from fleet.errors import FleetError
+from fleet.fluid import DistributeTranspiler, Program
+from fleet.fluid.lowering import trainer_plan
 from fleet.parameter_server.trainer.parameters import ParameterStore
 from fleet.parameter_server.transport.arena import Arena, Extent, bytes_of
-from fleet.program import Program
-from fleet.transpiler import DistributeTranspiler, PlannedBlock, trainer_plan
+from fleet.plan import PlannedBlock
 
 
 def blocks_of(model: Any) -> tuple[PlannedBlock, ...]:

@@ -15,10 +15,10 @@ from fleet.parameter_server.trainer import look_ups
 from fleet.parameter_server.trainer import rows as module
 from fleet.parameter_server.trainer.rows import TrainerRows
 from fleet.parameter_server.trainer.waits import Waits
+from fleet.plan.tables import TablePlan
 from fleet.process.clock import WatchClock
 from fleet.tables import TableConfig
 from fleet.tables.rules import SGD
-from fleet.transpiler.tables import TablePlan
 from fleet.wire import Header, Kind
 from fleet.wire.rows import pack_row_gradient, read_ids
 from tests.support.processes import wait_for

@@ -7,7 +7,7 @@ import pytest
 
 from fleet.parameter_server.transport.block_transport import Codec, SharedMemoryTransport, StreamTransport
 from fleet.parameter_server.transport.shared_memory import SharedBlocks
-from fleet.transpiler.block import PlannedBlock
+from fleet.plan.blocks import PlannedBlock
 from fleet.wire import Header, Kind
 
 BLOCKS = {0: 4, 1: 4}

@@ -5,7 +5,7 @@ import torch
 from fleet.parameter_server.transport.arena import bytes_of
 from fleet.parameter_server.transport.block_transport import Codec
 from fleet.parameter_server.transport.lazy import LazyBytes
-from fleet.transpiler.block import PlannedBlock
+from fleet.plan.blocks import PlannedBlock
 
 
 def block(number: int, shape: tuple[int, ...], dtype: str = "float32") -> PlannedBlock:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from fleet.parameter_server.control.proto import control_pb2
-from fleet.transpiler.placement import Part, Placement
+from fleet.plan.placement import Part, Placement
 
 __all__ = ["pack_placement", "read_placement"]
 

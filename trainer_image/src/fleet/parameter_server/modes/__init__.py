@@ -30,8 +30,8 @@ from fleet.parameter_server.modes.tabled import TabledServer, with_tables
 from fleet.parameter_server.settings import Settings
 from fleet.parameter_server.store import Origin, Target, Update
 from fleet.parameter_server.transport.lazy import LazyBytes
-from fleet.transpiler.config import DistributedMode
-from fleet.transpiler.lowering import ServerPlan, TrainerPlan
+from fleet.plan.config import DistributedMode
+from fleet.plan.job import ServerPlan, TrainerPlan
 
 __all__ = [
     "Answer",

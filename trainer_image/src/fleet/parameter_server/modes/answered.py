@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from fleet.parameter_server.modes.interface import Session
-from fleet.transpiler.block import PlannedBlock
+from fleet.plan.blocks import PlannedBlock
 from fleet.wire import HyperParameters
 
 __all__ = ["AnsweredTrainer"]

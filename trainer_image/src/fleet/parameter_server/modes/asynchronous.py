@@ -16,7 +16,7 @@ from fleet.parameter_server.modes.interface import Mode, ServerMode, Session, Ta
 from fleet.parameter_server.shard import Shard
 from fleet.parameter_server.store import Target, Update
 from fleet.parameter_server.table_store import TableStore
-from fleet.transpiler.config import DistributedMode
+from fleet.plan.config import DistributedMode
 from fleet.update import compensate_delay
 
 __all__ = ["Async"]

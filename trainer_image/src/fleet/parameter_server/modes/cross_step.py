@@ -13,7 +13,7 @@ import torch
 from fleet.errors import FleetError
 from fleet.parameter_server.modes.answered import AnsweredTrainer
 from fleet.parameter_server.modes.interface import Session
-from fleet.transpiler.block import PlannedBlock
+from fleet.plan.blocks import PlannedBlock
 from fleet.wire import HyperParameters
 
 if TYPE_CHECKING:

@@ -22,9 +22,9 @@ from fleet.parameter_server.shard import Shard
 from fleet.parameter_server.store import Target, Update
 from fleet.parameter_server.table_store import TableStore
 from fleet.parameter_server.transport.arena import Arena, Extent, bytes_of
+from fleet.plan.blocks import PlannedBlock
+from fleet.plan.config import DistributedMode
 from fleet.process.finite import NO_ROWS
-from fleet.transpiler.block import PlannedBlock
-from fleet.transpiler.config import DistributedMode
 from fleet.wire import HyperParameters
 
 __all__ = ["Geo", "GeoTrainer"]

@@ -28,12 +28,12 @@ from fleet.parameter_server.modes.interface import Mode, ServerMode, Session, Ta
 from fleet.parameter_server.shard import Shard
 from fleet.parameter_server.table_store import TableStore
 from fleet.parameter_server.transport.arena import Arena, Extent, bytes_of, dtype_of
+from fleet.plan.blocks import PlannedBlock
+from fleet.plan.config import DistributedMode
+from fleet.plan.job import TrainerPlan
 from fleet.process.finite import NO_ROWS, OfRows
 from fleet.tables import RowGradients, merge
 from fleet.tables.rules import SGD
-from fleet.transpiler.block import PlannedBlock
-from fleet.transpiler.config import DistributedMode
-from fleet.transpiler.lowering import TrainerPlan
 from fleet.wire import NO_STEP, HyperParameters
 
 __all__ = ["GradientQueues", "HalfAsync", "HalfAsyncTrainer", "Merged"]

@@ -19,11 +19,11 @@ from fleet.parameter_server.naming import name_servers, name_trainers
 from fleet.parameter_server.receive_buffers import Turn
 from fleet.parameter_server.store import Target, Update, step_by_optimizer
 from fleet.parameter_server.transport.lazy import LazyBytes
+from fleet.plan.blocks import PlannedBlock
+from fleet.plan.config import DistributedMode
+from fleet.plan.job import TrainerPlan
 from fleet.process.finite import NO_ROWS, OfRows
 from fleet.tables import RowGradients
-from fleet.transpiler.block import PlannedBlock
-from fleet.transpiler.config import DistributedMode
-from fleet.transpiler.lowering import TrainerPlan
 from fleet.wire import HyperParameters
 
 if TYPE_CHECKING:

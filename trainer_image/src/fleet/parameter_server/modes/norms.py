@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from fleet.transpiler.clipping import NormPlan
+from fleet.plan.clipping import NormPlan
 from fleet.update import clip_coefficient, total_of
 
 __all__ = ["AwaitedNorm", "KnownNorm", "NormBook", "NormPart"]

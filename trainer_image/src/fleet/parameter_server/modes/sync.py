@@ -39,7 +39,7 @@ from fleet.parameter_server.modes.sync_tables import SyncTables
 from fleet.parameter_server.receive_buffers import Turn
 from fleet.parameter_server.shard import Shard
 from fleet.parameter_server.table_store import TableStore
-from fleet.transpiler.config import DistributedMode
+from fleet.plan.config import DistributedMode
 from fleet.wire import HyperParameters
 
 __all__ = ["Sync", "SyncServer"]

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from fleet.errors import ConfigurationError, RemoteProtocolError
 from fleet.parameter_server.control.proto import control_pb2
 from fleet.parameter_server.optimizer_state import INITIAL_STATE
-from fleet.program import describe_difference
+from fleet.plan import describe_difference
 from fleet.wire import Identity, job_hash
 
 if TYPE_CHECKING:

@@ -36,9 +36,9 @@ from fleet.parameter_server.server.loader import Loader
 from fleet.parameter_server.server.writing import Writing
 from fleet.parameter_server.shard import Shard
 from fleet.parameter_server.table_store import RowCopy
+from fleet.plan.config import DistributedMode
+from fleet.plan.job import ServerPlan
 from fleet.role_maker import JobIdentity
-from fleet.transpiler.config import DistributedMode
-from fleet.transpiler.lowering import ServerPlan
 
 __all__ = ["Keeper"]
 

@@ -27,10 +27,10 @@ from fleet.parameter_server.pieces import by_block
 from fleet.parameter_server.shard import Shard
 from fleet.parameter_server.store import Put
 from fleet.parameter_server.table_store import RowPut
+from fleet.plan import facts_of_training
+from fleet.plan.blocks import PlannedBlock
+from fleet.plan.job import ServerPlan
 from fleet.process.descriptors import for_saves
-from fleet.program import facts_of_training
-from fleet.transpiler.block import PlannedBlock
-from fleet.transpiler.lowering import ServerPlan
 
 __all__ = ["Loader"]
 

@@ -41,12 +41,12 @@ from fleet.parameter_server.transport.data_ports import DataPorts
 from fleet.parameter_server.transport.handshake import accept
 from fleet.parameter_server.transport.sockets import reachable_address
 from fleet.parameter_server.waiting import split_endpoint
+from fleet.plan.job import ServerPlan
 from fleet.process import progress
 from fleet.process.clock import WatchClock
 from fleet.process.cores import available_cores
 from fleet.process.half_open import HalfOpen
 from fleet.tables.kernels import library
-from fleet.transpiler.lowering import ServerPlan
 from fleet.wire import Hello
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from fleet.parameter_server.control.guard import prover_of
 from fleet.parameter_server.control.proto import control_pb2
 from fleet.parameter_server.modes.norms import NormPart
 from fleet.parameter_server.settings import Settings
-from fleet.transpiler.lowering import ServerPlan
+from fleet.plan.job import ServerPlan
 
 if TYPE_CHECKING:
     from fleet.role_maker import JobIdentity

@@ -8,8 +8,8 @@ from fleet.parameter_server.server.absences import SILENT, Absence, describe_abs
 from fleet.parameter_server.server.trainers import Trainers
 from fleet.parameter_server.settings import Settings
 from fleet.parameter_server.waiting import WaitLog
+from fleet.plan.job import ServerPlan
 from fleet.process.clock import WatchClock
-from fleet.transpiler.lowering import ServerPlan
 
 __all__ = ["Watchdog"]
 

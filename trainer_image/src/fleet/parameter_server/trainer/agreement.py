@@ -15,9 +15,9 @@ from fleet.parameter_server.control.pending import Pending
 from fleet.parameter_server.control.proto import control_pb2
 from fleet.parameter_server.trainer.calls import ServerCalls
 from fleet.parameter_server.waiting import WaitLog
+from fleet.plan.config import DistributedMode
+from fleet.plan.job import TrainerPlan
 from fleet.process import progress
-from fleet.transpiler.config import DistributedMode
-from fleet.transpiler.lowering import TrainerPlan
 
 if TYPE_CHECKING:
     from fleet.role_maker import JobIdentity

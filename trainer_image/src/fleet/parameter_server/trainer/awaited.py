@@ -5,8 +5,8 @@ from collections.abc import Callable, Collection, Sequence
 
 from fleet.errors import RemoteProtocolError
 from fleet.parameter_server.trainer.waits import Waits
+from fleet.plan.blocks import PlannedBlock
 from fleet.process import progress
-from fleet.transpiler.block import PlannedBlock
 
 __all__ = ["AwaitedValues"]
 

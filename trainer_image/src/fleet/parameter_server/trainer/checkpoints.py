@@ -35,7 +35,7 @@ from fleet.parameter_server.optimizer_state import state_of
 from fleet.parameter_server.trainer.agreement import common_save
 from fleet.parameter_server.trainer.client import Client
 from fleet.parameter_server.trainer.parts import fetch_part, send_part
-from fleet.program import Source, facts_of_training
+from fleet.plan import Source, facts_of_training
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

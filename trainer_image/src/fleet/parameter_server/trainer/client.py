@@ -24,10 +24,10 @@ from fleet.parameter_server.trainer.session import Session
 from fleet.parameter_server.trainer.silence import SilenceWatchdog
 from fleet.parameter_server.trainer.waits import Waits
 from fleet.parameter_server.waiting import wait_for_ports
+from fleet.plan.config import DistributedMode
+from fleet.plan.job import TrainerPlan
 from fleet.process import progress
 from fleet.process.clock import WatchClock
-from fleet.transpiler.config import DistributedMode
-from fleet.transpiler.lowering import TrainerPlan
 from fleet.wire import Identity, Kind, job_hash
 
 if TYPE_CHECKING:

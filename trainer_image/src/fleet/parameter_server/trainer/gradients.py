@@ -27,15 +27,15 @@ from fleet.parameter_server.trainer.parameters import check_dtype
 from fleet.parameter_server.trainer.rows import TrainerRows
 from fleet.parameter_server.trainer.scaling import Scaling
 from fleet.parameter_server.transport.arena import dtype_of
+from fleet.plan.job import TrainerPlan
+from fleet.plan.optimizers import KERNEL_FLAGS, read_hyper_parameters
 from fleet.process.finite import FiniteCheck, OfRows
-from fleet.program.optimizers import KERNEL_FLAGS, read_hyper_parameters
-from fleet.transpiler.lowering import TrainerPlan
 from fleet.wire import NO_STEP, HyperParameters
 
 if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
 
-    from fleet.transpiler.block import PlannedBlock
+    from fleet.plan.blocks import PlannedBlock
 
 __all__ = ["GradientFlow", "OwnStep", "hyper_parameters_of"]
 

@@ -16,9 +16,9 @@ from torch.nn import Parameter
 from fleet.checkpoint import OwnRows
 from fleet.nn.table import Touched
 from fleet.parameter_server.trainer.rows import TrainerRows, write_rows
+from fleet.plan.tables import TablePlan
 from fleet.process.finite import OfRows
 from fleet.tables.geo import GeoRows
-from fleet.transpiler.tables import TablePlan
 from fleet.wire import HyperParameters
 from fleet.wire.rows import most_rows
 

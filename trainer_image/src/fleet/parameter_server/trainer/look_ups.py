@@ -18,9 +18,9 @@ from torch import Tensor
 
 from fleet.errors import RemoteProtocolError
 from fleet.parameter_server.trainer.waits import Waits
+from fleet.plan.tables import TablePlan
 from fleet.process import progress
 from fleet.tables import Placement
-from fleet.transpiler.tables import TablePlan
 from fleet.wire import Header, Kind
 from fleet.wire.rows import MOST_LOOK_UPS, PART_BYTES, pack_ids, read_rows
 

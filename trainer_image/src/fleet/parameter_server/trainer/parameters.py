@@ -19,7 +19,7 @@ from torch.nn import Parameter
 from fleet.errors import ConfigurationError, FleetError
 from fleet.parameter_server.trainer.marks import Mark, covers_all, part_of, version_of
 from fleet.parameter_server.transport.arena import Arena, Extent, bytes_of, copy_bytes, dtype_of
-from fleet.transpiler.block import PlannedBlock
+from fleet.plan.blocks import PlannedBlock
 
 __all__ = ["ParameterStore", "check_dtype"]
 

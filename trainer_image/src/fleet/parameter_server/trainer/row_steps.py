@@ -9,8 +9,8 @@ from torch import Tensor
 
 from fleet.errors import RemoteProtocolError
 from fleet.parameter_server.trainer.waits import Waits
+from fleet.plan.tables import TablePlan
 from fleet.process import progress
-from fleet.transpiler.tables import TablePlan
 from fleet.wire import Header
 from fleet.wire.rows import read_row_gradient
 

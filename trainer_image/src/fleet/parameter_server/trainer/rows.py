@@ -21,11 +21,11 @@ from fleet.parameter_server.trainer.gathered import Gathered
 from fleet.parameter_server.trainer.look_ups import LookUps, placement_of
 from fleet.parameter_server.trainer.row_steps import RowSteps
 from fleet.parameter_server.trainer.waits import Waits
+from fleet.plan.tables import TablePlan
 from fleet.process import progress
 from fleet.process.finite import OfRows
 from fleet.tables.ascending import find_among
 from fleet.tables.devices import to_device
-from fleet.transpiler.tables import TablePlan
 from fleet.wire import Header, Kind
 from fleet.wire.rows import PART_BYTES, most_rows, pack_row_gradient
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fleet.errors import ConfigurationError
-from fleet.program import Source
+from fleet.plan import Source
 
 __all__ = ["rows_of_tables"]
 

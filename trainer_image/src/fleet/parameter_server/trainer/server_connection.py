@@ -20,14 +20,14 @@ from fleet.parameter_server.transport.arena import copy_bytes
 from fleet.parameter_server.transport.block_transport import BlockTransport, Codec
 from fleet.parameter_server.transport.connection import BrokenConnectionError, End, Frame
 from fleet.parameter_server.transport.stream import ResumableStream
+from fleet.plan.config import DistributedMode
+from fleet.plan.job import TrainerPlan
 from fleet.process import progress
-from fleet.transpiler.config import DistributedMode
-from fleet.transpiler.lowering import TrainerPlan
 from fleet.wire import Identity, Kind, Side
 from fleet.wire.messages import read_error, read_numbers
 
 if TYPE_CHECKING:
-    from fleet.transpiler.block import PlannedBlock
+    from fleet.plan.blocks import PlannedBlock
 
 __all__ = ["ServerConnection"]
 

@@ -18,10 +18,10 @@ from fleet.parameter_server.trainer.rows import TrainerRows
 from fleet.parameter_server.trainer.server_connection import ServerConnection
 from fleet.parameter_server.trainer.waits import LOOK_SECONDS, Waits
 from fleet.parameter_server.waiting import WaitLog
+from fleet.plan.blocks import PlannedBlock
+from fleet.plan.job import TrainerPlan
 from fleet.process import progress
 from fleet.process.finite import NO_ROWS, OfRows
-from fleet.transpiler.block import PlannedBlock
-from fleet.transpiler.lowering import TrainerPlan
 from fleet.wire import Kind
 from fleet.wire.messages import pack_hyper, pack_numbers
 

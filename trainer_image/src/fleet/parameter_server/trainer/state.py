@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fleet.parameter_server.control.state_stream import join_states
 from fleet.parameter_server.trainer.calls import ServerCalls
-from fleet.transpiler.lowering import TrainerPlan
+from fleet.plan.job import TrainerPlan
 
 __all__ = ["read_state"]
 

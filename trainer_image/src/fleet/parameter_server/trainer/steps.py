@@ -17,8 +17,8 @@ from fleet.parameter_server.trainer.local_steps import LocalSteps
 from fleet.parameter_server.trainer.rows import TrainerRows
 from fleet.parameter_server.trainer.scaling import Scaling
 from fleet.parameter_server.trainer.session import Session
+from fleet.plan import Source
 from fleet.process.finite import FiniteCheck
-from fleet.program import Source
 
 __all__ = ["Steps"]
 

@@ -23,12 +23,11 @@ from fleet.parameter_server.trainer.scaling import Scaling
 from fleet.parameter_server.trainer.served_rows import rows_of_tables
 from fleet.parameter_server.trainer.state import read_state
 from fleet.parameter_server.trainer.steps import Steps
+from fleet.plan import Source
+from fleet.plan.config import DistributedMode
+from fleet.plan.job import TrainerPlan
+from fleet.plan.source import WITHOUT_NAMES, LeftOut
 from fleet.process.finite import FiniteCheck, tell_of_weights
-from fleet.program import Source
-from fleet.program.left_out import LeftOut
-from fleet.program.owner import WITHOUT_NAMES
-from fleet.transpiler.config import DistributedMode
-from fleet.transpiler.lowering import TrainerPlan
 
 if TYPE_CHECKING:
     from fleet.role_maker import JobIdentity

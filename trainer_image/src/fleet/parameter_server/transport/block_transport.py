@@ -20,7 +20,7 @@ from fleet.parameter_server.transport.arena import bytes_of, copy_bytes, dtype_o
 from fleet.parameter_server.transport.lazy import LazyBytes
 from fleet.parameter_server.transport.shared_memory import SharedBlocks
 from fleet.parameter_server.transport.stream import ResumableStream
-from fleet.transpiler.block import PlannedBlock
+from fleet.plan.blocks import PlannedBlock
 from fleet.wire import Header, Kind
 
 __all__ = ["BlockTransport", "Codec", "SharedMemoryTransport", "StreamTransport"]

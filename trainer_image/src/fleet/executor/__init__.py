@@ -1,1 +1,0 @@
-"""The executor, the places where it computes, and what it hands back."""

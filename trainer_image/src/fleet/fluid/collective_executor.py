@@ -1,0 +1,88 @@
+"""Collective training by an executor: the script's optimizer averages, as in a loop of one's own."""
+
+import os
+import weakref
+from collections.abc import MutableMapping
+
+import torch
+from torch.optim import Optimizer
+
+from fleet.collective import Fleet, fleet
+from fleet.collective.devices import gpu_number
+from fleet.errors import ConfigurationError
+from fleet.fluid.place import CUDAPlace, Place
+from fleet.fluid.program import Program
+from fleet.parameter_server.sessions import source_of
+from fleet.plan.config import DistributeTranspilerConfig
+from fleet.role_maker import UserDefinedCollectiveRoleMaker
+from fleet.strategy import DistributedStrategy
+
+__all__ = ["check_started", "start", "take_gpu"]
+
+_started: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+
+
+def start(program: Program, place: Place) -> Fleet:
+    """Meet the other trainers as a startup program says, and have its optimizer average; once.
+
+    Raises
+    ------
+    ConfigurationError
+        The place is another GPU than the one that the environment gives this trainer.
+    """
+    optimizer = source_of(program).optimizer
+    if optimizer not in _started:
+        if isinstance(place, CUDAPlace):
+            take_gpu(place.device_id, os.environ, torch.cuda.device_count())
+        maker = UserDefinedCollectiveRoleMaker(program.attrs["trainer_id"], program.attrs["endpoints"])  # type: ignore[arg-type]
+        config = DistributeTranspilerConfig(collective_mode=str(program.attrs["collective_mode"]))
+        fleet.init(maker)
+        strategy = DistributedStrategy(transpiler=config)
+        fleet.distributed_optimizer(optimizer, strategy, source_of(program).module)
+        _started.add(optimizer)
+        fleet.init_worker()
+    return fleet
+
+
+def take_gpu(number: int, environ: MutableMapping[str, str], count: int) -> None:
+    """Make the GPU of a place this trainer's own, where the environment names none.
+
+    `fleet.init` reads there which GPU is this trainer's, to decide whether NCCL can carry its tensors.
+
+    Parameters
+    ----------
+    number : int
+        Of the place.
+    environ : mutable mapping
+        This process's environment.
+    count : int
+        How many GPUs are visible.
+
+    Raises
+    ------
+    ConfigurationError
+        It names another.
+    """
+    named = next((name for name in ("FLAGS_selected_gpus", "LOCAL_RANK") if environ.get(name)), None)
+    if named is None:
+        environ["FLAGS_selected_gpus"] = str(number)
+    elif (own := gpu_number(environ, count)) not in (None, number):
+        raise ConfigurationError(
+            f"place is CUDAPlace({number}), and {named} is {environ[named]!r}, by which GPU {own} is this "
+            f"trainer's own; expected fleet.CUDAPlace({own}), or FLAGS_selected_gpus={number}"
+        )
+
+
+def check_started(program: Program) -> None:
+    """Check that the startup program has run, where others train along.
+
+    Raises
+    ------
+    ConfigurationError
+        It has not.
+    """
+    if program.attrs.get("trainers", 1) != 1 and source_of(program).optimizer not in _started:
+        raise ConfigurationError(
+            "this trainer has not met the others; run the startup program first, "
+            "fleet.default_startup_program()"
+        )

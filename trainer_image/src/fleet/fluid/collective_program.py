@@ -1,0 +1,165 @@
+"""Programs of collective training: what every trainer does beside its own computation.
+
+They describe: `fleet.collective` carries the same out, with the gradients in buckets.
+"""
+
+from collections.abc import Iterable, Sequence
+
+from fleet.environment.endpoints import endpoints_problem, split_endpoints
+from fleet.errors import TranspileError
+from fleet.fluid.ir import Attribute, Block, OpRole, Variable
+from fleet.fluid.program import Program
+from fleet.options import Where, refusal
+from fleet.plan.config import DistributeTranspilerConfig
+
+__all__ = ["COLLECTIVE_MODES", "build_collective", "refuse_argument"]
+
+COLLECTIVE_MODES = ("nccl2", "collective")
+_DIST = int(OpRole.DIST)
+
+
+def build_collective(
+    main: Program,
+    startup: Program,
+    config: DistributeTranspilerConfig,
+    trainer_id: int,
+    trainers: str | Iterable[str] | int,
+    current_endpoint: str,
+    arguments: Iterable[tuple[str, object, object]],
+) -> Program:
+    """Build what a trainer of a collective job runs at each step, and rewrite its startup program in place.
+
+    Parameters
+    ----------
+    main, startup : Program
+        As captured; `main` is not changed.
+    config : DistributeTranspilerConfig
+        Its `mode` is one of `COLLECTIVE_MODES`.
+    trainer_id : int
+    trainers : str or iterable of str
+        Every trainer's endpoint, ``host:port``, by number.
+    current_endpoint : str
+        This trainer's.
+    arguments : iterable of tuple
+        What the transpiler was given beside these: name in `fleet.options`, value, default.
+
+    Raises
+    ------
+    TranspileError
+        An argument or a field that cannot be honoured; nothing has changed then.
+    """
+    endpoints = _endpoints(config.mode, trainers)
+    config.check_collective()
+    for argument in arguments:
+        refuse_argument(*argument)
+    _check_number(trainer_id, current_endpoint, endpoints)
+    attrs: dict[str, Attribute] = {
+        "role": "collective",
+        "trainer_id": trainer_id,
+        "trainers": len(endpoints),
+        "endpoints": list(endpoints),
+        "collective_mode": config.collective_mode or "grad_allreduce",
+    }
+    program = main.clone()
+    if config.mode == "nccl2":
+        _meet(startup.global_block(), "gen_nccl_id", "NCCLID", trainer_id, endpoints)
+    else:
+        _start_up(startup.global_block(), main, trainer_id, endpoints)
+        if config.collective_mode == "local_sgd":
+            _average_parameters(program.global_block(), len(endpoints))
+        else:
+            _average_gradients(program.global_block(), len(endpoints))
+    program.attrs = dict(attrs)
+    startup.attrs = dict(attrs)
+    program.startup_program = startup
+    return program
+
+
+def _check_number(trainer_id: int, current_endpoint: str, endpoints: Sequence[str]) -> None:
+    if isinstance(trainer_id, bool) or not isinstance(trainer_id, int):
+        raise TranspileError(f"trainer_id is {trainer_id!r}; expected a whole number")
+    if not 0 <= trainer_id < len(endpoints) or endpoints[trainer_id] != current_endpoint:
+        raise TranspileError(
+            f"trainer_id is {trainer_id} and current_endpoint {current_endpoint!r}; expected the number of "
+            f"that endpoint in trainers, counted from 0: {', '.join(endpoints)}"
+        )
+
+
+def refuse_argument(name: str, value: object, default: object) -> None:
+    """Raise TranspileError, which names an argument, if programs of collective training pass it over."""
+    if (reason := refusal(name, value, default, Where(servers=False, by_executor=True))) is not None:
+        raise TranspileError(reason)
+
+
+def _endpoints(mode: str, trainers: str | Iterable[str] | int) -> list[str]:
+    if isinstance(trainers, int):
+        reason = refusal("config.mode", mode, "pserver", Where(servers=True))
+        raise TranspileError(
+            f"{reason}. A transpiler that is called by hand takes it, and then every trainer's endpoint as "
+            f"trainers, host:port, comma separated: trainers is {trainers!r}"
+        )
+    endpoints = split_endpoints(trainers)
+    if (problem := endpoints_problem(endpoints)) is not None:
+        raise TranspileError(
+            f"trainers is {trainers!r}: {problem}; expected host:port, comma separated, each trainer once"
+        )
+    return endpoints
+
+
+def _meet(block: Block, kind: str, name: str, trainer_id: int, endpoints: list[str]) -> None:
+    """Append the operator with which trainers find each other."""
+    others: list[Attribute] = [each for each in endpoints if each != endpoints[trainer_id]]
+    block.create_var(Variable(name, (1,), "uint8", persistable=True))
+    named: dict[str, Attribute] = (
+        {"endpoint_list": others, "trainer_id": trainer_id}
+        if kind == "gen_nccl_id"
+        else {"other_endpoints": others, "rank": trainer_id}
+    )
+    slot = "NCCLID" if kind == "gen_nccl_id" else "Out"
+    block.append_op(
+        kind, outputs={slot: [name]}, attrs={"endpoint": endpoints[trainer_id], "op_role": _DIST, **named}
+    )
+
+
+def _start_up(block: Block, main: Program, trainer_id: int, endpoints: list[str]) -> None:
+    _meet(block, "c_gen_nccl_id", "nccl_id_0", trainer_id, endpoints)
+    ring: dict[str, Attribute] = {"ring_id": 0, "op_role": _DIST}
+    block.append_op(
+        "c_comm_init", {"X": ["nccl_id_0"]}, attrs={"nranks": len(endpoints), "rank": trainer_id, **ring}
+    )
+    names = [parameter.name for parameter in main.global_block().all_parameters()]
+    for name in names:
+        block.append_op("c_broadcast", {"X": [name]}, {"Out": [name]}, {"root": 0, **ring})
+    block.append_op("c_sync_comm_stream", {"X": names}, {"Out": names}, ring)
+
+
+def _average_gradients(block: Block, num_trainers: int) -> None:
+    """Have each gradient averaged right behind the operator that gives it."""
+    gradients = {f"{parameter.name}@GRAD" for parameter in block.all_parameters()}
+    computation, block.ops[:] = list(block.ops), []
+    last = {
+        name: at for at, op in enumerate(computation) for name in op.output_arg_names if name in gradients
+    }
+    synced = False
+    for at, op in enumerate(computation):
+        if op.attrs.get("op_role") == OpRole.OPTIMIZE and not synced:
+            synced = True
+            names = sorted(last)
+            block.append_op(
+                "c_sync_comm_stream", {"X": names}, {"Out": names}, {"ring_id": 0, "op_role": _DIST}
+            )
+        block.ops.append(op)
+        for name in op.output_arg_names:
+            if last.get(name) == at:
+                _append_mean(block, name, num_trainers)
+
+
+def _average_parameters(block: Block, num_trainers: int) -> None:
+    """Have each parameter averaged behind the optimize operators."""
+    for parameter in block.all_parameters():
+        _append_mean(block, parameter.name, num_trainers)
+
+
+def _append_mean(block: Block, name: str, num_trainers: int) -> None:
+    block.append_op("scale", {"X": [name]}, {"Out": [name]}, {"scale": 1.0 / num_trainers, "op_role": _DIST})
+    block.append_op("c_allreduce_sum", {"X": [name]}, {"Out": [name]}, {"ring_id": 0, "op_role": _DIST})

@@ -1,0 +1,349 @@
+"""The executor: runs programs, local or transpiled, one call per step.
+
+The loop form and this one drive the same sessions; see `fleet.parameter_server.sessions`.
+"""
+
+import operator
+from collections.abc import Collection, Mapping, Sequence
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from fleet.environment.process import process_environment
+from fleet.errors import ConfigurationError, FleetError
+from fleet.fluid.clip import clip_of
+from fleet.fluid.ir import Variable
+from fleet.fluid.originals import RUN, check_arguments
+from fleet.fluid.place import CPUPlace, Place, check_place
+from fleet.fluid.program import Program, default_main_program
+from fleet.parameter_server.preview import previewed
+from fleet.parameter_server.sessions import find_trainer, sends, serve, source_of, start_server, start_trainer
+from fleet.parameter_server.trainer.trainer import Trainer
+from fleet.plan.clipping import ClipGradByGlobalNorm, ClipGradByNorm, ClipGradByValue, GradClip
+from fleet.plan.source import Source
+from fleet.process import lifecycle
+from fleet.role_maker import JobIdentity
+from fleet.role_maker.interface import identity_of
+from fleet.role_maker.variables import Variables
+
+__all__ = ["Executor", "Feed", "FetchedNumber", "fetched"]
+
+_GRADIENT = "@GRAD"
+Feed = Mapping[str, Any] | Sequence[Mapping[str, Any]]
+
+
+class Executor:
+    """Runs programs on a place.
+
+    Parameters
+    ----------
+    place : CPUPlace or CUDAPlace, optional
+        Where a trainer's model computes; the CPU otherwise. A parameter server computes on the CPU.
+
+    Notes
+    -----
+    The original's ``fluid.Executor``. This one runs the PyTorch model and optimizer that a program was
+    captured from.
+
+    Examples
+    --------
+    ::
+
+        executor = fleet.Executor(fleet.CPUPlace())
+        executor.run(fleet.default_startup_program())
+        for x, y in batches:
+            (loss,) = executor.run(program, feed={"x": x, "y": y}, fetch_list=["loss"])
+        executor.close()
+    """
+
+    def __init__(self, place: Place | None = None) -> None:
+        self._place = place if place is not None else CPUPlace()
+        if not isinstance(self._place, Place):
+            raise ConfigurationError(
+                f"Executor: place is {place!r}; expected fleet.CPUPlace(), fleet.CUDAPlace(number) or nothing"
+            )
+        self._trainer: Trainer | None = None
+        self._collective: Any = None
+        self._closed = False
+
+    def run(
+        self,
+        program: Program | None = None,
+        feed: Feed | None = None,
+        fetch_list: Sequence[str | Variable] | None = None,
+        **originals: Any,
+    ) -> list[npt.NDArray[Any]]:
+        """Run a program once.
+
+        A startup program prepares: on a trainer the module then holds the servers' values, a server then
+        accepts trainers. A main program makes one training step; a server's serves until every trainer has
+        completed.
+
+        Parameters
+        ----------
+        program : Program, optional
+            ``fleet.default_main_program()`` otherwise.
+        feed : mapping of name to array or tensor, optional
+            The program's data: the arguments of its `loss_fn`. Or a list of one, for the one device.
+        fetch_list : sequence of str or Variable, optional
+            What to return: names of what `loss_fn` returned (a single tensor is ``loss``), parameters as
+            they are after the step, or a parameter's name with ``@GRAD``.
+        **originals
+            The original's further arguments: those that mean something else here are refused by name.
+
+        Returns
+        -------
+        list of numpy.ndarray
+            One per entry of `fetch_list`. A number, as the loss is, has the shape ``(1,)``; ``loss[0]``,
+            ``float(loss)``, ``"%f" % loss`` and ``f"{loss:.4f}"`` all give it.
+
+        Raises
+        ------
+        ConfigurationError
+            The program cannot run so: a name is unknown, an input is missing.
+        FleetError
+            As of ``optimizer.step()``.
+        """
+        if self._closed:
+            raise ConfigurationError("run() after close(); make another Executor")
+        check_arguments("Executor.run", originals, RUN)
+        chosen = program if program is not None else default_main_program()
+        role = chosen.attrs.get("role")
+        if role == "pserver" or not _computes(chosen):
+            _check_unasked(feed, fetch_list)
+        if role == "pserver":
+            return self._run_server(chosen)
+        check_place(self._place)
+        if not _computes(chosen):
+            return self._start_up(chosen, distributed=role == "trainer")
+        source = source_of(chosen)
+        trainer = self._session(chosen) if role == "trainer" else None
+        if "trainers" in chosen.attrs and trainer is None:
+            collective().check_started(chosen)
+        inputs = self._inputs(chosen, _of_one_device(feed))
+        names = [entry if isinstance(entry, str) else entry.name for entry in fetch_list or ()]
+        return self._step(source, trainer, inputs, names, clip_of(chosen))
+
+    def close(self) -> None:
+        """Tell the servers that this trainer has finished; safe to repeat, and on a server."""
+        self._closed = True
+        trainer, self._trainer = self._trainer, None
+        if trainer is not None and not lifecycle.refuses("close()"):
+            lifecycle.finish(trainer.complete())
+        fleet, self._collective = self._collective, None
+        if fleet is not None:
+            fleet.stop_worker()
+
+    def _start_up(self, program: Program, *, distributed: bool) -> list[npt.NDArray[Any]]:
+        module = source_of(program).module
+        if module is not None:
+            module.to(self._place.device)
+        if program.attrs.get("role") == "collective" and not previewed(program):
+            self._collective = collective().start(program, self._place)
+        if distributed and not previewed(program):
+            self._trainer = find_trainer(program) or start_trainer(program, _job())
+        return []
+
+    def _run_server(self, program: Program) -> list[npt.NDArray[Any]]:
+        listens = any(op.type == "listen_and_serv" for op in program.global_block().ops)
+        if not listens:
+            source_of(program)
+            previewed(program)
+            return []
+        serve(start_server(program, _job()))
+        return []
+
+    def _session(self, program: Program) -> Trainer:
+        if not sends(program):
+            raise ConfigurationError(
+                "the program computes but sends nothing; run what get_trainer_program() returned"
+            )
+        trainer = self._trainer = find_trainer(program)
+        if trainer is None:
+            previewed(program)
+            raise ConfigurationError(
+                "there is no session with the parameter servers; run the startup program first, "
+                "fleet.default_startup_program()"
+            )
+        return trainer
+
+    def _inputs(self, program: Program, feed: Mapping[str, Any]) -> dict[str, Any]:
+        expected = {variable.name for variable in program.global_block().vars.values() if variable.is_data}
+        if set(feed) != expected:
+            raise ConfigurationError(
+                f"feed has {', '.join(sorted(feed)) or 'nothing'}; "
+                f"expected the data of the program: {', '.join(sorted(expected)) or 'nothing'}"
+            )
+        return {name: self._on_place(value) for name, value in feed.items()}
+
+    def _on_place(self, value: object) -> object:
+        if isinstance(value, np.ndarray):
+            value = torch.from_numpy(value)
+        return value.to(self._place.device) if isinstance(value, Tensor) else value
+
+    def _step(
+        self,
+        source: Source,
+        trainer: Trainer | None,
+        inputs: Mapping[str, Any],
+        names: Sequence[str],
+        clip: GradClip | None,
+    ) -> list[npt.NDArray[Any]]:
+        if source.loss_fn is None:
+            raise ConfigurationError(
+                "the program has no loss_fn to run; it describes a loop that calls backward() itself"
+            )
+        source.optimizer.zero_grad()
+        returned = source.loss_fn(source.module, **inputs)
+        outputs = returned if isinstance(returned, Mapping) else {"loss": returned}
+        loss = outputs.get("loss")
+        if not isinstance(loss, Tensor) or loss.numel() != 1:
+            raise ConfigurationError(
+                f"loss_fn returned {_summary(returned)}; expected the loss, a tensor of one element, "
+                "or a dict of named tensors with 'loss' among them"
+            )
+        unknown = [name for name in names if not _known(name, outputs, source)]
+        if unknown:
+            raise ConfigurationError(
+                f"fetch_list names {', '.join(unknown)}; expected what loss_fn returns "
+                f"({', '.join(outputs)}), a parameter, or a parameter's name with {_GRADIENT}"
+            )
+        loss.backward()  # type: ignore[no-untyped-call]
+        if trainer is None:
+            _clip(clip, source.parameters.values())
+            source.optimizer.step()
+        else:
+            trainer.step_as_the_own()
+        return [_fetch(name, outputs, source) for name in names]
+
+
+def collective() -> Any:
+    """Return the module of collective training, which loads what only such jobs use."""
+    return import_module("fleet.fluid.collective_executor")
+
+
+def _clip(clip: GradClip | None, parameters: Collection[Parameter]) -> None:
+    """Clip the gradients of one process's step, as parameter servers clip the averaged ones."""
+    match clip:
+        case ClipGradByValue():
+            for parameter in parameters:
+                if parameter.grad is not None:
+                    parameter.grad.clamp_(clip.low, clip.max)
+        case ClipGradByNorm():
+            for parameter in parameters:
+                torch.nn.utils.clip_grad_norm_(parameter, clip.clip_norm)
+        case ClipGradByGlobalNorm():
+            torch.nn.utils.clip_grad_norm_(parameters, clip.clip_norm)
+
+
+def _check_unasked(feed: Feed | None, fetch_list: Sequence[str | Variable] | None) -> None:
+    """Refuse data and questions that are for a training step."""
+    for name, given in (("feed", feed), ("fetch_list", fetch_list)):
+        if given:
+            raise ConfigurationError(
+                f"{name} has {', '.join(map(str, given))}, and the program makes no training step: it "
+                f"prepares one, or serves; give {name} with a trainer's main program"
+            )
+
+
+def _of_one_device(feed: Feed | None) -> Mapping[str, Any]:
+    """Return what is fed: the original takes a list of it too, with an entry for each device."""
+    if feed is None or isinstance(feed, Mapping):
+        return feed or {}
+    entries = list(feed) if isinstance(feed, (list, tuple)) else []
+    if len(entries) == 1 and isinstance(entries[0], Mapping):
+        return entries[0]
+    found = f"a list of {len(entries)}" if entries else f"{feed!r}"
+    raise ConfigurationError(
+        f"feed is {found}; expected a dict of arrays, or a list of one: this process has one device, and "
+        "python -m fleet.launch starts a process for each"
+    )
+
+
+def _computes(program: Program) -> bool:
+    return any(op.type == "forward" for op in program.global_block().ops)
+
+
+def _job() -> JobIdentity:
+    return identity_of(Variables(process_environment()))
+
+
+def _known(name: str, outputs: Mapping[str, Any], source: Source) -> bool:
+    return name in outputs or name.removesuffix(_GRADIENT) in source.parameters
+
+
+def _fetch(name: str, outputs: Mapping[str, Any], source: Source) -> npt.NDArray[Any]:
+    if name in outputs:
+        value = outputs[name]
+    elif name in source.parameters:
+        value = source.parameters[name]
+    else:
+        value = source.parameters[name.removesuffix(_GRADIENT)].grad
+        if value is None:
+            raise FleetError(f"{name} was fetched, but this step computed no gradient for the parameter")
+    tensor = value if isinstance(value, Tensor) else torch.as_tensor(value)
+    if tensor.dtype is torch.bfloat16:  # which numpy lacks; float32 has each of its values
+        tensor = tensor.float()
+    return fetched(tensor.detach().to("cpu", copy=True).numpy())
+
+
+def _summary(value: object) -> str:
+    if isinstance(value, Mapping):
+        return f"a dict of {', '.join(map(str, value)) or 'nothing'}"
+    if isinstance(value, Tensor):
+        return f"a tensor of shape {list(value.shape)}"
+    return f"a {type(value).__name__}"
+
+
+class FetchedNumber(np.ndarray[Any, Any]):
+    """An array of shape ``(1,)`` that is a number too, wherever Python wants one.
+
+    What is computed from it is of this kind where it has this shape, as a running sum of losses is, and
+    NumPy's own otherwise. So is what a pickle or a file of it gives back.
+    """
+
+    def __float__(self) -> float:
+        return float(self.item())
+
+    def __int__(self) -> int:
+        return int(self.item())
+
+    def __index__(self) -> int:
+        return operator.index(self.item())
+
+    def __round__(self, digits: int | None = None) -> Any:
+        return round(self.item(), digits)
+
+    def __format__(self, spec: str) -> str:
+        """Format the number by a specification, and the array without one."""
+        return format(self.item(), spec) if spec else str(self)
+
+    def __array_wrap__(self, array: Any, context: Any = None, return_scalar: bool = False) -> Any:
+        """Return what a computation gives: of this kind where it is one number along one axis."""
+        if array is self:  # computed in place
+            return self
+        plain = np.asarray(array)
+        if return_scalar:
+            return plain[()]
+        return plain.view(FetchedNumber) if plain.shape == (1,) else plain
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Pickle a plain array: who reads it may have no fleet."""
+        return self.view(np.ndarray).__reduce_ex__(protocol)
+
+    def __deepcopy__(self, memo: dict[int, Any] | None = None) -> "FetchedNumber":
+        """Return a copy of this kind, which NumPy would make a plain one."""
+        return self.copy()
+
+    def __repr__(self) -> str:
+        return repr(self.view(np.ndarray))
+
+
+def fetched(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return an array as it is, and one without axes, or with one number along its axis, as a number."""
+    return values.reshape(1).view(FetchedNumber) if values.shape in ((), (1,)) else values

@@ -1,0 +1,99 @@
+"""Arguments of the original's calls that ours do not have, and what to do instead."""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Final
+
+from fleet.errors import ConfigurationError
+
+__all__ = ["MINIMIZE", "PARALLEL_EXECUTOR", "PARALLEL_RUN", "RUN", "Argument", "check_arguments"]
+
+_SHOWN: Final = 80
+"""How long what was given may be for it to be shown; parameters are longer."""
+_log = logging.getLogger(__name__)
+
+_EXECUTED = "PyTorch runs the model, and has settings of its own"
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """One of the original's arguments: its default, and why another value is refused, or changes nothing."""
+
+    default: object
+    text: str
+    refused: bool = True
+
+
+_SCOPE = Argument(None, "values are in the model, and there is no other scope")
+_RETURN_NUMPY = Argument(True, "what is fetched is an array, of which torch.from_numpy makes a tensor")
+_NAMES = "what is fed and fetched goes through no variables of that name"
+PARALLEL_EXECUTOR: Final[Mapping[str, Argument]] = {
+    "exec_strategy": Argument(None, _EXECUTED),
+    "build_strategy": Argument(None, _EXECUTED),
+    "scope": _SCOPE,
+}
+"""Of its constructor."""
+PARALLEL_RUN: Final[Mapping[str, Argument]] = {"return_numpy": _RETURN_NUMPY}
+RUN: Final[Mapping[str, Argument]] = {
+    "feed_var_name": Argument("feed", _NAMES, refused=False),
+    "fetch_var_name": Argument("fetch", _NAMES, refused=False),
+    "scope": _SCOPE,
+    "return_numpy": _RETURN_NUMPY,
+    "use_program_cache": Argument(False, "a program that has run needs no preparing", refused=False),
+    "return_merged": Argument(True, "one process has one device, whose values are returned"),
+    "use_prune": Argument(False, "each run of a training program is a whole step"),
+}
+"""Of `Executor.run`."""
+MINIMIZE: Final[Mapping[str, Argument]] = {
+    "startup_program": Argument(
+        None,
+        "the startup program is made with the program: run fleet.startup_program after minimize(loss_fn)",
+    ),
+    "parameter_list": Argument(
+        None, "the optimizer says what is trained: give torch.optim's class those parameters alone"
+    ),
+    "no_grad_set": Argument(
+        None, "the module says what is not trained: call requires_grad_(False) of those parameters"
+    ),
+}
+"""Of ``minimize``."""
+
+
+def check_arguments(call: str, given: Mapping[str, object], known: Mapping[str, Argument]) -> None:
+    """Take the original's arguments that change nothing, with a line in the log, and refuse the others.
+
+    Parameters
+    ----------
+    call : str
+        What they were given to, for messages.
+    given : mapping
+        By name.
+    known : mapping
+        Those that the original has and `call` has not.
+
+    Raises
+    ------
+    TypeError
+        The original has no such argument either.
+    ConfigurationError
+        A value asks for what is not carried out; the message names the argument.
+    """
+    for name, value in given.items():
+        if (argument := known.get(name)) is None:
+            raise TypeError(f"{call} got an unexpected keyword argument {name!r}")
+        if value is argument.default or value == argument.default:
+            continue
+        if argument.refused:
+            shown = text if len(text := repr(value)) <= _SHOWN else f"a {type(value).__name__}"
+            raise ConfigurationError(
+                f"{call}: {name} is {shown}, and {argument.text}; leave it at {argument.default!r}"
+            )
+        _tell(call, name, argument.text)
+
+
+@cache
+def _tell(call: str, name: str, text: str) -> None:
+    """Say once in a process that an argument changes nothing."""
+    _log.info("%s: %s changes nothing: %s", call, name, text)

@@ -1,0 +1,144 @@
+"""The original's executor of collective training."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy.typing as npt
+import torch
+
+from fleet.errors import ConfigurationError
+from fleet.fluid.executor import Executor, Feed
+from fleet.fluid.ir import Variable
+from fleet.fluid.originals import PARALLEL_EXECUTOR, PARALLEL_RUN, check_arguments
+from fleet.fluid.place import CPUPlace, CUDAPlace, Place, check_place
+from fleet.fluid.program import Program, default_main_program
+from fleet.parameter_server.sessions import source_of
+
+__all__ = ["ParallelExecutor"]
+
+
+class ParallelExecutor:
+    """Makes the steps of one trainer of several; see `DistributeTranspiler`, mode ``nccl2``.
+
+    Parameters
+    ----------
+    use_cuda : bool
+        Compute on a GPU: where the model is, by the place of the `Executor` that ran the startup program.
+    loss_name : str, optional
+        As in the original; a variable of the program.
+    main_program : Program, optional
+        ``fleet.default_main_program()`` otherwise.
+    num_trainers, trainer_id : int
+        As they were given to ``transpile``.
+    share_vars_from : ParallelExecutor, optional
+        Changes nothing: programs of one model share its parameters. One of another model is refused.
+    **originals
+        The original's further arguments, which are refused by name.
+
+    Raises
+    ------
+    ConfigurationError
+        They differ from what the program was transpiled for, or it has no such variable; or there is no GPU;
+        or an argument asks for what is not carried out.
+
+    Notes
+    -----
+    The original's ``fluid.ParallelExecutor``.
+    """
+
+    def __init__(
+        self,
+        use_cuda: bool,
+        loss_name: str | None = None,
+        main_program: Program | None = None,
+        *,
+        num_trainers: int = 1,
+        trainer_id: int = 0,
+        share_vars_from: "ParallelExecutor | None" = None,
+        **originals: Any,
+    ) -> None:
+        check_arguments("ParallelExecutor", originals, PARALLEL_EXECUTOR)
+        self._program = main_program if main_program is not None else default_main_program()
+        if loss_name is not None and not self._program.global_block().has_var(loss_name):
+            raise ConfigurationError(
+                f"ParallelExecutor: loss_name is {loss_name!r}; expected a variable of the program"
+            )
+        transpiled = (self._program.attrs.get("trainers", 1), self._program.attrs.get("trainer_id", 0))
+        if transpiled != (num_trainers, trainer_id):
+            raise ConfigurationError(
+                f"ParallelExecutor: num_trainers is {num_trainers} and trainer_id {trainer_id}, and the "
+                f"program was transpiled for {transpiled[0]} and {transpiled[1]}; expected the same, by a "
+                "DistributeTranspiler whose config.mode is 'nccl2'"
+            )
+        if share_vars_from is not None:
+            self._check_model_of(share_vars_from)
+        self._use_cuda = use_cuda
+        if use_cuda:
+            check_place(CUDAPlace())
+
+    @property
+    def device_count(self) -> int:
+        """How many devices this process has: one."""
+        return 1
+
+    def run(
+        self,
+        fetch_list: Sequence[str | Variable] | None = None,
+        feed: Feed | None = None,
+        feed_dict: Feed | None = None,
+        **originals: Any,
+    ) -> list[npt.NDArray[Any]]:
+        """Make one step; see `Executor.run`.
+
+        Parameters
+        ----------
+        fetch_list : sequence of str or Variable, optional
+            What to return.
+        feed : mapping of str to array, or sequence of one such mapping, optional
+            The batch, by variable.
+        feed_dict : mapping of str to array, optional
+            The original's older name of `feed`.
+        **originals
+            The original's further arguments, which are refused by name.
+
+        Returns
+        -------
+        list of numpy.ndarray
+            The values of `fetch_list`.
+
+        Raises
+        ------
+        ConfigurationError
+            As `Executor.run`; or `feed` and `feed_dict` are both given.
+        """
+        check_arguments("ParallelExecutor.run", originals, PARALLEL_RUN)
+        if feed is not None and feed_dict is not None:
+            raise ConfigurationError(
+                "ParallelExecutor.run: feed and feed_dict are given, which are one; expected feed alone"
+            )
+        feed = feed if feed is not None else feed_dict
+        return Executor(self._place()).run(self._program, feed=feed, fetch_list=fetch_list)
+
+    def _check_model_of(self, other: object) -> None:
+        shared = other._program if isinstance(other, ParallelExecutor) else Program()  # noqa: SLF001 (its own)
+        if shared.source is None or shared.source.module is not source_of(self._program).module:
+            raise ConfigurationError(
+                "ParallelExecutor: share_vars_from runs no program of this model, and those of one share "
+                "its parameters; expected a ParallelExecutor whose program was captured from the same module"
+            )
+
+    def _place(self) -> Place:
+        """Return where the model is, and what is fed has to go."""
+        parameter = next(iter(source_of(self._program).parameters.values()), None)
+        device = torch.device("cpu") if parameter is None else parameter.device
+        if (device.type == "cuda") != self._use_cuda:
+            expected = (
+                "the startup program run first, by fleet.Executor(fleet.CUDAPlace(number))"
+                if self._use_cuda
+                else "use_cuda=True"
+            )
+            raise ConfigurationError(
+                f"ParallelExecutor: use_cuda is {self._use_cuda}, and the model is on {device}; "
+                f"expected {expected}"
+            )
+        return CUDAPlace(device.index) if self._use_cuda else CPUPlace()

@@ -1,0 +1,71 @@
+"""Where a process computes: the places of the original."""
+
+from dataclasses import dataclass
+
+from fleet.environment.process import process_environment
+from fleet.errors import ConfigurationError
+
+__all__ = ["CPUPlace", "CUDAPlace", "Place", "check_place"]
+
+
+@dataclass(frozen=True, slots=True)
+class CPUPlace:
+    """The processor of this machine.
+
+    Notes
+    -----
+    The original's ``fluid.CPUPlace``.
+    """
+
+    @property
+    def device(self) -> str:
+        """The torch device's name."""
+        return "cpu"
+
+
+@dataclass(frozen=True, slots=True)
+class CUDAPlace:
+    """A GPU of this machine.
+
+    Attributes
+    ----------
+    device_id : int
+        Its number among the visible GPUs (``CUDA_VISIBLE_DEVICES``), from 0 on.
+
+    Notes
+    -----
+    The original's ``fluid.CUDAPlace``.
+    """
+
+    device_id: int = 0
+
+    @property
+    def device(self) -> str:
+        """The torch device's name."""
+        return f"cuda:{self.device_id}"
+
+
+Place = CPUPlace | CUDAPlace
+
+
+def check_place(place: Place) -> None:
+    """Check that this process sees the GPU of a place.
+
+    Raises
+    ------
+    ConfigurationError
+        It does not; the message says how many it sees.
+    """
+    if not isinstance(place, CUDAPlace):
+        return
+    import torch  # not above: scripts name a place before they load torch
+
+    count = torch.cuda.device_count()
+    if not 0 <= place.device_id < count:
+        visible = process_environment().get("CUDA_VISIBLE_DEVICES")
+        said = "" if visible is None else f" (CUDA_VISIBLE_DEVICES is {visible!r})"
+        expected = f"a number from 0 to {count - 1}" if count else "fleet.CPUPlace()"
+        raise ConfigurationError(
+            f"place is CUDAPlace({place.device_id}), and PyTorch finds {count} GPUs on this machine{said}; "
+            f"expected {expected}"
+        )

@@ -1,0 +1,202 @@
+"""Programs as JSON and back: what a program says, and nothing of the PyTorch objects behind it.
+
+The text is an object with the format's name, its version, the program and, where there is one, its startup
+program. Numbers come back as the numbers they were; whatever is not exactly a program of this version is
+refused with the place in the text.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict
+from functools import partial
+from typing import Any, Final, NoReturn, TypeVar
+
+from fleet.errors import TranspileError
+from fleet.fluid.ir import Block, Operator, ProgramData, Variable
+
+__all__ = ["FORMAT", "VERSION", "read_program", "write_program"]
+
+Built = TypeVar("Built", bound=ProgramData)
+
+FORMAT: Final = "fleet-program"
+VERSION: Final = 1
+
+_PROGRAM: Final = {"blocks": list, "attrs": dict}
+_BLOCK: Final = {"parent": int, "vars": list, "ops": list}
+_FLAGS: Final = ("persistable", "is_parameter", "is_data")
+_VARIABLE: Final = {"name": str, "shape": list, "dtype": str, **dict.fromkeys(_FLAGS, bool)}
+_OPERATOR: Final = {"type": str, "inputs": dict, "outputs": dict, "attrs": dict}
+_KINDS: Final = {
+    list: "a list",
+    dict: "an object",
+    str: "a text",
+    int: "a whole number",
+    bool: "true or false",
+}
+
+
+def write_program(program: ProgramData) -> str:
+    """Return a program as JSON, its startup program with it.
+
+    Raises
+    ------
+    TranspileError
+        An attribute is neither a number, a text, a flag, None nor a list or mapping of these.
+    """
+    document: dict[str, Any] = {"format": FORMAT, "version": VERSION, **_program(program)}
+    if program.startup_program is not None:
+        document["startup_program"] = _program(program.startup_program)
+    try:
+        return json.dumps(document, indent=1, ensure_ascii=False)
+    except (TypeError, ValueError) as error:
+        raise TranspileError(
+            f"the program cannot be written as JSON: {error}; its attributes must be plain values"
+        ) from error
+
+
+def read_program(text: str, make: Callable[[], Built]) -> Built:
+    """Build the program that a text describes.
+
+    Parameters
+    ----------
+    text : str
+        What `write_program` returned.
+    make : callable
+        Makes an empty program.
+
+    Raises
+    ------
+    TranspileError
+        The text is cut off, of another format or version, or damaged; the message says where.
+    """
+    document = _parse(text)
+    if not isinstance(document, dict) or document.get("format") != FORMAT:
+        raise TranspileError(
+            f"the text is JSON, but no program: expected an object whose format is {FORMAT!r}, found "
+            f"{_found(document)}; pass what Program.to_json() returned"
+        )
+    if document.get("version") != VERSION:
+        raise TranspileError(
+            f"the program was written in version {document.get('version')!r} of its format, and this release "
+            f"reads version {VERSION}; write it again with this release's Program.to_json()"
+        )
+    own = {name: value for name, value in document.items() if name not in ("format", "version")}
+    startup = own.pop("startup_program", None)
+    program = _read_program("the program", own, make)
+    if startup is not None:
+        program.startup_program = _read_program("startup_program", startup, make)
+    return program
+
+
+def _program(program: ProgramData) -> dict[str, Any]:
+    return {"attrs": program.attrs, "blocks": [_block(block) for block in program.blocks]}
+
+
+def _block(block: Block) -> dict[str, Any]:
+    return {
+        "parent": block.parent_idx,
+        "vars": [asdict(variable) for variable in block.vars.values()],
+        "ops": [_operator(op) for op in block.ops],
+    }
+
+
+def _operator(op: Operator) -> dict[str, Any]:
+    return {"type": op.type, "inputs": op.inputs, "outputs": op.outputs, "attrs": op.attrs}
+
+
+def _parse(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError, TypeError) as error:
+        raise TranspileError(
+            f"the text is no JSON: {error}; it is {_summary(text)}: pass the whole of what "
+            "Program.to_json() returned"
+        ) from error
+
+
+def _summary(text: object) -> str:
+    if not isinstance(text, str):
+        return f"a {type(text).__name__}"
+    return f"{len(text)} characters long and ends with {text[-20:]!r}" if text else "empty"
+
+
+def _read_program(where: str, found: object, make: Callable[[], Built]) -> Built:
+    fields = _fields(where, found, _PROGRAM)
+    program = make()
+    program.attrs = fields["attrs"]
+    if not fields["blocks"]:
+        _refuse(f"{where}, blocks", [], "at least the global block")
+    for index, block in enumerate(fields["blocks"]):
+        place = f"{where}, block {index}"
+        described = _fields(place, block, _BLOCK)
+        parent = described["parent"]
+        if (parent != -1) if index == 0 else not 0 <= parent < index:
+            _refuse(f"{place}, parent", parent, "-1 for the first block, an earlier block for the others")
+        target = program.create_block(parent) if index else program.global_block()
+        _read_block(place, described, target)
+    return program
+
+
+def _read_block(place: str, described: Mapping[str, Any], target: Block) -> None:
+    for position, variable in enumerate(described["vars"]):
+        where = f"{place}, variable {position}"
+        _within(where, partial(target.create_var, _read_variable(where, variable)))
+    for position, op in enumerate(described["ops"]):
+        where = f"{place}, operator {position}"
+        fields = _fields(where, op, _OPERATOR)
+        inputs, outputs = (
+            {slot: _names(f"{where}, {side}, {slot}", names) for slot, names in fields[side].items()}
+            for side in ("inputs", "outputs")
+        )
+        _within(where, partial(target.append_op, fields["type"], inputs, outputs, fields["attrs"]))
+
+
+def _read_variable(where: str, described: object) -> Variable:
+    fields = _fields(where, described, _VARIABLE)
+    shape = fields.pop("shape")
+    if not all(isinstance(size, int) and not isinstance(size, bool) for size in shape):
+        _refuse(f"{where}, shape", shape, "a list of whole numbers")
+    return Variable(shape=tuple(shape), **fields)
+
+
+def _within(where: str, build: Callable[[], object]) -> None:
+    try:
+        build()
+    except ValueError as error:
+        raise TranspileError(f"the program is damaged: {where}: {error}") from error
+
+
+def _names(where: str, found: object) -> tuple[str, ...]:
+    if not isinstance(found, list) or not all(isinstance(name, str) for name in found):
+        _refuse(where, found, "a list of variables' names")
+    return tuple(found)
+
+
+def _fields(where: str, found: object, expected: Mapping[str, type]) -> dict[str, Any]:
+    """Return an object's fields, all of them there, none beside, each of its type."""
+    if not isinstance(found, dict):
+        _refuse(where, found, f"an object with {_listed(expected)}")
+    if missing := expected.keys() - found.keys():
+        _refuse(where, found, f"{_listed(sorted(missing))} too")
+    if foreign := found.keys() - expected.keys():
+        _refuse(f"{where}, {min(foreign)}", found[min(foreign)], f"nothing beside {_listed(expected)}")
+    for name, kind in expected.items():
+        value = found[name]
+        if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+            _refuse(f"{where}, {name}", value, _KINDS[kind])
+    return dict(found)
+
+
+def _refuse(where: str, found: object, expected: str) -> NoReturn:
+    raise TranspileError(f"the program is damaged: {where} is {_found(found)}; expected {expected}")
+
+
+def _found(value: object) -> str:
+    if isinstance(value, dict):
+        return f"an object with {_listed(value) or 'nothing'}"
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:60]}…"
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(names)

@@ -1,0 +1,149 @@
+"""Gradient clipping: what a user asks for, and what a server does about it.
+
+The mathematics is that of ``torch.nn.utils``: `clip_grad_value_` and `clip_grad_norm_` on the gradient that
+is averaged over the trainers. Clipping comes before weight decay, as in PyTorch and in the original.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from fleet.errors import ConfigurationError
+
+__all__ = [
+    "ClipGradByGlobalNorm",
+    "ClipGradByNorm",
+    "ClipGradByValue",
+    "ClippingPlan",
+    "GradClip",
+    "NormPlan",
+    "check_grad_clip",
+]
+
+
+@dataclass(frozen=True)
+class ClipGradByValue:
+    """Clip each element of a gradient to ``min`` … ``max``.
+
+    Attributes
+    ----------
+    max : float
+    min : float, optional
+        ``-max`` otherwise.
+
+    Notes
+    -----
+    The original's ``fluid.clip.GradientClipByValue``.
+    """
+
+    max: float
+    min: float | None = None
+
+    def __post_init__(self) -> None:
+        _check(self, "max", self.max)
+        if self.min is None:
+            object.__setattr__(self, "min", -self.max)
+        _check(self, "min", self.min)
+        if self.low > self.max:
+            raise ConfigurationError(
+                f"ClipGradByValue: min {self.min} is larger than max {self.max}; the order of the arguments "
+                "is (max, min), and max alone must not be negative"
+            )
+
+    @property
+    def low(self) -> float:
+        """The least value: `min`, which is never None once this is made."""
+        return -self.max if self.min is None else self.min
+
+
+@dataclass(frozen=True)
+class ClipGradByNorm:
+    """Scale each parameter's gradient down so that its 2-norm is at most `clip_norm`.
+
+    Attributes
+    ----------
+    clip_norm : float
+
+    Notes
+    -----
+    The original's ``fluid.clip.GradientClipByNorm``.
+    """
+
+    clip_norm: float
+
+    def __post_init__(self) -> None:
+        _check(self, "clip_norm", self.clip_norm, positive=True)
+
+
+@dataclass(frozen=True)
+class ClipGradByGlobalNorm:
+    """Scale all gradients down by one factor so that their 2-norm, taken together, is at most `clip_norm`.
+
+    Attributes
+    ----------
+    clip_norm : float
+
+    Notes
+    -----
+    The original's ``fluid.clip.GradientClipByGlobalNorm``.
+    """
+
+    clip_norm: float
+
+    def __post_init__(self) -> None:
+        _check(self, "clip_norm", self.clip_norm, positive=True)
+
+
+GradClip = ClipGradByValue | ClipGradByNorm | ClipGradByGlobalNorm
+
+
+@dataclass(frozen=True, slots=True)
+class NormPlan:
+    """A norm over gradients of several blocks, by which each of them is clipped before it is stepped."""
+
+    key: str
+    """The parameter's name; empty for the norm over all parameters."""
+    max_norm: float
+    blocks: tuple[int, ...]
+    """The blocks of this server that have a part in it, in order of id."""
+    servers: tuple[int, ...]
+    """Every server that has a part in it, this one included, in ascending order."""
+
+    @property
+    def name(self) -> str:
+        """What messages call it."""
+        return f"the gradient of {self.key}" if self.key else "all gradients"
+
+
+@dataclass(frozen=True, slots=True)
+class ClippingPlan:
+    """How a server clips the gradients of its blocks."""
+
+    ranges: Mapping[int, tuple[float, float]]
+    """Least and largest value of a gradient's elements, by block, where they are clipped by value."""
+    norms: tuple[NormPlan, ...]
+    """The norms by which gradients are clipped, where they are."""
+
+
+def check_grad_clip(name: str, value: object) -> None:
+    """Refuse what is no way to clip.
+
+    Raises
+    ------
+    ConfigurationError
+        `value` is no instance of one of the three classes; the message begins with `name`.
+    """
+    if not isinstance(value, GradClip):
+        raise ConfigurationError(
+            f"{name} is {value!r}; expected None, fleet.ClipGradByValue(max), "
+            "fleet.ClipGradByNorm(clip_norm) or fleet.ClipGradByGlobalNorm(clip_norm)"
+        )
+
+
+def _check(clip: object, name: str, value: object, *, positive: bool = False) -> None:
+    good = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if not good or (positive and isinstance(value, int | float) and value <= 0):
+        raise ConfigurationError(
+            f"{type(clip).__name__}: {name} is {value!r}; expected a {'positive' if positive else 'finite'} "
+            "number"
+        )

@@ -1,0 +1,283 @@
+"""What the user may configure about transpiling: the original's fields, with its defaults."""
+
+import functools
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from enum import IntEnum
+from typing import TYPE_CHECKING, Protocol
+
+from fleet.errors import TranspileError, meant
+from fleet.options import Where, refusal
+from fleet.plan.dispatch import HashName, PSDispatcher, RoundRobin
+
+__all__ = ["DistributeTranspilerConfig", "DistributedMode", "TrainingMode"]
+
+_SMALLEST_BLOCK = 8192
+_DISPATCHERS: dict[str, type[PSDispatcher]] = {each.__name__: each for each in (RoundRobin, HashName)}
+_log = logging.getLogger(__name__)
+
+
+class DistributedMode(IntEnum):
+    """How trainers and servers keep step; the numbers are `listen_and_serv`'s `distributed_mode`.
+
+    Notes
+    -----
+    The original's ``DistributedMode`` of ``fluid.transpiler.distribute_transpiler``.
+    """
+
+    SYNC = 0
+    ASYNC = 1
+    HALF_ASYNC = 2
+    GEO = 3
+
+
+class TrainingMode(Protocol):
+    """What the programs say about a mode of the user's own; see `fleet.parameter_server.modes.Mode`."""
+
+    @property
+    def name(self) -> str:
+        """What the mode is called."""
+
+    @property
+    def programs(self) -> DistributedMode:
+        """The mode whose programs it runs on."""
+
+    def agreement(self) -> Mapping[str, str]:
+        """Return what every process must have in common, beside the name."""
+
+
+@dataclass(slots=True)
+class DistributeTranspilerConfig:
+    """The configuration of a `DistributeTranspiler`. Set the fields, then hand it over.
+
+    Attributes
+    ----------
+    slice_var_up : bool
+        Cut parameters into blocks so that all servers share the work.
+    split_method : type
+        `RoundRobin`, `HashName`, or a `PSDispatcher` of your own. The names of the first two may be text.
+    min_block_size : int
+        A block has at least this many elements; 8192 or more.
+    sync_mode : bool
+        Together with transpile's `sync_mode`: False in either means asynchronous training.
+    runtime_split_send_recv : bool
+        Asynchronous training in which the sender cuts the gradients; without it, half-asynchronous.
+    mode : str
+        ``pserver``; ``nccl2`` or ``collective`` of a transpiler that is called by hand: the programs of
+        collective training.
+    half_async : bool
+        Half-asynchronous training, also where the sender cuts the gradients.
+    completely_not_async : bool
+        With an asynchronous `sync_mode`: synchronous training after all, as the original's
+        `SyncStrategy` says it.
+    enable_dc_asgd : bool
+        Asynchronous training that compensates for delay (DC-ASGD). Where `sync_mode` is False and nothing
+        asks for another mode, the mode is async.
+    geo_sgd_mode : bool
+        GEO: trainers step by themselves, and exchange what has changed now and then.
+    geo_sgd_need_push_nums : int
+        After how many steps a trainer of GEO sends what has changed.
+    wait_port : bool
+        Trainers wait until every server accepts connections before they start, and say for whom. Without
+        it a server that is not there yet is waited for in the call that joins it. Either way for the
+        deadline for starting at most (`FLEET_START_DEADLINE_SECONDS`, else `FLAGS_rpc_deadline`).
+    print_log : bool
+        Log where each block goes.
+    nccl_comm_num, use_hierarchical_allreduce, hierarchical_allreduce_inter_nranks
+        Refused: in collective training all gradients travel through one communicator, on one level.
+    collective_mode : str or None
+        ``grad_allreduce``, what collective training does anyway, or ``local_sgd``.
+
+    Notes
+    -----
+    The original's ``fluid.transpiler.DistributeTranspilerConfig``. Which field is carried out where says
+    `fleet.options`; elsewhere a value other than the default is an error that names the field.
+    """
+
+    slice_var_up: bool = True
+    split_method: type[PSDispatcher] = RoundRobin
+    min_block_size: int = _SMALLEST_BLOCK
+    enable_dc_asgd: bool = False
+    mode: str = "pserver"
+    print_log: bool = False
+    wait_port: bool = True
+    runtime_split_send_recv: bool = False
+    sync_mode: bool = True
+    half_async: bool = False
+    completely_not_async: bool = False
+    geo_sgd_mode: bool = False
+    geo_sgd_need_push_nums: int = 100
+    nccl_comm_num: int = 1
+    use_hierarchical_allreduce: bool = False
+    hierarchical_allreduce_inter_nranks: int = 0
+    collective_mode: str | None = None
+
+    def __new__(cls, *_: object, **given: object) -> "DistributeTranspilerConfig":
+        """Refuse a field that there is not as setting it does, and not by its name alone."""
+        known = [field.name for field in fields(cls)]
+        if unknown := [name for name in given if name not in known]:
+            raise TypeError(_unknown(unknown[0], known))
+        return object.__new__(cls)  # super() is of no use in a dataclass with slots
+
+    if not TYPE_CHECKING:  # to type checkers, a class that has it has every field
+
+        def __setattr__(self, name: str, value: object) -> None:
+            known = [field.name for field in fields(self)]
+            if name not in known:
+                raise AttributeError(_unknown(name, known))
+            if name == "split_method" and isinstance(value, str):
+                value = _DISPATCHERS.get(value, value)
+            object.__setattr__(self, name, value)
+
+    def check(self) -> None:
+        """Check every field.
+
+        Raises
+        ------
+        TranspileError
+            A field has a value of the wrong type or range, or one that parameter servers do not carry out.
+        """
+        if self.mode not in ("pserver", "nccl2", "collective"):
+            raise TranspileError(
+                f"config.mode is {self.mode!r}; expected 'pserver' (or, of a transpiler that is called by "
+                "hand, 'nccl2' or 'collective', for collective training)"
+            )
+        for field in fields(self):
+            if isinstance(field.default, bool):
+                self._check_bool(field.name, getattr(self, field.name))
+        for name in _ONLY_COLLECTIVE:
+            self._refuse(name, Where(servers=True))
+        if not isinstance(self.split_method, type) or not issubclass(self.split_method, PSDispatcher):
+            raise TranspileError(
+                f"config.split_method is {self.split_method!r}; expected RoundRobin, HashName or a subclass "
+                "of PSDispatcher"
+            )
+        size = self.min_block_size
+        if isinstance(size, bool) or not isinstance(size, int) or size < _SMALLEST_BLOCK:
+            raise TranspileError(
+                f"config.min_block_size is {size!r}; expected a whole number of at least {_SMALLEST_BLOCK}"
+            )
+        pushes = self.geo_sgd_need_push_nums
+        if isinstance(pushes, bool) or not isinstance(pushes, int) or pushes < 1:
+            raise TranspileError(
+                f"config.geo_sgd_need_push_nums is {pushes!r}; expected a whole number of steps, at least 1"
+            )
+
+    def check_collective(self) -> None:
+        """Check that programs of collective training carry out every field that is not at its default.
+
+        Raises
+        ------
+        TranspileError
+            They do not; the message names the first such field.
+        """
+        for field in fields(self):
+            self._refuse(field.name, Where(servers=False, by_executor=True))
+
+    def _refuse(self, name: str, where: Where) -> None:
+        default = self.__dataclass_fields__[name].default
+        if (reason := refusal(f"config.{name}", getattr(self, name), default, where)) is not None:
+            raise TranspileError(reason)
+
+    @staticmethod
+    def _check_bool(name: str, value: object) -> None:
+        if not isinstance(value, bool):
+            raise TranspileError(f"config.{name} is {value!r}; expected True or False")
+
+    def distributed_mode(self, sync_mode: bool) -> DistributedMode:
+        """Return the mode that these fields and transpile's `sync_mode` give together.
+
+        Parameters
+        ----------
+        sync_mode : bool
+            As ``DistributeTranspiler.transpile`` was given it.
+
+        Returns
+        -------
+        DistributedMode
+            What trainers and servers follow.
+
+        Raises
+        ------
+        TranspileError
+            Two fields contradict each other; the message names them.
+        """
+        mode = self._mode(sync_mode)
+        self.check_options(mode)
+        return mode
+
+    def asks_for(self) -> DistributedMode | None:
+        """Return the mode that these fields ask for by themselves; None where they leave it open."""
+        return self._mode(sync_mode=False) if self.mode_flags() else None
+
+    def mode_flags(self) -> str:
+        """Return the fields that ask for a mode, as a script sets them; empty where none does."""
+        set_fields = ["config.sync_mode = False"] if not self.sync_mode else []
+        set_fields += [f"config.{name} = True" for name in _MODE_FLAGS if getattr(self, name)]
+        return ", ".join(set_fields)
+
+    def check_options(self, mode: DistributedMode, *, custom: bool = False) -> None:
+        """Check the fields that have a meaning in one mode only, or ask for one where one is given.
+
+        Parameters
+        ----------
+        mode : DistributedMode
+        custom : bool
+            Whether it is only the mode whose programs a mode of the user's own runs on.
+
+        Raises
+        ------
+        TranspileError
+            Such a field is set, and the mode is another.
+        """
+        for name in (*_OF_ONE_MODE, "sync_mode", *_MODE_FLAGS) if custom else _OF_ONE_MODE:
+            self._refuse(name, Where(servers=True, mode="own" if custom else mode.name.lower()))
+        if self.enable_dc_asgd and not self.runtime_split_send_recv:
+            say_that_async_follows()
+
+    def _mode(self, sync_mode: bool) -> DistributedMode:
+        if self.geo_sgd_mode:
+            for name in ("half_async", "completely_not_async"):
+                if getattr(self, name):
+                    raise TranspileError(
+                        f"config.geo_sgd_mode = True and config.{name} = True ask for two modes; "
+                        "set one of them to False"
+                    )
+            return DistributedMode.GEO
+        if not (sync_mode and self.sync_mode):
+            if self.completely_not_async:
+                return DistributedMode.SYNC
+            at_once = (self.runtime_split_send_recv or self.enable_dc_asgd) and not self.half_async
+            return DistributedMode.ASYNC if at_once else DistributedMode.HALF_ASYNC
+        for name in ("runtime_split_send_recv", "half_async"):
+            if getattr(self, name):
+                raise TranspileError(
+                    f"config.{name} = True needs asynchronous training; "
+                    "set config.sync_mode = False too, or leave it at False"
+                )
+        return DistributedMode.SYNC
+
+
+def _unknown(name: str, known: list[str]) -> str:
+    return (
+        f"DistributeTranspilerConfig has no field {name!r}{meant(name, known)}; its fields are "
+        f"{', '.join(known)}"
+    )
+
+
+@functools.cache
+def say_that_async_follows() -> None:
+    """Say once which asynchronous mode was chosen for the script, which asked for none by name."""
+    _log.warning("config.enable_dc_asgd = True and sync_mode = False: the mode is async")
+
+
+_MODE_FLAGS = ("geo_sgd_mode", "half_async", "completely_not_async", "runtime_split_send_recv")
+_OF_ONE_MODE = ("enable_dc_asgd", "geo_sgd_need_push_nums")
+_ONLY_COLLECTIVE = (
+    "mode",
+    "nccl_comm_num",
+    "use_hierarchical_allreduce",
+    "hierarchical_allreduce_inter_nranks",
+    "collective_mode",
+)

@@ -1,0 +1,392 @@
+"""What parameter servers may do with an optimizer's step: small tensors are stepped, and compared to the bit.
+
+A server steps each parameter, or a slice of it, by an optimizer of its own, which it builds anew from the
+options of the param group. So three things are tried: whether slices give what the whole gives; whether
+parameters that are stepped together end as when each is stepped by itself; and whether the rebuilt optimizer
+is the user's.
+"""
+
+import inspect
+import random
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.optim import optimizer as torch_optimizer
+
+from fleet.plan.optimizers import KERNEL_FLAGS, HyperParameter, build_optimizer, read_hyper_parameters
+from fleet.without_dynamo import step_directly
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
+
+__all__ = ["Findings", "try_out"]
+
+_SHAPES = ((6, 4), (6, 4), (5, 3))
+"""Two dimensions because Muon takes no other; two of one shape for optimizers that stack equal ones."""
+_STEPS = 4
+"""Enough for moments and bias corrections to matter."""
+_RUNS = ((0.01, 1e-3), (1.0, 1.0), (0.01, 1e3))
+"""Learning rates and sizes of the first gradients: what clips acts on large ones only, and what fails on them
+is tried on the small ones, which come first. The user's rate is not among them: a schedule may begin at zero,
+where every optimizer looks element-wise."""
+_GROWTH = 6.0
+"""By which gradients grow from step to step, so that runs cover eight powers of ten."""
+_RATES = (0.7, 0.1, 0.05, 0.01, 3e-3, 1e-3, 3e-4, 1e-4)
+"""By one of these at least, arithmetic of float32 gives other bits than that of Python's numbers."""
+
+_Options = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """What was found about an optimizer's step of one param group.
+
+    Attributes
+    ----------
+    elementwise : bool
+        Whether stepping two slices of a tensor gives, to the bit, what stepping the whole gives.
+    refusal : str
+        Why parameter servers cannot make this step, and what to do; empty where they can.
+    tensors : mapping of str to str
+        The options that are tensors, with their dtypes: a learning rate of float32 computes otherwise than a
+        number of the same value.
+    """
+
+    elementwise: bool
+    refusal: str = ""
+    tensors: Mapping[str, str] = field(default_factory=dict)
+
+
+def try_out(
+    optimizer: "Optimizer", index: int, trained: Mapping[int, int], dtypes: Collection[torch.dtype] = ()
+) -> Findings:
+    """Try what an optimizer's step does.
+
+    Parameters
+    ----------
+    optimizer : torch.optim.Optimizer
+        The user's; it is neither stepped nor changed.
+    index : int
+        The param group in question.
+    trained : mapping of int to int
+        How many parameters are trained, by param group. A single one has nothing to be coupled with.
+    dtypes : collection of torch.dtype
+        Of the group's parameters; float32 is tried anyway.
+
+    Returns
+    -------
+    Findings
+        With a refusal too where the class cannot be built from the group's options, or cannot step a dense
+        gradient: where trainers step, that is no matter.
+
+    Raises
+    ------
+    TranspileError
+        As of `read_hyper_parameters`.
+    """
+    kind, group = type(optimizer), optimizer.param_groups[index]
+    options = {
+        name: False if name in KERNEL_FLAGS - {"foreach"} else value
+        for name, value in read_hyper_parameters(optimizer, group).items()
+    }
+    key = tuple((name, None if _is_rate(name, value) else value) for name, value in options.items())
+    with _script_untouched():
+        try:
+            findings = _try_out(
+                kind,  # type: ignore[arg-type] # a class, whose objects mypy takes for unhashable
+                key,
+                _layout(trained),
+                tuple(sorted({torch.float32, *dtypes}, key=str)),
+            )
+            tensors, of_numbers = _number_types(kind, group, options)
+            refusal = findings.refusal or of_numbers or _of_arguments(optimizer, options)
+        except Exception as error:  # noqa: BLE001 - a class of the script's may raise any
+            return Findings(False, _FAILS.format(name=kind.__name__, error=error))
+    return Findings(findings.elementwise, refusal, tensors)
+
+
+def _is_rate(name: str, value: object) -> bool:
+    return name == "lr" and value is not None
+
+
+def _layout(trained: Mapping[int, int]) -> tuple[int, ...]:
+    """Return how many parameters each group has that are stepped together: three at most, as the user's."""
+    counts = [count for count in trained.values() if count]
+    if sum(counts) < 2:
+        return (1,)
+    if len(counts) == 1:
+        return (3,)
+    return (1, 1, 1) if max(counts) == 1 else (2, 1)
+
+
+@contextmanager
+def _script_untouched() -> Iterator[None]:
+    """Try as a server steps, whatever the script has set for this process, and leave that as it is.
+
+    Tensors are made on the CPU even where the default device is another one. The random numbers that the
+    script draws stay the same, and none of its hooks on all optimizers is called.
+    """
+    of_python, of_numpy = random.getstate(), np.random.get_state()  # noqa: NPY002 - what a script may use
+    hooks = [getattr(torch_optimizer, f"_global_optimizer_{when}_hooks") for when in ("pre", "post")]
+    kept = [dict(each) for each in hooks]
+    for each in hooks:
+        each.clear()
+    try:
+        with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+            yield
+    finally:
+        for each, before in zip(hooks, kept, strict=True):
+            each.update(before)
+        random.setstate(of_python)
+        np.random.set_state(of_numpy)  # noqa: NPY002
+
+
+@lru_cache(maxsize=128)
+def _try_out(
+    kind: "type[Optimizer]",
+    key: tuple[tuple[str, HyperParameter], ...],
+    layout: tuple[int, ...],
+    dtypes: tuple[torch.dtype, ...],
+) -> Findings:
+    """As `try_out`, of options without a learning rate: once for all groups that differ by that alone."""
+    elementwise = True
+    for dtype in dtypes:
+        for number, (rate, size) in enumerate(_RUNS):
+            options = {name: rate if name == "lr" else value for name, value in key}
+            try:
+                found = _run(kind, options, layout, *_problem(sum(layout), size, dtype))
+            except Exception:
+                if number == 0:
+                    raise
+                continue  # a class of the script's own may refuse large gradients, and rates
+            if found.refusal:
+                return found
+            elementwise = elementwise and found.elementwise
+    return Findings(elementwise)
+
+
+def _run(
+    kind: "type[Optimizer]",
+    options: _Options,
+    layout: Sequence[int],
+    starts: Sequence[Tensor],
+    gradients: Sequence[Tensor],
+) -> Findings:
+    name = kind.__name__
+    together = _train(kind, options, layout, starts, gradients)
+    apart = [
+        _train(kind, options, (1,), [start], [given]) for start, given in zip(starts, gradients, strict=True)
+    ]
+    if not together.same(_joined(apart)):
+        again = _train(kind, options, layout, starts, gradients)
+        return Findings(False, (_COUPLES if together.same(again) else _DRAWS).format(name=name))
+    served = _train(kind, options, (1,), starts[:1], gradients[:1], served=True)
+    if not served.same(apart[0], groups=False):
+        changed = ", ".join(apart[0].changed(options))
+        return Findings(False, _CHANGES.format(name=name, options=changed))
+    half = _SHAPES[0][0] // 2
+    slices = [
+        _train(kind, options, (1,), [starts[0][part]], [gradients[0][:, part]]).values[0]
+        for part in (slice(half), slice(half, None))
+    ]
+    return Findings(_same(apart[0].values[0], torch.cat(slices)))
+
+
+_FAILS = (
+    "{name} cannot step a dense parameter on a parameter server: {error}; its constructor must take its "
+    "options by the names it gives them in param_groups"
+)
+_DRAWS = (
+    "{name} draws random numbers in its step. Each parameter server would draw numbers of its own, so that a "
+    "run could neither be repeated nor equal one process. Use an optimizer that draws none, and add the "
+    "noise to the gradients between backward() and optimizer.step(); or use the mode geo, in which each "
+    "trainer steps all parameters itself"
+)
+_COUPLES = (
+    "{name} couples parameters: it steps several together otherwise than each by itself, and parameter "
+    "servers step each by itself. To clip gradients by their global norm, set strategy.grad_clip = "
+    "fleet.ClipGradByGlobalNorm(max_norm), and use an optimizer that does not clip. Other optimizers of this "
+    "kind, such as Prodigy, train in a collective job (from fleet.collective import fleet), or in the mode "
+    "geo, in which each trainer steps all parameters itself"
+)
+_CHANGES = (
+    "{name} changes options of its param group in its step ({options}), and parameter servers take the "
+    "options of each step from the trainer. Let the optimizer keep what it counts in its state by parameter; "
+    "or use a collective job (from fleet.collective import fleet), or the mode geo, in which each trainer "
+    "steps all parameters itself"
+)
+
+
+def _problem(
+    count: int, size: float, dtype: torch.dtype, steps: int = _STEPS
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Return first values and, by step, gradients that point about the same way, as in a descent."""
+    generator = torch.Generator("cpu").manual_seed(0)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator, device="cpu", dtype=torch.float32)
+
+    shapes = _SHAPES[:count]
+    starts = [normal(*shape).to(dtype) for shape in shapes]
+    sizes = (size * _GROWTH ** torch.arange(_STEPS)).repeat(-(-steps // _STEPS)).view(-1, 1, 1)
+    gradients = [((normal(*shape) + 0.5 * normal(steps, *shape)) * sizes).to(dtype) for shape in shapes]
+    return starts, gradients
+
+
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    """What steps have left, by parameter: its value, its state, and the options of its group."""
+
+    values: list[Tensor]
+    states: list[_Options]
+    groups: list[_Options]
+
+    def same(self, other: "_Outcome", *, groups: bool = True) -> bool:
+        return (
+            _same(self.values, other.values)
+            and _same(self.states, other.states)
+            and (not groups or _same(self.groups, other.groups))
+        )
+
+    def changed(self, options: _Options) -> list[str]:
+        """Return the options that the first group does not have as they were given."""
+        return [name for name, value in options.items() if not _same(self.groups[0][name], value)]
+
+
+def _joined(apart: Sequence[_Outcome]) -> _Outcome:
+    return _Outcome(
+        [each.values[0] for each in apart],
+        [each.states[0] for each in apart],
+        [each.groups[0] for each in apart],
+    )
+
+
+def _train(
+    kind: "type[Optimizer]",
+    options: _Options,
+    layout: Sequence[int],
+    starts: Sequence[Tensor],
+    gradients: Sequence[Tensor],
+    *,
+    served: bool = False,
+) -> _Outcome:
+    """Make the steps; `served` as a server does, which is given the options anew in each."""
+    parameters = [torch.nn.Parameter(start.clone()) for start in starts]
+    groups, remaining = [], list(parameters)
+    for count in layout:
+        groups.append({"params": remaining[:count]})
+        del remaining[:count]
+    optimizer = build_optimizer(kind, groups if len(groups) > 1 else parameters, options)
+    for number in range(len(gradients[0])):
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.grad = gradient[number].clone()
+        if served:
+            optimizer.param_groups[0].update(options)
+        step_directly(optimizer)
+    of_parameter = {id(each): group for group in optimizer.param_groups for each in group["params"]}
+    return _Outcome(
+        [parameter.detach() for parameter in parameters],
+        [dict(optimizer.state.get(parameter, {})) for parameter in parameters],
+        [
+            {name: value for name, value in of_parameter[id(each)].items() if name != "params"}
+            for each in parameters
+        ],
+    )
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Whether two results are equal to the bit, NaN to NaN; of two objects of one class nobody can tell."""
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        alike = one.shape == other.shape and one.dtype == other.dtype
+        return alike and torch.allclose(one, other, rtol=0.0, atol=0.0, equal_nan=True)
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        return one.keys() == other.keys() and all(_same(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
+        return len(one) == len(other) and all(map(_same, one, other))
+    if isinstance(one, int | float | str) and isinstance(other, int | float | str):
+        return one == other or (one != one and other != other)
+    if callable(one) or callable(other):
+        return one is other
+    return type(one) is type(other)
+
+
+def _number_types(kind: "type[Optimizer]", group: _Options, options: _Options) -> tuple[dict[str, str], str]:
+    """Return the options that servers must have as tensors; or why an option's type cannot be kept there."""
+    tensors: dict[str, str] = {}
+    for name in options:
+        value = group[name]
+        if isinstance(value, Tensor):
+            if value.is_floating_point() and value.dtype != torch.float64:  # else it computes as a number
+                tensors[name] = str(value.dtype).removeprefix("torch.")
+        elif _has_array(value) and not _computes_as_numbers(kind, name, value, options):
+            # A scheduler may make another type of one of numpy's numbers, so none can be promised.
+            return {}, (
+                f"{kind.__name__}'s option {name} is {_kind_of(value)}, with which PyTorch computes "
+                f"otherwise than with a plain number, and parameter servers get plain numbers: "
+                f"{options[name]!r}; give {name} as Python's float"
+            )
+    return tensors, ""
+
+
+def _computes_as_numbers(kind: "type[Optimizer]", name: str, value: object, options: _Options) -> bool:
+    """Whether a step has the same bits with Python's numbers as with an option of another type."""
+    for rate in _RATES:
+        plain: dict[str, Any] = dict(options)
+        if "foreach" in plain:  # which torch refuses to combine with tensors
+            plain["foreach"] = False
+        if _is_rate("lr", plain.get("lr")):
+            plain["lr"] = rate
+        problem = _problem(1, 1.0, torch.float32, steps=2 * _STEPS)
+        found = _train(kind, plain | {name: _like(value, plain[name])}, (1,), *problem)
+        if not _same(found.values, _train(kind, plain, (1,), *problem).values):
+            return False
+    return True
+
+
+def _has_array(value: object) -> bool:
+    if isinstance(value, tuple | list):
+        return any(map(_has_array, value))
+    return isinstance(value, Tensor | np.generic) and not isinstance(value, float)
+
+
+def _like(value: Any, plain: Any) -> Any:
+    """Return plain numbers in the types of others."""
+    if isinstance(value, tuple | list):
+        return tuple(map(_like, value, plain))
+    if isinstance(value, Tensor):
+        return torch.tensor(plain, dtype=value.dtype, device="cpu")
+    # A trial's rates are no integers, and those of NumPy compute as Python's.
+    return type(value)(plain) if isinstance(value, np.floating) else plain
+
+
+def _kind_of(value: object) -> str:
+    if isinstance(value, tuple | list):
+        return f"a tuple with {next(_kind_of(each) for each in value if _has_array(each))} in it"
+    return f"a tensor of {value.dtype}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+
+
+def _of_arguments(optimizer: "Optimizer", options: _Options) -> str:
+    """Refuse an argument of the constructor that is no option of a param group, so that servers lose it."""
+    kind = type(optimizer)
+    rebuilt = build_optimizer(kind, [torch.nn.Parameter(torch.zeros(_SHAPES[0]))], options)
+    for name in list(inspect.signature(kind).parameters)[1:]:  # the first takes the parameters
+        for attribute in (name, f"_{name}"):
+            ours, theirs = vars(optimizer), vars(rebuilt)
+            if name in options or attribute not in ours or attribute not in theirs:
+                continue
+            given, built = ours[attribute], theirs[attribute]
+            if _same(given, built):
+                continue
+            return (
+                f"{kind.__name__}'s argument {name} is {given!r}. Parameter servers build the optimizer anew "
+                f"from the options of its param groups, where it is missing, and would have {built!r}. Make "
+                f"it an option, which the class reads from each param group: super().__init__(params, "
+                f"{{..., {name!r}: {name}}})"
+            )
+    return ""

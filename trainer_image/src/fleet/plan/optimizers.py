@@ -1,0 +1,116 @@
+"""What optimizers are made of: their classes, and the options of their param groups as plain values."""
+
+import inspect
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from fleet.errors import TranspileError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.optim import Optimizer
+
+__all__ = [
+    "KERNEL_FLAGS",
+    "HyperParameter",
+    "build_optimizer",
+    "class_path",
+    "has_coupled_decay",
+    "read_hyper_parameters",
+]
+
+HyperParameter = bool | int | float | str | tuple[float | None, ...] | None
+
+KERNEL_FLAGS = frozenset({"foreach", "fused", "capturable", "differentiable"})
+"""Options that choose how a step is computed, not what: they follow the device."""
+
+_COUPLED = frozenset(
+    f"torch.optim.{path}"
+    for path in (
+        "sgd.SGD",
+        "adam.Adam",
+        "adagrad.Adagrad",
+        "adamax.Adamax",
+        "adadelta.Adadelta",
+        "asgd.ASGD",
+        "nadam.NAdam",
+        "radam.RAdam",
+        "rmsprop.RMSprop",
+    )
+)
+
+
+def class_path(optimizer_class: type) -> str:
+    """Return the importable name of a class: ``torch.optim.sgd.SGD``."""
+    return f"{optimizer_class.__module__}.{optimizer_class.__qualname__}"
+
+
+def has_coupled_decay(optimizer_class: type, options: Mapping[str, HyperParameter]) -> bool:
+    """Whether weight decay, if any, is added to the gradient before anything else happens to it."""
+    return class_path(optimizer_class) in _COUPLED and not options.get("decoupled_weight_decay", False)
+
+
+def read_hyper_parameters(optimizer: "Optimizer", group: Mapping[str, Any]) -> dict[str, HyperParameter]:
+    """Return a param group's options as plain values.
+
+    Parameters
+    ----------
+    optimizer : torch.optim.Optimizer
+        Its defaults say which entries of the group are options; a scheduler's own entries are not.
+    group : mapping
+        One of the optimizer's param groups.
+
+    Returns
+    -------
+    dict of option to plain value
+
+    Raises
+    ------
+    TranspileError
+        An option is neither a number, a string, a flag, None, a tensor of one element nor a tuple of these.
+    """
+    return {name: _plain(optimizer, name, group[name]) for name in optimizer.defaults}
+
+
+def _plain(optimizer: "Optimizer", name: str, value: object) -> HyperParameter:
+    if isinstance(value, tuple | list):
+        return tuple(_plain(optimizer, name, item) for item in value)  # type: ignore[misc]
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if getattr(value, "ndim", None) == 0:  # a tensor, or one of numpy's numbers
+        number: HyperParameter = value.item()  # type: ignore[attr-defined]
+        return number
+    raise TranspileError(
+        f"{type(optimizer).__name__}'s option {name} is a {type(value).__name__}; parameter servers build "
+        "the optimizer anew, so each option must be a number, a string, a flag, None or a tuple of these"
+    )
+
+
+def build_optimizer(
+    optimizer_class: "type[Optimizer]",
+    parameters: "Iterable[Tensor] | Iterable[dict[str, Any]]",
+    options: Mapping[str, Any],
+) -> "Optimizer":
+    """Build an optimizer as the user built theirs.
+
+    Parameters
+    ----------
+    optimizer_class : type
+        The user's class.
+    parameters : iterable of tensors, or of param groups
+        Leaf tensors; param groups name theirs and nothing else.
+    options : mapping of option to value
+        The user's param group. Those that the constructor does not take, because the class sets them
+        itself, are put into the group afterwards.
+
+    Returns
+    -------
+    torch.optim.Optimizer
+    """
+    accepted = inspect.signature(optimizer_class).parameters
+    taken: dict[str, Any] = {name: value for name, value in options.items() if name in accepted}
+    given: list[Any] = list(parameters)
+    optimizer = optimizer_class(given, **taken)
+    for group in optimizer.param_groups:
+        group.update(options)
+    return optimizer

@@ -1,0 +1,241 @@
+"""The PyTorch objects that a job trains, and what is found out about them.
+
+Torch is imported where a function needs it, so that programs and plans are read and printed without it.
+"""
+
+import gc
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from fleet.errors import ConfigurationError, TranspileError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.nn import Module, Parameter
+    from torch.optim import Optimizer
+
+__all__ = [
+    "WITHOUT_NAMES",
+    "CapturedTable",
+    "LeftOut",
+    "OwnTable",
+    "Source",
+    "find_module",
+    "parameter_names",
+    "refuse_forward_writes",
+    "without_wrapper",
+]
+
+WITHOUT_NAMES = (
+    "parameters are told by their places in the optimizer (param_0_0, …), as no single module holds them "
+    "all; model=model in fleet.distributed_optimizer, or an optimizer that is built from named parameters, "
+    "gives them names"
+)
+"""What a trainer's log says where `find_module` found none, and the optimizer has no names."""
+_IN_GEO: Final = (
+    "; or train in the mode geo, in which trainers step by themselves (config.geo_sgd_mode = True)"
+)
+
+
+@dataclass(frozen=True, eq=False)
+class CapturedTable:
+    """A table whose rows the parameter servers step."""
+
+    name: str
+    declared: Any
+    """What has its `placeholder`: a `fleet.nn.DistributedTable` that the model reads, or an `OwnTable`."""
+    config: Any
+    """What servers make it of: a `fleet.tables.TableConfig`, or the `OwnTable`."""
+    group: int | None
+    """The param group whose options each step brings; None where the table has a rule of its own."""
+
+
+@dataclass(frozen=True, eq=False)
+class OwnTable:
+    """A table that trainers hold too: the weight of an embedding, or a bag, with ``sparse=True``."""
+
+    name: str
+    placeholder: "Parameter"
+    """The weight."""
+    optimizer_class: "type[Optimizer]"
+    options: Mapping[str, Any]
+    """Of its param group."""
+
+    @property
+    def num_embeddings(self) -> int:
+        """How many rows there are."""
+        return int(self.placeholder.shape[0])
+
+    @property
+    def dimension(self) -> int:
+        """Elements of a row."""
+        return int(self.placeholder.shape[1])
+
+
+@dataclass(frozen=True, eq=False)
+class Source:
+    """The live PyTorch objects a Program was made from: what the runtime needs and operators cannot carry."""
+
+    optimizer: "Optimizer"
+    parameters: "Mapping[str, Parameter]"
+    """The trainable parameters by their name in the Program, in order of creation."""
+    module: "Module | None" = None
+    loss_fn: Callable[..., Any] | None = None
+    named: bool = True
+    """False when the names are positions (``param_0_3``), because nothing gave better ones."""
+    tables: tuple[CapturedTable, ...] = ()
+    """Those of the model, by name."""
+
+    @property
+    def own_tables(self) -> "Mapping[str, Parameter]":
+        """The weights of tables that trainers hold too, by name."""
+        return {
+            table.name: table.declared.placeholder
+            for table in self.tables
+            if isinstance(table.declared, OwnTable)
+        }
+
+
+def find_module(optimizer: "Optimizer") -> "Module | None":
+    """Return the outermost module of this process that holds all of an optimizer's parameters.
+
+    It gives the parameters the names that its script knows them by; what ``torch.compile`` has wrapped is
+    looked at without its wrapper. Every replica runs the same script, and so finds the same one.
+
+    Returns
+    -------
+    Module or None
+        None where there is none, where several share the parameters, or where the optimizer has names.
+    """
+    from torch.nn import Module
+
+    if all("param_names" in group for group in optimizer.param_groups):
+        return None
+    wanted = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    # An object may say that it is of another class than its type; and __init__ may not have run yet.
+    found = (each for each in gc.get_objects() if issubclass(type(each), Module))
+    modules = [each for each in found if "_modules" in vars(each)]
+    inside = {id(child) for module in modules for child in module.children()}
+    outermost = [module for module in modules if id(module) not in inside]
+    holding = [module for module in outermost if wanted <= {id(each) for each in module.parameters()}]
+    if len(holding) != 1:
+        return None
+    return without_wrapper(holding[0])
+
+
+def without_wrapper(module: "Module") -> "Module":
+    """Return what ``torch.compile`` has wrapped, whose names a script knows; else the module itself."""
+    from torch.nn import Module
+
+    wrapped = getattr(module, "_orig_mod", None)
+    return wrapped if isinstance(wrapped, Module) else module
+
+
+def parameter_names(optimizer: "Optimizer", model: "Module | None") -> "tuple[dict[Parameter, str], bool]":
+    """Return the name of each parameter, and whether the names are the user's."""
+    if model is not None:
+        return {parameter: name for name, parameter in model.named_parameters()}, True
+    names: dict[Parameter, str] = {}
+    named = all("param_names" in group for group in optimizer.param_groups)
+    for index, group in enumerate(optimizer.param_groups):
+        given = group["param_names"] if named else [f"param_{index}_{i}" for i in range(len(group["params"]))]
+        names.update(zip(group["params"], given, strict=True))
+    taken: set[str] = set()
+    for name in names.values():
+        if name in taken:
+            raise TranspileError(f"two parameters are named {name!r}; each needs a name of its own")
+        taken.add(name)
+    return names, named
+
+
+class LeftOut:
+    """Finds parameters that are trained although no other trainer, and no server, hears of it.
+
+    Parameters
+    ----------
+    optimizer : torch.optim.Optimizer
+    exchanged : iterable of Tensor
+        The optimizer's parameters that are not left out.
+    module : torch.nn.Module, optional
+        Gives names.
+    """
+
+    def __init__(
+        self,
+        optimizer: "Optimizer",
+        exchanged: "Iterable[Tensor]",
+        module: "Module | None" = None,
+    ) -> None:
+        self._optimizer = optimizer
+        known = {id(parameter) for parameter in exchanged}
+        names = {id(each): name for name, each in module.named_parameters()} if module is not None else {}
+        self._frozen = [
+            (names.get(id(parameter), _position(number, index)), parameter)
+            for number, group in enumerate(optimizer.param_groups)
+            for index, parameter in enumerate(group["params"])
+            if id(parameter) not in known
+        ]
+        self._number = self._count()
+
+    def check(self) -> None:
+        """Check that a step changes only what is exchanged.
+
+        Raises
+        ------
+        ConfigurationError
+            It would change another parameter, which is named.
+        """
+        for name, parameter in self._frozen:
+            if parameter.grad is not None:
+                raise ConfigurationError(
+                    f"{name} has a gradient, and was frozen when fleet.distributed_optimizer was called, so "
+                    "the gradient is not exchanged; let the parameter require gradients there, and freeze it "
+                    "after fleet.init_worker() for as long as it is not to learn"
+                )
+        if self._count() != self._number:
+            raise ConfigurationError(
+                f"the optimizer has {self._count()} parameters, and had {self._number} when "
+                "fleet.distributed_optimizer was called, so those that have come since are not exchanged; "
+                "call add_param_group() before it"
+            )
+
+    def _count(self) -> int:
+        return sum(len(group["params"]) for group in self._optimizer.param_groups)
+
+
+def _position(group: int, index: int) -> str:
+    return f"parameter {index} of param group {group}"
+
+
+def refuse_forward_writes(source: Source | None, *, steps_alone: bool) -> None:
+    """Refuse a module that changes a trained parameter of its own in forward, if the module is known.
+
+    Parameters
+    ----------
+    source : Source or None
+    steps_alone : bool
+        Whether a trainer steps its own values, as in GEO; its rows are copies beside the weight even there.
+
+    Raises
+    ------
+    TranspileError
+        There is one; it is named.
+    """
+    if source is None or source.module is None:
+        return
+    import torch  # not above: programs are read and printed where no torch is loaded
+
+    rows = {id(each) for each in source.own_tables.values()}
+    blocks = set() if steps_alone else {id(each) for each in source.parameters.values()}
+    for name, module in source.module.named_modules():
+        if not isinstance(module, (torch.nn.Embedding, torch.nn.EmbeddingBag)):
+            continue
+        if module.max_norm is None or id(module.weight) not in rows | blocks:
+            continue
+        raise TranspileError(
+            f"module {name or type(module).__name__} has max_norm={module.max_norm}: its forward pass "
+            "writes to its weight on this trainer alone, and the values of the next step would overwrite "
+            "that; leave max_norm out, and apply torch.renorm to what the module returns"
+            f"{'' if id(module.weight) in rows else _IN_GEO}"
+        )

@@ -1,0 +1,189 @@
+"""The tables of a job as a plan has them, read from the objects behind a program."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from fleet.errors import TranspileError
+from fleet.plan.config import DistributedMode
+from fleet.plan.optimizers import read_hyper_parameters
+from fleet.plan.source import CapturedTable, OwnTable, Source
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    import torch
+    from torch.nn import Parameter
+
+    from fleet.tables import TableConfig
+    from fleet.wire import HyperParameters
+
+__all__ = ["TablePlan", "find_tables", "placeholders_of", "served", "shards_on", "table_plans"]
+
+
+@dataclass(frozen=True, slots=True)
+class TablePlan:
+    """One table: every server holds some of its shards."""
+
+    number: int
+    """The same on every trainer and server: its position among the tables, by name."""
+    config: "TableConfig"
+    group: int | None
+    """Index of the optimizer's param group whose options each step brings; None where it has its own."""
+    own: "Parameter | None" = None
+    """The module's weight, where trainers hold the table too: each is told of the rows that have changed."""
+    warm_start: "Callable[[], tuple[Any, Any]] | None" = None
+    """Returns ids and vectors with which the table begins, on servers."""
+
+    @property
+    def name(self) -> str:
+        """The table's name."""
+        return self.config.name
+
+    @property
+    def row_bytes(self) -> int:
+        """The bytes of a row as it travels: float32, however it is stored."""
+        return 4 * self.config.dimension
+
+    def options(self, hyper_parameters: "HyperParameters") -> "Mapping[str, Any]":
+        """Return the options of a step: those of the table's param group, unless it has a rule of its own."""
+        from fleet.tables.rules import options_of  # here: programs are made and read without torch
+
+        return {} if self.group is None else options_of(self.config.rule, hyper_parameters[self.group])
+
+
+def find_tables(
+    optimizer: "torch.optim.Optimizer", model: "torch.nn.Module | None", *, served: bool = True
+) -> tuple[CapturedTable, ...]:
+    """Return the tables of a model, by name, each with what the optimizer says of it.
+
+    Where it is not `served`, an embedding with sparse gradients is a parameter as any other.
+
+    Raises
+    ------
+    TranspileError
+        Two tables have one name; or the optimizer holds a table of no known model.
+    ConfigurationError
+        Nobody says how a table is stepped; see `fleet.nn.DistributedTable.config`.
+    """
+    modules = model.modules() if model is not None else ()
+    declared = {id(each): each for module in modules for each in getattr(module, "distributed_tables", ())}
+    groups = {
+        id(parameter): index
+        for index, group in enumerate(optimizer.param_groups)
+        for parameter in group["params"]
+    }
+    found = _own_tables(optimizer, model, groups) if served else {}
+    for table in declared.values():
+        if table.name in found:
+            raise TranspileError(
+                f"two tables are named {table.name!r}; each needs a name of its own, or hand one on to share "
+                "it: DistributedEmbedding(…, table=other.table)"
+            )
+        index = groups.get(id(table.placeholder)) if table.rule is None else None
+        options = None if index is None else read_hyper_parameters(optimizer, optimizer.param_groups[index])
+        config = table.config(type(optimizer), options)
+        found[table.name] = CapturedTable(table.name, table, config, index)
+    _refuse_unknown(optimizer, placeholders_of(found.values()))
+    return tuple(found[name] for name in sorted(found))
+
+
+def placeholders_of(tables: Iterable[CapturedTable]) -> frozenset[int]:
+    """Return the identities of the parameters that stand for tables."""
+    return frozenset(id(table.declared.placeholder) for table in tables)
+
+
+def _own_tables(
+    optimizer: "torch.optim.Optimizer", model: "torch.nn.Module | None", groups: Mapping[int, int]
+) -> dict[str, CapturedTable]:
+    """Return the weights of modules with sparse gradients that the optimizer steps."""
+    import torch  # not above: programs are read and printed where no torch is loaded
+
+    names = {id(weight): name for name, weight in model.named_parameters()} if model is not None else {}
+    found: dict[str, CapturedTable] = {}
+    for module in model.modules() if model is not None else ():
+        if not isinstance(module, (torch.nn.Embedding, torch.nn.EmbeddingBag)) or not module.sparse:
+            continue
+        weight, index = module.weight, groups.get(id(module.weight))
+        if index is None or not isinstance(weight, torch.nn.Parameter) or not weight.requires_grad:
+            continue
+        name = names[id(weight)]
+        if weight.dtype is not torch.float32:
+            raise TranspileError(
+                f"{name} has sparse gradients of {weight.dtype}; rows are stepped in torch.float32: use "
+                "that, or sparse=False"
+            )
+        options = read_hyper_parameters(optimizer, optimizer.param_groups[index])
+        table = OwnTable(name, weight, type(optimizer), options)
+        found[name] = CapturedTable(name, table, table, index)
+    return found
+
+
+def _refuse_unknown(optimizer: "torch.optim.Optimizer", known: frozenset[int]) -> None:
+    for index, group in enumerate(optimizer.param_groups):
+        for position, parameter in enumerate(group["params"]):
+            table = getattr(parameter, "fleet_table", "")
+            if table and id(parameter) not in known:
+                raise TranspileError(
+                    f"parameter {position} of the optimizer's param group {index} stands for the table "
+                    f"{table}, and no module is known that reads it; give the model: "
+                    "fleet.distributed_optimizer(optimizer, strategy, model=model)"
+                )
+
+
+def shards_on(server: int, num_servers: int) -> tuple[int, ...]:
+    """Return the virtual shards of every table that one of so many servers holds."""
+    from fleet.tables import Placement  # as above
+
+    return Placement.over(num_servers).shards_of(server)
+
+
+def table_plans(names: "Sequence[str]", source: Source | None) -> tuple[TablePlan, ...]:
+    """Return the plans of a job's tables.
+
+    Parameters
+    ----------
+    names : sequence of str
+        In the order of their numbers.
+    source : Source or None
+        What has the tables.
+
+    Raises
+    ------
+    TranspileError
+        The source has no table of that name, as that of a program that was read from a text.
+    """
+    known = {each.name: each for each in source.tables} if source is not None else {}
+    if unknown := [name for name in names if name not in known]:
+        raise TranspileError(
+            f"the program has the table {unknown[0]}, and no model behind it that reads it; give the program "
+            "the source of one that was captured with it: program.source = captured.source"
+        )
+    return tuple(_plan(number, known[name]) for number, name in enumerate(names))
+
+
+def served(plans: "Sequence[TablePlan]", mode: DistributedMode) -> tuple[TablePlan, ...]:
+    """Return tables as servers have them: in GEO they add what trainers have changed.
+
+    Raises
+    ------
+    ConfigurationError
+        A table's rules need to see each gradient.
+    """
+    if mode is not DistributedMode.GEO:
+        return tuple(plans)
+    from fleet.tables.geo import server_config  # as above
+
+    return tuple(replace(plan, config=server_config(plan.config), group=None) for plan in plans)
+
+
+def _plan(number: int, table: CapturedTable) -> TablePlan:
+    own = table.config
+    if not isinstance(own, OwnTable):
+        return TablePlan(number, table.config, table.group, warm_start=table.declared.warm_start)
+    from fleet.tables import Constant, TableConfig  # as above
+    from fleet.tables.rules import rule_of
+
+    rule, options = rule_of(own.name, own.optimizer_class, own.options)
+    config = TableConfig(own.name, own.dimension, rule, own.num_embeddings, Constant(), options=options)
+    return TablePlan(number, config, table.group, own.placeholder)
