@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from fleet.tables import Table, TableConfig, TableRows
-from fleet.tables.saved import join, part
+from fleet.tables.rows import join, part
 from fleet.tables.shards import SHARDS, Placement, shard_of
 
 CROWDED = (3, 90, 200)

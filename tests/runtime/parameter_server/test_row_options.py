@@ -76,7 +76,7 @@ TABLES: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(autouse=True)
 def _rows_go_to_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(storage, "_LEAST", 8)
+    monkeypatch.setattr(storage, "_MIN_ROWS", 8)
     monkeypatch.setattr(row_log, "_SEGMENT_BYTES", 1 << 12)
 
 

@@ -266,7 +266,7 @@ def test_in_geo_rules_that_need_to_see_every_gradient_are_refused_with_their_tab
 
     job = Loopback(model=admitting, optimizer=SGD[0], config=GEO)
     for start in (job.make_trainer, partial(job.start_server, 0)):
-        with pytest.raises(ConfigurationError, match="table clicks: rules of admission and eviction follow"):
+        with pytest.raises(ConfigurationError, match="table clicks: admission and eviction depend"):
             start()
 
 

@@ -1,4 +1,4 @@
-"""Files of Criteo's format: what is read of them, what is passed over, and what ends the reading."""
+"""Files of Criteo's format: what is read of them, what is skipped, and what ends the reading."""
 
 import gzip
 import re
@@ -113,7 +113,7 @@ def test_a_malformed_line_is_passed_over_counted_and_told_with_its_file_and_numb
     assert found == [1, 2, 3, 4]
     assert dataset.malformed == 1
     (told,) = caplog.messages
-    assert re.search(rf"{re.escape(str(path))}, line 3 is passed over: {said}", told)
+    assert re.search(rf"{re.escape(str(path))}, line 3 is skipped: {said}", told)
 
 
 def test_many_malformed_lines_are_told_by_their_number(tmp_path, caplog):
@@ -122,7 +122,7 @@ def test_many_malformed_lines_are_told_by_their_number(tmp_path, caplog):
     assert numbers_in(dataset) == [1, 2]
     assert dataset.malformed == 30
     assert len(caplog.messages) == 4
-    assert caplog.messages[-1] == f"{path}: 30 lines were passed over, the first ones are named above"
+    assert caplog.messages[-1] == f"{path}: 30 malformed lines were skipped, the first ones are listed above"
 
 
 def test_a_file_of_another_format_ends_the_reading(tmp_path):

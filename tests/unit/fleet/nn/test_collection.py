@@ -175,7 +175,7 @@ def test_a_config_of_torchrec_is_taken_as_it_is():
 @pytest.mark.parametrize(
     ("batch", "words"),
     [
-        (Jagged("ab"), r"table first: the batch has no feature 'c'; expected it beside a, b"),
+        (Jagged("ab"), r"table first: the batch has no feature 'c', only a, b"),
         (Jagged(sizes=torch.tensor([1] * 8)), r"8 lengths of 3 features"),
         (Jagged(sizes=torch.tensor([1] * 6)), r"lengths of 6 ids in all, and 9 ids"),
         (

@@ -1,4 +1,4 @@
-"""`DistributedEmbedding` is called as ``torch.nn.Embedding``, and refuses what tables on servers cannot."""
+"""`DistributedEmbedding` and `DistributedEmbeddingBag` beside torch's modules."""
 
 from typing import Any
 
@@ -64,3 +64,97 @@ def test_a_printed_model_says_what_the_table_is():
     assert "DistributedEmbedding(10, 2, name='users')" in repr(
         fleet.nn.DistributedEmbedding(10, 2, name="users")
     )
+
+
+WEIGHT = torch.randn(20, 4, generator=torch.Generator().manual_seed(0))
+FLAT = torch.tensor([3, 1, 3, 7, 7, 7, 0, 2, 19, 3])
+BAGS = torch.tensor([[3, 1, 3], [7, 7, 0], [0, 0, 0]])
+
+
+def beside_torch(**options: Any) -> tuple[Any, Any, RowSource]:
+    ours = fleet.nn.DistributedEmbeddingBag(20, 4, name="users", **options)
+    weight = WEIGHT.clone()
+    if "padding_idx" in options:
+        weight[options["padding_idx"]] = 0.0
+    source = RowSource(weight)
+    ours.table.bind(source)
+    return ours, torch.nn.EmbeddingBag.from_pretrained(weight, freeze=False, **options), source
+
+
+def check(ours: Any, theirs: Any, source: RowSource, *arguments: Any) -> None:
+    weights = [each for each in arguments if each is not None and each.is_floating_point()]
+    found, expected = ours(*arguments), theirs(*arguments)
+    assert torch.equal(found, expected)
+    towards = torch.randn(expected.shape, generator=torch.Generator().manual_seed(1))
+    of_weights = []
+    for result in (found, expected):
+        (result * towards).sum().backward()
+        of_weights.append([each.grad for each in weights])
+        for each in weights:
+            each.grad = None
+    grad = torch.zeros(20, 4)
+    for touched in source.kept:
+        grad[torch.from_numpy(touched.ids)] += touched.gradient()
+    assert torch.equal(grad, theirs.weight.grad)
+    for mine, other in zip(*of_weights, strict=True):
+        assert torch.equal(mine, other)
+
+
+@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
+@pytest.mark.parametrize("padding", [{}, {"padding_idx": 7}], ids=["all", "padding"])
+@pytest.mark.parametrize(
+    ("arguments", "last"),
+    [
+        ((FLAT, torch.tensor([0, 2, 2, 5])), False),
+        ((FLAT, torch.tensor([0, 2, 2, 5, 10])), True),
+        ((BAGS,), False),
+        ((FLAT.int(), torch.tensor([0, 4], dtype=torch.int32)), False),
+    ],
+    ids=["offsets", "last-offset", "two-dimensions", "int32"],
+)
+def test_values_and_gradients_are_torchs(mode, padding, arguments, last):
+    check(*beside_torch(mode=mode, include_last_offset=last, **padding), *arguments)
+
+
+@pytest.mark.parametrize("padding", [{}, {"padding_idx": 7}], ids=["all", "padding"])
+@pytest.mark.parametrize("arguments", [(FLAT, torch.tensor([0, 2, 2, 5])), (BAGS, None)], ids=["1d", "2d"])
+def test_so_they_are_with_weights_whose_gradients_are_torchs_too(padding, arguments):
+    weights = torch.rand(arguments[0].shape, generator=torch.Generator().manual_seed(2)).requires_grad_()
+    check(*beside_torch(mode="sum", **padding), *arguments, weights)
+
+
+def test_the_mode_is_torchs_unless_told_otherwise():
+    check(*beside_torch(), BAGS)
+
+
+def test_bags_without_any_id_are_zero():
+    ours, _, source = beside_torch(mode="mean")
+    found = ours(torch.zeros(0, dtype=torch.int64), torch.tensor([0, 0, 0]))
+    assert torch.equal(found, torch.zeros(3, 4))
+    assert source.asked == [[]]
+
+
+def test_a_batch_asks_for_its_distinct_rows_once():
+    ours, _, source = beside_torch()
+    ours(BAGS)
+    assert source.asked == [[0, 1, 3, 7]]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"mode": "median"}, "mode is 'median', expected one of sum, mean, max"),
+        ({"scale_grad_by_freq": True}, "scale_grad_by_freq=True would need the frequency"),
+        ({"max_norm": 1.0}, "max_norm=1.0 would change rows"),
+    ],
+)
+def test_a_bag_that_cannot_be_is_refused_by_name(options, words):
+    with pytest.raises(ConfigurationError, match=f"table users: {words}"):
+        fleet.nn.DistributedEmbeddingBag(20, 4, name="users", **options)
+
+
+def test_a_bag_and_an_embedding_may_share_a_table():
+    first = fleet.nn.DistributedEmbedding(20, 4, name="users")
+    bag = fleet.nn.DistributedEmbeddingBag(20, 4, table=first.table)
+    assert bag.distributed_tables == first.distributed_tables
+    assert "DistributedEmbeddingBag(20, 4, name='users', mode='mean')" in repr(bag)

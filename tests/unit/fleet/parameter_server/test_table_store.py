@@ -53,7 +53,7 @@ def test_a_checkpoints_rows_take_the_place_of_all_rows():
 
 
 def test_rows_that_lie_on_a_disk_are_told_apart(monkeypatch):
-    monkeypatch.setattr(storage, "_LEAST", 40)
+    monkeypatch.setattr(storage, "_MIN_ROWS", 40)
     configs = [
         TableConfig(name, 1, SGD(), storage=kind) for name, kind in (("m", Memory()), ("d", LocalDisk(1)))
     ]

@@ -7,8 +7,8 @@ import torch
 from fleet.errors import ConfigurationError
 from fleet.tables import Normal, Table, TableConfig, TableRows
 from fleet.tables.export import dense, pruned
+from fleet.tables.rows import join, part
 from fleet.tables.rules import SGD
-from fleet.tables.saved import join, part
 
 
 def table(num_embeddings):
@@ -28,7 +28,7 @@ def test_a_bounded_table_is_one_tensor_of_what_looking_up_gives():
 
 def test_a_table_of_any_id_is_no_tensor():
     tried = table(None)
-    with pytest.raises(ConfigurationError, match=r"any 64-bit id is one of it, so it is no dense tensor"):
+    with pytest.raises(ConfigurationError, match=r"takes any 64-bit id, so it has no dense tensor"):
         dense(tried.config, tried.rows())
 
 

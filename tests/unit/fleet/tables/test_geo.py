@@ -53,7 +53,7 @@ def test_only_the_ids_that_were_touched_since_the_last_time_leave():
 
 
 def test_ids_of_many_updates_are_sorted_now_and_then_only(monkeypatch):
-    monkeypatch.setattr(geo, "_LEAST", 10)
+    monkeypatch.setattr(geo, "_MIN_PENDING", 10)
     sorts, unique = [], np.unique
 
     def counted(ids):
@@ -97,5 +97,5 @@ def test_rows_that_arrive_leave_the_state_of_the_trainers_rule():
 
 
 def test_rules_that_would_decide_otherwise_on_each_trainer_are_refused():
-    with pytest.raises(ConfigurationError, match=r"table t: rules of admission and eviction follow from all"):
+    with pytest.raises(ConfigurationError, match=r"table t: admission and eviction depend on all updates"):
         GeoRows(TableConfig("t", 2, SGD(), admission=CountFilter(2)), 2)

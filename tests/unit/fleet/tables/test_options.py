@@ -78,7 +78,7 @@ def configured(chosen):
 
 @pytest.fixture(autouse=True)
 def _rows_go_to_the_disk(monkeypatch):
-    monkeypatch.setattr(storage, "_LEAST", 8)
+    monkeypatch.setattr(storage, "_MIN_ROWS", 8)
     monkeypatch.setattr(row_log, "_SEGMENT_BYTES", 1 << 12)
 
 

@@ -28,7 +28,7 @@ def test_the_ids_of_a_shard_do_not_meet_in_an_index():
     ids = ids[shard_of(ids) == 7]
     index = RowIndex()
     index.find_or_add(ids)
-    buckets, _ = index._hashed(ids)
+    buckets, _ = index._hash(ids)
     assert np.unique(buckets).size > 0.75 * index._buckets.size
 
 

@@ -22,14 +22,13 @@ from fleet.tables import (
     TableRows,
     TimeToLive,
     Uniform,
-    removed,
     row_log,
     storage,
 )
 from fleet.tables import snapshot as module
 from fleet.tables.export import apply_delta
+from fleet.tables.rows import join
 from fleet.tables.rules import SGD, Adagrad
-from fleet.tables.saved import join
 from fleet.tables.shards import SHARDS
 from tests.support.tables import assert_equal, crowd, updates
 
@@ -38,7 +37,7 @@ from tests.support.tables import assert_equal, crowd, updates
 def _small_parts() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "PART_BYTES", 100)
-        patch.setattr(storage, "_LEAST", 8)
+        patch.setattr(storage, "_MIN_ROWS", 8)
         patch.setattr(row_log, "_SEGMENT_BYTES", 400)
         yield
 
@@ -114,7 +113,7 @@ def test_one_that_is_closed_sets_nothing_aside():
 def test_a_second_one_waits_for_the_first():
     table = trained()
     table.snapshot()
-    with pytest.raises(ConfigurationError, match=r"a snapshot of step 10 is still under way"):
+    with pytest.raises(ConfigurationError, match=r"a snapshot of step 10 is still in progress"):
         table.snapshot()
 
 
@@ -151,7 +150,7 @@ def test_an_id_that_comes_back_is_not_removed():
 
 @pytest.mark.parametrize(
     ("whole_at", "said"),
-    [(None, r"and none is known"), (10, r"and the last one is of step 10")],
+    [(None, r"and there is none"), (10, r"and the last one is of step 10")],
 )
 def test_a_step_of_which_nobody_knows_what_went_is_refused(whole_at, said):
     table = trained()
@@ -172,7 +171,7 @@ def test_what_went_is_forgotten_with_each_snapshot_of_the_whole():
 
 
 def test_ids_that_come_and_go_are_forgotten_once_they_outnumber_the_rows_there_were(monkeypatch):
-    monkeypatch.setattr(removed, "_LEAST", 150)
+    monkeypatch.setattr(module, "_MIN_REMOVED", 150)
     table = Table(TableConfig("t", 1, SGD(), first_values=Constant(0.0), eviction=(TimeToLive(1),)))
     table.snapshot().close()
     known = []

@@ -1,4 +1,4 @@
-"""Rows on a disk: what is written is read, whatever has gone to the file, which stays small."""
+"""Rows on a disk read as rows in memory, and their file stays small."""
 
 import re
 from typing import Any
@@ -11,7 +11,7 @@ from fleet.errors import ConfigurationError, DiskFullError
 from fleet.tables import LocalDisk, Table, TableConfig, row_log, storage
 from fleet.tables.row_log import RowLog
 from fleet.tables.rules import SGD
-from fleet.tables.storage import Memory
+from fleet.tables.storage import Memory, RecentReads
 from tests.support.full_disk import no_room_beyond
 
 WIDTH = 5
@@ -19,7 +19,7 @@ WIDTH = 5
 
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(storage, "_LEAST", 40)
+    monkeypatch.setattr(storage, "_MIN_ROWS", 40)
     monkeypatch.setattr(row_log, "_SEGMENT_BYTES", 100 * 4 * WIDTH)
 
 
@@ -75,7 +75,7 @@ def test_ids_that_come_once_drive_out_none_that_come_often():
         once = np.arange(20) + 1000 * step
         ids = np.concatenate([often, once])
         table.update(ids, torch.ones(ids.size, WIDTH - 1), step)
-    disk = table._memory._rows
+    disk = table._memory.store
     assert np.count_nonzero(disk._where.values[table._memory.find(often)] >= 0) == 30  # type: ignore[attr-defined]
 
 
@@ -120,3 +120,39 @@ def test_a_disk_without_room_is_named_and_rows_can_still_be_read(tmp_path):
     with no_room_beyond(1 << 18), pytest.raises(DiskFullError, match=refused):
         disk.write(np.arange(200, 1 << 16), rows[200:])
     assert torch.equal(disk.read(np.arange(200)), rows[:200])
+
+
+RECORD = np.dtype((np.void, 4))
+
+
+def records_of(*numbers: int) -> np.ndarray:
+    return np.array(numbers, dtype=np.int32).view(RECORD)
+
+
+def test_a_recent_read_is_found_until_it_is_forgotten_or_another_takes_its_place():
+    subject = RecentReads(8, RECORD)
+    assert not subject.find(np.array([0, 5]))[0].any()
+    subject.keep(np.array([3, 5]), records_of(30, 50))
+    kept, found = subject.find(np.array([5, 4, 3, 13]))
+    assert kept.tolist() == [True, False, True, False]
+    assert found.view(np.int32).tolist() == [50, 30]
+    subject.forget(np.array([3, 13]))
+    subject.keep(np.array([13]), records_of(130))
+    kept, found = subject.find(np.array([3, 5, 13]))
+    assert kept.tolist() == [False, False, True]
+    assert found.view(np.int32).tolist() == [130]
+
+
+def test_of_two_recent_reads_in_one_place_the_last_is_kept():
+    subject = RecentReads(4, RECORD)
+    subject.keep(np.array([1, 5, 9]), records_of(10, 50, 90))
+    kept, found = subject.find(np.array([1, 5, 9]))
+    assert kept.tolist() == [False, False, True]
+    assert found.view(np.int32).tolist() == [90]
+
+
+def test_recent_reads_that_do_not_fit_evict_none():
+    subject = RecentReads(4, RECORD)
+    subject.keep(np.array([2]), records_of(20))
+    subject.keep(np.arange(5), records_of(*range(5)))
+    assert subject.find(np.arange(5))[0].tolist() == [False, False, True, False, False]

@@ -20,7 +20,7 @@ from fleet.checkpoint.reader import Checkpoint
 from fleet.checkpoint.writer import announce
 from fleet.errors import CheckpointError
 from fleet.tables import Table, TableConfig, TableRows
-from fleet.tables.saved import part
+from fleet.tables.rows import part
 from fleet.tables.snapshot import PART_BYTES, Snapshot
 
 __all__ = ["base_of", "files_of", "have_state", "parts_of", "read_rows", "write_rows"]

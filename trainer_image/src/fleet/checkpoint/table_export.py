@@ -21,8 +21,8 @@ from fleet.checkpoint.rows import files_of, parts_of
 from fleet.checkpoint.table_files import write_rows
 from fleet.errors import CheckpointError, ConfigurationError
 from fleet.plan import describe_difference
-from fleet.tables.ascending import find_among
-from fleet.tables.saved import TableRows, rows_at
+from fleet.tables.index import find_among
+from fleet.tables.rows import TableRows, rows_at
 from fleet.tables.shards import SHARDS
 
 __all__ = ["export_tables"]

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from fleet.checkpoint.files import naming, write_parts
-from fleet.tables.saved import TableRows
+from fleet.tables.rows import TableRows
 
 __all__ = ["Source", "read_rows", "write_rows"]
 

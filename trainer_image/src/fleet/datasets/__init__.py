@@ -1,4 +1,4 @@
-"""Data sets that the examples of click-through models read, by streaming."""
+"""Streaming data sets for the click-through examples."""
 
 from fleet.datasets.criteo import CriteoFiles
 

@@ -1,7 +1,7 @@
-"""The click logs that Criteo has published: a label, 13 counts and 26 categories a line, parted by tabs.
+"""Criteo's published click logs: one label, 13 counts and 26 categories per line, separated by tabs.
 
-Files are read as a stream, so a data set may be larger than memory. Lines that are none of the format are
-passed over, counted, and told with their file and number.
+Files are streamed, so a data set may be larger than memory. Malformed lines are skipped, counted, and logged
+with their file and number.
 """
 
 import gzip
@@ -26,12 +26,12 @@ __all__ = ["CATEGORIES", "COUNTS", "Batch", "CriteoFiles", "hashed"]
 COUNTS: Final = 13
 CATEGORIES: Final = 26
 _FIELDS: Final = 1 + COUNTS + CATEGORIES
-_TOLD: Final = 3
-"""How many malformed lines of a file are told one by one."""
-_LOOKED_AT: Final = 1000
-"""After so many lines, a file of which half are malformed is taken for one of another format."""
-_COUNT: Final = 1 << 63
-"""What a count is below, its sign apart."""
+_MAX_LOGGED: Final = 3
+"""Malformed lines of a file that are logged one by one."""
+_MIN_LINES: Final = 1000
+"""A file with more malformed lines than good ones after this many is taken for another format."""
+_COUNT_LIMIT: Final = 1 << 63
+"""Upper bound of the absolute value of a count."""
 _DIGITS: Final = b"0123456789abcdefABCDEF-"
 _NO_CATEGORY: Final = 1 << 32
 """One more than the highest category."""
@@ -40,14 +40,14 @@ _log = logging.getLogger(__name__)
 
 
 class Batch(NamedTuple):
-    """Some lines.
+    """The samples of some lines.
 
     Attributes
     ----------
     dense : float32[n, 13]
-        ``log(1 + count)``; 0 for a count that is missing or negative.
+        ``log(1 + count)``; 0 for a missing or negative count.
     ids : int64[n, 26]
-        Categories, hashed with their place in the line; a missing one is a category too.
+        Categories, hashed with their column; a missing one is a category of its own.
     labels : float32[n]
         1 for a click, else 0.
     """
@@ -58,26 +58,25 @@ class Batch(NamedTuple):
 
 
 class CriteoFiles(IterableDataset[Batch]):
-    """Batches of the lines of files, in their order.
+    """Batches of the lines of files, in order.
 
-    ``DataLoader(dataset, batch_size=None)`` takes it as it is, with worker processes too: each of them takes
-    every n-th line.
+    Use it with ``DataLoader(dataset, batch_size=None)``. With n worker processes, each reads every n-th line.
 
     Parameters
     ----------
     files : sequence of path
-        Gzipped where the name ends in ``.gz``.
+        Gzipped if the name ends in ``.gz``.
     batch_size : int
-        Lines a batch; those that are left over at the end are dropped, so that all batches are alike.
+        Lines per batch; a smaller last batch is dropped, so that all batches have the same size.
     hash_size : int
         Ids are below it.
     share : tuple of two int
-        Which of how many trainers takes the lines: every n-th one. ``(0, 1)`` takes all.
+        Index of a trainer and number of trainers; the trainer reads every n-th line. ``(0, 1)`` reads all.
 
     Raises
     ------
     ConfigurationError
-        There is no file; while reading: one cannot be read, ends too early, or is of another format.
+        There is no file. While reading: a file cannot be read, is truncated, or has another format.
     """
 
     def __init__(
@@ -92,14 +91,14 @@ class CriteoFiles(IterableDataset[Batch]):
         if not files:
             raise ConfigurationError("no file to read; expected at least one")
         self.malformed = 0
-        """How many lines this process has passed over."""
+        """Malformed lines that this process has skipped."""
         self._files = [Path(file) for file in files]
         self._batch_size = batch_size
         self._hash_size = hash_size
         self._share = share
 
     def __iter__(self) -> Iterator[Batch]:
-        """Read the files from their beginning."""
+        """Read the files from the start."""
         index, of = self._share
         if (worker := get_worker_info()) is not None:
             index, of = index + of * worker.id, of * worker.num_workers
@@ -126,21 +125,23 @@ class CriteoFiles(IterableDataset[Batch]):
                 continue
             malformed += 1
             self.malformed += 1
-            if malformed <= _TOLD:
-                _log.warning("%s, line %d is passed over: %s", path, number, found)
-            if number >= _LOOKED_AT and malformed * 2 > number:
+            if malformed <= _MAX_LOGGED:
+                _log.warning("%s, line %d is skipped: %s", path, number, found)
+            if number >= _MIN_LINES and malformed * 2 > number:
                 raise ConfigurationError(
                     f"{path}: {malformed} of the first {number} lines are malformed, the last one because it "
                     f"is {found}; expected Criteo's format: a label, {COUNTS} counts and {CATEGORIES} "
-                    "categories of 8 hexadecimal digits, parted by tabs"
+                    "categories of 8 hexadecimal digits, separated by tabs"
                 )
-        if malformed > _TOLD:
-            _log.warning("%s: %d lines were passed over, the first ones are named above", path, malformed)
+        if malformed > _MAX_LOGGED:
+            _log.warning(
+                "%s: %d malformed lines were skipped, the first ones are listed above", path, malformed
+            )
 
 
 @dataclass(frozen=True, slots=True)
 class _Line:
-    """A line that is well formed; a category that is missing is `_NO_CATEGORY`."""
+    """A well-formed line; a missing category is `_NO_CATEGORY`."""
 
     label: int
     counts: list[int]
@@ -148,18 +149,18 @@ class _Line:
 
 
 def hashed(categories: NDArray[np.uint64], hash_size: int) -> NDArray[np.int64]:
-    """Return ids of categories.
+    """Return the ids of categories.
 
     Parameters
     ----------
     categories : uint64[n, 26]
-        Below 2**32; that for one that is missing.
+        Below 2**32; 2**32 for a missing one.
     hash_size : int
 
     Returns
     -------
     int64[n, 26]
-        From 0 to `hash_size` - 1; of the place in the line as well, so that a number is another id elsewhere.
+        0 to `hash_size` - 1. The column is hashed too, so equal categories of two columns have different ids.
     """
     places = np.arange(categories.shape[1], dtype=np.uint64) << np.uint64(33)
     mixed = (places + categories) * _GOLDEN
@@ -171,7 +172,7 @@ def _opened(path: Path) -> IO[bytes] | gzip.GzipFile:
 
 
 def _parse(text: bytes) -> _Line | str:
-    """Return what a line says, or what is wrong with it."""
+    """Parse a line; return what is wrong with it if it is malformed."""
     label, *fields = text.rstrip(b"\r\n").split(b"\t")
     if len(fields) + 1 != _FIELDS:
         return f"of {len(fields) + 1} fields, expected {_FIELDS}"
@@ -182,9 +183,9 @@ def _parse(text: bytes) -> _Line | str:
         categories = [int(field, 16) if field else _NO_CATEGORY for field in fields[COUNTS:]]
     except ValueError as error:
         return f"no line of numbers: {error}"
-    if found := b"".join(fields).translate(None, _DIGITS):  # int() takes blanks, underscores, + and 0x too
+    if found := b"".join(fields).translate(None, _DIGITS):  # int() also accepts spaces, underscores, + and 0x
         return f"no line of numbers: it has {found[:20]!r}"
-    if max(map(len, fields[COUNTS:])) > 8 or min(categories) < 0 or max(map(abs, counts)) >= _COUNT:
+    if max(map(len, fields[COUNTS:])) > 8 or min(categories) < 0 or max(map(abs, counts)) >= _COUNT_LIMIT:
         return "a number out of range in it, expected categories of 8 hexadecimal digits"
     return _Line(label == b"1", counts, categories)
 

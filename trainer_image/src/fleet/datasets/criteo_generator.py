@@ -1,7 +1,8 @@
-"""Writes files of the format of Criteo's click logs whose truth is known, where the real ones cannot be had.
+"""Generates files in the format of Criteo's click logs with a known ground truth.
 
-Categories are zipf distributed. Each has a weight, as has each count; a line's weights add up to the logit of
-its click. So it is known how well a perfect model does: `write` returns that area under the ROC curve.
+Categories are Zipf distributed. Each category and each count has a weight, and the weights of a line add up
+to the logit of its click. So the quality of a perfect model is known: `write` returns its area under the ROC
+curve.
 """
 
 import argparse
@@ -23,7 +24,7 @@ __all__ = ["write"]
 _LINES_AT_ONCE: Final = 10_000
 _MISSING: Final = 0.05
 _WEIGHT: Final = 0.3
-"""The standard deviation of a category's weight; of 26, it makes logits of about 1.5."""
+"""Standard deviation of a category's weight; 26 of them make logits of about 1.5."""
 _GOLDEN: Final = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -33,19 +34,20 @@ def write(path: Path, lines: int, *, vocabulary: int = 10_000, skew: float = 1.0
     Parameters
     ----------
     path : Path
-        Gzipped where the name ends in ``.gz``.
+        Gzipped if the name ends in ``.gz``.
     lines : int
     vocabulary : int
-        Categories in each of the 26 places.
+        Categories of each of the 26 columns.
     skew : float
-        The r-th category is met in proportion to ``r ** -skew``.
+        The r-th category has a frequency proportional to ``r ** -skew``.
     seed : int
-        Of the lines. The weights are the same for every seed, so files of several seeds have one truth.
+        Seed of the lines. The weights do not depend on it, so files of several seeds have the same ground
+        truth.
 
     Returns
     -------
     float
-        The area under the ROC curve of the true probabilities, on these lines.
+        The area under the ROC curve of the true probabilities on these lines.
     """
     random = np.random.default_rng(seed)
     shares = np.cumsum(np.arange(1, vocabulary + 1) ** -skew)
@@ -65,7 +67,7 @@ def write(path: Path, lines: int, *, vocabulary: int = 10_000, skew: float = 1.0
 
 
 def _logits(ranks: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Return the logits of lines; what is missing adds nothing."""
+    """Return the logits of lines; missing fields add nothing."""
     key = generator_key(0, "criteo")
     ids = (np.arange(CATEGORIES, dtype=np.int64) << 32) + ranks
     weights = Normal(0.0, _WEIGHT).of(ids.reshape(-1), 1, key).reshape(ids.shape)
@@ -91,13 +93,15 @@ def _opened(path: Path) -> IO[bytes] | gzip.GzipFile:
 
 
 def main() -> None:
-    """Write the files that the command line names; say how well a perfect model does on each."""
-    parser = argparse.ArgumentParser(description="Write files of the format of Criteo's click logs.")
+    """Write the files of the command line; print the quality of a perfect model on each."""
+    parser = argparse.ArgumentParser(description="Generate files in the format of Criteo's click logs.")
     parser.add_argument("files", nargs="+", type=Path)
-    parser.add_argument("--lines", type=int, default=100_000, help="of each file")
-    parser.add_argument("--vocabulary", type=int, default=10_000, help="categories in each of 26 places")
-    parser.add_argument("--skew", type=float, default=1.05, help="of the zipf distribution")
-    parser.add_argument("--seed", type=int, default=0, help="of the first file; the next has the next one")
+    parser.add_argument("--lines", type=int, default=100_000, help="lines of each file")
+    parser.add_argument("--vocabulary", type=int, default=10_000, help="categories of each of 26 columns")
+    parser.add_argument("--skew", type=float, default=1.05, help="of the Zipf distribution")
+    parser.add_argument(
+        "--seed", type=int, default=0, help="of the first file; each next file has the next seed"
+    )
     options = parser.parse_args()
     for number, path in enumerate(options.files):
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -14,8 +14,7 @@ from fleet.facade.role import RoleCalls
 from fleet.fluid import Program
 from fleet.fluid.originals import MINIMIZE, check_arguments
 from fleet.loop import LoopCalls
-from fleet.metrics import Metrics
-from fleet.metrics.numbers import check_operation, like, numbers_of
+from fleet.metrics import Metrics, check_operation, like, numbers_of
 
 __all__ = ["FleetCalls"]
 

@@ -1,51 +1,135 @@
-"""Bags of many features from tables on the parameter servers, in the place of TorchRec's collection."""
+"""Bags of many features from tables on the parameter servers, with the interface of TorchRec's collection."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 from torch.nn import Module, ParameterList
 
 from fleet.errors import ConfigurationError
-from fleet.nn.keyed import KeyedIds, KeyedTensor
 from fleet.nn.pooling import offsets_of, pool
 from fleet.nn.table import DistributedTable
 from fleet.tables.first_values import FirstValues, Normal, Uniform
 from fleet.tables.rules import RowRule
 
-__all__ = ["EmbeddingBagCollection", "EmbeddingBagConfig"]
+__all__ = ["EmbeddingBagCollection", "EmbeddingBagConfig", "KeyedIds", "KeyedTensor"]
 
 _POOLING = {"SUM": "sum", "MEAN": "mean"}
 
 
+class KeyedIds(Protocol):
+    """A batch of ids by feature, such as TorchRec's ``KeyedJaggedTensor``.
+
+    It also has ``lengths()``, of each bag, ordered by feature, or ``offsets()``, their running sums from 0.
+    """
+
+    def keys(self) -> Sequence[str]:
+        """Return the names of the features."""
+
+    def values(self) -> Tensor:
+        """Return the ids of all features, bag by bag; int64[num_ids]."""
+
+    def weights_or_none(self) -> Tensor | None:
+        """Return the weight of each id, or None; float32[num_ids]."""
+
+
+class KeyedTensor:
+    """Vectors by name, concatenated in one tensor, with the methods of TorchRec's class of this name.
+
+    Parameters
+    ----------
+    keys : sequence of str
+    length_per_key : sequence of int
+        Width of each name's vectors.
+    values : float[batch, sum of the lengths]
+    """
+
+    def __init__(self, keys: Sequence[str], length_per_key: Sequence[int], values: Tensor) -> None:
+        self._keys = list(keys)
+        self._lengths = list(length_per_key)
+        self._values = values
+
+    def keys(self) -> list[str]:
+        """Return the names."""
+        return self._keys
+
+    def values(self) -> Tensor:
+        """Return all vectors; float[batch, sum of the lengths]."""
+        return self._values
+
+    def key_dim(self) -> int:
+        """Return the dimension of the values along which names are concatenated."""
+        return 1
+
+    def length_per_key(self) -> list[int]:
+        """Return the width of each name's vectors."""
+        return self._lengths
+
+    def offset_per_key(self) -> list[int]:
+        """Return the start of each name's vectors, and the end of the last."""
+        return [0, *torch.tensor(self._lengths).cumsum(0).tolist()]
+
+    def to_dict(self) -> dict[str, Tensor]:
+        """Return each name's vectors as views of the values; float[batch, length]."""
+        return dict(zip(self._keys, torch.split(self._values, self._lengths, dim=1), strict=True))
+
+    def __getitem__(self, key: str) -> Tensor:
+        """Return the vectors of a name."""
+        return self.to_dict()[key]
+
+    @staticmethod
+    def regroup(keyed: Sequence["KeyedTensor"], groups: Sequence[Sequence[str]]) -> list[Tensor]:
+        """Concatenate the vectors of each group of names.
+
+        Parameters
+        ----------
+        keyed : sequence of KeyedTensor
+            All of one batch.
+        groups : sequence of sequences of str
+            Names in any of them.
+
+        Returns
+        -------
+        list of Tensor
+            For each group float32[batch, sum of its lengths].
+
+        Raises
+        ------
+        KeyError
+            A name is unknown.
+        """
+        named: Mapping[str, Any] = {name: value for each in keyed for name, value in each.to_dict().items()}
+        return [torch.cat([named[name] for name in group], dim=1) for group in groups]
+
+
 @dataclass
 class EmbeddingBagConfig:
-    """One table of a collection, with the names that TorchRec gives its fields.
+    """One table of a collection, with the field names of TorchRec.
 
     Attributes
     ----------
     num_embeddings : int, optional
-        Ids are below it and not negative. None: any 64-bit id is one.
+        Ids are 0 to `num_embeddings`, exclusive. None: any 64-bit id is valid.
     embedding_dim : int
     name : str
     feature_names : list of str
         The features that read the table.
     pooling : str
-        ``SUM`` or ``MEAN``, or a member of an enumeration of that name.
+        ``SUM`` or ``MEAN``, or an enumeration member of that name.
     weight_init_min, weight_init_max : float, optional
-        First values are even between these; without them between -1 and 1 divided by the square root of
-        `num_embeddings`, or normal where these are not bounded.
+        First values are uniform between these. By default the bounds are -1 and 1 divided by the square root
+        of `num_embeddings`; without `num_embeddings`, first values are normal.
     first_values : FirstValues, optional
-        In place of the two above.
+        Replaces the two above.
     rule : RowRule, optional
-        What an update does to a row; otherwise what the optimizer says.
+        How an update steps a row; by default as the optimizer does.
     options : dict
-        Of `rule`.
+        Options of `rule`.
     table : DistributedTable, optional
-        What else a table may be; then it says all but `feature_names` and `pooling`.
+        A table with further options; it replaces all of the above except `feature_names` and `pooling`.
     """
 
     num_embeddings: int | None = None
@@ -62,21 +146,21 @@ class EmbeddingBagConfig:
 
 
 class EmbeddingBagCollection(Module):
-    """In place of ``torchrec.EmbeddingBagCollection``: the same call, and no row of a table on a trainer.
+    """Replaces ``torchrec.EmbeddingBagCollection``: the same call, without the tables on the trainer.
 
     Parameters
     ----------
     tables : sequence of EmbeddingBagConfig
-        TorchRec's own are taken too.
+        TorchRec's own configs are accepted too.
     is_weighted : bool
         Whether each id has a weight.
     device : torch.device, optional
-        Not looked at: rows come to the device of the ids.
+        Ignored: rows are moved to the device of the ids.
 
     Raises
     ------
     ConfigurationError
-        A table cannot be as its config says; the message names it.
+        A config is not supported; the message names its table.
     """
 
     is_distributed = True
@@ -103,15 +187,15 @@ class EmbeddingBagCollection(Module):
 
     @property
     def distributed_tables(self) -> tuple[DistributedTable, ...]:
-        """The tables of this module, which are on the servers."""
+        """The tables of this module."""
         return tuple(self._tables)
 
     def embedding_bag_configs(self) -> list[Any]:
-        """Return the configs that the collection was made of."""
+        """Return the configs of the collection."""
         return self._configs
 
     def is_weighted(self) -> bool:
-        """Whether each id has a weight."""
+        """Return whether each id has a weight."""
         return self._is_weighted
 
     def forward(self, features: KeyedIds) -> KeyedTensor:
@@ -120,7 +204,7 @@ class EmbeddingBagCollection(Module):
         Parameters
         ----------
         features : KeyedIds
-            A ``KeyedJaggedTensor``, or what has the same calls.
+            A ``KeyedJaggedTensor``, or an object with the same methods.
 
         Returns
         -------
@@ -130,8 +214,8 @@ class EmbeddingBagCollection(Module):
         Raises
         ------
         ConfigurationError
-            A feature or the weights are missing, lengths do not go together, or an id is out of range; the
-            message names table and feature.
+            A feature or the weights are missing, lengths do not match, or an id is out of range; the message
+            names table and feature.
         """
         batch = _Batch(features, self._is_weighted)
         pooled: list[Tensor] = []
@@ -149,17 +233,17 @@ class EmbeddingBagCollection(Module):
         return KeyedTensor(self._names, lengths, torch.cat(pooled, dim=1))
 
     def prefetch(self, features: KeyedIds) -> None:
-        """Ask for the rows with which this module is called for the next batch; see `fleet.prefetch`.
+        """Request the rows of the next batch, without waiting for them; see `fleet.prefetch`.
 
         Parameters
         ----------
         features : KeyedIds
-            Of the next batch.
+            What the module will be called with.
 
         Raises
         ------
         ConfigurationError
-            A feature is missing, an id is out of range, or nothing serves the tables yet.
+            A feature is missing, an id is out of range, or there is no session yet.
         """
         batch = _Batch(features, is_weighted=False)
         for config, table in zip(self._configs, self._tables, strict=True):
@@ -168,7 +252,7 @@ class EmbeddingBagCollection(Module):
 
 
 class _Batch:
-    """A batch of ids by feature, cut into the parts of tables."""
+    """A batch of ids by feature, to be split by table."""
 
     def __init__(self, features: Any, is_weighted: bool) -> None:
         self._values: Tensor = features.values()
@@ -194,7 +278,7 @@ class _Batch:
             )
 
     def of(self, features: Sequence[str], table: str) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return the ids, offsets and weights of some features, one after the other.
+        """Return the concatenated ids, offsets and weights of some features.
 
         Returns
         -------
@@ -204,8 +288,7 @@ class _Batch:
         """
         if missing := [feature for feature in features if feature not in self._order]:
             raise ConfigurationError(
-                f"table {table}: the batch has no feature {missing[0]!r}; expected it beside "
-                f"{', '.join(self._order)}"
+                f"table {table}: the batch has no feature {missing[0]!r}, only {', '.join(self._order)}"
             )
         lengths = torch.cat([self._offsets_of(feature).diff() for feature in features])
         weights = None
@@ -227,12 +310,12 @@ class _Batch:
 
 
 def _table_of(config: Any) -> DistributedTable:
-    """Return the table that a config describes: ours, or TorchRec's."""
+    """Return the table that a config of ours or TorchRec's describes."""
     if (given := getattr(config, "table", None)) is not None:
         return given  # type: ignore[no-any-return]
     first_values: FirstValues | None = getattr(config, "first_values", None)
     if first_values is None:
-        first_values = _even_between(config)
+        first_values = _default_values(config)
     rule, options = getattr(config, "rule", None), getattr(config, "options", None)
     return DistributedTable(
         config.name,
@@ -244,7 +327,7 @@ def _table_of(config: Any) -> DistributedTable:
     )
 
 
-def _even_between(config: Any) -> FirstValues:
+def _default_values(config: Any) -> FirstValues:
     low, high = getattr(config, "weight_init_min", None), getattr(config, "weight_init_max", None)
     if config.num_embeddings is None and (low is None or high is None):
         return Normal()

@@ -1,8 +1,8 @@
-"""A table of embeddings as a model has it: what it is, and the one way to read rows and to give gradients.
+"""The handle of an embedding table that a model holds: its configuration, its look-ups and its gradients.
 
-The rows are the parameter servers'. A forward pass looks up the distinct ones of its batch, once; they become
-a leaf of autograd, from which modules take what they need by position. So autograd itself sums the gradient
-of each row, and what has come together until ``step()`` is sent.
+The rows are on the parameter servers. A forward pass looks up the distinct rows of its batch, once; they
+become a leaf of autograd, from which modules select by position. So autograd sums the gradient of each row,
+and ``step()`` sends what has accumulated.
 """
 
 import itertools
@@ -18,20 +18,18 @@ from torch.nn import Parameter
 
 from fleet.errors import ConfigurationError
 from fleet.tables.admission import Admission
-from fleet.tables.devices import to_device, to_host
+from fleet.tables.config import TableConfig
 from fleet.tables.eviction import Eviction
 from fleet.tables.first_values import FirstValues, Normal
 from fleet.tables.kernels import distinct_ids
 from fleet.tables.row_types import Float32, RowType
 from fleet.tables.rules import RowRule, rule_of
 from fleet.tables.storage import IN_MEMORY, Storage
-from fleet.tables.table import TableConfig
 
-__all__ = ["DistributedTable", "LookedUp", "RowSource", "Touched"]
-
+__all__ = ["DistributedTable", "LookedUp", "RowSource", "Touched", "to_device", "to_host"]
 
 _order = itertools.count()
-"""Counts look-ups."""
+"""Numbers look-ups."""
 
 
 class LookedUp(NamedTuple):
@@ -40,9 +38,9 @@ class LookedUp(NamedTuple):
     Attributes
     ----------
     rows : float32[n, dimension]
-        The distinct rows, on the device of the ids; a leaf that takes a gradient where gradients are on.
-    positions : int64, of the shape of the ids
-        Which of the rows each id has.
+        The distinct rows, on the device of the ids; a leaf that requires a gradient if gradients are enabled.
+    positions : int64, same shape as the ids
+        The row of each id.
     """
 
     rows: Tensor
@@ -51,18 +49,18 @@ class LookedUp(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Touched:
-    """Rows that were looked up, whose gradient has come.
+    """Rows of one look-up that have a gradient.
 
     Attributes
     ----------
     order : int
-        Counts the look-ups: gradients come in the reverse order, and are summed in this one.
+        Number of the look-up: gradients arrive in reverse order, and are summed in this one.
     ids : int64[n]
-        Ascending, none of them twice.
+        Distinct, ascending.
     rows : float32[n or more, dimension]
-        The leaf; only those `at` these places have ids.
+        The leaf.
     at : int64[n], optional
-        None for all.
+        The position of each id in `rows`; None if they are the same.
     """
 
     order: int
@@ -71,13 +69,13 @@ class Touched:
     at: NDArray[np.int64] | None = None
 
     def gradient(self) -> Tensor | None:
-        """Return the gradient of the ids, in memory of the host; None where it was dropped."""
+        """Return the gradient of the ids, in host memory; None if it was dropped."""
         if self.rows.grad is None:
             return None
         return self._at(self.rows.grad.detach())
 
     def values(self) -> Tensor:
-        """Return the ids' rows as they were looked up, in memory of the host."""
+        """Return the rows of the ids as they were looked up, in host memory."""
         return self._at(self.rows.detach())
 
     def _at(self, whole: Tensor) -> Tensor:
@@ -85,7 +83,7 @@ class Touched:
 
 
 class RowSource(Protocol):
-    """Where the rows of tables come from, and where their gradients go: a trainer's session."""
+    """Serves the rows of tables and takes their gradients: a trainer's session."""
 
     def look_up(self, name: str, ids: NDArray[np.int64]) -> Tensor:
         """Return the rows of ids.
@@ -93,69 +91,69 @@ class RowSource(Protocol):
         Parameters
         ----------
         name : str
-            The table's.
+            Name of the table.
         ids : int64[n]
-            None of them twice.
+            Distinct.
 
         Returns
         -------
         float32[n, dimension]
-            On the host.
+            In host memory.
         """
 
     def prefetch(self, name: str, ids: NDArray[np.int64]) -> None:
-        """Ask for rows that the next batch needs, without waiting for them.
+        """Request the rows of the next batch, without waiting for them.
 
         Parameters
         ----------
         name : str
-            The table's.
+            Name of the table.
         ids : int64[n]
-            None of them twice.
+            Distinct.
         """
 
     def touched(self, name: str, touched: Touched) -> None:
-        """Take note that rows have a gradient; called once a look-up, in the backward pass.
+        """Take the gradient of a look-up; called once for each, in the backward pass.
 
         Parameters
         ----------
         name : str
-            The table's.
+            Name of the table.
         touched : Touched
-            The ids, and the rows that have the gradient.
+            The ids, and the rows with the gradient.
         """
 
 
 @dataclass(eq=False)
 class DistributedTable:
-    """A table that lives on the parameter servers; several modules may read one.
+    """A table on the parameter servers; several modules may share one.
 
     Attributes
     ----------
     name : str
-        Another one for each table of a model: it is part of what rows begin with.
+        Must be unique in a model; first values depend on it.
     dimension : int
     num_embeddings : int, optional
-        Ids are below it and not negative; without it any 64-bit id is one.
+        Ids are 0 to `num_embeddings`, exclusive; without it any 64-bit id is valid.
     first_values : FirstValues
-        What rows are before their first update.
+        Values of rows before their first update.
     seed : int
     rule : RowRule, optional
-        What an update does to a row. Without it that is what the optimizer says whose param group holds the
-        table's `placeholder`, with its options and their schedules.
+        How an update steps a row. Without it, rows are stepped as the optimizer whose param group holds the
+        table's `placeholder` would, with its options and schedules.
     options : mapping
-        Of `rule`, whose defaults they replace; a function of the number of the table's updates is a schedule.
+        Options of `rule` that differ from its defaults; a function of the number of updates is a schedule.
     row_type : RowType
-        As what numbers rows are stored: ``fleet.tables.Float32()`` or ``fleet.tables.BFloat16()``.
+        How values are stored: ``fleet.tables.Float32()`` or ``fleet.tables.BFloat16()``.
     admission : Admission, optional
         Which ids get a row; without it each does with its first update.
     eviction : tuple of Eviction
         Which rows go.
     storage : Storage
-        Where the servers keep rows: ``fleet.tables.Memory()``, or ``fleet.tables.LocalDisk(memory=…)``.
+        Where the servers keep rows: ``fleet.tables.Memory()`` or ``fleet.tables.LocalDisk(memory=…)``.
     warm_start : callable, optional
-        Returns ids and vectors, with which the table begins; other ids begin with `first_values`. Called on
-        the servers alone, each of which keeps what belongs to it: it must return the same on all of them.
+        Returns ids and vectors that the table starts with; other ids start with `first_values`. It runs on
+        the servers only, each of which keeps its own part, so it must return the same everywhere.
     """
 
     name: str
@@ -173,32 +171,32 @@ class DistributedTable:
 
     def __post_init__(self) -> None:
         if not self.name:
-            raise ConfigurationError("a table has no name; expected name='…', another one for each table")
+            raise ConfigurationError("a table has no name; expected name='…', unique for each table")
         if self.rule is None and self.options:
             raise ConfigurationError(
                 f"table {self.name} has options ({', '.join(self.options)}) and no rule; expected rule=… "
                 "with them, or the options in the param group of the optimizer that holds the table"
             )
         self.placeholder = Parameter(torch.empty(0, self.dimension, dtype=torch.float32))
-        """What an optimizer's param group holds of the table; it has no elements."""
-        setattr(self.placeholder, "fleet_table", self.name)  # noqa: B010 - by which it is told from others
+        """Stands for the table in a param group of an optimizer; it has no elements."""
+        setattr(self.placeholder, "fleet_table", self.name)  # noqa: B010 - how the capture recognises it
         self._source: RowSource | None = None
 
     def config(
         self, optimizer_class: type | None = None, group: Mapping[str, Any] | None = None
     ) -> TableConfig:
-        """Return what servers make the table from.
+        """Return the configuration that servers create the table from.
 
         Parameters
         ----------
         optimizer_class : type, optional
         group : mapping, optional
-            The options of the param group that holds the placeholder, if one does.
+            Options of the param group with the placeholder, if there is one.
 
         Raises
         ------
         ConfigurationError
-            Neither the table nor a param group says how it is stepped, or no rule does what the class does.
+            The table has neither a rule nor a param group, or no rule does what the class does.
         """
         rule, options = self.rule, dict(self.options)
         if rule is None:
@@ -228,7 +226,7 @@ class DistributedTable:
         Parameters
         ----------
         source : RowSource
-            The session.
+            The trainer's session.
         """
         self._source = source
 
@@ -237,16 +235,16 @@ class DistributedTable:
 
         Parameters
         ----------
-        ids : int64 or int32, of any shape
+        ids : int64 or int32, any shape
         padding : int, optional
-            An id whose row is zero, and takes no gradient.
+            An id whose row is zero and gets no gradient.
         what : str
-            For messages: the feature whose ids they are.
+            The feature of the ids, for messages.
 
         Raises
         ------
         ConfigurationError
-            An id is out of range, or is no whole number; or there is no session.
+            An id is out of range or not an integer, or there is no session.
         FleetError
             The servers do not answer.
         """
@@ -266,37 +264,37 @@ class DistributedTable:
         return LookedUp(rows, to_device(torch.from_numpy(positions.reshape(ids.shape)), ids.device))
 
     def prefetch(self, ids: Tensor, *, padding: int | None = None) -> None:
-        """Ask for the distinct rows of the next batch, without waiting for them.
+        """Request the distinct rows of the next batch, without waiting for them.
 
         Parameters
         ----------
-        ids : integer tensor of any shape
-            Of the next batch.
+        ids : integer tensor, any shape
+            Ids of the next batch.
         padding : int, optional
             An id whose row is not needed.
 
         Raises
         ------
         ConfigurationError
-            As of `look_up`.
+            As for `look_up`.
         """
         distinct, _ = distinct_ids(self._checked(ids, ""))
         self._bound().prefetch(self.name, distinct if padding is None else distinct[distinct != padding])
 
     def check(self, ids: Tensor, what: str) -> None:
-        """Refuse ids that cannot be looked up, as `look_up` does.
+        """Check ids as `look_up` does.
 
         Parameters
         ----------
-        ids : integer tensor of any shape
-            What is to be looked up.
+        ids : integer tensor, any shape
+            Ids to look up.
         what : str
-            What the error says the ids are.
+            The feature of the ids, for messages.
 
         Raises
         ------
         ConfigurationError
-            They are no integers, or one is out of range.
+            An id is out of range or not an integer.
         """
         self._checked(ids, what)
 
@@ -309,7 +307,7 @@ class DistributedTable:
         return self._source
 
     def _watch(self, rows: Tensor, ids: NDArray[np.int64], at: NDArray[np.int64] | None) -> None:
-        """Tell the session of rows once they have a gradient; until then only the graph has them."""
+        """Hand rows to the session once they have a gradient; until then only the graph holds them."""
         source, order = self._source, next(_order)
 
         def ready(leaf: Tensor) -> None:
@@ -319,7 +317,7 @@ class DistributedTable:
         rows.register_post_accumulate_grad_hook(ready)  # type: ignore[no-untyped-call]
 
     def _checked(self, ids: Tensor, what: str) -> NDArray[np.int64]:
-        """Return ids as they travel, all of them in range."""
+        """Return ids as int64[n] in host memory, after checking their range."""
         of = f"table {self.name}{f', feature {what}' if what else ''}"
         if ids.is_floating_point() or ids.is_complex() or ids.dtype is torch.bool:
             raise ConfigurationError(f"{of}: ids of dtype {ids.dtype}, expected whole numbers (torch.int64)")
@@ -332,3 +330,18 @@ class DistributedTable:
         raise ConfigurationError(
             f"{of}: id {flat[at]} at position {list(place)} of the batch, expected 0 to {limit - 1}"
         )
+
+
+def to_device(values: Tensor, device: torch.device) -> Tensor:
+    """Copy values from host memory to a device. No thread waits; later work on the device does."""
+    if device.type != "cuda":
+        return values.to(device)
+    # A GPU copies pinned memory by itself; the driver would first copy other memory to a pinned buffer.
+    return values.pin_memory().to(device, non_blocking=True)
+
+
+def to_host(values: Tensor) -> Tensor:
+    """Copy values from any device to host memory, once they are computed."""
+    if not values.is_cuda:
+        return values.cpu()
+    return torch.empty(values.shape, dtype=values.dtype, pin_memory=True).copy_(values)

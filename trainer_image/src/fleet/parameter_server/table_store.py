@@ -21,10 +21,9 @@ from fleet.parameter_server.store import Origin
 from fleet.plan.tables import TablePlan
 from fleet.process import progress
 from fleet.tables import RowGradients, Table, TableRows
-from fleet.tables.saved import part
+from fleet.tables.rows import part, warm_start
 from fleet.tables.shards import SHARDS, shard_of
 from fleet.tables.snapshot import Snapshot
-from fleet.tables.warm_start import warm_start
 from fleet.wire import HyperParameters
 from fleet.wire.rows import most_rows
 

@@ -1,4 +1,4 @@
-"""What a table is: one value that every server and trainer of a job agrees on."""
+"""The configuration of a table: one value that all servers and trainers of a job agree on."""
 
 import math
 from collections import Counter
@@ -22,7 +22,7 @@ __all__ = ["TableConfig"]
 
 @dataclass(frozen=True)
 class TableConfig:
-    """What a table is.
+    """The configuration of a table.
 
     Attributes
     ----------
@@ -30,28 +30,28 @@ class TableConfig:
     dimension : int
         Elements of a row.
     rule : RowRule
-        What an update does to a row.
+        How an update steps a row.
     num_embeddings : int, optional
-        Ids are below it and not negative; without it any 64-bit id is one.
+        Ids are 0 to `num_embeddings`, exclusive; without it any 64-bit id is valid.
     first_values : FirstValues
     seed : int
     options : mapping
-        What the rule's `defaults` are replaced by. A function is a schedule: it gets the number of updates
-        that the table has had, the present one included, and returns the option.
+        Options of the rule that differ from its `defaults`. A function is a schedule: it takes the number of
+        updates of the table, including the current one, and returns the option.
     row_type : RowType
-        As what numbers rows are stored.
+        How values are stored.
     admission : Admission, optional
         Which ids get a row; without it each does with its first update.
     eviction : tuple of Eviction
         Which rows go.
     storage : Storage
-        Where rows lie.
+        Where rows are kept.
 
     Raises
     ------
     ConfigurationError
-        The dimension or the number of embeddings is not positive, the rule has no such option, what state
-        begins with has a schedule, or two rules of eviction keep a mark of one name.
+        The dimension or the number of embeddings is not positive, the rule has no such option, an initial
+        value of state has a schedule, or two eviction rules have a mark of the same name.
     """
 
     name: str
@@ -76,29 +76,30 @@ class TableConfig:
                 f"expected some of {', '.join(self.rule.defaults())}"
             )
         initial = {slot.initial_option for slot in self.rule.slots}
-        begun = [name for name, option in self.options.items() if name in initial and callable(option)]
-        if begun:
+        scheduled = [name for name, option in self.options.items() if name in initial and callable(option)]
+        if scheduled:
             raise ConfigurationError(
-                f"table {self.name}: {begun[0]} is what state begins with; expected a number, not a schedule"
+                f"table {self.name}: {scheduled[0]} is an initial value of state; expected a number, not a "
+                "schedule"
             )
         marks = Counter(mark for policy in self.eviction for mark in policy.marks)
-        if twice := [mark for mark, times in marks.items() if times > 1]:
+        if repeated := [mark for mark, times in marks.items() if times > 1]:
             raise ConfigurationError(
-                f"table {self.name}: two rules of eviction keep the mark {twice[0]} of a row, expected one"
+                f"table {self.name}: two eviction rules have the mark {repeated[0]}, expected one"
             )
 
     def options_at(self, step: int) -> dict[str, Any]:
-        """Return the rule's options in an update.
+        """Return the rule's options for an update.
 
         Parameters
         ----------
         step : int
-            How many updates the table has had, this one included.
+            Number of updates of the table, including this one.
 
         Raises
         ------
         ConfigurationError
-            A schedule returns no number.
+            A schedule does not return a finite number.
         """
         options = {**self.rule.defaults(), **self.options}
         for name, schedule in options.items():
@@ -112,22 +113,22 @@ class TableConfig:
         return options
 
     def check_ids(self, ids: NDArray[np.int64]) -> None:
-        """Check that ids are those of rows that the table may have.
+        """Check that ids are in range.
 
         Parameters
         ----------
         ids : int64[n]
-            To be looked up or updated.
+            Ids to look up or update.
 
         Raises
         ------
         ConfigurationError
-            One is out of range; the message names it and its position.
+            An id is out of range; the message names it and its position.
         """
         limit = self.num_embeddings
         if limit is None or ids.size == 0:
             return
-        # As unsigned numbers the negative ones lie above every limit, so one comparison finds both.
+        # As unsigned numbers negative ids are above every limit, so one comparison finds both.
         if int(ids.view(np.uint64).max()) >= limit:
             at = int(np.flatnonzero(ids.view(np.uint64) >= np.uint64(limit))[0])
             raise ConfigurationError(

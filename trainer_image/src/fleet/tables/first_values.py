@@ -1,7 +1,6 @@
-"""What a row of a table is before its first update: a function of the seed, the table and the id.
+"""The values of rows before their first update: a function of the seed, the table and the id.
 
-Nothing is remembered of a row that was only read. Every server, and every number of servers and threads,
-finds the same values.
+Rows that were only read leave no trace, and the values do not depend on the number of servers or threads.
 """
 
 import hashlib
@@ -19,17 +18,17 @@ __all__ = ["Constant", "FirstValues", "Normal", "Uniform", "generator_key"]
 
 
 class FirstValues(Protocol):
-    """The distribution of first values."""
+    """A distribution of first values."""
 
     def of(self, ids: NDArray[np.int64], dimension: int, key: tuple[int, int]) -> NDArray[np.float32]:
-        """Return the rows of ids.
+        """Return the first values of the rows of ids.
 
         Parameters
         ----------
         ids : int64[n]
         dimension : int
         key : two int
-            The table's, as `generator_key` gives it.
+            The table's `generator_key`.
 
         Returns
         -------
@@ -38,14 +37,14 @@ class FirstValues(Protocol):
 
 
 def generator_key(seed: int, table: str) -> tuple[int, int]:
-    """Return the key of a table's generator: another one for another seed or another name."""
+    """Return the key of a table's random numbers; it differs by seed and by name."""
     digest = hashlib.sha256(f"{seed}/{table}".encode()).digest()
     return int.from_bytes(digest[:4], "little"), int.from_bytes(digest[4:8], "little")
 
 
 @dataclass(frozen=True)
 class Constant:
-    """The same value everywhere.
+    """The same value for all elements.
 
     Attributes
     ----------
@@ -55,7 +54,7 @@ class Constant:
     Raises
     ------
     ConfigurationError
-        It is no finite number.
+        The value is not finite.
     """
 
     value: float = 0.0
@@ -71,7 +70,7 @@ class Constant:
 
 @dataclass(frozen=True)
 class Uniform:
-    """Evenly between `low` and `high`, in steps of 2**-24 of their difference.
+    """Uniformly distributed between `low` and `high`, with a resolution of 2**-24 of the range.
 
     Attributes
     ----------
@@ -81,11 +80,11 @@ class Uniform:
     Raises
     ------
     ConfigurationError
-        One is no finite number.
+        A bound is not finite.
 
     Notes
     -----
-    Random words are those of Philox (Salmon et al. 2011), by table, id and position: the same on any servers.
+    Drawn with Philox (Salmon et al. 2011) by table, id and column, so the number of servers does not matter.
     """
 
     low: float
@@ -102,21 +101,22 @@ class Uniform:
 
 @dataclass(frozen=True)
 class Normal:
-    """Of a normal distribution, as ``torch.nn.Embedding`` begins; Box and Muller's transform.
+    """Normally distributed, as ``torch.nn.Embedding`` initializes its weight.
 
     Attributes
     ----------
     mean, std : float
-        Of the distribution.
+        Mean and standard deviation.
 
     Raises
     ------
     ConfigurationError
-        One is no finite number.
+        One of them is not finite.
 
     Notes
     -----
-    Random words are those of Philox (Salmon et al. 2011), by table, id and position: the same on any servers.
+    Drawn with Philox (Salmon et al. 2011) and the Box-Muller transform by table, id and column, so the number
+    of servers does not matter.
     """
 
     mean: float = 0.0
@@ -127,7 +127,7 @@ class Normal:
 
     def of(self, ids: NDArray[np.int64], dimension: int, key: tuple[int, int]) -> NDArray[np.float32]:
         """See `FirstValues`."""
-        unit = _unit(random_words(ids, dimension + dimension % 2, key))
+        unit = _unit(random_words(ids, dimension + dimension % 2, key))  # Box-Muller makes two at a time
         radius = np.sqrt(-2.0 * np.log1p(-unit[:, 0::2]))
         angle = 2.0 * np.pi * unit[:, 1::2]
         normal = np.empty_like(unit)
@@ -145,5 +145,5 @@ def _check_finite(distribution: "Constant | Uniform | Normal") -> None:
 
 
 def _unit(words: NDArray[np.uint64]) -> NDArray[np.float64]:
-    """Return numbers of [0, 1) of the upper 24 bits of words."""
+    """Return the upper 24 bits of words as numbers in [0, 1)."""
     return (words >> np.uint64(8)).astype(np.float64) * 2.0**-24

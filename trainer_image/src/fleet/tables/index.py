@@ -1,69 +1,125 @@
-"""Where the row of an id lies: a hash index of 64-bit ids in vector code.
+"""Indexes from 64-bit ids to the numbers of rows, in vector code.
 
-Open addressing with linear probing, of buckets of four places. A place holds the number of a row, and the row
-knows its id; so an id that is found costs two random reads, and an index takes 12 to 20 bytes a row. The bits
-that numbers of rows leave free hold a mark, which is more of the id's hash: a place of another id is known by
-it, nearly always, without a read of that id. Every call takes many ids at once: those that are not in their
-first bucket, one in twenty or so, go on to the next together. Where a C compiler was there when the package
-was installed, `kernels/find_rows.c` finds the same rows, one after the other. A mark has one bit less with
-each doubling of the rows: 10 bits at a million rows of one table on one server, 3 at a hundred million.
+`RowIndex` is a hash table with open addressing and linear probing, in buckets of four entries. An entry holds
+the number of a row, and `RowNumbers` knows the id of each row; so a hit costs two random reads, and the index
+takes 12 to 20 bytes per row. The bits that row numbers leave free hold a mark, which is more of the id's
+hash: an entry of another id is nearly always recognised by its mark, without reading that id. Every call
+takes many ids at once; those that are not in their first bucket, about one in twenty, go to the next buckets
+together. If a C compiler was there when the package was installed, `kernels/find_rows.c` finds the same rows
+one by one. A mark loses one bit with each doubling of the rows: 10 bits at a million rows of one table on one
+server, 3 at a hundred million.
+
+`DirectIndex` replaces it for bounded ids of which many have a row: one entry for every possible id.
 """
 
 import sys
+from collections.abc import Iterator
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fleet.tables.kernels import compiled_find
-from fleet.tables.numbers import RowNumbers
 from fleet.tables.pages import PagedArray
 
-__all__ = ["MISSING", "RowIndex"]
+__all__ = ["MISSING", "DirectIndex", "IdMap", "RowIndex", "RowNumbers", "find_among"]
 
 MISSING: Final = -1
-"""The row of an id that has none."""
+"""The row number of an id without a row."""
 
 _FREE: Final = np.uint32(0xFFFFFFFF)
 _REMOVED: Final = np.uint32(0xFFFFFFFE)
-"""A place whose id was removed: a search goes on past it."""
+"""An entry whose id was removed; searches continue past it."""
 _ENTRY_BITS: Final = 31
-"""Of the number of a row and its mark together; the highest bit is that of places without a row."""
+"""Bits of a row number and its mark together; the highest bit marks entries without a row."""
 _ENTRY: Final = np.uint32((1 << _ENTRY_BITS) - 1)
 _HIGH_HALVES: Final = slice(int(sys.byteorder == "little"), None, 2)
-"""The higher 32 bits of each of some 64-bit numbers, seen as 32-bit ones."""
+"""Selects the upper 32 bits of 64-bit numbers that are viewed as 32-bit ones."""
 _GOLDEN: Final = np.uint64(0x9E3779B97F4A7C15)
-"""2**64 divided by the golden ratio: multiplied by it, neighbouring ids lie far apart."""
+"""2**64 divided by the golden ratio; multiplying by it spreads neighbouring ids (Fibonacci hashing)."""
 _FULL: Final = 0.7
-"""The share of places in use at which the index grows."""
+"""The load factor at which the index grows."""
 _BUCKET: Final = 4
 _BUCKET_TYPE: Final = np.dtype((np.void, 4 * _BUCKET))
-"""Numpy reads a bucket as one element."""
-_AT_ONCE: Final = 4
-"""How many buckets a search reads in a turn, after the first ones."""
-_LEAST: Final = 64
+"""NumPy reads a bucket as one element."""
+_BUCKETS_AT_ONCE: Final = 4
+"""Buckets that one turn of a search reads, after the first bucket."""
+_MIN_ENTRIES: Final = 64
+_MIN_ROWS: Final = 64
+_GROWTH: Final = 1.125
+_ROWS_AT_ONCE: Final = 1 << 16
 
 Ids = NDArray[np.int64]
 Rows = NDArray[np.int64]
 
 
-class RowIndex:
-    """Rows by id. Rows are numbered from 0; the number of one that was removed is used again.
-
-    Not to be called by two threads at once.
-    """
+class RowNumbers:
+    """Allocates row numbers, from 0, and knows the id of each row. Not thread-safe."""
 
     def __init__(self) -> None:
-        self.numbers = RowNumbers()
-        self._clear(_LEAST)
+        self._ids = PagedArray(_MIN_ROWS, np.int64)
+        self.end = 0
+        """One more than the highest number that was ever allocated."""
+        self._unused: Rows = np.zeros(0, dtype=np.int64)
+
+    @property
+    def ids(self) -> Ids:
+        """The id of each row, by number; a released row keeps its last id."""
+        return self._ids.values
+
+    def __len__(self) -> int:
+        """Return the number of allocated rows."""
+        return self.end - self._unused.size
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory that the index takes."""
-        return self._places.nbytes + self.numbers.nbytes
+        """Memory in use, in bytes."""
+        return self.ids.nbytes + self._unused.nbytes
+
+    def allocate(self, ids: Ids) -> Rows:
+        """Return a row number for each id; released numbers are used first."""
+        left = max(0, self._unused.size - ids.size)
+        again, self._unused = self._unused[left:], self._unused[:left].copy()
+        rows = np.concatenate([again, np.arange(self.end, self.end + ids.size - again.size)])
+        self.end += ids.size - again.size
+        if self.end > self.ids.size:
+            self._ids.resize(max(self.end, int(self.ids.size * _GROWTH)))
+        self.ids[rows] = ids
+        return rows
+
+    def release(self, rows: Rows) -> None:
+        """Free row numbers, to be allocated again."""
+        self._unused = np.concatenate([self._unused, rows])
+
+    def chunks(self) -> Iterator[Rows]:
+        """Yield the allocated rows, ascending, some at a time."""
+        used = np.ones(self.end, dtype=np.bool_)
+        used[self._unused] = False
+        for begin in range(0, self.end, _ROWS_AT_ONCE):
+            yield np.flatnonzero(used[begin : begin + _ROWS_AT_ONCE]) + begin
+
+    def items(self) -> tuple[Ids, Rows]:
+        """Return all ids with a row, ascending, and their row numbers."""
+        rows = np.concatenate([np.zeros(0, dtype=np.int64), *self.chunks()])
+        ids = self.ids[rows]
+        order = np.argsort(ids)
+        return ids[order], rows[order]
+
+
+class RowIndex:
+    """A hash index from ids to row numbers. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self.numbers = RowNumbers()
+        self._clear(_MIN_ENTRIES)
+
+    @property
+    def nbytes(self) -> int:
+        """Memory in use, in bytes."""
+        return self._entries.nbytes + self.numbers.nbytes
 
     def find(self, ids: Ids) -> Rows:
-        """Return the rows of ids.
+        """Return the row numbers of ids.
 
         Parameters
         ----------
@@ -72,39 +128,41 @@ class RowIndex:
         Returns
         -------
         int64[n]
-            `MISSING` for an id that has no row.
+            `MISSING` for an id without a row.
         """
         if (find := compiled_find()) is not None:
-            return find(self._places, int(self._number_bits), self.numbers.of_rows, ids)
+            return find(self._entries, int(self._number_bits), self.numbers.ids, ids)
         return self.find_by_numpy(ids)
 
     def find_by_numpy(self, ids: Ids) -> Rows:
-        """Return what `find` does, which may be compiled."""
-        buckets, marks = self._hashed(ids)
+        """Return what `find` returns, without compiled code."""
+        buckets, marks = self._hash(ids)
         entries = self._read(buckets)
-        rows, marked = self._beside(entries, marks)
-        found = marked & (self.numbers.of_rows.take(rows, mode="wrap") == ids)
+        rows, marked = self._candidates(entries, marks)
+        found = marked & (self.numbers.ids.take(rows, mode="wrap") == ids)
         if not found.all():
             open_ = np.flatnonzero(~found)
             rows[open_] = MISSING
-            # A bucket with room, which is at its last place, was never full: no id went on from it.
+            # A bucket fills in order. If its last entry is free it was never full, so no id overflowed from
+            # it.
             open_ = open_[marked[open_] | (entries[open_, -1] != _FREE)]
-            places = self._places_of(ids[open_], buckets[open_], marks[open_])
+            places = self._search(ids[open_], buckets[open_], marks[open_])
             rows[open_] = np.where(places == MISSING, MISSING, self._numbers_at(places))
         return rows
 
     def find_or_add(self, ids: Ids) -> tuple[Rows, NDArray[np.bool_]]:
-        """Return the rows of ids, and which of them are new.
+        """Return the row numbers of ids; ids without a row get one.
 
         Parameters
         ----------
         ids : int64[n]
-            None of them twice.
+            Distinct.
 
         Returns
         -------
         rows : int64[n]
         new : bool[n]
+            True for ids that had no row.
         """
         rows = self.find(ids)
         new = rows == MISSING
@@ -113,31 +171,31 @@ class RowIndex:
         return rows, new
 
     def add(self, ids: Ids) -> Rows:
-        """Give rows to ids that have none, of which none comes twice; return them."""
-        rows = self.numbers.give(ids)
-        if self._used + ids.size > _FULL * self._places.size:
+        """Allocate rows for distinct ids without one; return their numbers."""
+        rows = self.numbers.allocate(ids)
+        if self._used + ids.size > _FULL * self._entries.size:
             self._rehash()
         else:
-            self._place(ids, rows)
+            self._insert(ids, rows)
         return rows
 
     def remove(self, ids: Ids) -> Rows:
-        """Forget ids that have a row; return their rows, whose numbers are used again.
+        """Remove ids and release their rows; return the row numbers.
 
         Parameters
         ----------
         ids : int64[n]
-            None of them twice; those that have no row are passed over.
+            Distinct; ids without a row are skipped.
         """
-        places = self._places_of(ids, *self._hashed(ids))
+        places = self._search(ids, *self._hash(ids))
         places = places[places != MISSING]
         rows = self._numbers_at(places)
-        self._places[places] = _REMOVED
-        self.numbers.give_back(rows)
+        self._entries[places] = _REMOVED
+        self.numbers.release(rows)
         return rows
 
-    def _hashed(self, ids: Ids) -> tuple[NDArray[np.int64], NDArray[np.uint32]]:
-        """Return the first buckets of ids, and their marks: what an entry has above the number of its row."""
+    def _hash(self, ids: Ids) -> tuple[NDArray[np.int64], NDArray[np.uint32]]:
+        """Return the first bucket of each id, and its mark: the bits of an entry above the row number."""
         hashed = ids.view(np.uint64) * _GOLDEN
         marks = hashed.view(np.uint32)[_HIGH_HALVES] << self._number_bits
         marks &= _ENTRY
@@ -146,17 +204,17 @@ class RowIndex:
 
     def _read(self, buckets: NDArray[np.int64]) -> NDArray[np.uint32]:
         """Return copies of the entries of buckets; uint32[n, 4]."""
-        # All are in range; "wrap" is the mode in which numpy waits least for one read to begin the next.
+        # All are in range; in mode "wrap" NumPy overlaps the reads best.
         return self._buckets.take(buckets, mode="wrap").view(np.uint32).reshape(buckets.size, _BUCKET)
 
     def _numbers_at(self, places: NDArray[np.int64]) -> Rows:
-        """Return the numbers of rows at places that have one."""
-        return (self._places[places] & (self._num_numbers - np.uint32(1))).astype(np.int64)
+        """Return the row numbers of entries that have one."""
+        return (self._entries[places] & (self._num_numbers - np.uint32(1))).astype(np.int64)
 
-    def _beside(
+    def _candidates(
         self, entries: NDArray[np.uint32], marks: NDArray[np.uint32]
     ) -> tuple[Rows, NDArray[np.bool_]]:
-        """Return of each bucket the least number beside a mark, and whether there is one; else any number.
+        """Return for each bucket the lowest row number with a mark, and whether it has one; else any number.
 
         Parameters
         ----------
@@ -170,63 +228,172 @@ class RowIndex:
         numbers &= self._num_numbers - np.uint32(1)
         return numbers.astype(np.int64), found
 
-    def _places_of(
-        self, ids: Ids, buckets: NDArray[np.int64], marks: NDArray[np.uint32]
-    ) -> NDArray[np.int64]:
-        """Return the places of ids, or `MISSING`; of several with an id's mark, that whose row has the id."""
+    def _search(self, ids: Ids, buckets: NDArray[np.int64], marks: NDArray[np.uint32]) -> NDArray[np.int64]:
+        """Return the positions of the entries of ids, or `MISSING`."""
         result = np.full(ids.size, MISSING, dtype=np.int64)
         open_ = np.arange(ids.size)
         while open_.size:
-            # Neighbouring buckets are read together: few ids go far, and each turn has its price.
-            reached = (buckets[:, None] + np.arange(_AT_ONCE)) & (self._buckets.size - 1)
+            # Neighbouring buckets are read together: few ids go far, and each turn has a fixed cost.
+            reached = (buckets[:, None] + np.arange(_BUCKETS_AT_ONCE)) & (self._buckets.size - 1)
             entries = self._read(reached.ravel()).reshape(buckets.size, -1)
-            # Places of a bucket are taken in their order, so one that has room has it at its last place.
-            goes_on = np.maximum.reduce(entries[:, _BUCKET - 1 :: _BUCKET].T) != _FREE
+            # A bucket fills in order, so only its last entry has to be looked at to see if it overflowed.
+            continues = np.maximum.reduce(entries[:, _BUCKET - 1 :: _BUCKET].T) != _FREE
             entries ^= marks[:, None]
             marked = np.flatnonzero(entries < self._num_numbers)
             of, column = np.divmod(marked, entries.shape[1])
-            right = self.numbers.of_rows.take(entries.ravel()[marked], mode="clip") == ids[of]
+            right = self.numbers.ids.take(entries.ravel()[marked], mode="clip") == ids[of]
             of, column = of[right], column[right]
-            result[open_[of]] = (buckets[of] * _BUCKET + column) & (self._places.size - 1)
-            goes_on[of] = False
-            going = np.flatnonzero(goes_on)
-            open_, ids, marks, buckets = open_[going], ids[going], marks[going], buckets[going] + _AT_ONCE
+            result[open_[of]] = (buckets[of] * _BUCKET + column) & (self._entries.size - 1)
+            continues[of] = False
+            left = np.flatnonzero(continues)
+            open_, ids, marks, buckets = open_[left], ids[left], marks[left], buckets[left] + _BUCKETS_AT_ONCE
         return result
 
-    def _place(self, ids: Ids, rows: Rows) -> None:
-        """Enter rows at the first free places of their ids."""
+    def _insert(self, ids: Ids, rows: Rows) -> None:
+        """Write rows into the first free entries of their ids."""
         self._used += rows.size
-        buckets, entries = self._hashed(ids)
+        buckets, entries = self._hash(ids)
         entries |= rows.astype(np.uint32)
         while entries.size:
             free = self._read(buckets) == _FREE
             column = free.argmax(axis=1)
-            room = free[np.arange(entries.size), column]
+            has_room = free[np.arange(entries.size), column]
             places = buckets * _BUCKET + column
-            self._places[places[room]] = entries[room]
-            # Several rows may have taken one free place: the last one has it, and the others try again.
-            lost = np.flatnonzero(self._places[places] != entries)
-            buckets, entries = (buckets[lost] + ~room[lost]) & (self._buckets.size - 1), entries[lost]
+            self._entries[places[has_room]] = entries[has_room]
+            # Several rows may have written to one free entry: the last one keeps it, the others try again.
+            lost = np.flatnonzero(self._entries[places] != entries)
+            buckets, entries = (buckets[lost] + ~has_room[lost]) & (self._buckets.size - 1), entries[lost]
 
     def _rehash(self) -> None:
-        """Enter every row anew, in as many places as are needed; places of removed ids are free again."""
-        size = _LEAST
+        """Rebuild the index at the size that its rows need; this also frees removed entries."""
+        size = _MIN_ENTRIES
         while len(self.numbers) > _FULL * size * 0.75:
             size *= 2
         self._clear(size)
-        for rows in self.numbers.parts():
-            self._place(self.numbers.of_rows[rows], rows)
+        for rows in self.numbers.chunks():
+            self._insert(self.numbers.ids[rows], rows)
 
     def _clear(self, size: int) -> None:
-        """Make so many places, all of them free."""
+        """Replace the entries by `size` free ones."""
         self._pages = PagedArray(size // _BUCKET, _BUCKET_TYPE)
         self._buckets = self._pages.values
-        self._places = self._buckets.view(np.uint32)
-        """At each place the number of a row below its mark, `_FREE` or `_REMOVED`."""
-        self._places[:] = _FREE
+        self._entries = self._buckets.view(np.uint32)
+        """Each a row number below its mark, `_FREE` or `_REMOVED`."""
+        self._entries[:] = _FREE
         self._used = 0
-        """Places that are not free, removed ones among them."""
-        # No row has a number beyond these bits before the next call: there are never more rows than places.
+        """Entries that are not free, removed ones included."""
+        # There are never more rows than entries, so row numbers fit into these bits until the next call.
         bits = min(_ENTRY_BITS, max(size.bit_length() - 1, self.numbers.end.bit_length()))
         self._number_bits = np.uint32(bits)
         self._num_numbers = np.uint32(1 << bits)
+
+
+class DirectIndex:
+    """An index with 4 bytes for each possible id. Not thread-safe.
+
+    A look-up costs one random read, because there is nothing to compare.
+
+    Parameters
+    ----------
+    num_ids : int
+        Ids are 0 to `num_ids`, exclusive; the caller has checked them.
+    numbers : RowNumbers
+        The rows so far.
+    """
+
+    def __init__(self, num_ids: int, numbers: RowNumbers) -> None:
+        self.numbers = numbers
+        self._rows = PagedArray(num_ids, np.int32)
+        self._rows.values[:] = MISSING
+        for rows in numbers.chunks():
+            self._rows.values[numbers.ids[rows]] = rows
+
+    @property
+    def nbytes(self) -> int:
+        """Memory in use, in bytes."""
+        return self._rows.values.nbytes + self.numbers.nbytes
+
+    def find(self, ids: Ids) -> Rows:
+        """Return the row numbers of ids; `MISSING` for an id without a row."""
+        return self._rows.values.take(ids, mode="clip").astype(np.int64)
+
+    def add(self, ids: Ids) -> Rows:
+        """Allocate rows for distinct ids without one; return their numbers."""
+        rows = self.numbers.allocate(ids)
+        self._rows.values[ids] = rows
+        return rows
+
+    def remove(self, ids: Ids) -> Rows:
+        """Remove distinct ids and release their rows; return the row numbers. Unknown ids are skipped."""
+        found = self.find(ids)
+        rows: Rows = found[found != MISSING]
+        self._rows.values[ids] = MISSING
+        self.numbers.release(rows)
+        return rows
+
+
+class IdMap:
+    """A map from ids to 32-bit integers. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self._index = RowIndex()
+        self._values = np.zeros(0, dtype=np.int32)
+
+    def __len__(self) -> int:
+        """Return the number of ids."""
+        return len(self._index.numbers)
+
+    @property
+    def nbytes(self) -> int:
+        """Memory in use, in bytes."""
+        return self._index.nbytes + self._values.nbytes
+
+    def add(self, ids: Ids, amount: int) -> NDArray[np.int32]:
+        """Add to the values of distinct ids and return the sums; a new id starts at 0."""
+        rows = self._rows_of(ids)
+        sums = self._values[rows] + np.int32(amount)
+        self._values[rows] = sums
+        return sums
+
+    def put(self, ids: Ids, values: NDArray[np.int32] | int) -> None:
+        """Set the values of distinct ids."""
+        rows = self._rows_of(ids)
+        self._values[rows] = values
+
+    def remove(self, ids: Ids) -> None:
+        """Remove ids; unknown ones are skipped."""
+        self._index.remove(ids)
+
+    def items(self) -> tuple[Ids, NDArray[np.int32]]:
+        """Return all ids, ascending, and their values."""
+        ids, rows = self._index.numbers.items()
+        return ids, self._values[rows]
+
+    def _rows_of(self, ids: Ids) -> Rows:
+        rows, new = self._index.find_or_add(ids)
+        if self._index.numbers.end > self._values.size:
+            self._values.resize(self._index.numbers.ids.size, refcheck=False)
+        self._values[rows[new]] = 0
+        return rows
+
+
+def find_among(ids: Ids, ascending: Ids) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
+    """Find ids among those of a sorted array.
+
+    Parameters
+    ----------
+    ids : int64[n]
+    ascending : int64[m]
+        Distinct.
+
+    Returns
+    -------
+    found : bool[n]
+    positions : int64
+        In `ascending`, of the ids that were found.
+    """
+    if not ascending.size:
+        return np.zeros(ids.size, dtype=np.bool_), ascending
+    positions = np.searchsorted(ascending, ids)
+    found: NDArray[np.bool_] = ascending.take(positions, mode="clip") == ids
+    return found, positions[found]

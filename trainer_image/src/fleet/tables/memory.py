@@ -1,161 +1,168 @@
-"""The memory of a table's rows, by number, and which virtual shard each belongs to."""
+"""The rows of a table by number, the index that finds them by id, and the virtual shard of each."""
 
 from collections.abc import Iterator
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
 from fleet.errors import ConfigurationError
-from fleet.tables.direct_index import DirectIndex
-from fleet.tables.index import RowIndex
+from fleet.tables.index import DirectIndex, RowIndex
 from fleet.tables.pages import PagedArray
 from fleet.tables.shards import SHARDS, shard_of
 from fleet.tables.storage import IN_MEMORY, Storage
 
-__all__ = ["RowMemory"]
+__all__ = ["RowMemory", "TableStatistics"]
 
 _GROWTH: Final = 1.125
-"""By how much the memory of rows grows."""
-_LEAST: Final = 64
-_MOST: Final = 2**31 - 1
-"""Indexes hold the numbers of rows as int32."""
+_MIN_ROWS: Final = 64
+_MAX_ROWS: Final = 2**31 - 1
+"""Indexes hold row numbers as int32."""
 _DENSE: Final = 4
-"""Where one in so many ids has a row, an entry for every id takes no more than a hash index would."""
+"""If at least one id in this many has a row, a direct index is no larger than a hash index."""
 
 
 class RowMemory:
-    """Rows of words by id. Not to be called by two threads at once.
+    """Rows of 32-bit words by id. Not thread-safe.
 
     Parameters
     ----------
     width : int
-        Words of 32 bits in a row.
+        Words of a row.
     num_ids : int, optional
-        Ids are 0 to it, exclusive; who calls has checked that. Without it any id is one.
+        Ids are 0 to `num_ids`, exclusive; the caller has checked them. Without it any 64-bit id is valid.
     storage : Storage
-        Where rows lie.
+        Where the rows are kept.
+
+    Attributes
+    ----------
+    numbers : RowNumbers
+        The rows that exist, and the id of each.
+    store : RowStore
+        The words of rows, by number.
+    num_rows : int64[SHARDS]
+        Rows of each virtual shard.
     """
 
     def __init__(self, width: int, num_ids: int | None = None, storage: Storage = IN_MEMORY) -> None:
         self._index: RowIndex | DirectIndex = RowIndex()
         self._num_ids = num_ids
-        self._rows = storage.rows(width)
-        self._rows.resize(_LEAST)
-        self._shards = PagedArray(_LEAST, np.int16)
-        """By row, one more than its shard; 0 where there is no row."""
+        self.numbers = self._index.numbers
+        self.store = storage.rows(width)
+        self.store.resize(_MIN_ROWS)
+        self._shards = PagedArray(_MIN_ROWS, np.int16)
+        """By row, one more than its shard; 0 for no row."""
         self.num_rows = np.zeros(SHARDS, dtype=np.int64)
-        """By shard."""
 
     def __len__(self) -> int:
-        """Return how many rows there are."""
-        return len(self._index.numbers)
+        """Return the number of rows."""
+        return len(self.numbers)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory that rows and their index take."""
-        return self._rows.nbytes + self._shards.values.nbytes + self._index.nbytes
-
-    @property
-    def num_on_disk(self) -> int:
-        """How many rows lie on a disk, those included that have gone and whose numbers no others have."""
-        return self._rows.num_on_disk
-
-    @property
-    def end(self) -> int:
-        """One more than the highest number that a row has, or has had."""
-        return self._index.numbers.end
+        """Memory of rows and index, in bytes."""
+        return self.store.nbytes + self._shards.values.nbytes + self._index.nbytes
 
     def find(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the numbers of rows; `fleet.tables.index.MISSING` where there is none."""
+        """Return the row numbers of ids; `fleet.tables.index.MISSING` for an id without a row."""
         return self._index.find(ids)
 
     def add(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the numbers of new rows, for ids that have none; their words are what was there.
+        """Allocate rows for distinct ids without one; return their numbers. Their words are undefined.
 
         Raises
         ------
         ConfigurationError
-            There would be more rows than can be numbered.
+            There would be more rows than row numbers.
         """
-        if len(self) + ids.size > _MOST:
+        if len(self) + ids.size > _MAX_ROWS:
             raise ConfigurationError(
-                f"a parameter server would hold {len(self) + ids.size} rows of one table, expected {_MOST} "
-                "at most; use more parameter servers, or an eviction"
+                f"a parameter server would hold {len(self) + ids.size} rows of one table, expected at most "
+                f"{_MAX_ROWS}; use more parameter servers, or an eviction"
             )
         rows = self._index.add(ids)
-        if (end := self._index.numbers.end) > self._shards.values.size:
-            size = max(end, int(self._shards.values.size * _GROWTH))
-            self._rows.resize(size)
+        if self.numbers.end > self._shards.values.size:
+            size = max(self.numbers.end, int(self._shards.values.size * _GROWTH))
+            self.store.resize(size)
             self._shards.resize(size)
         if (
             isinstance(self._index, RowIndex)
             and self._num_ids is not None
             and len(self) * _DENSE > self._num_ids
         ):
-            self._index = DirectIndex(self._num_ids, self._index.numbers)
+            self._index = DirectIndex(self._num_ids, self.numbers)
         shards = shard_of(ids)
         self._shards.values[rows] = shards + 1
         self.num_rows += np.bincount(shards, minlength=SHARDS)
         return rows
 
     def remove(self, ids: NDArray[np.int64]) -> None:
-        """Forget rows; ids that have none are passed over."""
+        """Remove the rows of distinct ids; ids without a row are skipped."""
         rows = self._index.remove(ids)
         self.num_rows -= np.bincount(self._shards.values[rows] - 1, minlength=SHARDS)
         self._shards.values[rows] = 0
 
-    def read(self, rows: NDArray[np.int64], num_words: int | None = None) -> Tensor:
-        """Return copies of rows, or of their first words; float32[n, num_words]."""
-        return self._rows.read(rows, num_words)
+    def exist(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Return whether each row number is that of a row."""
+        existing: NDArray[np.bool_] = self._shards.values[rows] > 0
+        return existing
 
-    def write(self, rows: NDArray[np.int64], words: Tensor) -> None:
-        """Put words into rows."""
-        self._rows.write(rows, words)
-
-    def ids_of(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the ids of rows."""
-        return self._index.numbers.of_rows[rows]
-
-    def at(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.bool_], Tensor]:
-        """Return copies of rows of any numbers.
-
-        Parameters
-        ----------
-        rows : int64[n]
-
-        Returns
-        -------
-        ids : int64[n]
-        there : bool[n]
-            Whether there is a row of this number; otherwise id and words are what was there.
-        words : float32[n, width]
-        """
-        return self.ids_of(rows), self._shards.values[rows] > 0, self._rows.read(rows)
-
-    def runs(self, end: int, at_once: int) -> Iterator[NDArray[np.int64]]:
-        """Yield the numbers of rows below this one, some at a time, as is best to read them.
-
-        Rows may be written in between. Each number comes once at least.
-        """
-        return self._rows.runs(end, at_once)
-
-    def items(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return all ids, ascending, and the numbers of their rows."""
-        return self._index.numbers.items()
-
-    def of_shards(
+    def rows_of_shards(
         self, shards: NDArray[np.int64]
     ) -> Iterator[tuple[int, NDArray[np.int64], NDArray[np.int64]]]:
-        """Yield of each of some shards its number, the ids, ascending, and the numbers of their rows."""
+        """Yield each shard with its ids, ascending, and their row numbers."""
         wanted = np.zeros(SHARDS + 1, dtype=np.bool_)
         wanted[shards + 1] = True
-        rows = np.flatnonzero(wanted[self._shards.values[: self._index.numbers.end]])
+        rows = np.flatnonzero(wanted[self._shards.values[: self.numbers.end]])
         of = self._shards.values[rows]
         rows = rows[np.argsort(of, kind="stable")]
         ends = np.cumsum(self.num_rows[shards])
         for shard, mine in zip(shards.tolist(), np.split(rows, ends[:-1]), strict=True):
-            ids = self._index.numbers.of_rows[mine]
+            ids = self.numbers.ids[mine]
             order = np.argsort(ids)
             yield shard, ids[order], mine[order]
+
+
+class TableStatistics:
+    """Counters and sizes of one table, or of one server's part of it.
+
+    Any thread may read them, without a lock, while another one changes the table.
+
+    Parameters
+    ----------
+    memory : RowMemory
+        The table's.
+
+    Attributes
+    ----------
+    looked_up : int
+        Ids that were looked up.
+    found : int
+        Looked-up ids that had a row; the others were read as their first values.
+    """
+
+    def __init__(self, memory: RowMemory) -> None:
+        self.looked_up = 0
+        self.found = 0
+        self._memory = memory
+
+    @property
+    def on_disk(self) -> int:
+        """Rows on disk, including removed rows whose number is not in use again."""
+        return self._memory.store.num_on_disk
+
+    @property
+    def rows_of_fullest_shard(self) -> int:
+        """Rows of the largest virtual shard."""
+        return int(self._memory.num_rows.max())
+
+    def skew(self, num_shards: int) -> float:
+        """Return the rows of the fullest virtual shard divided by the mean; 1 for a table without rows.
+
+        Parameters
+        ----------
+        num_shards : int
+            Virtual shards that the rows belong to: all of the table's, or those of a server.
+        """
+        total = int(self._memory.num_rows.sum())
+        return self.rows_of_fullest_shard * num_shards / total if total else 1.0

@@ -1,8 +1,8 @@
-"""Arrays in pages of their own: they grow without a second copy, and leave no holes behind.
+"""Arrays in memory pages of their own: they grow without a second copy and return what they free.
 
-An allocator that keeps what is freed, as that of a parameter server does, would keep each smaller array that
-a table has grown out of. And where the system has large pages they make random reads cheaper, as fewer
-addresses are to be translated; an array has them only where it begins at the border of one.
+An allocator that keeps freed memory, as a parameter server's does, would keep every smaller array that a
+table has outgrown. Large pages, where the system has them, also make random reads cheaper, because fewer
+addresses have to be translated; an array gets them only if it starts on the border of one.
 """
 
 import mmap
@@ -16,14 +16,14 @@ __all__ = ["PagedArray"]
 
 _LARGE_PAGE: Final = 2 << 20
 _SMALL: Final = 4 << 20
-"""Bytes below which an array is left to the allocator."""
+"""Arrays below this many bytes are left to the allocator."""
 _RESERVED: Final = 4
-"""An array has addresses for so many times its size; memory it takes as it grows."""
-_MOVED_AT_ONCE: Final = 32 << 20
+"""An array reserves addresses for this multiple of its size; memory is used only as it grows."""
+_COPY_BYTES: Final = 32 << 20
 
 
 class PagedArray:
-    """One dimension of zeros, which can grow.
+    """A one-dimensional array that can grow; new elements are zero.
 
     Parameters
     ----------
@@ -33,7 +33,7 @@ class PagedArray:
     Attributes
     ----------
     values : array[size]
-        Another one after `resize`; one from before must not be used any more.
+        Replaced by `resize`; do not keep a reference across a call of it.
     """
 
     def __init__(self, size: int, dtype: Any) -> None:
@@ -43,32 +43,32 @@ class PagedArray:
         self.resize(size)
 
     def resize(self, size: int) -> None:
-        """Grow to a size; what is new is 0."""
+        """Grow to `size` elements."""
         num_bytes = size * self._dtype.itemsize
         if num_bytes > self._room.size:
             self._move(num_bytes)
         self.values: NDArray[Any] = self._room[:num_bytes].view(self._dtype)
 
     def _move(self, num_bytes: int) -> None:
-        """Take room for so many bytes, and move there what there is, part by part: little is there twice."""
+        """Move to a larger room, chunk by chunk, so that only one chunk exists twice."""
         before, pages = self._room, self._pages
-        self._room, self._pages = _room_for(num_bytes)
+        self._room, self._pages = _allocate(num_bytes)
         used = self.values.nbytes if before.size else 0
-        for begin in range(0, used, _MOVED_AT_ONCE):
-            part = slice(begin, min(begin + _MOVED_AT_ONCE, used))
-            self._room[part] = before[part]
+        for begin in range(0, used, _COPY_BYTES):
+            chunk = slice(begin, min(begin + _COPY_BYTES, used))
+            self._room[chunk] = before[chunk]
             if pages is not None:
-                pages.madvise(mmap.MADV_DONTNEED, _border(pages) + begin, part.stop - begin)
+                pages.madvise(mmap.MADV_DONTNEED, _border(pages) + begin, chunk.stop - begin)
 
 
-def _room_for(num_bytes: int) -> tuple[NDArray[np.uint8], mmap.mmap | None]:
-    """Return zeros for so many bytes, with more addresses to grow into, and the pages they are in."""
+def _allocate(num_bytes: int) -> tuple[NDArray[np.uint8], mmap.mmap | None]:
+    """Return zeroed memory, with spare addresses after it, and the mapping that holds it."""
     if num_bytes < _SMALL:
         return np.zeros(num_bytes, np.uint8), None
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
     try:
         pages = mmap.mmap(-1, _RESERVED * num_bytes + _LARGE_PAGE, flags=flags)
-    except OSError:  # more addresses than this system hands out
+    except OSError:  # a system that limits addresses (ulimit -v, no overcommit)
         pages = mmap.mmap(-1, num_bytes + _LARGE_PAGE, flags=flags)
     with suppress(OSError, AttributeError):  # a system without large pages
         pages.madvise(mmap.MADV_HUGEPAGE)
@@ -76,5 +76,5 @@ def _room_for(num_bytes: int) -> tuple[NDArray[np.uint8], mmap.mmap | None]:
 
 
 def _border(pages: mmap.mmap) -> int:
-    """Return where in pages the first large one begins."""
+    """Return the offset of the first large page in a mapping."""
     return int(-np.frombuffer(pages, np.uint8, 1).ctypes.data % _LARGE_PAGE)

@@ -1,4 +1,4 @@
-"""Random numbers as a function of a key and a counter, so that nobody has to remember how many were drawn.
+"""Counter-based random numbers: a function of key and counter, without state.
 
 Philox4x32-10 of Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
 """
@@ -14,7 +14,7 @@ __all__ = ["ADMISSION", "FIRST_VALUES", "ROUNDING", "philox", "random_words"]
 FIRST_VALUES: Final = 0
 ADMISSION: Final = 1
 ROUNDING: Final = 2
-"""What numbers are drawn for: each purpose has its own."""
+"""Purposes of random numbers; each has its own sequence."""
 
 _ROUNDS: Final = 10
 _MULTIPLIERS: Final = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
@@ -32,7 +32,7 @@ def philox(counter: Sequence[Words], key: tuple[int, int]) -> tuple[Words, ...]:
     Parameters
     ----------
     counter : four uint64[n]
-        The words of the counters, each below 2**32; of shapes that broadcast.
+        The words of the counters, each below 2**32; their shapes must broadcast.
     key : two int
         Below 2**32.
 
@@ -58,7 +58,7 @@ def philox(counter: Sequence[Words], key: tuple[int, int]) -> tuple[Words, ...]:
 def random_words(
     ids: NDArray[np.int64], columns: int, key: tuple[int, int], purpose: int = FIRST_VALUES, step: int = 0
 ) -> Words:
-    """Return random words of 32 bits for each id and column.
+    """Return a random 32-bit word for each id and column.
 
     Parameters
     ----------
@@ -69,7 +69,7 @@ def random_words(
     purpose : int
         `FIRST_VALUES`, `ADMISSION` or `ROUNDING`.
     step : int
-        Of which step they are; taken modulo 2**32.
+        Another step gives other words; taken modulo 2**32.
 
     Returns
     -------

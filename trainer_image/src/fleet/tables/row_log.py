@@ -1,44 +1,59 @@
-"""Rows that memory has no room for, in a file: written one after the other, read wherever they lie.
+"""A log-structured file of rows: written sequentially, read at random.
 
-A row that comes back into memory leaves its place dead. The file is in segments; where more places are dead
-than alive, the segment with the most of them is emptied and written anew.
+A row that returns to memory leaves its place dead. The file has segments. If more places are dead than live,
+the owner rewrites the live rows of the emptiest segment, whose space is then used again.
+
+Single records are read with Linux asynchronous I/O and O_DIRECT. A disk answers many reads at once several
+times as fast as one after the other, and pages in the page cache would cost memory, and processor time to
+evict them, for the sake of one record each. Recent segments, which may not be on the disk yet, are read
+through the page cache; so is everything where the file system or the kernel lacks such reads.
 """
 
+import ctypes
+import errno
 import mmap
 import os
+import platform
 import tempfile
+import weakref
 from collections.abc import Iterator
-from typing import Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fleet.errors import disk_error
-from fleet.tables.settled import SettledSegments
 
-__all__ = ["RowLog"]
+__all__ = ["DirectReads", "RowLog"]
 
 _SEGMENT_BYTES: Final = 16 << 20
 _PAGE: Final = mmap.PAGESIZE
 _NUMBER: Final = np.dtype(np.int32)
+_UNSUPPORTED: Final = {errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM}
+
+_BLOCK: Final = 4096
+"""O_DIRECT reads begin and end at multiples of this, the block size of disks."""
+_READS_AT_ONCE: Final = 256
+_READS_TOGETHER: Final = 64
+"""Reads that are awaited together before more are submitted."""
 
 Places = NDArray[np.int64]
 
 
 class RowLog:
-    """Records by place, in a file that has no name and goes with the process.
+    """Records by place, in a file without a name that ends with the process.
 
     Parameters
     ----------
     dtype : numpy.dtype
-        Of a record.
+        Type of a record.
     directory : str, optional
-        Of the file; that of temporary files otherwise.
+        Directory of the file; by default that of temporary files.
 
     Raises
     ------
     OSError
-        There is no such directory, or it may not be written to.
+        The directory does not exist or cannot be written to.
     """
 
     def __init__(self, dtype: "np.dtype[np.void]", directory: str | None) -> None:
@@ -48,31 +63,38 @@ class RowLog:
         self._map = mmap.mmap(-1, _PAGE)
         self._per_segment = max(1, _SEGMENT_BYTES // dtype.itemsize)
         self._records_bytes = -(-self._per_segment * dtype.itemsize // _PAGE) * _PAGE
+        # A segment has its records first, and then the row number of each.
         self._segment_bytes = self._records_bytes + -(-self._per_segment * _NUMBER.itemsize // _PAGE) * _PAGE
-        """Records, and then the number of the row of each."""
         self._live = np.zeros(0, dtype=np.int64)
-        """By segment, how many of its records are alive."""
+        """By segment, the number of its live records."""
         self._next = 0
         """The place after the newest record."""
-        self._settled = SettledSegments(self._file.fileno(), dtype, self._segment_bytes)
+        try:
+            self._direct: DirectReads | None = DirectReads(self._file.fileno(), dtype)
+        except OSError:
+            self._direct = None
+        self._durable = np.zeros(0, dtype=np.bool_)
+        """By segment, whether all of it is on the disk, so that direct reads see it."""
+        self._flushing: int | None = None
+        """The newest full segment, which the system is writing to the disk."""
 
     @property
     def num_live(self) -> int:
-        """Return how many records are alive."""
+        """The number of live records."""
         return int(self._live.sum())
 
     @property
     def num_places(self) -> int:
-        """How many records the file has room for."""
+        """The number of records that the file has room for."""
         return self._live.size * self._per_segment
 
     def append(self, numbers: NDArray[np.int64], records: NDArray[np.void]) -> Places:
-        """Write records of the rows of some numbers; return their places.
+        """Write the records of rows; return their places.
 
         Raises
         ------
         FleetError
-            The disk refuses, as a `DiskFullError` where it has no room; the records of before can be read.
+            The disk refuses, as a `DiskFullError` if it is full; earlier records can still be read.
         """
         places = []
         try:
@@ -84,11 +106,11 @@ class RowLog:
                 places.append(self._write(numbers[:room], records[:room]))
                 numbers, records = numbers[room:], records[room:]
         except OSError as error:
-            raise disk_error(error, self._refused(error)) from error
+            raise disk_error(error, self._write_failure(error)) from error
         return np.concatenate(places)
 
-    def forget(self, places: Places) -> None:
-        """Let records be dead."""
+    def release(self, places: Places) -> None:
+        """Mark records as dead."""
         self._live -= np.bincount(places // self._per_segment, minlength=self._live.size)
 
     def read(self, places: Places) -> NDArray[np.void]:
@@ -100,25 +122,52 @@ class RowLog:
             The disk refuses.
         """
         offsets, found = self._offsets(places), np.empty(places.size, self._dtype)
-        alone = self._settled.have(places // self._per_segment)
+        direct = self._durable[places // self._per_segment]
         if 2 * np.unique(offsets // _PAGE).size < places.size:
-            alone[:] = False  # pages have several of them
-        if alone.any():
+            direct[:] = False  # with several records per page the page cache is cheaper
+        if self._direct is not None and direct.any():
             try:
-                found[alone] = self._settled.read(offsets[alone])
-            except BlockingIOError:  # the kernel has no room for so many reads now
-                alone[:] = False
+                found[direct] = self._direct.read(offsets[direct])
+            except BlockingIOError:  # the kernel has no resources for so many reads now
+                direct[:] = False
             except OSError as error:
                 raise disk_error(
                     error,
-                    f"rows of a table could not be read from {self._directory}: {error}; look at its disk",
+                    f"rows of a table could not be read from {self._directory}: {error}; check its disk",
                 ) from error
-        if not alone.all():
-            found[~alone] = self._read_mapped(places[~alone], offsets[~alone])
+        if not direct.all():
+            found[~direct] = self._read_mapped(places[~direct], offsets[~direct])
         return found
 
+    def emptiest(self) -> tuple[Places, NDArray[np.int64]] | None:
+        """Return the places of the segment with the fewest live records, and their row numbers.
+
+        None if at least half of all places are live, because rewriting would gain too little.
+        """
+        candidates = self._live > 0
+        if not candidates.any():
+            return None
+        num_places = int(np.count_nonzero(candidates)) * self._per_segment
+        candidates[(self._next - 1) // self._per_segment] = False  # the segment that is being written
+        if 2 * self.num_live > num_places or not candidates.any():
+            return None
+        return self._segment(int(np.flatnonzero(candidates)[np.argmin(self._live[candidates])]))
+
+    def segments(self) -> Iterator[tuple[Places, NDArray[np.int64]]]:
+        """Yield the places of each segment, and their row numbers."""
+        return (self._segment(segment) for segment in range(self._live.size))
+
+    def _segment(self, segment: int) -> tuple[Places, NDArray[np.int64]]:
+        begin = segment * self._segment_bytes + self._records_bytes
+        numbers = np.frombuffer(self._map, _NUMBER, self._per_segment, begin).astype(np.int64)
+        return np.arange(self._per_segment) + segment * self._per_segment, numbers
+
     def _read_mapped(self, places: Places, offsets: Places) -> NDArray[np.void]:
-        self._expect(offsets)
+        # Page faults would read one page after the other, so all pages are requested first.
+        pages = np.unique(np.concatenate([offsets, offsets + (self._dtype.itemsize - 1)]) // _PAGE)
+        will_need = self._map.madvise
+        for page in (pages * _PAGE).tolist():
+            will_need(mmap.MADV_WILLNEED, page, _PAGE)
         found = np.empty(places.size, self._dtype)
         of = places // self._per_segment
         for segment in np.unique(of).tolist():
@@ -127,71 +176,65 @@ class RowLog:
             found[mine] = records.take(places[mine] % self._per_segment)
         return found
 
-    def _expect(self, begins: Places) -> None:
-        """Have the system begin to read records, all at once: it would wait for one after the other."""
-        pages = np.unique(np.concatenate([begins, begins + (self._dtype.itemsize - 1)]) // _PAGE)
-        will_need = self._map.madvise
-        for page in (pages * _PAGE).tolist():
-            will_need(mmap.MADV_WILLNEED, page, _PAGE)
-
-    def emptiest(self) -> tuple[Places, NDArray[np.int64]] | None:
-        """Return the places of the segment with the fewest live records, and their rows' numbers.
-
-        None where at least half of all places are alive, and there is nothing to be won.
-        """
-        emptied = self._live > 0
-        if not emptied.any():
-            return None
-        num_places = int(np.count_nonzero(emptied)) * self._per_segment
-        emptied[(self._next - 1) // self._per_segment] = False  # which is being written
-        if 2 * self.num_live > num_places or not emptied.any():
-            return None
-        return self._segment(int(np.flatnonzero(emptied)[np.argmin(self._live[emptied])]))
-
-    def segments(self) -> Iterator[tuple[Places, NDArray[np.int64]]]:
-        """Yield of each segment that there is now its places, and the numbers of their rows."""
-        return (self._segment(segment) for segment in range(self._live.size))
-
-    def _segment(self, segment: int) -> tuple[Places, NDArray[np.int64]]:
-        begin = segment * self._segment_bytes + self._records_bytes
-        numbers = np.frombuffer(self._map, _NUMBER, self._per_segment, begin).astype(np.int64)
-        return np.arange(self._per_segment) + segment * self._per_segment, numbers
-
     def _write(self, numbers: NDArray[np.int64], records: NDArray[np.void]) -> Places:
         segment, at = divmod(self._next, self._per_segment)
         begin = segment * self._segment_bytes
         _write_at(self._file.fileno(), records, begin + at * self._dtype.itemsize)
-        _write_at(
-            self._file.fileno(),
-            numbers.astype(_NUMBER),
-            begin + self._records_bytes + at * _NUMBER.itemsize,
-        )
+        numbers_begin = begin + self._records_bytes + at * _NUMBER.itemsize
+        _write_at(self._file.fileno(), numbers.astype(_NUMBER), numbers_begin)
         places = np.arange(self._next, self._next + records.size)
         self._live[segment] += records.size
         self._next += records.size
         return places
 
     def _begin_segment(self) -> None:
-        """Go on in a segment whose records are all dead, or in a new one."""
+        """Continue in a segment without live records, or else in a new one."""
         if self._live.size:
-            self._settled.fill((self._next - 1) // self._per_segment)
+            self._flush((self._next - 1) // self._per_segment)
         if (dead := np.flatnonzero(self._live == 0)).size:
-            self._next = int(dead[0]) * self._per_segment
-            self._settled.begin(int(dead[0]))
-            return
-        begin = self._live.size * self._segment_bytes
-        # Now: a disk that is full amid a write to memory would end the process without a word.
-        os.posix_fallocate(self._file.fileno(), begin, self._segment_bytes)
-        if begin + self._segment_bytes > len(self._map):
-            size = 2 * (begin + self._segment_bytes)
-            os.truncate(self._file.fileno(), size)
-            self._map = mmap.mmap(self._file.fileno(), size, prot=mmap.PROT_READ)
-            self._map.madvise(mmap.MADV_RANDOM)
-        self._next = self._live.size * self._per_segment
-        self._settled.begin(self._live.size)
-        self._live = np.append(self._live, 0)
+            segment = int(dead[0])
+            self._durable[segment] = False
+            if self._flushing == segment:
+                self._flushing = None
+        else:
+            segment = self._live.size
+            self._allocate((segment + 1) * self._segment_bytes)
+            self._live = np.append(self._live, 0)
+            self._durable = np.append(self._durable, False)
+        self._next = segment * self._per_segment
 
-    def _refused(self, error: OSError) -> str:
+    def _allocate(self, end: int) -> None:
+        """Extend the file by a segment that ends at `end`."""
+        # Space is allocated now, because a full disk during a write to mapped memory would kill the process.
+        os.posix_fallocate(self._file.fileno(), end - self._segment_bytes, self._segment_bytes)
+        if end > len(self._map):
+            os.truncate(self._file.fileno(), 2 * end)
+            self._map = mmap.mmap(self._file.fileno(), 2 * end, prot=mmap.PROT_READ)
+            self._map.madvise(mmap.MADV_RANDOM)
+
+    def _flush(self, segment: int) -> None:
+        """Start to write a full segment to disk; wait for the previous one, which had time to be written."""
+        if self._direct is None:
+            return
+        self._direct.drop_cache(segment * self._segment_bytes, self._segment_bytes)
+        before, self._flushing = self._flushing, segment
+        if before is None:
+            return
+        begin = before * self._segment_bytes
+        try:
+            self._direct.flush(begin, self._segment_bytes)
+            self._direct.read(np.array([begin]))  # some file systems refuse direct reads only when they come
+        except BlockingIOError:  # the kernel has no resources for more reads now
+            return
+        except OSError as error:
+            if error.errno not in _UNSUPPORTED:
+                raise
+            self._direct = None
+            self._durable[:] = False
+        else:
+            self._durable[before] = True
+
+    def _write_failure(self, error: OSError) -> str:
         disk = os.fstatvfs(self._file.fileno())
         return (
             f"rows of a table could not be written to {self._directory}: {error}; their file has "
@@ -201,10 +244,9 @@ class RowLog:
         )
 
     def _offsets(self, places: Places) -> NDArray[np.int64]:
-        return (
-            places // self._per_segment * self._segment_bytes
-            + places % self._per_segment * self._dtype.itemsize
-        )
+        segments, at = np.divmod(places, self._per_segment)
+        offsets: NDArray[np.int64] = segments * self._segment_bytes + at * self._dtype.itemsize
+        return offsets
 
 
 def _write_at(descriptor: int, array: NDArray[np.generic], begin: int) -> None:
@@ -212,3 +254,159 @@ def _write_at(descriptor: int, array: NDArray[np.generic], begin: int) -> None:
     while content:
         written = os.pwrite(descriptor, content, begin)
         content, begin = content[written:], begin + written
+
+
+class _Calls(NamedTuple):
+    """The numbers of system calls, which neither Python nor the C library wraps."""
+
+    io_setup: int
+    io_destroy: int
+    io_getevents: int
+    io_submit: int
+
+
+_CALLS: Final = {"x86_64": _Calls(206, 207, 208, 209), "aarch64": _Calls(0, 1, 4, 2)}
+"""By machine."""
+_REQUEST: Final = np.dtype(
+    {
+        "names": ["slot", "operation", "file", "buffer", "bytes", "offset"],
+        "formats": ["u8", "u2", "u4", "u8", "u8", "i8"],
+        "offsets": [0, 16, 20, 24, 32, 40],
+        "itemsize": 64,
+    }
+)
+"""The fields of the kernel's struct iocb that a read needs; operation 0 is a read."""
+_EVENT: Final = np.dtype([("slot", "u8"), ("request", "u8"), ("result", "i8"), ("more", "i8")])
+"""The kernel's struct io_event."""
+_WRITE_AND_WAIT: Final = 7
+"""Flags of sync_file_range: wait for writes in progress, write all pages, and wait for them."""
+
+
+class DirectReads:
+    """Many small reads of one file at a time, past the page cache. Not thread-safe.
+
+    Parameters
+    ----------
+    descriptor : int
+        Of the file, which need not have a name.
+    record : numpy.dtype
+        Type of a record.
+
+    Raises
+    ------
+    OSError
+        The file system, the kernel or the machine does not support such reads.
+    """
+
+    def __init__(self, descriptor: int, record: "np.dtype[np.void]") -> None:
+        if platform.machine() not in _CALLS:
+            raise OSError(errno.ENOSYS, f"system calls of {platform.machine()} are not known")
+        self._calls = _CALLS[platform.machine()]
+        self._library = ctypes.CDLL(None, use_errno=True)
+        self._library.syscall.restype = ctypes.c_long
+        # The file has no name; /proc opens it again, with other flags.
+        self._file = os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY | os.O_DIRECT | os.O_CLOEXEC)
+        weakref.finalize(self, os.close, self._file)
+        self._context = ctypes.c_ulong(0)
+        self._is_reading = False
+        self._begin_context()
+        weakref.finalize(self, self._library.syscall, ctypes.c_long(self._calls.io_destroy), self._context)
+        self._record = record
+        self._room = -(-(record.itemsize - 1 + _BLOCK) // _BLOCK) * _BLOCK
+        """Bytes of the blocks that a record may span."""
+        self._buffer = mmap.mmap(-1, _READS_AT_ONCE * self._room)
+        slots = np.arange(_READS_AT_ONCE)
+        self._requests = np.zeros(_READS_AT_ONCE, _REQUEST)
+        self._requests["slot"] = slots
+        self._requests["file"] = self._file
+        self._requests["buffer"] = np.frombuffer(self._buffer, np.uint8).ctypes.data + slots * self._room
+        self._events = np.zeros(_READS_AT_ONCE, _EVENT)
+
+    def read(self, offsets: NDArray[np.int64]) -> NDArray[np.void]:
+        """Return the records at some offsets of the file.
+
+        Raises
+        ------
+        OSError
+            The disk refuses, or as a BlockingIOError the kernel has no resources for more reads.
+        """
+        if self._is_reading:  # an exception ended the call before
+            # Its reads must not write into the buffer later; io_destroy waits for those in progress.
+            context, self._context.value = ctypes.c_ulong(self._context.value), 0
+            self._library.syscall(ctypes.c_long(self._calls.io_destroy), context)
+            self._is_reading = False
+        if not self._context.value:
+            self._begin_context()
+        self._is_reading = True
+        records = np.empty(offsets.size, self._record)
+        record_of = np.zeros(_READS_AT_ONCE, dtype=np.int64)
+        """By slot, the record that it reads."""
+        free, begun, ended = np.arange(_READS_AT_ONCE), 0, 0
+        while ended < offsets.size:
+            slots, free = np.split(free, [min(free.size, offsets.size - begun)])
+            record_of[slots] = np.arange(begun, begun + slots.size)
+            self._submit(slots, offsets[record_of[slots]])
+            begun += slots.size
+            slots = self._wait(min(begun - ended, _READS_TOGETHER))
+            ended += slots.size
+            mine = record_of[slots]
+            records[mine] = self._records_at(slots * self._room + offsets[mine] % _BLOCK)
+            free = np.concatenate([free, slots])
+        self._is_reading = False
+        return records
+
+    def flush(self, begin: int, num_bytes: int) -> None:
+        """Wait until a part of the file is on the disk, and drop it from the page cache.
+
+        Raises
+        ------
+        OSError
+            The disk refuses.
+        """
+        part = ctypes.c_int64(begin), ctypes.c_int64(num_bytes)
+        if self._library.sync_file_range(ctypes.c_int(self._file), *part, ctypes.c_uint(_WRITE_AND_WAIT)):
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+        self.drop_cache(begin, num_bytes)
+
+    def drop_cache(self, begin: int, num_bytes: int) -> None:
+        """Drop clean pages of a part of the file from the page cache; start to write dirty ones to disk."""
+        os.posix_fadvise(self._file, begin, num_bytes, os.POSIX_FADV_DONTNEED)
+
+    def _begin_context(self) -> None:
+        self._call(self._calls.io_setup, ctypes.c_long(_READS_AT_ONCE), ctypes.byref(self._context))
+
+    def _submit(self, slots: NDArray[np.int64], offsets: NDArray[np.int64]) -> None:
+        shifts = offsets % _BLOCK
+        self._requests["offset"][slots] = offsets - shifts
+        self._requests["bytes"][slots] = -(-(shifts + self._record.itemsize) // _BLOCK) * _BLOCK
+        requests = self._requests.ctypes.data + slots.astype(np.uint64) * np.uint64(_REQUEST.itemsize)
+        begun = 0
+        while begun < slots.size:
+            count, rest = ctypes.c_long(slots.size - begun), ctypes.c_void_p(requests.ctypes.data + 8 * begun)
+            begun += self._call(self._calls.io_submit, self._context, count, rest)
+
+    def _wait(self, count: int) -> NDArray[np.int64]:
+        """Wait until at least `count` reads have ended; return the slots of all that have."""
+        most, events = ctypes.c_long(_READS_AT_ONCE), ctypes.c_void_p(self._events.ctypes.data)
+        ended = self._events[
+            : self._call(self._calls.io_getevents, self._context, ctypes.c_long(count), most, events, None)
+        ]
+        slots: NDArray[np.int64] = ended["slot"].astype(np.int64)
+        short = ended["result"] < self._requests["bytes"][slots].astype(np.int64)
+        if short.any():
+            number = max(0, -int(ended["result"][short][0])) or errno.EIO
+            raise OSError(number, os.strerror(number))
+        return slots
+
+    def _records_at(self, offsets: NDArray[np.int64]) -> NDArray[np.void]:
+        """Return copies of the records at any byte offsets of the buffer."""
+        count = len(self._buffer) - self._record.itemsize + 1
+        overlapping: NDArray[np.void] = np.ndarray((count,), self._record, self._buffer, 0, (1,))
+        return overlapping[offsets]
+
+    def _call(self, number: int, *arguments: Any) -> int:
+        """Make a system call; repeat it if a signal interrupts it."""
+        while (result := int(self._library.syscall(ctypes.c_long(number), *arguments))) < 0:
+            if ctypes.get_errno() != errno.EINTR:
+                raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+        return result

@@ -1,8 +1,8 @@
-"""Which part of a table an id belongs to, and which server holds that part.
+"""The virtual shard of an id, and the server that holds each shard.
 
-A table has a fixed number of virtual shards for life. An id's shard depends on the id alone; only the map of
-shards to servers changes with the number of servers. So what is done by shard (admission, eviction, files of
-a checkpoint) is the same on any number of them.
+A table has a fixed number of virtual shards for life. The shard of an id depends on the id alone; only the
+map from shards to servers changes with the number of servers. So whatever is done per shard (admission,
+eviction, files of a checkpoint) gives the same result on any number of servers.
 """
 
 from dataclasses import dataclass
@@ -25,12 +25,12 @@ _56: Final = np.uint64(56)
 
 
 def shard_of(ids: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the virtual shards of ids: int64[n], from 0 to 255.
+    """Return the virtual shards of ids: int64[n], 0 to 255.
 
     Notes
     -----
-    The finalizer of MurmurHash3 for 64 bits. It is another hash than that of `RowIndex`, or the ids of one
-    shard would meet in one part of an index.
+    The 64-bit finalizer of MurmurHash3. `RowIndex` uses another hash: with the same one the ids of a shard
+    would crowd into one part of the index.
     """
     mixed = ids.view(np.uint64)
     mixed = (mixed ^ (mixed >> _33)) * _FIRST
@@ -40,12 +40,12 @@ def shard_of(ids: NDArray[np.int64]) -> NDArray[np.int64]:
 
 @dataclass(frozen=True)
 class Placement:
-    """Which server holds which virtual shards.
+    """The map from virtual shards to servers.
 
     Attributes
     ----------
     servers : tuple of int
-        By shard, the index of its server.
+        The index of the server of each shard.
     version : int
         Rises with each change.
     """
@@ -59,12 +59,12 @@ class Placement:
 
     @classmethod
     def over(cls, num_servers: int) -> "Placement":
-        """Return the placement that a job begins with: runs of shards, as even as can be.
+        """Return the initial placement of a job: contiguous runs of shards, as even as possible.
 
         Parameters
         ----------
         num_servers : int
-            From 1 to 256, which is the number of shards.
+            1 to 256, the number of shards.
 
         Returns
         -------
@@ -74,7 +74,7 @@ class Placement:
         Raises
         ------
         ConfigurationError
-            There is no server, or there are more than shards.
+            There are no servers, or more servers than shards.
         """
         if not 1 <= num_servers <= SHARDS:
             raise ConfigurationError(
@@ -83,12 +83,12 @@ class Placement:
         return cls(tuple(shard * num_servers // SHARDS for shard in range(SHARDS)))
 
     def shards_of(self, server: int) -> tuple[int, ...]:
-        """Return the virtual shards that a server holds.
+        """Return the virtual shards of a server.
 
         Parameters
         ----------
         server : int
-            The server's index.
+            Index of the server.
 
         Returns
         -------
@@ -98,7 +98,7 @@ class Placement:
         return tuple(shard for shard, of in enumerate(self.servers) if of == server)
 
     def positions(self, ids: NDArray[np.int64]) -> dict[int, NDArray[np.int64]]:
-        """Return by server where in `ids` its own are, in their order; a server without any is left out.
+        """Return which of the ids each server holds; servers without any are left out.
 
         Parameters
         ----------
@@ -108,7 +108,7 @@ class Placement:
         Returns
         -------
         dict of int to int64[m]
-            Positions in `ids`, ascending, by the index of a server.
+            Positions in `ids`, ascending, by index of the server.
         """
         if not ids.size:
             return {}

@@ -1,8 +1,8 @@
-"""A table as of one moment, given out in the order of its memory while updates go on.
+"""Snapshots of a table: all rows as of one step, or those that changed since an earlier one.
 
-What an update is about to change is set aside first, until it has been given out. So a snapshot takes the
-memory of the rows that change meanwhile, and of one part. Memory is read from its beginning to its end, as
-suits rows that are on a disk.
+Updates continue while a snapshot is read. What an update is about to change is copied first, until the
+snapshot has returned it. So a snapshot takes the memory of one part and of the rows that change meanwhile.
+Rows are read in the order of storage, which suits rows on a disk.
 """
 
 from collections.abc import Iterator, Mapping
@@ -13,32 +13,34 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fleet.tables.index import MISSING
-from fleet.tables.layout import Layout
+from fleet.errors import ConfigurationError
+from fleet.tables.index import MISSING, IdMap
 from fleet.tables.memory import RowMemory
-from fleet.tables.saved import TableRows
+from fleet.tables.rows import RowLayout, TableRows
 
-__all__ = ["PART_BYTES", "Snapshot"]
+__all__ = ["PART_BYTES", "RemovedIds", "Snapshot"]
 
 PART_BYTES: Final = 4 << 20
-"""Of the rows of a part, at most."""
-_BESIDE: Final = 3
-"""Words beside a row that was set aside: its id takes two, and one says whether there was a row."""
+"""Rows of a part, at most."""
+_EXTRA: Final = 3
+"""Words that are copied with a row: two for its id, and one that says whether the row existed."""
+_MIN_REMOVED: Final = 1 << 16
+"""Removed ids are remembered up to this number, however few rows the table had."""
 
 
 class Snapshot:
-    """What a table holds as of one moment. Not to be called by another thread while its table is.
+    """The content of a table as of one step. The table must not be in use by another thread during a call.
 
-    `Table.snapshot` makes one. Once it has given out every part, or is closed, updates set nothing aside.
+    Made by `Table.snapshot`. It copies rows before they change until it is read to the end or closed.
 
     Attributes
     ----------
     step : int
-        The newest update that is in it.
+        The newest update it contains.
     since : int, optional
         Only rows that were updated after this step are in it.
     removed : int64[n]
-        Of a snapshot since a step: ids whose rows have gone since, ascending.
+        Ids that lost their rows since that step, ascending; empty without `since`.
     policies : mapping of name to array
         As in `TableRows`, of all shards.
     """
@@ -46,7 +48,7 @@ class Snapshot:
     def __init__(
         self,
         memory: RowMemory,
-        layout: Layout,
+        layout: RowLayout,
         step: int,
         policies: Mapping[str, NDArray[Any]],
         since: int | None = None,
@@ -58,111 +60,163 @@ class Snapshot:
         self.policies = policies
         self._memory = memory
         self._layout = layout
-        self._given = np.zeros(memory.end, dtype=np.bool_)
-        """By number, which rows were given out; those of higher numbers are new."""
-        self.is_done = not memory.end
-        """Whether nothing is to be set aside any more."""
-        self._before = RowMemory(layout.width + _BESIDE)
-        """Rows as they were, by their number."""
+        self._returned = np.zeros(memory.numbers.end, dtype=np.bool_)
+        """By row number, whether the row was returned; higher numbers are new rows."""
+        self.is_done = not memory.numbers.end
+        """Whether no more rows have to be copied."""
+        self._copies = RowMemory(layout.width + _EXTRA)
+        """Rows as they were; the ids of this memory are their row numbers."""
         self._num_rows = len(memory)
         self._counting = self._count() if since is not None else iter(())
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory that rows take that were set aside."""
-        return self._before.nbytes
+        """Memory of copied rows, in bytes."""
+        return self._copies.nbytes
 
     @property
     def none(self) -> TableRows:
-        """No rows, in the types and shapes of the parts."""
+        """No rows, with the types and shapes of the parts."""
         return self._layout.table_rows(
             np.zeros(0, dtype=np.int64), torch.empty(0, self._layout.width, dtype=torch.float32)
         )
 
     @property
     def num_rows(self) -> int:
-        """How many rows it gives out."""
+        """The number of rows in the snapshot."""
         while self.count_on():
             pass
         return self._num_rows
 
     def count_on(self) -> bool:
-        """Count the rows of one more part; return whether some are left.
+        """Count the rows of one more part; return whether more parts are left.
 
-        Of a snapshot since a step all rows have to be looked at. Updates may go on between two calls, as
-        between two parts; all calls come before the first part.
+        With `since`, counting reads all rows. Updates may run between two calls, as between two parts; all
+        calls come before the first part.
         """
         return next(self._counting, False)
 
     def close(self) -> None:
-        """Let go what was set aside; rows that were not given out are lost."""
+        """Free the copied rows; rows that were not returned yet are lost."""
         self.is_done = True
-        self._before = RowMemory(self._layout.width + _BESIDE)
+        self._copies = RowMemory(self._layout.width + _EXTRA)
 
     def parts(self) -> Iterator[TableRows]:
-        """Yield all rows, some at a time, in no order, without policies. To be called once."""
+        """Yield all rows, some at a time, in no order, without policies. Call it once."""
         for numbers in self._runs():
-            numbers = numbers[~self._given[numbers]]
-            yield self._part(numbers)
+            numbers = numbers[~self._returned[numbers]]
+            ids, existed, words = self._read(numbers)
+            self._returned[numbers] = True
+            self._copies.remove(numbers)
+            chosen = np.flatnonzero(existed & self._is_wanted(words))
+            yield self._layout.table_rows(ids[chosen], words[torch.from_numpy(chosen)])
         self.close()
 
     def keep(self, rows: NDArray[np.int64], *, existed: bool = True) -> None:
-        """Set aside what is about to change.
+        """Copy rows that are about to change.
 
         Parameters
         ----------
         rows : int64[n]
-            Their numbers, none of them twice; those of `MISSING` are passed over.
+            Distinct row numbers; `MISSING` is skipped.
         existed : bool
-            False for numbers that are about to be those of new rows.
+            False for numbers that were just allocated to new rows.
         """
-        rows = rows[(rows >= 0) & (rows < self._given.size)]
-        rows = rows[~self._given[rows]]
-        rows = rows[self._before.find(rows) == MISSING]
+        rows = rows[(rows >= 0) & (rows < self._returned.size)]
+        rows = rows[~self._returned[rows]]
+        rows = rows[self._copies.find(rows) == MISSING]
         if not rows.size:
             return
-        words = torch.zeros(rows.size, self._layout.width + _BESIDE, dtype=torch.float32)
+        words = torch.zeros(rows.size, self._layout.width + _EXTRA, dtype=torch.float32)
         if existed:
-            words[:, :-_BESIDE] = self._memory.read(rows)
-            words[:, -_BESIDE:-1] = (
-                torch.from_numpy(self._memory.ids_of(rows)).view(torch.float32).view(-1, 2)
-            )
+            ids = torch.from_numpy(self._memory.numbers.ids[rows])
+            words[:, :-_EXTRA] = self._memory.store.read(rows)
+            words[:, -_EXTRA:-1] = ids.view(torch.float32).view(-1, 2)
             words[:, -1] = 1.0
-        self._before.write(self._before.add(rows), words)
+        self._copies.store.write(self._copies.add(rows), words)
 
-    def _part(self, numbers: NDArray[np.int64]) -> TableRows:
-        ids, there, words = self._as_they_were(numbers)
-        self._given[numbers] = True
-        self._before.remove(numbers)
-        chosen = np.flatnonzero(there & self._wanted(self._layout.last(words)))
-        return self._layout.table_rows(ids[chosen], words[torch.from_numpy(chosen)])
+    def _read(self, numbers: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.bool_], Tensor]:
+        """Return ids, whether there was a row, and words, as of the snapshot's step."""
+        ids, existed = self._memory.numbers.ids[numbers], self._memory.exist(numbers)
+        words = self._memory.store.read(numbers)
+        if len(self._copies):
+            rows = self._copies.find(numbers)
+            at = np.flatnonzero(rows != MISSING)
+            copies = self._copies.store.read(rows[at])
+            words[torch.from_numpy(at)] = copies[:, :-_EXTRA]
+            ids[at] = copies.numpy()[:, -_EXTRA:-1].copy().view(np.int64)[:, 0]
+            existed[at] = copies[:, -1] > 0.0
+        return ids, existed, words
 
-    def _as_they_were(
-        self, numbers: NDArray[np.int64]
-    ) -> tuple[NDArray[np.int64], NDArray[np.bool_], Tensor]:
-        """Return rows that were not given out, as of the snapshot's moment; as `RowMemory.at`."""
-        ids, there, words = self._memory.at(numbers)
-        if len(self._before):
-            kept = self._before.find(numbers)
-            at = np.flatnonzero(kept != MISSING)
-            before = self._before.read(kept[at])
-            words[torch.from_numpy(at)] = before[:, :-_BESIDE]
-            ids[at] = before.numpy()[:, -_BESIDE:-1].copy().view(np.int64)[:, 0]
-            there[at] = before[:, -1] > 0.0
-        return ids, there, words
-
-    def _wanted(self, last: NDArray[np.int32]) -> NDArray[np.bool_]:
+    def _is_wanted(self, words: Tensor) -> NDArray[np.bool_]:
+        last = self._layout.last(words)
         return np.ones(last.size, dtype=np.bool_) if self.since is None else last > self.since
 
     def _count(self) -> Iterator[bool]:
-        self._num_rows, counted = 0, np.zeros(self._given.size, dtype=np.bool_)
+        self._num_rows, counted = 0, np.zeros(self._returned.size, dtype=np.bool_)
         for numbers in self._runs():
             numbers = numbers[~counted[numbers]]
             counted[numbers] = True
-            _, there, words = self._as_they_were(numbers)
-            self._num_rows += int(np.count_nonzero(there & self._wanted(self._layout.last(words))))
+            _, existed, words = self._read(numbers)
+            self._num_rows += int(np.count_nonzero(existed & self._is_wanted(words)))
             yield True
 
     def _runs(self) -> Iterator[NDArray[np.int64]]:
-        """Yield the numbers of all rows, as many at a time as a part has, in the order in which they lie."""
-        return self._memory.runs(self._given.size, max(1, PART_BYTES // (4 * self._layout.width)))
+        """Yield all row numbers in the order of storage, as many at a time as a part has."""
+        at_once = max(1, PART_BYTES // (4 * self._layout.width))
+        return self._memory.store.runs(self._returned.size, at_once)
+
+
+class RemovedIds:
+    """Ids that lost their rows since the last snapshot of the whole table, with the step at which they did.
+
+    Nothing is remembered before the first such snapshot. If the ids outnumber the rows of that snapshot, all
+    are forgotten: a delta would be no smaller than another snapshot of the whole table.
+    """
+
+    def __init__(self) -> None:
+        self._steps = IdMap()
+        self._base: int | None = None
+        """The step of the last snapshot of the whole table."""
+        self._most = 0
+        """How many ids are remembered at most."""
+
+    @property
+    def nbytes(self) -> int:
+        """Memory in use, in bytes."""
+        return self._steps.nbytes
+
+    def begin(self, step: int, num_rows: int) -> None:
+        """Start again at a snapshot of the whole table, which has `num_rows` rows."""
+        self._steps, self._base, self._most = IdMap(), step, max(_MIN_REMOVED, num_rows)
+
+    def add(self, ids: NDArray[np.int64], step: int) -> None:
+        """Remember ids that lost their rows."""
+        if self._base is None:
+            return
+        self._steps.put(ids, step)
+        if len(self._steps) > self._most:
+            self._steps, self._base = IdMap(), None
+
+    def knows(self, since: int | None) -> bool:
+        """Return whether all ids that lost their rows after a step are known."""
+        return since is not None and self._base is not None and since >= self._base
+
+    def since(self, since: int, memory: RowMemory, table: str) -> NDArray[np.int64]:
+        """Return the ids that lost their rows after a step and have none now, ascending.
+
+        Raises
+        ------
+        ConfigurationError
+            The last snapshot of the whole table is newer, or there is none.
+        """
+        if not self.knows(since):
+            latest = "there is none" if self._base is None else f"the last one is of step {self._base}"
+            raise ConfigurationError(
+                f"table {table}: a snapshot since step {since} needs a snapshot of the whole table that is "
+                f"not newer, and {latest}; expected Table.snapshot() without a step first"
+            )
+        ids, steps = self._steps.items()
+        ids = ids[steps > since]
+        gone: NDArray[np.int64] = ids[memory.find(ids) == MISSING]
+        return gone

@@ -1,7 +1,7 @@
-"""Rows of one table: what is looked up, and how updates change it.
+"""One embedding table: look-ups, updates, admission and eviction of its rows.
 
-A row exists once it was updated or loaded, and until it is evicted. Otherwise it is read as its first value,
-which the generator gives, so reading costs no memory and changes nothing.
+A row exists from its first update, or from when it was loaded, until it is evicted. Any other id reads as its
+first value, which is computed. So reading takes no memory and changes nothing.
 """
 
 from collections.abc import Mapping
@@ -14,62 +14,67 @@ from torch import Tensor
 
 from fleet.errors import ConfigurationError
 from fleet.tables.config import TableConfig
-from fleet.tables.evictor import Evictor
+from fleet.tables.eviction import Eviction, ShardRows, Touched
 from fleet.tables.first_values import generator_key
 from fleet.tables.index import MISSING
-from fleet.tables.layout import Layout
-from fleet.tables.memory import RowMemory
-from fleet.tables.removed import RemovedIds
+from fleet.tables.memory import RowMemory, TableStatistics
+from fleet.tables.rows import RowLayout, TableRows
 from fleet.tables.rules import RowRule, Rows
-from fleet.tables.saved import TableRows
-from fleet.tables.snapshot import Snapshot
-from fleet.tables.statistics import TableStatistics
+from fleet.tables.shards import SHARDS, shard_of
+from fleet.tables.snapshot import RemovedIds, Snapshot
 
-__all__ = ["Table", "TableConfig", "TableRows"]
+__all__ = ["Table"]
 
 
 class Table:
-    """The rows of one table that have been updated. Not to be called by two threads at once.
+    """The rows of one table, or of one server's part of it. Not thread-safe.
 
     Parameters
     ----------
     config : TableConfig
     step : int
-        How many updates it has had that are not to be seen: rows come by `load`.
+        Number of updates that rows to be loaded have had.
+
+    Attributes
+    ----------
+    statistics : TableStatistics
+        Readable by any thread.
+    removed : RemovedIds
+        Ids that lost their rows since the last snapshot of the whole table.
     """
 
     def __init__(self, config: TableConfig, step: int = 0) -> None:
         self.config = config
         self._key = generator_key(config.seed, config.name)
-        self._layout = Layout(config)
+        self._layout = RowLayout(config)
         self._memory = RowMemory(self._layout.width, config.num_embeddings, config.storage)
         self.statistics = TableStatistics(self._memory)
+        self.removed = RemovedIds()
         self._candidates = config.admission.candidates(self._key) if config.admission else None
-        self._evictor = Evictor(config.eviction, self._memory, self._layout, self.remove)
+        self._touched = np.full(SHARDS, -1, dtype=np.int64)
+        """By virtual shard, the step of its last update; kept only for eviction rules."""
         self._step = step
         """The newest step of an update."""
-        self.removed = RemovedIds()
-        """What has gone since the last snapshot of all rows."""
         self._snapshot: Snapshot | None = None
 
     def __len__(self) -> int:
-        """Return how many rows there are."""
+        """Return the number of rows."""
         return len(self._memory)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory that rows, their state and the index take, and what is remembered of other ids."""
-        of_others = self.removed.nbytes + (self._candidates.nbytes if self._candidates else 0)
-        return self._memory.nbytes + of_others
+        """Memory of rows, state, index and admission, and of removed ids, in bytes."""
+        candidates = self._candidates.nbytes if self._candidates else 0
+        return self._memory.nbytes + self.removed.nbytes + candidates
 
     def look_up(self, ids: NDArray[np.int64], *, counted: bool = True) -> Tensor:
-        """Return the values of ids. Nothing is admitted or stored.
+        """Return the values of ids. This admits and stores nothing.
 
         Parameters
         ----------
         ids : int64[n]
         counted : bool
-            Whether `statistics` counts it, as it does where a trainer asks.
+            Whether `statistics` counts the look-up, as for one that a trainer asks for.
 
         Returns
         -------
@@ -86,8 +91,9 @@ class Table:
         new = rows == MISSING
         num_new = int(np.count_nonzero(new))
         if counted:
-            self.statistics.count(ids.size, ids.size - num_new)
-        words = self._memory.read(np.where(new, 0, rows) if num_new else rows, self._layout.value_words)
+            self.statistics.looked_up += ids.size
+            self.statistics.found += ids.size - num_new
+        words = self._memory.store.read(np.where(new, 0, rows) if num_new else rows, self._layout.value_words)
         values = self._layout.values(words)
         if num_new:
             values[torch.from_numpy(new)] = self._first_values(ids[new])
@@ -103,32 +109,32 @@ class Table:
         rule: RowRule | None = None,
         keeps: bool = False,
     ) -> Tensor | None:
-        """Step rows; admit and evict as the table's rules say.
+        """Step rows, after admission and before eviction.
 
         Parameters
         ----------
         ids : int64[n]
-            None of them twice.
+            Distinct.
         gradient : float32[n, dimension]
-            Overwritten. That of an id that has no row and gets none is dropped.
+            Overwritten. The gradient of an id without a row that gets none is dropped.
         step : int
-            How many updates the table has had, this one included.
+            Number of updates of the table, including this one.
         options : mapping, optional
-            Of this step; the table's own stand where it has none.
+            Options of this step; they take precedence over the table's.
         rule : RowRule, optional
-            What steps rows this once, without any slots, in place of the table's; their state stays.
+            A rule without slots that steps rows this once instead of the table's; their state stays.
         keeps : bool
-            Whether to return the rows as they were.
+            Whether to return the values before the update.
 
         Returns
         -------
         float32[n, dimension] or None
-            What a look-up would have given.
+            What a look-up would have returned.
 
         Raises
         ------
         ConfigurationError
-            An id is out of range, or the gradient is of another shape.
+            An id is out of range, or the gradient has another shape.
         """
         self.config.check_ids(ids)
         if gradient.shape != (expected := (ids.size, self.config.dimension)):
@@ -141,23 +147,24 @@ class Table:
         self._keep(rows)
         new = rows == MISSING
         kept = self._admit(ids, rows, new, step)
-        before = torch.empty_like(gradient) if keeps else None
-        rule = rule or self.config.rule
+        rule, options = rule or self.config.rule, options or {}
         if kept is None:
-            self._step_rows(ids, rows, new, gradient, step, options or {}, rule, before)
+            before = self._step_rows(ids, rows, new, gradient, step, options, rule, keeps)
         else:
             at = torch.from_numpy(kept)
-            some = gradient.new_empty(int(at.sum()), self.config.dimension) if keeps else None
-            self._step_rows(ids[kept], rows[kept], new[kept], gradient[at], step, options or {}, rule, some)
-            if before is not None and some is not None:
+            some = self._step_rows(ids[kept], rows[kept], new[kept], gradient[at], step, options, rule, keeps)
+            before = None
+            if some is not None:
+                before = torch.empty_like(gradient)
                 before[at], before[~at] = some, self._first_values(ids[~kept])
-        self._evictor.evict(ids, step)
+        if self.config.eviction:
+            self._evict(ids, step)
         return before
 
     def load(self, loaded: TableRows) -> None:
-        """Put rows in the place of those of their ids; slots and marks that are not given begin anew.
+        """Replace rows; slots and marks that are not given get their initial values.
 
-        What the table's rules remember is put in the place of what they remember of the same ids or shards.
+        State of admission and eviction is replaced for the ids or shards that were saved.
 
         Parameters
         ----------
@@ -176,19 +183,25 @@ class Table:
         rows[new] = self._memory.add(loaded.ids[new])
         self._keep(rows[new], existed=False)
         last = loaded.marks.get("last", self._step)
-        self._memory.write(rows, self._layout.words(loaded.values, loaded.state, last, loaded.marks))
-        for rule, found in self._remembering().items():
-            names = {name for name in loaded.policies if name.startswith(f"{rule}.")}
-            if names:
-                found.load({name.removeprefix(f"{rule}."): loaded.policies[name] for name in names})
+        self._memory.store.write(rows, self._layout.words(loaded.values, loaded.state, last, loaded.marks))
+        prefix = "admission."
+        candidates = {
+            name.removeprefix(prefix): array
+            for name, array in loaded.policies.items()
+            if name.startswith(prefix)
+        }
+        if self._candidates is not None and candidates:
+            self._candidates.load(candidates)
+        if "eviction.shards" in loaded.policies:
+            self._touched[loaded.policies["eviction.shards"]] = loaded.policies["eviction.steps"]
 
     def remove(self, ids: NDArray[np.int64]) -> None:
-        """Forget the rows of ids; those that have none are passed over.
+        """Remove the rows of ids; ids without a row are skipped.
 
         Parameters
         ----------
         ids : int64[n]
-            None of them twice.
+            Distinct.
 
         Raises
         ------
@@ -201,32 +214,32 @@ class Table:
         self._memory.remove(ids)
 
     def rows(self) -> TableRows:
-        """Return a copy of all rows, by ascending id, with their state and what the rules remember."""
-        ids, rows = self._memory.items()
-        return self._layout.table_rows(ids, self._memory.read(rows), self._policies())
+        """Return a copy of all rows, by ascending id, with their state and that of admission and eviction."""
+        ids, rows = self._memory.numbers.items()
+        return self._layout.table_rows(ids, self._memory.store.read(rows), self._policies())
 
     def snapshot(self, since: int | None = None) -> Snapshot:
-        """Begin to save the table as of now, part by part, while updates go on.
+        """Begin a snapshot of the table as of now, to be read in parts while updates continue.
 
         Parameters
         ----------
         since : int, optional
-            Only rows that were updated after this step, and the ids whose rows have gone since: the step of a
-            snapshot, not older than the last one of the whole table.
+            The step of an earlier snapshot, not older than the last one of the whole table. Only rows that
+            were updated after it are included, and the ids that lost their rows since.
 
         Returns
         -------
         Snapshot
-            To be iterated by its ``parts`` to the end, or closed, before the next one is made.
+            Iterate over its ``parts`` to the end, or close it, before the next one is made.
 
         Raises
         ------
         ConfigurationError
-            Another one is still under way, or which rows have gone since that step is not known.
+            Another snapshot is in progress, or the ids that lost their rows since that step are not known.
         """
         if self._snapshot is not None and not self._snapshot.is_done:
             raise ConfigurationError(
-                f"table {self.config.name}: a snapshot of step {self._snapshot.step} is still under way; "
+                f"table {self.config.name}: a snapshot of step {self._snapshot.step} is still in progress; "
                 "expected that its parts are read to the end, or that it is closed, before the next"
             )
         removed = None
@@ -240,15 +253,15 @@ class Table:
     def _admit(
         self, ids: NDArray[np.int64], rows: NDArray[np.int64], new: NDArray[np.bool_], step: int
     ) -> NDArray[np.bool_] | None:
-        """Give rows to those ids without one that get one now; nothing is written to them yet.
+        """Allocate rows for the ids without one that are admitted now; nothing is written to the rows.
 
         Parameters
         ----------
         ids : int64[n]
         rows : int64[n]
-            `MISSING` where there is none; overwritten where there is one now.
+            `MISSING` for ids without a row; overwritten with the new numbers.
         new : bool[n]
-            Which have none; overwritten with which have one only now.
+            True for ids without a row; overwritten: True for ids that got one.
         step : int
 
         Returns
@@ -277,54 +290,72 @@ class Table:
         step: int,
         options: Mapping[str, Any],
         rule: RowRule,
-        before: Tensor | None,
-    ) -> None:
+        keeps: bool,
+    ) -> Tensor | None:
+        """Step rows that exist; return their values before if `keeps`."""
         first = self._layout.words(self._first_values(ids[new]), {}, step, {}) if new.any() else None
-        words = _words(self._memory, rows, new, first)
+        words = self._read(rows, new, first)
         values, state = self._layout.values(words), self._layout.state(words)
-        if before is not None:
-            before.copy_(values)
+        before = values.clone() if keeps else None
         try:
             rule.step(Rows(values, gradient, state), {**self.config.options_at(step), **options}, step)
         except BaseException:
-            if first is not None:  # the rows are there
-                self._memory.write(rows[new], first)
+            # New rows are in the index already: without their first values they would read as garbage.
+            if first is not None:
+                self._memory.store.write(rows[new], first)
             raise
-        marks = self._evictor.touch(self._layout.marks(words), self._layout.last(words), step)
-        values = self._layout.rounded(values, ids, step, self._key)
-        self._memory.write(rows, self._layout.words(values, state, step, marks))
+        marks, last = self._layout.marks(words), self._layout.last(words)
+        new_marks: dict[str, NDArray[np.float32]] = {}
+        for policy in self.config.eviction:
+            new_marks |= policy.touch(marks, last, step)
+        values = self.config.row_type.round_update(values, ids, step, self._key)
+        self._memory.store.write(rows, self._layout.words(values, state, step, new_marks))
+        return before
+
+    def _read(self, rows: NDArray[np.int64], new: NDArray[np.bool_], first: Tensor | None) -> Tensor:
+        """Return the words of rows; those of new rows are `first`."""
+        if first is None:
+            return self._memory.store.read(rows)
+        words, at = first.new_empty(rows.size, first.shape[1]), torch.from_numpy(new)
+        words[at] = first
+        if not new.all():
+            words[~at] = self._memory.store.read(rows[~new])
+        return words
 
     def _first_values(self, ids: NDArray[np.int64]) -> Tensor:
-        values = self.config.first_values.of(ids, self.config.dimension, self._key)
-        return self._layout.stored(torch.from_numpy(values))
+        """Return first values as the row type stores them."""
+        row_type, dimension = self.config.row_type, self.config.dimension
+        values = self.config.first_values.of(ids, dimension, self._key)
+        return row_type.unpack(row_type.pack(torch.from_numpy(values)), dimension)
+
+    def _evict(self, ids: NDArray[np.int64], step: int) -> None:
+        """Apply each eviction rule to the virtual shards of an update; each sees what the one before left."""
+        shards = np.flatnonzero(np.bincount(shard_of(ids), minlength=SHARDS))
+        for policy in self.config.eviction:
+            touched = Touched(shards, self._memory.num_rows[shards], self._touched[shards])
+            if (due := policy.due(touched, step)).any():
+                self.remove(self._leaving(policy, shards[due], step))
+        self._touched[shards] = step
+
+    def _leaving(self, policy: Eviction, shards: NDArray[np.int64], step: int) -> NDArray[np.int64]:
+        leaving = []
+        for shard, ids, rows in self._memory.rows_of_shards(shards):
+            words = self._memory.store.read(rows)
+            of_shard = ShardRows(shard, ids, self._layout.last(words), self._layout.marks(words))
+            leaving.append(ids[policy.leaving(of_shard, step)])
+        return np.concatenate(leaving)
 
     def _keep(self, rows: NDArray[np.int64], *, existed: bool = True) -> None:
-        """Set aside for a snapshot what is about to change; new rows may have the numbers of others."""
+        """Have a snapshot copy rows that are about to change; new rows may reuse the numbers of old ones."""
         if self._snapshot is not None and not self._snapshot.is_done:
             self._snapshot.keep(rows, existed=existed)
 
     def _policies(self) -> dict[str, NDArray[Any]]:
-        """Return copies of what the table's rules remember, as in `TableRows`."""
-        return {
-            f"{rule}.{name}": array
-            for rule, found in self._remembering().items()
-            for name, array in found.saved().items()
-        }
-
-    def _remembering(self) -> dict[str, Any]:
-        """Return what remembers more than rows, by the prefix under which it is saved."""
-        found: dict[str, Any] = {"eviction": self._evictor}
-        return found if self._candidates is None else {"admission": self._candidates, **found}
-
-
-def _words(
-    memory: RowMemory, rows: NDArray[np.int64], new: NDArray[np.bool_], first: Tensor | None
-) -> Tensor:
-    """Return the words of rows, of new ones those with which they begin."""
-    if first is None:
-        return memory.read(rows)
-    words, at = first.new_empty(rows.size, first.shape[1]), torch.from_numpy(new)
-    words[at] = first
-    if not new.all():
-        words[~at] = memory.read(rows[~new])
-    return words
+        """Return copies of the state of admission and eviction, as in `TableRows`."""
+        policies = {}
+        if self._candidates is not None:
+            policies = {f"admission.{name}": array for name, array in self._candidates.saved().items()}
+        if self.config.eviction:
+            shards = np.flatnonzero(self._touched >= 0)
+            policies |= {"eviction.shards": shards, "eviction.steps": self._touched[shards]}
+        return policies

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fleet.errors import ConfigurationError
-from fleet.metrics.numbers import like, numbers_of
+from fleet.metrics import like, numbers_of
 from fleet.parameter_server.control.reduction import Contribution, Reductions
 
 LIVE = (0, 1, 2)

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fleet.errors import ConfigurationError
-from fleet.metrics.numbers import check_operation, numbers_of
+from fleet.metrics import check_operation, numbers_of
 
 __all__ = ["MAX_BYTES", "Contribution", "Reductions"]
 

@@ -28,7 +28,7 @@ from fleet.parameter_server.modes.noted import note
 from fleet.parameter_server.store import Origin
 from fleet.parameter_server.table_store import RowUpdate, TableStore
 from fleet.tables import RowGradients, merge
-from fleet.tables.ascending import find_among
+from fleet.tables.index import find_among
 from fleet.tables.kernels import distinct_ids
 from fleet.wire import NO_STEP, HyperParameters
 from fleet.wire.rows import pack_row_gradient

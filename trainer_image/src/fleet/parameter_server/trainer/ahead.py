@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fleet.parameter_server.trainer.look_ups import LookUp
-from fleet.tables.ascending import find_among
+from fleet.tables.index import find_among
 
 __all__ = ["Ahead", "RowsAhead"]
 

@@ -9,10 +9,9 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from fleet.errors import ConfigurationError
-from fleet.nn.table import Touched
+from fleet.nn.table import Touched, to_host
 from fleet.process.finite import OfRows
 from fleet.tables import RowGradients, merge
-from fleet.tables.devices import to_host
 
 __all__ = ["Gathered"]
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from fleet.errors import ConfigurationError
-from fleet.nn.table import Touched
+from fleet.nn.table import Touched, to_device
 from fleet.parameter_server.trainer.ahead import Ahead, RowsAhead
 from fleet.parameter_server.trainer.gathered import Gathered
 from fleet.parameter_server.trainer.look_ups import LookUps, placement_of
@@ -24,8 +24,7 @@ from fleet.parameter_server.trainer.waits import Waits
 from fleet.plan.tables import TablePlan
 from fleet.process import progress
 from fleet.process.finite import OfRows
-from fleet.tables.ascending import find_among
-from fleet.tables.devices import to_device
+from fleet.tables.index import find_among
 from fleet.wire import Header, Kind
 from fleet.wire.rows import PART_BYTES, most_rows, pack_row_gradient
 

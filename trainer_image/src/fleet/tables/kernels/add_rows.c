@@ -1,8 +1,8 @@
-/* Rows that are added up by place, in their order, so that each sum is what torch's index_add_ makes. */
+/* Adds rows to totals in order, so that each sum has the same bits as torch's index_add_. */
 
 #include <stdint.h>
 
-enum { AHEAD = 8 }; /* rows for which a total is asked for before it is needed */
+enum { AHEAD = 8 }; /* totals are prefetched this many rows ahead */
 
 void fleet_add_rows(float *restrict totals, const int64_t *places, const float *restrict rows,
                     int64_t num_rows, int64_t dimension) {

@@ -1,5 +1,5 @@
-/* Distinct ids by a sort whose keys are digits of 11 bits: the lowest first, and ids that agree in one keep
-   their order. Digits in which all ids agree are passed over, so that few are left of ids that are small. */
+/* Distinct ids by a stable radix sort with digits of 11 bits, lowest digit first. Digits in which all ids agree
+   are skipped, so small ids take few passes. */
 
 #include <stdint.h>
 
@@ -9,7 +9,7 @@ static const uint64_t SIGN = UINT64_C(1) << 63;
 
 static unsigned digit_of(uint64_t key, int digit) { return (key >> (digit * DIGIT_BITS)) & (VALUES - 1); }
 
-/* Put keys, with the places that they come from, in the order of one digit. */
+/* Sort keys, and the places that they come from, by one digit. */
 static void sort_by(int digit, const uint64_t *keys, const uint32_t *places, int64_t num_keys,
                     uint64_t *sorted, uint32_t *their_places) {
     uint32_t ends[VALUES] = {0}, end = 0;
@@ -27,13 +27,13 @@ static void sort_by(int digit, const uint64_t *keys, const uint32_t *places, int
     }
 }
 
-/* Return how many distinct ids there are. `keys` and `places` are room for twice as many as ids. */
+/* Return the number of distinct ids. `keys` and `places` have room for 2 * num_ids entries. */
 int64_t fleet_distinct_ids(const int64_t *ids, int64_t num_ids, uint64_t *keys, uint32_t *places,
                            int64_t *distinct, int64_t *positions) {
     uint64_t *sorted = keys + num_ids, differ = 0;
     uint32_t *their_places = places + num_ids;
     for (int64_t each = 0; each < num_ids; each++) {
-        keys[each] = (uint64_t)ids[each] ^ SIGN; /* so that negative ids come first */
+        keys[each] = (uint64_t)ids[each] ^ SIGN; /* negative ids sort first */
         places[each] = (uint32_t)each;
         differ |= keys[each] ^ keys[0];
     }

@@ -1,5 +1,5 @@
-/* `RowIndex.find` for one id after the other, where numpy makes a pass over all of them for each operation.
-   index.py says what entries and marks are, find_rows.py what is given; both find the same rows. */
+/* `RowIndex.find`, id by id, where NumPy makes one pass over all ids for each operation. Both find the same rows.
+   index.py explains entries and marks, `compiled_find` in __init__.py the arguments. */
 
 #include <stdint.h>
 
@@ -15,7 +15,7 @@ typedef struct {
     const int64_t *ids;
 } Index;
 
-/* The row of an id by a search from its first bucket on; -1 where there is none. */
+/* Search for the row of an id, from its first bucket; -1 if it has none. */
 static int64_t search(const Index *index, int64_t id, uint64_t bucket, uint32_t mark) {
     for (;; bucket = (bucket + 1) & (index->num_buckets - 1)) {
         const uint32_t *entries = index->entries + bucket * BUCKET;
@@ -29,7 +29,7 @@ static int64_t search(const Index *index, int64_t id, uint64_t bucket, uint32_t 
     }
 }
 
-/* Some ids at a time: what one of them waits for in memory is asked for while others are worked on. */
+/* Find a batch of ids; memory that one id needs is prefetched while others are worked on. */
 static void find_some(const Index *index, const int64_t *ids, int num_ids, int64_t *rows) {
     uint64_t buckets[AT_ONCE];
     uint32_t marks[AT_ONCE], found[AT_ONCE];

@@ -1,0 +1,254 @@
+"""Admission: which ids get a row. A rule of your own is a class with the members of `Admission`."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import ceil, log, log2
+from typing import Any, Final, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleet.errors import ConfigurationError
+from fleet.tables.index import IdMap
+from fleet.tables.philox import ADMISSION, random_words
+from fleet.tables.shards import SHARDS, shard_of
+
+__all__ = ["Admission", "BloomFilter", "Candidates", "CountFilter", "Probability"]
+
+_MAX_COUNT: Final = 255
+"""Counters of a `BloomFilter` are bytes, and saturate."""
+
+
+class Candidates(Protocol):
+    """What a rule remembers of the ids of one table that have no row.
+
+    Its state and its answer for an id depend only on updates of that id's virtual shard.
+    """
+
+    @property
+    def nbytes(self) -> int:
+        """Memory in use, in bytes."""
+
+    def admit(self, ids: NDArray[np.int64], step: int) -> NDArray[np.bool_]:
+        """Count an update of ids without a row, and return which of them get one now.
+
+        Parameters
+        ----------
+        ids : int64[n]
+            Distinct.
+        step : int
+            Number of updates of the table, including this one.
+
+        Returns
+        -------
+        bool[n]
+        """
+
+    def saved(self) -> Mapping[str, NDArray[Any]]:
+        """Return copies of the state; empty if there is none.
+
+        All arrays have the same length. One of them says whose each entry is: ``ids``, or ``shards`` if
+        entries belong to virtual shards.
+        """
+
+    def load(self, saved: Mapping[str, NDArray[Any]]) -> None:
+        """Replace the state of the ids or shards that were saved."""
+
+
+class Admission(Protocol):
+    """Which ids get a row. An id without one reads as its first value, and its gradients are dropped."""
+
+    def candidates(self, key: tuple[int, int]) -> Candidates:
+        """Return the initial state of a table.
+
+        Parameters
+        ----------
+        key : two int
+            The table's `generator_key`.
+        """
+
+
+@dataclass(frozen=True)
+class CountFilter:
+    """An id gets a row with its `count`-th update, counted exactly.
+
+    An id takes 14 to 22 bytes for as long as it is counted; the memory of a `BloomFilter` is bounded.
+
+    Attributes
+    ----------
+    count : int
+        With 1 every id has a row from its first update on.
+    """
+
+    count: int
+
+    def __post_init__(self) -> None:
+        if self.count < 1:
+            raise ConfigurationError(f"CountFilter: count is {self.count}, expected at least 1")
+
+    def candidates(self, key: tuple[int, int]) -> "_Counts":
+        """See `Admission`."""
+        del key
+        return _Counts(self.count)
+
+
+class _Counts:
+    """See `Candidates`: the number of updates of each id."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._seen = IdMap()
+
+    @property
+    def nbytes(self) -> int:
+        return self._seen.nbytes
+
+    def admit(self, ids: NDArray[np.int64], step: int) -> NDArray[np.bool_]:
+        del step
+        admitted = self._seen.add(ids, 1) >= self._count
+        self._seen.remove(ids[admitted])
+        return admitted
+
+    def saved(self) -> Mapping[str, NDArray[Any]]:
+        ids, counts = self._seen.items()
+        return {"ids": ids, "counts": counts}
+
+    def load(self, saved: Mapping[str, NDArray[Any]]) -> None:
+        self._seen.put(saved["ids"], saved["counts"])
+
+
+@dataclass(frozen=True)
+class BloomFilter:
+    """An id gets a row with its `count`-th update, or earlier with a probability of about `error`.
+
+    Each virtual shard has a counting Bloom filter. It takes about 1.44 log2(1 / error) bytes for each of
+    `num_ids`: 10 with an error of .01. An id whose row was evicted is still known, and gets a row again at
+    once.
+
+    Attributes
+    ----------
+    count : int
+        1 to 255.
+    num_ids : int
+        Distinct ids that the table is expected to see; with more of them the error grows.
+    error : float
+    """
+
+    count: int
+    num_ids: int
+    error: float = 0.01
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.count <= _MAX_COUNT:
+            raise ConfigurationError(f"BloomFilter: count is {self.count}, expected 1 to {_MAX_COUNT}")
+        if self.num_ids < 1:
+            raise ConfigurationError(f"BloomFilter: num_ids is {self.num_ids}, expected at least 1")
+        if not 1e-6 <= self.error < 1.0:
+            raise ConfigurationError(f"BloomFilter: error is {self.error}, expected 1e-6 to 1")
+
+    def candidates(self, key: tuple[int, int]) -> "_Filters":
+        """See `Admission`."""
+        hashes = max(1, round(log2(1.0 / self.error)))
+        width = max(8, ceil(self.num_ids / SHARDS / log(2)))
+        return _Filters(self.count, hashes, width, key)
+
+
+class _Filters:
+    """See `Candidates`: a row of counters for each shard and hash function."""
+
+    def __init__(self, count: int, hashes: int, width: int, key: tuple[int, int]) -> None:
+        self._count = count
+        self._key = key
+        # The operating system allocates the memory of a shard when the shard is first written.
+        self._seen = np.zeros((SHARDS, hashes, width), dtype=np.uint8)
+        self._used = np.zeros(SHARDS, dtype=np.bool_)
+
+    @property
+    def nbytes(self) -> int:
+        return int(np.count_nonzero(self._used) * self._seen[0].nbytes)
+
+    def admit(self, ids: NDArray[np.int64], step: int) -> NDArray[np.bool_]:
+        del step
+        shards = shard_of(ids)
+        self._used[shards] = True
+        counters = self._counters(ids, shards)
+        flat = self._seen.reshape(-1)
+        # Two ids of one update may share a counter; both are counted.
+        distinct, times = np.unique(counters, return_counts=True)
+        flat[distinct] = np.minimum(flat[distinct] + times, _MAX_COUNT)
+        admitted: NDArray[np.bool_] = flat[counters].min(axis=1) >= self._count
+        return admitted
+
+    def saved(self) -> Mapping[str, NDArray[Any]]:
+        shards = np.flatnonzero(self._used)
+        return {"shards": shards, "counts": self._seen[shards]}
+
+    def load(self, saved: Mapping[str, NDArray[Any]]) -> None:
+        counts = saved["counts"]
+        if counts.shape[1:] != self._seen.shape[1:]:
+            raise ConfigurationError(
+                f"BloomFilter: the saved counters have shape {list(counts.shape[1:])}, expected "
+                f"{list(self._seen.shape[1:])}: use the num_ids and error of the table that was saved"
+            )
+        self._seen[saved["shards"]] = counts
+        self._used[saved["shards"]] = True
+
+    def _counters(self, ids: NDArray[np.int64], shards: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the positions of each id's counters in the flattened filters; int64[n, hashes].
+
+        Notes
+        -----
+        Two hashes give all others: Kirsch and Mitzenmacher, "Less hashing, same performance", ESA 2006.
+        """
+        _, hashes, width = self._seen.shape
+        words = random_words(ids, 2, self._key, ADMISSION)
+        numbers = np.arange(hashes, dtype=np.uint64)
+        mixed = words[:, :1] + numbers * (words[:, 1:2] | np.uint64(1))
+        within = (mixed % np.uint64(width)).view(np.int64)
+        counters: NDArray[np.int64] = (shards[:, None] * hashes + np.arange(hashes)) * width + within
+        return counters
+
+
+@dataclass(frozen=True)
+class Probability:
+    """Each update of an id without a row gives it one with `probability`. Nothing is remembered.
+
+    The draw is a function of the table, the id and the step.
+
+    Attributes
+    ----------
+    probability : float
+        Above 0, up to 1.
+    """
+
+    probability: float
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.probability <= 1.0:
+            raise ConfigurationError(
+                f"Probability: probability is {self.probability}, expected a number above 0, up to 1"
+            )
+
+    def candidates(self, key: tuple[int, int]) -> "_Draws":
+        """See `Admission`."""
+        return _Draws(self.probability, key)
+
+
+class _Draws:
+    """See `Candidates`: no state."""
+
+    nbytes = 0
+
+    def __init__(self, probability: float, key: tuple[int, int]) -> None:
+        self._below = np.uint64(round(probability * 2**32))
+        self._key = key
+
+    def admit(self, ids: NDArray[np.int64], step: int) -> NDArray[np.bool_]:
+        drawn: NDArray[np.bool_] = random_words(ids, 1, self._key, ADMISSION, step)[:, 0] < self._below
+        return drawn
+
+    def saved(self) -> Mapping[str, NDArray[Any]]:
+        return {}
+
+    def load(self, saved: Mapping[str, NDArray[Any]]) -> None:
+        del saved

@@ -1,0 +1,272 @@
+"""Eviction: which rows of a table go. A rule of your own is a class with the members of `Eviction`.
+
+Rows go after an update, and only from the virtual shards that it touched. So the content of a shard depends
+on its own updates alone, whatever the number of servers.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Final, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleet.errors import ConfigurationError
+from fleet.tables.shards import SHARDS
+
+__all__ = [
+    "Eviction",
+    "LeastRecentlyUsed",
+    "LowestScore",
+    "ShardRows",
+    "TimeToLive",
+    "Touched",
+    "capacity_of",
+]
+
+_SLACK: Final = 16
+"""A full shard evicts one row in this many at once, so that few updates have to evict."""
+_SEARCHES: Final = 8
+"""`TimeToLive` searches a shard this many times within the life of a row."""
+
+Marks = Mapping[str, NDArray[np.float32]]
+
+
+@dataclass(frozen=True, slots=True)
+class Touched:
+    """Virtual shards that an update touched.
+
+    Attributes
+    ----------
+    shards : int64[n]
+    num_rows : int64[n]
+        Rows of each shard, new ones included.
+    previous : int64[n]
+        The step of the previous update of each shard; -1 for none.
+    """
+
+    shards: NDArray[np.int64]
+    num_rows: NDArray[np.int64]
+    previous: NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class ShardRows:
+    """The rows of one virtual shard.
+
+    Attributes
+    ----------
+    shard : int
+    ids : int64[n]
+        Ascending.
+    last : int32[n]
+        The step of each row's last update.
+    marks : mapping of name to float32[n]
+    """
+
+    shard: int
+    ids: NDArray[np.int64]
+    last: NDArray[np.int32]
+    marks: Marks
+
+
+class Eviction(Protocol):
+    """Which rows go. A table with several rules applies all of them."""
+
+    marks: ClassVar[tuple[str, ...]]
+    """Names of the numbers that the rule keeps for each row, besides the last step; 0 in a new row."""
+
+    def touch(self, marks: Marks, last: NDArray[np.int32], step: int) -> Marks:
+        """Return the new marks of rows that an update steps.
+
+        Parameters
+        ----------
+        marks : mapping of name to float32[n]
+            Must not be changed.
+        last : int32[n]
+            The step of each row's previous update; for a new row, that of this one.
+        step : int
+            Number of updates of the table, including this one.
+        """
+
+    def due(self, touched: Touched, step: int) -> NDArray[np.bool_]:
+        """Return which of the touched shards to search with `leaving`.
+
+        Parameters
+        ----------
+        touched : Touched
+            The n shards.
+        step : int
+            Number of updates of the table, including this one.
+
+        Returns
+        -------
+        bool[n]
+            True for shards to search.
+        """
+
+    def leaving(self, rows: ShardRows, step: int) -> NDArray[np.bool_]:
+        """Return which rows of a shard go.
+
+        Parameters
+        ----------
+        rows : ShardRows
+            All n rows of the shard.
+        step : int
+            Number of updates of the table, including this one.
+
+        Returns
+        -------
+        bool[n]
+            True for rows that go.
+        """
+
+
+@dataclass(frozen=True)
+class TimeToLive:
+    """Evicts rows that had no update for more than `steps` steps.
+
+    A virtual shard is searched once in an eighth of these steps, with its next update. So in a shard with
+    updates a row lives at most an eighth longer. Shards take turns at different steps.
+
+    Attributes
+    ----------
+    steps : int
+    """
+
+    steps: int
+    marks: ClassVar[tuple[str, ...]] = ()
+
+    def __post_init__(self) -> None:
+        if self.steps < 1:
+            raise ConfigurationError(f"TimeToLive: steps is {self.steps}, expected at least 1")
+
+    def touch(self, marks: Marks, last: NDArray[np.int32], step: int) -> Marks:
+        """See `Eviction`."""
+        del marks, last, step
+        return {}
+
+    def due(self, touched: Touched, step: int) -> NDArray[np.bool_]:
+        """See `Eviction`."""
+        period = max(1, self.steps // _SEARCHES)
+        offset = touched.shards * period // SHARDS
+        due: NDArray[np.bool_] = (step + offset) // period > (touched.previous + offset) // period
+        return due
+
+    def leaving(self, rows: ShardRows, step: int) -> NDArray[np.bool_]:
+        """See `Eviction`."""
+        leaving: NDArray[np.bool_] = rows.last < step - self.steps
+        return leaving
+
+
+@dataclass(frozen=True)
+class LeastRecentlyUsed:
+    """Keeps at most `capacity` rows; evicts those whose last update is the oldest.
+
+    A virtual shard holds a 256th of the capacity. A shard with more rows after an update also gives up a
+    sixteenth of its share, so that few updates have to evict. Among rows of the same step the lowest ids
+    stay.
+
+    Attributes
+    ----------
+    capacity : int
+        At least 256.
+    """
+
+    capacity: int
+    marks: ClassVar[tuple[str, ...]] = ()
+
+    def __post_init__(self) -> None:
+        _check_capacity("LeastRecentlyUsed", self.capacity)
+
+    def touch(self, marks: Marks, last: NDArray[np.int32], step: int) -> Marks:
+        """See `Eviction`."""
+        del marks, last, step
+        return {}
+
+    def due(self, touched: Touched, step: int) -> NDArray[np.bool_]:
+        """See `Eviction`."""
+        del step
+        due: NDArray[np.bool_] = touched.num_rows > capacity_of(self.capacity, touched.shards)
+        return due
+
+    def leaving(self, rows: ShardRows, step: int) -> NDArray[np.bool_]:
+        """See `Eviction`."""
+        del step
+        order = np.argsort(-rows.last.astype(np.int64), kind="stable")
+        return _beyond_capacity(self.capacity, rows.shard, order)
+
+
+@dataclass(frozen=True)
+class LowestScore:
+    """Keeps at most `capacity` rows; evicts those with the lowest scores.
+
+    The score of a row is its number of updates, where an update that is n steps old counts ``decay ** n``. A
+    virtual shard holds a 256th of the capacity. A shard with more rows after an update also gives up a
+    sixteenth of its share. Among equal scores the most recently updated rows stay, then those with the lowest
+    ids.
+
+    Attributes
+    ----------
+    capacity : int
+        At least 256.
+    decay : float
+        Above 0, up to 1. With 1 the least frequently used rows go.
+    """
+
+    capacity: int
+    decay: float = 1.0
+    marks: ClassVar[tuple[str, ...]] = ("score",)
+
+    def __post_init__(self) -> None:
+        _check_capacity("LowestScore", self.capacity)
+        if not 0.0 < self.decay <= 1.0:
+            raise ConfigurationError(
+                f"LowestScore: decay is {self.decay}, expected a number above 0, up to 1"
+            )
+
+    def touch(self, marks: Marks, last: NDArray[np.int32], step: int) -> Marks:
+        """See `Eviction`."""
+        return {"score": self._scores(marks, last, step) + np.float32(1.0)}
+
+    def due(self, touched: Touched, step: int) -> NDArray[np.bool_]:
+        """See `Eviction`."""
+        del step
+        due: NDArray[np.bool_] = touched.num_rows > capacity_of(self.capacity, touched.shards)
+        return due
+
+    def leaving(self, rows: ShardRows, step: int) -> NDArray[np.bool_]:
+        """See `Eviction`."""
+        scores = self._scores(rows.marks, rows.last, step)
+        order = np.lexsort((rows.ids, -rows.last.astype(np.int64), -scores))
+        return _beyond_capacity(self.capacity, rows.shard, order)
+
+    def _scores(self, marks: Marks, last: NDArray[np.int32], step: int) -> NDArray[np.float32]:
+        """Return the scores at a step, decayed since each row's last update."""
+        if self.decay == 1.0:
+            return marks["score"]
+        ages = (step - last).astype(np.float32)
+        scores: NDArray[np.float32] = marks["score"] * np.float32(self.decay) ** ages
+        return scores
+
+
+def _check_capacity(rule: str, capacity: int) -> None:
+    if capacity < SHARDS:
+        raise ConfigurationError(
+            f"{rule}: capacity is {capacity}, expected at least {SHARDS}: each of {SHARDS} virtual shards "
+            "holds an equal part of it"
+        )
+
+
+def capacity_of(capacity: int, shard: Any) -> Any:
+    """Return the capacity of one virtual shard, or of each of an array; together they have the table's."""
+    return capacity // SHARDS + (shard < capacity % SHARDS)
+
+
+def _beyond_capacity(capacity: int, shard: int, order: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Return which rows of a shard go, given the order in which they would be kept; bool[n]."""
+    share = int(capacity_of(capacity, shard))
+    leaving = np.zeros(order.size, dtype=np.bool_)
+    if order.size > share:
+        leaving[order[share - share // _SLACK :]] = True
+    return leaving
