@@ -1,4 +1,4 @@
-"""Processes that make turns under a memory limit, and what their disk answers."""
+"""Processes that run turns under a memory limit, and the speed of their disk."""
 
 import json
 import mmap
@@ -18,20 +18,20 @@ import numpy as np
 __all__ = ["PROGRAM_BYTES", "Cgroup", "Process", "anonymous_bytes", "random_reads"]
 
 PROGRAM_BYTES: Final = 32 << 20
-"""Of memory for the pages of programs, and what the system keeps of files and addresses."""
+"""Memory for pages of programs, and for the system's tables of files and addresses."""
 _READ_SECONDS: Final = 2.0
 _CGROUPS: Final = Path("/sys/fs/cgroup")
 
 
 class Process:
-    """A process that makes turns, of as many steps as it is told, and says how long each took.
+    """A process that runs turns of a given number of steps, and returns how long each took.
 
     Parameters
     ----------
     arguments : sequence of str
         The module and its arguments.
     group : Cgroup, optional
-        That it is in from its beginning.
+        The group that the process starts in.
     """
 
     def __init__(self, arguments: Sequence[str], group: "Cgroup | None" = None) -> None:
@@ -39,11 +39,13 @@ class Process:
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         if group is not None:
             group.add(self._process.pid)
+        self.last: dict[str, float] = {}
+        """The figures of the last turn."""
         self.bytes = 0
-        """Of memory that no file is behind, after the last turn."""
+        """Anonymous memory after the last turn, in bytes."""
 
     def turn(self, steps: int) -> float:
-        """Return the seconds of some steps."""
+        """Run some steps; return the seconds they took."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(f"{steps}\n")
@@ -51,19 +53,19 @@ class Process:
         line = self._process.stdout.readline()
         if not line:
             raise SystemExit(f"a process of the benchmark ended with {self._process.wait()}; see above")
-        answer = json.loads(line)
-        self.bytes = answer["bytes"]
-        return float(answer["seconds"])
+        self.last = json.loads(line)
+        self.bytes = self.last["bytes"]
+        return float(self.last["seconds"])
 
     def close(self) -> None:
-        """End the process."""
+        """End the process and wait for it."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         self._process.wait()
 
 
 class Cgroup:
-    """A group of processes with a memory limit, of version 2 or 1.
+    """A control group with a memory limit, of version 2 or 1.
 
     Parameters
     ----------
@@ -82,30 +84,30 @@ class Cgroup:
             self._path.mkdir()
         except OSError as error:
             raise SystemExit(
-                f"this benchmark limits a process's memory by a cgroup, and cannot make one here: {error}; "
-                "run it as root, where /sys/fs/cgroup may be written to"
+                f"this benchmark limits the memory of a process by a cgroup, and cannot create one: {error}; "
+                "run it as root with a writable /sys/fs/cgroup"
             ) from error
 
     def add(self, process: int) -> None:
-        """Put a process into the group."""
+        """Move a process into the group."""
         (self._path / "cgroup.procs").write_text(str(process))
 
     def limit(self, num_bytes: int) -> None:
-        """Limit the group's memory, pages of files included."""
+        """Limit the memory of the group, page cache included."""
         (self._path / self._file).write_text(str(num_bytes))
 
     def close(self) -> None:
-        """Remove the group, of which no process is left."""
+        """Remove the group; its processes must have ended."""
         self._path.rmdir()
 
 
 def anonymous_bytes() -> int:
-    """Return the bytes of memory of this process that no file is behind."""
+    """Return the anonymous memory of this process, in bytes."""
     return int(re.findall(r"RssAnon:\s+(\d+)", Path("/proc/self/status").read_text())[0]) << 10
 
 
 def random_reads(directory: str, threads: int, num_bytes: int = 1 << 30) -> float:
-    """Return how many random reads of 4 KiB a second the disk answers to so many threads, past the caches."""
+    """Return the random 4 KiB reads per second that some threads get from the disk, past the page cache."""
     with tempfile.NamedTemporaryFile(dir=directory) as file:
         for _ in range(num_bytes >> 20):
             file.write(os.urandom(1 << 20))

@@ -1,10 +1,10 @@
-"""Which store of rows on a disk reads and writes the rows of batches fastest, under a memory limit.
+"""Compares stores of rows on a disk under a memory limit: how fast they read and write the rows of batches.
 
-``python -m benchmarks.row_stores`` puts rows of 124 bytes into each store, in a process each, under a memory
-limit (cgroup) of a tenth of them on top of what the process takes, and in
-turns reads and writes back the distinct rows of zipf distributed batches: a log with the newest rows in
-memory (`fleet.tables.LocalDisk`), one memory-mapped file with each row at its place, and LMDB, which is left
-out where ``pip install lmdb`` was not called.
+``python -m benchmarks.row_stores`` puts rows of 124 bytes into each store, each in a process of its own, with
+a memory limit (cgroup) of a tenth of the rows on top of what the process takes. In turns each store reads and
+writes back the distinct rows of Zipf distributed batches. The stores are the log of `fleet.tables.LocalDisk`,
+a memory-mapped file with each row at its place, LMDB (``pip install lmdb``) and RocksDB (``pip install
+rocksdict``); the last two are left out if they are not installed.
 """
 
 import argparse
@@ -28,7 +28,8 @@ from fleet.tables import LocalDisk
 
 __all__ = ["main"]
 
-STORES: Final = ("log", "mapped", "lmdb")
+STORES: Final = ("log", "mapped", "lmdb", "rocksdb")
+PACKAGES: Final = {"lmdb": "lmdb", "rocksdb": "rocksdict"}
 LOADED_AT_ONCE: Final = 1 << 16
 _PAGE: Final = mmap.PAGESIZE
 
@@ -37,13 +38,13 @@ Bytes = NDArray[np.uint8]
 
 
 class Store(Protocol):
-    """Rows of `ROW_BYTES` by number."""
+    """Rows of `ROW_BYTES` bytes by number."""
 
     def read(self, numbers: Numbers) -> Bytes:
         """Return copies of rows."""
 
     def write(self, numbers: Numbers, rows: Bytes) -> None:
-        """Put rows in the place of others."""
+        """Replace rows."""
 
 
 class Log:
@@ -58,12 +59,12 @@ class Log:
         return self._rows.read(numbers).numpy().view(np.uint8)
 
     def write(self, numbers: Numbers, rows: Bytes) -> None:
-        """Put rows in the place of others."""
+        """Replace rows."""
         self._rows.write(numbers, torch.from_numpy(rows.view(np.float32)))
 
 
 class Mapped:
-    """A memory-mapped file; what is read is asked for before, so that it comes together."""
+    """A memory-mapped file; the pages of a batch are requested together before they are read."""
 
     def __init__(self, num_rows: int, memory: int, directory: str) -> None:
         del memory
@@ -84,12 +85,12 @@ class Mapped:
         return self._rows.take(numbers).view(np.uint8).reshape(-1, ROW_BYTES)
 
     def write(self, numbers: Numbers, rows: Bytes) -> None:
-        """Put rows in the place of others."""
+        """Replace rows."""
         self._rows.put(numbers, rows.view(self._rows.dtype))
 
 
 class Lmdb:
-    """LMDB with a transaction a batch that does not wait for the disk."""
+    """LMDB, with one transaction per batch that does not wait for the disk."""
 
     def __init__(self, num_rows: int, memory: int, directory: str) -> None:
         del memory
@@ -103,15 +104,55 @@ class Lmdb:
 
     def read(self, numbers: Numbers) -> Bytes:
         """Return copies of rows."""
-        with self._env.begin() as transaction:
-            found = b"".join(transaction.get(key) for key in _keys(numbers))
+        with self._env.begin() as transaction, transaction.cursor() as cursor:
+            found = b"".join(value for _, value in cursor.getmulti(_keys(numbers)))
         return np.frombuffer(found, np.uint8).reshape(-1, ROW_BYTES)
 
     def write(self, numbers: Numbers, rows: Bytes) -> None:
-        """Put rows in the place of others."""
+        """Replace rows."""
         values = (row.tobytes() for row in rows)
         with self._env.begin(write=True) as transaction:
             transaction.cursor().putmulti(list(zip(_keys(numbers), values, strict=True)))
+
+
+class RocksDb:
+    """RocksDB without a write-ahead log; half of its memory is block cache, the rest is for write buffers."""
+
+    def __init__(self, num_rows: int, memory: int, directory: str) -> None:
+        del num_rows
+        import rocksdict  # type: ignore[import-not-found]
+
+        self._folder = tempfile.TemporaryDirectory(dir=directory)
+        options = rocksdict.Options(raw_mode=True)
+        options.create_if_missing(True)
+        options.set_compression_type(rocksdict.DBCompressionType.none())
+        options.set_use_direct_reads(True)
+        options.set_use_direct_io_for_flush_and_compaction(True)
+        options.set_write_buffer_size(max(4 << 20, memory // 8))
+        options.set_max_write_buffer_number(2)
+        options.set_max_open_files(64)
+        blocks = rocksdict.BlockBasedOptions()
+        blocks.set_block_cache(rocksdict.Cache(memory // 2))
+        blocks.set_cache_index_and_filter_blocks(True)
+        blocks.set_bloom_filter(10, False)
+        options.set_block_based_table_factory(blocks)
+        self._db = rocksdict.Rdict(self._folder.name, options)
+        writes = rocksdict.WriteOptions()
+        writes.disable_wal = True
+        self._db.set_write_options(writes)
+        self._batch = rocksdict.WriteBatch
+
+    def read(self, numbers: Numbers) -> Bytes:
+        """Return copies of rows."""
+        found = b"".join(self._db.get(_keys(numbers)))
+        return np.frombuffer(found, np.uint8).reshape(-1, ROW_BYTES)
+
+    def write(self, numbers: Numbers, rows: Bytes) -> None:
+        """Replace rows."""
+        batch, whole = self._batch(raw_mode=True), rows.tobytes()
+        for at, key in enumerate(_keys(numbers)):
+            batch.put(key, whole[at * ROW_BYTES : (at + 1) * ROW_BYTES])
+        self._db.write(batch)
 
 
 def _keys(numbers: Numbers) -> list[bytes]:
@@ -120,34 +161,40 @@ def _keys(numbers: Numbers) -> list[bytes]:
 
 
 def serve(arguments: argparse.Namespace) -> None:
-    """Be the process of one store: make turns as lines of the standard input ask for them."""
+    """Run the process of one store: one turn for each line of standard input."""
     torch.set_num_threads(1)
-    kinds: dict[str, Any] = {"log": Log, "mapped": Mapped, "lmdb": Lmdb}
+    kinds: dict[str, Any] = {"log": Log, "mapped": Mapped, "lmdb": Lmdb, "rocksdb": RocksDb}
     store: Store = kinds[arguments.serve](arguments.rows, arguments.memory, arguments.directory)
     ones = np.ones((LOADED_AT_ONCE, ROW_BYTES), np.uint8)
-    for begin in range(0, arguments.rows, LOADED_AT_ONCE):  # the most frequent first
+    for begin in range(0, arguments.rows, LOADED_AT_ONCE):  # most frequent rows first
         numbers = np.arange(begin, min(begin + LOADED_AT_ONCE, arguments.rows))
         store.write(numbers, ones[: numbers.size])
     random = np.random.default_rng(1)
     for line in sys.stdin:
-        seconds = 0.0
+        reading = writing = processor = 0.0
         for _ in range(int(line)):
             numbers = np.unique(zipf_ranks(random, arguments.rows))
-            begun = time.perf_counter()
-            store.write(numbers, store.read(numbers))
-            seconds += time.perf_counter() - begun
-        print(json.dumps({"seconds": seconds, "bytes": anonymous_bytes()}), flush=True)
+            used, begun = time.process_time(), time.perf_counter()
+            rows = store.read(numbers)
+            read = time.perf_counter()
+            store.write(numbers, rows)
+            reading, writing = reading + read - begun, writing + time.perf_counter() - read
+            processor += time.process_time() - used
+        turn = {"seconds": reading + writing, "writing": writing, "processor": processor}
+        print(json.dumps({**turn, "bytes": anonymous_bytes()}), flush=True)
 
 
 def measure(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Measure in turns; return the milliseconds a batch of each store."""
+    """Measure the stores in turns; return the milliseconds per batch of each."""
     tenth = arguments.rows * ROW_BYTES // 10
     memory = int(0.8 * tenth)
-    names = [name for name in STORES if name != "lmdb" or importlib.util.find_spec("lmdb")]
+    names = [name for name in STORES if importlib.util.find_spec(PACKAGES.get(name, "fleet"))]
     reads = {threads: random_reads(arguments.directory, threads) for threads in (1, 32)}
     groups, stores = [Cgroup(name) for name in names], []
     given = ["benchmarks.row_stores", f"--rows={arguments.rows}", f"--memory={memory}"]
-    took: dict[str, list[float]] = {name: [] for name in names}
+    took: dict[str, dict[str, list[float]]] = {
+        name: {part: [] for part in ("seconds", "reading", "writing", "processor")} for name in names
+    }
     try:
         for name, group in zip(names, groups, strict=True):
             stores.append(Process([*given, f"--directory={arguments.directory}", f"--serve={name}"], group))
@@ -156,7 +203,10 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
             stores[-1].turn(arguments.warm_batches)
         for _ in range(arguments.rounds):
             for name, store in zip(names, stores, strict=True):
-                took[name].append(1e3 * store.turn(arguments.batches) / arguments.batches)
+                store.turn(arguments.batches)
+                turn = {**store.last, "reading": store.last["seconds"] - store.last["writing"]}
+                for part, found in took[name].items():
+                    found.append(1e3 * turn[part] / arguments.batches)
     finally:
         for store in stores:
             store.close()
@@ -168,19 +218,24 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
         "tenth_bytes": tenth,
         "random_reads_per_second": reads,
         "load_average": os.getloadavg()[0],
-        "milliseconds_a_batch": {name: sorted(found) for name, found in took.items()},
+        "anonymous_bytes": {name: store.bytes for name, store in zip(names, stores, strict=True)},
+        "milliseconds_a_batch": took,
     }
 
 
 def main() -> None:
-    """Run the benchmark as the command line says."""
+    """Run the benchmark with the arguments of the command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.row_stores", description=__doc__)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--rows", type=int, default=5_000_000)
     parser.add_argument("--rounds", type=int, default=6)
-    parser.add_argument("--batches", type=int, default=10, help="a turn (default: %(default)s)")
-    parser.add_argument("--warm-batches", type=int, default=60, help="before (default: %(default)s)")
-    parser.add_argument("--directory", default=".", help="on the disk (default: where you are)")
+    parser.add_argument("--batches", type=int, default=10, help="batches per turn (default: %(default)s)")
+    parser.add_argument(
+        "--warm-batches", type=int, default=60, help="batches before the first turn (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--directory", default=".", help="a directory on the disk to measure (default: the current one)"
+    )
     parser.add_argument("--serve", choices=STORES, help=argparse.SUPPRESS)
     parser.add_argument("--memory", type=int, default=0, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -193,10 +248,15 @@ def main() -> None:
         return
     for threads, reads in summary["random_reads_per_second"].items():
         print(f"random reads of 4 KiB a second, {threads} at once: {reads:.0f}")
-    load = summary["load_average"]
-    print(f"{summary['rows']} rows; ms a batch, read and written back (load average {load:.1f})")
-    for name, found in summary["milliseconds_a_batch"].items():
-        print(f"{name:<8}{statistics.median(found):>8.0f}   [{found[0]:.0f}-{found[-1]:.0f}]")
+    print(f"{summary['rows']} rows, load average {summary['load_average']:.1f}")
+    print("ms per batch, and the speed relative to the log in the same round")
+    took = summary["milliseconds_a_batch"]
+    for name, parts in took.items():
+        print(f"{name}, {summary['anonymous_bytes'][name] / 1e6:.0f} MB of anonymous memory")
+        for part, found in parts.items():
+            ratios = sorted(log / own for log, own in zip(took["log"][part], found, strict=True))
+            of_log = f"{statistics.median(ratios):.2f} [{ratios[0]:.2f}-{ratios[-1]:.2f}]"
+            print(f"  {part:<10}{statistics.median(found):>8.0f}   {of_log}")
 
 
 if __name__ == "__main__":

@@ -1,11 +1,12 @@
-"""How fast ctr's network trains on a table of which a tenth fits in memory, beside one in memory.
+"""Compares training on a table of which a tenth fits in memory with training on one in memory.
 
-``python -m benchmarks.sparse_tier`` trains one table twice, in a process each, in turns: once with all rows
-in memory, and once with `fleet.tables.LocalDisk`, under a memory limit (cgroup, which takes root on Linux) of
-a tenth of the rows on top of what the process, its ids and its index take. Each step looks up the distinct
-rows of a batch, computes the network forward and backward, and steps the rows with Adam, in one thread; or
-the rows of the next batch are looked up meanwhile by another one, as servers do for ``fleet.prefetch``. Ids
-are zipf distributed. Printed beside: how many random reads of 4 KiB a second the disk answers, past caches.
+``python -m benchmarks.sparse_tier`` trains ctr's network on two tables, each in a process of its own, in
+turns. One has all rows in memory. The other uses `fleet.tables.LocalDisk` with a memory limit (a cgroup,
+which takes root on Linux) of a tenth of the rows, on top of the process, its ids and its index. Each step
+looks up the distinct rows of a batch, runs the network forward and backward, and steps the rows with Adam, in
+one thread. In a second measurement another thread looks up the rows of the next batch meanwhile, as servers
+do for ``fleet.prefetch``. Ids are Zipf distributed. The benchmark also prints how many random reads of 4 KiB
+per second the disk answers.
 """
 
 import argparse
@@ -35,7 +36,7 @@ DIMENSION: Final = 10
 SKEW: Final = 1.05
 GOAL: Final = 0.5
 ROW_BYTES: Final = 4 * (3 * DIMENSION + 1)
-"""Values, Adam's two slots, and the step of the last update."""
+"""Values, the two slots of Adam, and the step of the last update."""
 LOADED_AT_ONCE: Final = 1 << 16
 
 Ids = NDArray[np.int64]
@@ -47,11 +48,11 @@ class Training:
     Parameters
     ----------
     num_rows : int
-        All of them were updated before.
+        All of them exist before training.
     memory : int
-        Bytes for rows in memory; 0 for all of them.
+        Bytes for rows in memory; 0 keeps all rows there.
     directory : str
-        Of the others.
+        Directory of the file with the other rows.
     """
 
     def __init__(self, num_rows: int, memory: int, directory: str) -> None:
@@ -68,14 +69,14 @@ class Training:
         storage = LocalDisk(memory, directory) if memory else Memory()
         config = TableConfig("tier", DIMENSION, Adam(), num_rows, Constant(0.0), storage=storage)
         self.table, self._step = Table(config), 0
-        # As hashes are: what is frequent lies anywhere.
+        # Ids are hashes, so frequent rows are anywhere.
         self._names = self._random.permutation(num_rows).astype(np.int32)
         for begin in range(0, num_rows, LOADED_AT_ONCE):
             ids = np.arange(begin, min(begin + LOADED_AT_ONCE, num_rows))
             self.table.load(TableRows(ids, torch.zeros(ids.size, DIMENSION), {}))
 
     def turn(self, steps: int, *, ahead: bool = False) -> float:
-        """Return the seconds of some steps; `ahead`: rows are looked up while the step before computes."""
+        """Return the seconds of some steps. `ahead`: rows are looked up while the previous step computes."""
         batches = [self._batch() for _ in range(steps)]
         begun = time.perf_counter()
         with ThreadPoolExecutor(1) as other:
@@ -84,20 +85,20 @@ class Training:
                 coming = batches[number + 1][0] if number + 1 < steps else ids[:0]
                 asked = other.submit(self.table.look_up, coming) if ahead else None
                 gradient = self._compute(rows, positions)
-                rows = asked.result() if asked is not None else rows  # before: one call at a time
+                rows = asked.result() if asked is not None else rows  # a table takes one call at a time
                 self._step += 1
                 self.table.update(ids, gradient, self._step)
                 rows = rows if asked is not None else self.table.look_up(coming)
         return time.perf_counter() - begun
 
     def _batch(self) -> tuple[Ids, Ids]:
-        """Return the distinct ids of a batch, and which of them each place has."""
+        """Return the distinct ids of a batch, and the position of each id among them."""
         ranks = zipf_ranks(self._random, self._num_rows)
         distinct, positions = np.unique(self._names[ranks].astype(np.int64), return_inverse=True)
         return distinct, positions
 
     def _compute(self, rows: Tensor, positions: Ids) -> Tensor:
-        """Make a step of the network; return the gradient of the rows."""
+        """Run a step of the network; return the gradient of the rows."""
         leaf = rows.requires_grad_()
         self._optimizer.zero_grad()
         inputs = torch.nn.functional.embedding(torch.from_numpy(positions), leaf).view(SAMPLES, -1)
@@ -108,7 +109,7 @@ class Training:
 
 
 def zipf_ranks(random: np.random.Generator, num_rows: int) -> Ids:
-    """Return how frequent the ids of a batch are, from 0 on, which is the most frequent one."""
+    """Return a batch of ids by rank of frequency; 0 is the most frequent one."""
     share = 1.0 - SKEW
     drawn = random.random(SAMPLES * SLOTS) * (num_rows**share - 1.0) + 1.0
     ranks: Ids = np.minimum((drawn ** (1.0 / share)).astype(np.int64) - 1, num_rows - 1)
@@ -116,17 +117,17 @@ def zipf_ranks(random: np.random.Generator, num_rows: int) -> Ids:
 
 
 def serve(arguments: argparse.Namespace) -> None:
-    """Be one of the two processes: make turns as lines of the standard input ask for them."""
+    """Run one of the two processes: one turn for each line of standard input."""
     torch.set_num_threads(1)
     training = Training(arguments.rows, arguments.memory, arguments.directory)
     for line in sys.stdin:
-        steps = int(line)  # below zero: so many, with rows that are looked up ahead
+        steps = int(line)  # a negative number looks rows up ahead
         seconds = training.turn(abs(steps), ahead=steps < 0)
         print(json.dumps({"seconds": seconds, "bytes": anonymous_bytes()}), flush=True)
 
 
 def measure(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Train in turns; return samples a second and the ratios within each round."""
+    """Train in turns; return samples per second, and the ratios within each round."""
     reads = {threads: random_reads(arguments.directory, threads) for threads in (1, 32)}
     rows, group = arguments.rows * ROW_BYTES, Cgroup("tier")
     memory = int(arguments.share * rows / 10)
@@ -188,16 +189,18 @@ def show(summary: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    """Run the benchmark as the command line says."""
+    """Run the benchmark with the arguments of the command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.sparse_tier", description=__doc__)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--rows", type=int, default=10_000_000)
     parser.add_argument("--rounds", type=int, default=8)
-    parser.add_argument("--steps", type=int, default=20, help="a turn (default: %(default)s)")
-    parser.add_argument("--warm-steps", type=int, default=1000, help="before (default: %(default)s)")
-    parser.add_argument("--directory", default=".", help="on the disk (default: where you are)")
+    parser.add_argument("--steps", type=int, default=20, help="steps per turn (default: %(default)s)")
     parser.add_argument(
-        "--share", type=float, default=0.9, help="of the tenth, for rows; the rest caches pages"
+        "--warm-steps", type=int, default=1000, help="steps before the first turn (default: %(default)s)"
+    )
+    parser.add_argument("--directory", default=".", help="a directory on the disk (default: the current one)")
+    parser.add_argument(
+        "--share", type=float, default=0.9, help="share of the tenth for rows; the rest caches pages"
     )
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--memory", type=int, default=0, help=argparse.SUPPRESS)

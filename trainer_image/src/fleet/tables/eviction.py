@@ -20,7 +20,7 @@ __all__ = [
     "LowestScore",
     "ShardRows",
     "TimeToLive",
-    "Touched",
+    "TouchedShards",
     "capacity_of",
 ]
 
@@ -33,7 +33,7 @@ Marks = Mapping[str, NDArray[np.float32]]
 
 
 @dataclass(frozen=True, slots=True)
-class Touched:
+class TouchedShards:
     """Virtual shards that an update touched.
 
     Attributes
@@ -89,12 +89,12 @@ class Eviction(Protocol):
             Number of updates of the table, including this one.
         """
 
-    def due(self, touched: Touched, step: int) -> NDArray[np.bool_]:
+    def due(self, touched: TouchedShards, step: int) -> NDArray[np.bool_]:
         """Return which of the touched shards to search with `leaving`.
 
         Parameters
         ----------
-        touched : Touched
+        touched : TouchedShards
             The n shards.
         step : int
             Number of updates of the table, including this one.
@@ -146,7 +146,7 @@ class TimeToLive:
         del marks, last, step
         return {}
 
-    def due(self, touched: Touched, step: int) -> NDArray[np.bool_]:
+    def due(self, touched: TouchedShards, step: int) -> NDArray[np.bool_]:
         """See `Eviction`."""
         period = max(1, self.steps // _SEARCHES)
         offset = touched.shards * period // SHARDS
@@ -184,7 +184,7 @@ class LeastRecentlyUsed:
         del marks, last, step
         return {}
 
-    def due(self, touched: Touched, step: int) -> NDArray[np.bool_]:
+    def due(self, touched: TouchedShards, step: int) -> NDArray[np.bool_]:
         """See `Eviction`."""
         del step
         due: NDArray[np.bool_] = touched.num_rows > capacity_of(self.capacity, touched.shards)
@@ -229,7 +229,7 @@ class LowestScore:
         """See `Eviction`."""
         return {"score": self._scores(marks, last, step) + np.float32(1.0)}
 
-    def due(self, touched: Touched, step: int) -> NDArray[np.bool_]:
+    def due(self, touched: TouchedShards, step: int) -> NDArray[np.bool_]:
         """See `Eviction`."""
         del step
         due: NDArray[np.bool_] = touched.num_rows > capacity_of(self.capacity, touched.shards)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fleet.errors import ConfigurationError
 from fleet.tables.config import TableConfig
-from fleet.tables.eviction import Eviction, ShardRows, Touched
+from fleet.tables.eviction import Eviction, ShardRows, TouchedShards
 from fleet.tables.first_values import generator_key
 from fleet.tables.index import MISSING
 from fleet.tables.memory import RowMemory, TableStatistics
@@ -332,7 +332,7 @@ class Table:
         """Apply each eviction rule to the virtual shards of an update; each sees what the one before left."""
         shards = np.flatnonzero(np.bincount(shard_of(ids), minlength=SHARDS))
         for policy in self.config.eviction:
-            touched = Touched(shards, self._memory.num_rows[shards], self._touched[shards])
+            touched = TouchedShards(shards, self._memory.num_rows[shards], self._touched[shards])
             if (due := policy.due(touched, step)).any():
                 self.remove(self._leaving(policy, shards[due], step))
         self._touched[shards] = step
