@@ -62,7 +62,7 @@ def test_an_id_out_of_range_names_the_table_the_feature_and_its_place(ids, place
     with pytest.raises(
         ConfigurationError, match=f"table users, feature city: {place} of the batch, expected 0 to 9"
     ):
-        table.look_up(torch.tensor(ids), what="city")
+        table.check(torch.tensor(ids), "city")
 
 
 def test_ids_that_are_no_whole_numbers_are_refused():

@@ -6,7 +6,7 @@ and ``step()`` sends what has accumulated.
 """
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -230,7 +230,7 @@ class DistributedTable:
         """
         self._source = source
 
-    def look_up(self, ids: Tensor, *, padding: int | None = None, what: str = "") -> LookedUp:
+    def look_up(self, ids: Tensor, *, padding: int | None = None) -> LookedUp:
         """Look up the distinct rows of a batch.
 
         Parameters
@@ -238,8 +238,6 @@ class DistributedTable:
         ids : int64 or int32, any shape
         padding : int, optional
             An id whose row is zero and gets no gradient.
-        what : str
-            The feature of the ids, for messages.
 
         Raises
         ------
@@ -248,7 +246,7 @@ class DistributedTable:
         FleetError
             The servers do not answer.
         """
-        flat, source = self._checked(ids, what), self._bound()
+        flat, source = self.check(ids), self._bound()
         distinct, positions = distinct_ids(flat)
         at = np.flatnonzero(distinct != padding) if padding is not None else None
         if at is not None and at.size == distinct.size:
@@ -278,25 +276,41 @@ class DistributedTable:
         ConfigurationError
             As for `look_up`.
         """
-        distinct, _ = distinct_ids(self._checked(ids, ""))
+        distinct, _ = distinct_ids(self.check(ids))
         self._bound().prefetch(self.name, distinct if padding is None else distinct[distinct != padding])
 
-    def check(self, ids: Tensor, what: str) -> None:
-        """Check ids as `look_up` does.
+    def check(self, ids: Tensor, feature: str = "") -> NDArray[np.int64]:
+        """Check ids, and return them in host memory.
 
         Parameters
         ----------
         ids : integer tensor, any shape
             Ids to look up.
-        what : str
+        feature : str
             The feature of the ids, for messages.
+
+        Returns
+        -------
+        int64[n]
+            The ids, flattened.
 
         Raises
         ------
         ConfigurationError
             An id is out of range or not an integer.
         """
-        self._checked(ids, what)
+        of = f"table {self.name}{f', feature {feature}' if feature else ''}"
+        if ids.is_floating_point() or ids.is_complex() or ids.dtype is torch.bool:
+            raise ConfigurationError(f"{of}: ids of dtype {ids.dtype}, expected whole numbers (torch.int64)")
+        flat = ids.detach().reshape(-1).to("cpu", torch.int64).numpy()
+        limit = self.num_embeddings
+        if limit is None or flat.size == 0 or int(flat.view(np.uint64).max()) < limit:
+            return flat
+        at = int(np.flatnonzero(flat.view(np.uint64) >= np.uint64(limit))[0])
+        position = [int(each) for each in np.unravel_index(at, tuple(ids.shape))]
+        raise ConfigurationError(
+            f"{of}: id {flat[at]} at position {position} of the batch, expected 0 to {limit - 1}"
+        )
 
     def _bound(self) -> RowSource:
         if self._source is None:
@@ -315,21 +329,6 @@ class DistributedTable:
                 source.touched(self.name, Touched(order, ids, leaf, at))
 
         rows.register_post_accumulate_grad_hook(ready)  # type: ignore[no-untyped-call]
-
-    def _checked(self, ids: Tensor, what: str) -> NDArray[np.int64]:
-        """Return ids as int64[n] in host memory, after checking their range."""
-        of = f"table {self.name}{f', feature {what}' if what else ''}"
-        if ids.is_floating_point() or ids.is_complex() or ids.dtype is torch.bool:
-            raise ConfigurationError(f"{of}: ids of dtype {ids.dtype}, expected whole numbers (torch.int64)")
-        flat = ids.detach().reshape(-1).to("cpu", torch.int64).numpy()
-        limit = self.num_embeddings
-        if limit is None or flat.size == 0 or int(flat.view(np.uint64).max()) < limit:
-            return flat
-        at = int(np.flatnonzero(flat.view(np.uint64) >= np.uint64(limit))[0])
-        place: Sequence[int] = [int(each) for each in np.unravel_index(at, tuple(ids.shape))]
-        raise ConfigurationError(
-            f"{of}: id {flat[at]} at position {list(place)} of the batch, expected 0 to {limit - 1}"
-        )
 
 
 def to_device(values: Tensor, device: torch.device) -> Tensor:
