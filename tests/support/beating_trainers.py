@@ -5,7 +5,7 @@ from typing import Any
 
 from fleet.collective.beats import Beats
 from fleet.collective.board import Board
-from fleet.collective.digest import Digest
+from fleet.collective.heartbeats import Digest
 from fleet.collective.rendezvous import Place
 from fleet.collective.standing import Standing, Way
 from fleet.environment.deadlines import Deadlines

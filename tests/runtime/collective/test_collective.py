@@ -256,9 +256,9 @@ def test_every_trainer_begins_with_trainer_0s_values_whatever_their_layout_and_t
 def test_what_waits_says_so_and_for_whom(trainers):
     body = """
     import logging
-    from fleet.collective import watch
+    from fleet.collective import watchdog
     logging.basicConfig()
-    watch.SAID_AFTER_SECONDS = 1.0
+    watchdog.SAID_AFTER_SECONDS = 1.0
     fleet.init()
     if fleet.worker_index() == 1:
         time.sleep(4)

@@ -6,7 +6,7 @@ import pytest
 from torch._C._distributed_c10d import HashStore, TCPStore
 
 from fleet.collective.beats import Beats
-from fleet.collective.digest import Digest, Missed
+from fleet.collective.heartbeats import Digest, Missed
 from fleet.collective.rendezvous import Place
 from fleet.collective.silent import Silent
 from tests.support.beating_trainers import WAITING, BeatingTrainers

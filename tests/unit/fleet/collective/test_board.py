@@ -8,7 +8,7 @@ from torch.distributed import DistStoreError
 
 from fleet.collective import board as board_module
 from fleet.collective.rendezvous import Place
-from fleet.collective.watch import Watch
+from fleet.collective.watchdog import Watch
 from fleet.environment.deadlines import Deadlines
 
 

@@ -9,7 +9,7 @@ none is needed for it in particular, and one that ends is missed as soon as any 
 from collections.abc import Sequence
 
 from fleet.collective.board import Board
-from fleet.collective.digest import Beat, Digest, Missed, digest_of
+from fleet.collective.heartbeats import Beat, Digest, Missed, digest_of
 from fleet.collective.rendezvous import Place
 from fleet.collective.standing import Standing
 from fleet.environment.deadlines import Deadlines

@@ -8,7 +8,7 @@ from datetime import timedelta
 from torch._C._distributed_c10d import Store
 from torch.distributed import DistStoreError
 
-from fleet.collective.digest import Beat
+from fleet.collective.heartbeats import Beat
 
 __all__ = ["STORE_SECONDS", "Board"]
 

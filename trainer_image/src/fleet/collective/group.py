@@ -28,7 +28,7 @@ from fleet.collective.faults import is_of_script, own_fault, reason_of
 from fleet.collective.marks import Marks
 from fleet.collective.rendezvous import Place, as_all_know_it, meet
 from fleet.collective.standing import Way
-from fleet.collective.watch import Watch
+from fleet.collective.watchdog import Watch
 from fleet.environment.deadlines import Deadlines
 from fleet.environment.interface import choose_interface
 from fleet.errors import ConfigurationError, DeadlineExceededError, FleetError, PeerLostError

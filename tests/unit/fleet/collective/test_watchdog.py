@@ -9,11 +9,11 @@ from typing import Any, cast
 
 import pytest
 
-from fleet.collective import watch as watch_module
-from fleet.collective.digest import Digest, Missed, Somewhere
+from fleet.collective import watchdog as watch_module
+from fleet.collective.heartbeats import Digest, Missed, Somewhere
 from fleet.collective.rendezvous import Place
 from fleet.collective.standing import Standing, Way
-from fleet.collective.watch import Watch
+from fleet.collective.watchdog import Watch
 from fleet.environment.deadlines import Deadlines
 from fleet.errors import ConfigurationError, FleetError, PeerLostError
 from tests.support.counted_store import CountedStore

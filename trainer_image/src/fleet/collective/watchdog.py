@@ -17,7 +17,7 @@ from torch.distributed import DistError
 
 from fleet.collective.beats import Beats
 from fleet.collective.board import STORE_SECONDS, Board
-from fleet.collective.digest import Digest, Missed, Somewhere
+from fleet.collective.heartbeats import Digest, Missed, Somewhere
 from fleet.collective.rendezvous import SHOWN, Place
 from fleet.collective.silent import Silent
 from fleet.collective.standing import Standing, Way

@@ -1,6 +1,6 @@
 """What one look at everybody's heartbeats says to all, and how little that is."""
 
-from fleet.collective.digest import Beat, Digest, Missed, Somewhere, digest_of
+from fleet.collective.heartbeats import Beat, Digest, Missed, Somewhere, digest_of
 from fleet.collective.standing import Standing, Way
 
 WAITING = Standing(4, 9, Way.EXCHANGE, "the average of step 8's gradients")
