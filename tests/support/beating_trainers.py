@@ -1,20 +1,18 @@
-"""Simulated trainers of one job, whose heartbeats lie in one store, at a time of their own."""
+"""Simulated trainers of one job that write heartbeats to one store, at a simulated time."""
 
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
-from fleet.collective.beats import Beats
-from fleet.collective.board import Board
-from fleet.collective.heartbeats import Digest
-from fleet.collective.rendezvous import Place
-from fleet.collective.standing import Standing, Way
+from fleet.collective.heartbeats import Report, TrainerState, WaitKind
+from fleet.collective.watchdog import Heartbeats
+from fleet.collective.world import World
 from fleet.environment.deadlines import Deadlines
 from fleet.process.clock import WatchClock
 from tests.support.counted_store import CountedStore
 
 __all__ = ["HEARTBEAT", "WAITING", "BeatingTrainers", "NotingStore"]
 
-WAITING = Standing(1, 5, Way.EXCHANGE, "the average of step 4's gradients")
+WAITING = TrainerState(1, 5, WaitKind.EXCHANGE, "the average of step 4's gradients")
 HEARTBEAT = 1.0
 
 
@@ -32,7 +30,7 @@ class NotingStore(CountedStore):
 
 
 class BeatingTrainers:
-    """They beat in the order of their ranks, once a second."""
+    """Trainers that beat in the order of their ranks, once a second."""
 
     def __init__(self, size: int, store: Any = None) -> None:
         self.store: Any = store or NotingStore()
@@ -40,25 +38,23 @@ class BeatingTrainers:
         deadlines = Deadlines(heartbeat_seconds=HEARTBEAT)
         own: Callable[[], Any] = getattr(self.store, "clone", lambda: self.store)
         clock = WatchClock(20.0, lambda: self.now)
-        places = [Place(rank, size, "127.0.0.1", 1) for rank in range(size)]
-        self.boards = [Board(own()) for _ in places]
-        self.beats = [
-            Beats(board, place, deadlines, clock) for board, place in zip(self.boards, places, strict=True)
+        self.heartbeats = [
+            Heartbeats(own(), World(rank, size, "127.0.0.1", 1), deadlines, clock) for rank in range(size)
         ]
-        for each in self.beats:
+        for each in self.heartbeats:
             each.start()
 
     def beat(
         self, waiting: Collection[int], computing: Collection[int] = (), times: int = 1
-    ) -> dict[int, Digest]:
-        """Have trainers beat some times; return what those that wait know in the end."""
+    ) -> dict[int, Report]:
+        """Make trainers beat some times; return the last report to each one that waits."""
         for _ in range(times):
             self.now += HEARTBEAT
             found = {}
             for rank in sorted({*waiting, *computing}):
-                self.beats[rank].beat(WAITING if rank in waiting else Standing(1, 4))
+                self.heartbeats[rank].beat(WAITING if rank in waiting else TrainerState(1, 4))
                 if rank in waiting:
-                    found[rank] = self.beats[rank].look()
+                    found[rank] = self.heartbeats[rank].observe()
                 else:
-                    self.beats[rank].leave()
+                    self.heartbeats[rank].retire()
         return found

@@ -190,7 +190,7 @@ def test_models_that_differ_are_the_users_mistake(trainers):
 
     fleet.init()
     if fleet.worker_index() == 1:
-        fleet._group._calls._store = Slow(fleet._group._calls._store)
+        fleet._group._texts._store = Slow(fleet._group._texts._store)
     model = torch.nn.Linear(4, 2 + fleet.worker_index())
     fleet.distributed_optimizer(torch.optim.SGD(model.parameters(), lr=0.1), model=model)
     """
@@ -208,7 +208,7 @@ def test_a_trainer_that_comes_late_to_the_optimizer_is_waited_for(trainers):
     import datetime
     fleet.init()
     if fleet.worker_index() == 1:
-        fleet._group._calls._store.set_timeout(datetime.timedelta(seconds=0.2))
+        fleet._group._texts._store.set_timeout(datetime.timedelta(seconds=0.2))
     else:
         time.sleep(1)
     model = build(seed=0)
@@ -258,7 +258,7 @@ def test_what_waits_says_so_and_for_whom(trainers):
     import logging
     from fleet.collective import watchdog
     logging.basicConfig()
-    watchdog.SAID_AFTER_SECONDS = 1.0
+    watchdog.LOG_AFTER_SECONDS = 1.0
     fleet.init()
     if fleet.worker_index() == 1:
         time.sleep(4)
@@ -268,7 +268,7 @@ def test_what_waits_says_so_and_for_whom(trainers):
     first, second = trainers(body, FLEET_HEARTBEAT_SECONDS="0.5")
     _, err = first.communicate(timeout=60)
     assert first.returncode == 0, err
-    assert "a barrier waits since" in err
+    assert "a barrier has been waiting for" in err
     assert "every trainer is alive, not there yet: trainer 1 (127.0.0.1:" in err
     second.communicate(timeout=60)
     assert second.returncode == 0
@@ -497,7 +497,7 @@ def test_a_process_group_in_another_order_is_named(trainers):
     for process in trainers(ADOPTED.replace("RANK", "1 - rank").replace('["1 - rank"]', '["RANK"]')):
         _, err = process.communicate(timeout=60)
         assert process.returncode == 2, err
-        assert "of 2, and to fleet.init it is trainer" in err
+        assert "of 2, but for fleet.init it is trainer" in err
 
 
 CONVERTED = """

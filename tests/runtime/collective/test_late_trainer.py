@@ -3,7 +3,7 @@
 LATE = """
 from fleet.collective import rendezvous
 
-rendezvous.TRY_SECONDS = 0.1  # after which it looks whether that was long enough
+rendezvous.ATTEMPT_SECONDS = 0.1  # after which it looks whether that was long enough
 if os.environ["RANK"] == "1":
     time.sleep(3)
 fleet.init()

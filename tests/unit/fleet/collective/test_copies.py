@@ -5,13 +5,13 @@ from typing import Any, cast
 import torch
 
 from fleet.collective.copies import Copies
-from fleet.collective.rendezvous import Place
+from fleet.collective.world import World
 
 
 class Told:
     """Stands in for a group of two: notes what is shared, which is 1 at trainer 0."""
 
-    place = Place(1, 2, "localhost", 1)
+    world = World(1, 2, "localhost", 1)
 
     def __init__(self) -> None:
         self.shared: list[str] = []

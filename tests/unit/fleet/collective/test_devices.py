@@ -1,10 +1,11 @@
-"""What carries the trainers' tensors, given what each trainer has."""
+"""Which backend carries the trainers' tensors, and how far a stream is; the CPU stands in for a GPU."""
 
 import random
 
 import pytest
+import torch
 
-from fleet.collective.devices import Facts, backend_of, difference, gpu_number, samples, why_not_nccl
+from fleet.collective.devices import Facts, Marks, backend_of, difference, gpu_number, samples, why_not_nccl
 from fleet.errors import ConfigurationError
 
 CPU = Facts("2.9.0")
@@ -92,3 +93,19 @@ def test_a_few_trainers_facts_decide_as_everybodys():
 def test_a_few_are_few_where_each_has_a_gpu_of_its_own():
     everybodys = {rank: Facts("2.9.0", "2.27", f"GPU-{rank}", "H200") for rank in range(1000)}
     assert samples(everybodys) == {0: everybodys[0]}
+
+
+def test_a_mark_is_reached_when_the_stream_comes_to_it_and_not_before():
+    marks = Marks(torch.device("cpu"))
+    for _ in range(200):
+        mark = marks.next()
+        assert not mark.reached()
+        mark.put()
+        assert mark.reached()
+
+
+def test_whether_a_mark_is_reached_is_no_question_to_cuda(monkeypatch):
+    mark = Marks(torch.device("cpu")).next()
+    for name in ("_lazy_init", "Event", "current_stream", "synchronize", "set_device"):
+        monkeypatch.setattr(torch.cuda, name, lambda *_: pytest.fail("a call of CUDA"))
+    assert not mark.reached()

@@ -2,18 +2,19 @@
 
 import contextlib
 from collections.abc import Iterable, Iterator
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
+from torch.utils.checkpoint import checkpoint
 
-from fleet.collective.backward import BackwardPass
 from fleet.collective.copies import Copies
-from fleet.collective.gradients import GradientAverager
+from fleet.collective.gradients import AverageCheck, BackwardPass, GradientAverager
 from fleet.collective.optimizer import distribute, named_parameters
-from fleet.collective.rendezvous import Place
+from fleet.collective.world import World
 from fleet.errors import ConfigurationError, FleetError
 from fleet.process.finite import FiniteCheck
 
@@ -21,7 +22,7 @@ from fleet.process.finite import FiniteCheck
 class Alone:
     """Stands in for a group of one."""
 
-    place = Place(0, 1, "localhost", 1)
+    world = World(0, 1, "localhost", 1)
 
     def __init__(self) -> None:
         self.used: list[set[torch.device]] = []
@@ -36,7 +37,7 @@ class Alone:
         pass
 
     def waiting(
-        self, what: str, way: Any = None, device: Any = None
+        self, what: str, kind: Any = None, device: Any = None
     ) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()
 
@@ -205,7 +206,7 @@ def test_what_follows_a_backward_pass_that_failed_says_so(then):
 def of_two(model: torch.nn.Module) -> Any:
     """Return a distributed optimizer that takes itself for one of two."""
     group = Alone()
-    group.place = Place(0, 2, "localhost", 1)
+    group.world = World(0, 2, "localhost", 1)
     return distributed(torch.optim.SGD(model.parameters(), lr=0.1), model, group)
 
 
@@ -298,3 +299,144 @@ def test_a_gradient_that_a_function_leaves_undefined_is_none(undefined_in, first
                 cast("torch.Tensor", found), cast("torch.Tensor", each)
             )
         optimizer.step()
+
+
+class Leaf:
+    """An optimizer with one parameter, whose gradients nobody averages."""
+
+    def __init__(self, backward: BackwardPass, events: list[str], name: str) -> None:
+        self.steps: Any = SimpleNamespace(number=3)
+        self.device = torch.device("cpu")
+        self.parameter = torch.ones(1, requires_grad=True)
+        self.rest = torch.ones(1, requires_grad=True)
+        self._events, self._name = events, name
+        self.parameter.register_post_accumulate_grad_hook(lambda _: backward.reach(cast("Any", self)))
+        self.rest.register_post_accumulate_grad_hook(lambda _: events.append(f"{name} leaves"))
+        backward.add(cast("Any", self))
+
+    def remaining_gradients(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        return [(self.rest, torch.zeros(1))]
+
+    def hand_back(self) -> None:
+        self._events.append(f"{self._name} hands back")
+
+
+@pytest.fixture
+def backward() -> BackwardPass:
+    group = SimpleNamespace(waiting=lambda *_: contextlib.nullcontext())
+    return BackwardPass(cast("Any", group))
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_everybodys_last_gradients_leave_before_any_average_is_awaited(backward, first):
+    events: list[str] = []
+    leaves = [Leaf(backward, events, name) for name in "ab"]
+    loss = leaves[first].parameter * 1
+    (loss + leaves[1 - first].parameter.exp().exp()).backward()
+    assert sorted(events[:2]) == ["a leaves", "b leaves"]
+    assert events[2:] == ["a hands back", "b hands back"]  # in one order, whichever was reached first
+
+
+def test_a_pass_that_an_error_ends_is_told_afterwards(backward):
+    leaf = Leaf(backward, [], "a")
+
+    def fail(_: torch.Tensor) -> None:
+        raise ValueError("no way back")
+
+    late = torch.ones(1, requires_grad=True)
+    late.register_hook(fail)
+    backward.check_ended()
+    with pytest.raises(ValueError, match="no way back"):
+        (late.exp().exp() + leaf.parameter).backward()
+    with pytest.raises(FleetError, match="the backward pass of step 3 was ended by an error"):
+        backward.check_ended()
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_a_pass_within_a_pass_must_not_end_it(backward, reentrant):
+    leaf = Leaf(backward, [], "a")
+    start = torch.ones(1, requires_grad=True)
+    loss = checkpoint(lambda x: x * leaf.parameter, start, use_reentrant=reentrant)
+    if reentrant:
+        with pytest.raises(ConfigurationError, match="pass use_reentrant=False"):
+            loss.sum().backward()
+    else:
+        loss.sum().backward()
+        backward.check_ended()
+
+
+@pytest.fixture
+def parameters() -> list[torch.Tensor]:
+    return [torch.ones(2, requires_grad=True) for _ in range(2)]
+
+
+@pytest.fixture
+def check(parameters: list[torch.Tensor]) -> AverageCheck:
+    return AverageCheck(list(zip("ab", parameters, strict=True)))
+
+
+def gradients(parameters: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Return what a reducer has come to: zeros of what nobody uses."""
+    return [torch.zeros(2) if each.grad is None else each.grad for each in parameters]
+
+
+def test_a_gradient_that_was_not_averaged_since_the_last_step_is_named(check, parameters):
+    for parameter in parameters:
+        parameter.grad = torch.ones(2)
+    with pytest.raises(ConfigurationError, match="the gradient of a is this trainer's own"):
+        check.check()
+    check.average(gradients(parameters), captured=False)
+    check.check()
+    assert check.step()
+    check.check()  # on the same averages once more
+    parameters[1].grad = torch.ones(2)
+    with pytest.raises(ConfigurationError, match="the gradient of b is"):
+        check.check()
+    check.accumulate(1)
+    with pytest.raises(ConfigurationError, match=r"were in no_sync\(\)"):
+        check.check()
+
+
+@pytest.mark.parametrize("stepped", [False, True], ids=["before-a-step", "after-it"])
+def test_an_average_to_which_no_sync_has_added_is_this_trainers_own(check, parameters, stepped):
+    parameters[0].grad = torch.ones(2)
+    check.average(gradients(parameters), {1}, captured=False)
+    if stepped:
+        check.step()
+        parameters[0].grad.zero_()  # as zero_grad(set_to_none=False) does
+    parameters[0].grad += 1
+    check.accumulate(0)
+    with pytest.raises(ConfigurationError, match=r"the gradient of a is .* were in no_sync\(\)"):
+        check.check()
+    check.average(gradients(parameters), {1}, captured=False)
+    check.check()
+
+
+def test_an_average_that_is_put_back_after_a_pass_in_no_sync_may_be_stepped_on(check, parameters):
+    average = parameters[0].grad = torch.ones(2)
+    check.average(gradients(parameters), {1}, captured=False)
+    parameters[0].grad = torch.zeros(2)
+    check.accumulate(0)
+    parameters[0].grad = average
+    check.check()
+
+
+def test_zeros_are_the_same_everywhere(check, parameters):
+    parameters[0].grad = torch.zeros(2)
+    check.check()
+    parameters[0].grad = torch.zeros(2).to_sparse()
+    with pytest.raises(ConfigurationError, match="the gradient of a"):
+        check.check()
+
+
+def test_a_step_without_gradients_changes_nothing(check, parameters):
+    assert not check.step()
+    check.average(gradients(parameters), {0, 1}, captured=False)
+    assert not check.step()
+
+
+def test_what_a_graph_replays_is_not_known(check, parameters):
+    check.average(gradients(parameters), captured=True)
+    check.step()
+    parameters[0].grad = torch.ones(2)
+    check.check()

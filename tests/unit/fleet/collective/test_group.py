@@ -1,8 +1,9 @@
-"""What a group tells of its waits; nothing here has a GPU, so the errors and captures of one are made up."""
+"""Calls that all trainers make, and waits of a group; errors and captures of a GPU are simulated."""
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, cast
 
 import pytest
@@ -11,12 +12,14 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 
 from fleet.collective import group as group_module
-from fleet.collective.group import Group
-from fleet.collective.marks import Marks
-from fleet.collective.rendezvous import Place
-from fleet.collective.standing import Way
+from fleet.collective.devices import Marks
+from fleet.collective.group import Group, TextExchange
+from fleet.collective.heartbeats import WaitKind
+from fleet.collective.watchdog import Watchdog
+from fleet.collective.world import World
 from fleet.environment.deadlines import Deadlines
 from fleet.errors import ConfigurationError, DeadlineExceededError, FleetError
+from tests.support.counted_store import CountedStore
 
 CPU = torch.device("cpu")
 _log_warning = group_module._log.warning
@@ -30,16 +33,18 @@ CLOSED = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:538] Connection 
 ABORTED = "NCCL communicator was aborted on rank 0."
 
 
-class Watched:
-    """Stands in for the watch: every other trainer lives."""
+class Watched(Watchdog):
+    """Finds every other trainer alive, and notes which waits a GPU continues."""
 
     def __init__(self) -> None:
+        super().__init__(cast("Any", None), World(0, 1, "localhost", 1), Deadlines(), lambda _: None)
         self.until: list[Callable[[], bool] | None] = []
 
-    @contextlib.contextmanager
-    def waiting(self, what: str, way: Way, until: Callable[[], bool] | None) -> Iterator[None]:
+    def waiting(
+        self, what: str, kind: WaitKind = WaitKind.OTHER, until: Callable[[], bool] | None = None
+    ) -> contextlib.AbstractContextManager[None]:
         self.until.append(until)
-        yield
+        return super().waiting(what, kind, until)
 
     def silent_now(self) -> list[int]:
         return []
@@ -52,7 +57,12 @@ def watched() -> Watched:
 
 @pytest.fixture
 def group(watched: Watched) -> Group:
-    return Group(Place(0, 1, "localhost", 1), Deadlines(), HashStore(), cast("Any", watched))
+    return group_of_one(watched, HashStore())
+
+
+def group_of_one(watched: Watched, store: Any) -> Group:
+    world = World(0, 1, "localhost", 1)
+    return Group(world, Deadlines(), TextExchange(world, store, 60), watched, {})
 
 
 @pytest.mark.parametrize(
@@ -146,21 +156,66 @@ class Untouched:
 
 def test_what_is_the_same_on_all_trainers_is_compared_without_the_store(watched):
     dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
-    group = Group(Place(0, 1, "localhost", 1), Deadlines(), cast("Any", Untouched()), cast("Any", watched))
+    group = group_of_one(watched, Untouched())
     assert group.agree("parameters", "many") == {0: "many"}
     dist.destroy_process_group()
 
 
 def test_a_connection_that_hangs_names_the_interface(monkeypatch, caplog):
     said = threading.Event()
-    monkeypatch.setattr(group_module, "TELL_SECONDS", 0.01)
+    monkeypatch.setattr(group_module, "LOG_AFTER_SECONDS", 0.01)
 
     def noted(*of: Any) -> None:
         _log_warning(*of)
         said.set()
 
     monkeypatch.setattr(group_module._log, "warning", noted)
-    with group_module._telling_the_interface({"GLOO_SOCKET_IFNAME": "docker0"}):
+    with group_module._logging_the_interface({"GLOO_SOCKET_IFNAME": "docker0"}):
         assert said.wait(10)
     assert "the others must reach this trainer by the interface 'docker0'" in caplog.text
     assert "let GLOO_SOCKET_IFNAME name another" in caplog.text
+
+
+def of_all(
+    size: int, call: Callable[[int, Group], Any], monkeypatch: pytest.MonkeyPatch
+) -> tuple[int, list[Any]]:
+    """Make simulated trainers that differ make a call; return the bytes that it took, and what each found."""
+    monkeypatch.setattr(Group, "_is_equal", lambda *_: False)
+    store = CountedStore()
+
+    def of_one(rank: int) -> Any:
+        world = World(rank, size, "127.0.0.1", 1)
+        texts = TextExchange(world, cast("Any", store), 60)
+        return call(rank, Group(world, Deadlines(), texts, Watched(), {}))
+
+    with ThreadPoolExecutor(size) as threads:
+        found = list(threads.map(of_one, range(size)))
+    return store.bytes, found
+
+
+@pytest.mark.parametrize("size", [128, 256])
+def test_what_trainers_that_differ_read_grows_with_their_number(size, monkeypatch):
+    texts = [f"{'a weight ' * 10}{rank}" for rank in range(size)]
+    monkeypatch.setattr(Group, "_compare_calls", lambda *_: None)
+    num_bytes, found = of_all(size, lambda rank, group: group.agree("weights", texts[rank]), monkeypatch)
+    assert num_bytes <= 600 * size
+    assert found == [{0: texts[0], 1: texts[1], rank: texts[rank]} for rank in range(size)]
+
+
+def test_whoever_differs_from_anybody_finds_one(monkeypatch):
+    _, found = of_all(4, lambda rank, group: group.agree("size", "ab"[rank == 2]), monkeypatch)
+    assert found == [{0: "a", 2: "b"}, {0: "a", 1: "a", 2: "b"}, {0: "a", 2: "b"}, {0: "a", 2: "b", 3: "a"}]
+
+
+def test_each_trainer_is_told_of_another_call_than_its_own(monkeypatch):
+    def meet(rank: int, group: Group) -> str:
+        with pytest.raises(ConfigurationError) as raised:
+            group.barrier("a barrier" if rank == 2 else "the end")
+        return str(raised.value)
+
+    _, (first, second, third) = of_all(3, meet, monkeypatch)
+    assert first.startswith("trainer 2 has come to a barrier where this trainer, 0, has come to the end")
+    assert second.startswith("trainer 2 has come to a barrier where this trainer, 1, has come to the end")
+    assert third.startswith(
+        "trainer 0 (127.0.0.1:1) has come to the end where this trainer, 2, has come to a"
+    )

@@ -13,7 +13,7 @@ from torch._C._distributed_c10d import HashStore
 from fleet.averaging import LocalSGD
 from fleet.collective.copies import Copies
 from fleet.collective.local_sgd import ParameterAverager, _buckets
-from fleet.collective.rendezvous import Place
+from fleet.collective.world import World
 
 
 def test_tensors_of_one_kind_share_buckets_up_to_a_size():
@@ -37,7 +37,7 @@ def test_a_step_after_the_end_waits_for_nobody():
 class Alone:
     """Stands in for a group of one."""
 
-    place = Place(0, 1, "localhost", 1)
+    world = World(0, 1, "localhost", 1)
 
     def agree(self, key: str, value: str) -> dict[int, str]:
         return {0: value}

@@ -1,13 +1,19 @@
-"""torch's reducer over leaves of any kind, by itself."""
+"""torch's reducer, when its buckets are laid out, and the flags that it averages; there is no GPU here."""
 
+import contextlib
+import itertools
 from collections.abc import Iterator
+from typing import Any, cast
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 
-from fleet.collective.reducer import Reducer
+from fleet.collective.reducer import FLAG_BITS, FLAGS, Buckets, Flags, Reducer
+from fleet.collective.world import World
+
+CPU = torch.device("cpu")
 
 
 @pytest.fixture(autouse=True)
@@ -25,24 +31,110 @@ def halve(_, bucket):
 
 def test_gradients_are_averaged_once_it_has_begun_and_only_once():
     leaf = torch.ones(3, requires_grad=True)  # no torch.nn.Parameter
-    reducer = Reducer([leaf], None, hook=halve)
+    buckets = Buckets([leaf], None, hook=halve)
     for begun, expected in ((False, 1.0), (True, 0.5), (False, 1.0)):
         leaf.grad = None
         if begun:
-            reducer.begin()
+            buckets.begin()
         leaf.sum().backward()
         assert leaf.grad is not None
         assert leaf.grad.tolist() == [expected] * 3
-    reducer.end()
+    buckets.follow_order()
 
 
 def test_a_leaf_that_has_moved_or_changed_its_layout_does_not_fit():
     leaf = torch.nn.Parameter(torch.ones(2, 3))
-    reducer = Reducer([leaf], None)
-    assert reducer.fits()
+    buckets = Buckets([leaf], None)
+    assert buckets.fits()
     leaf.data = leaf.data.t().contiguous().t()
-    assert not reducer.fits()
+    assert not buckets.fits()
     leaf.data = leaf.data.contiguous()
-    assert reducer.fits()
+    assert buckets.fits()
     leaf.data = leaf.data.double()
-    assert not reducer.fits()
+    assert not buckets.fits()
+
+
+class Alone:
+    """Stands in for a group of one."""
+
+    world = World(0, 1, "localhost", 1)
+
+    def channel(self) -> None:
+        return None
+
+    def use(self, *_: Any) -> None:
+        pass
+
+    def waiting(self, *_: Any, **__: Any) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+
+class OnGpu(torch.nn.Parameter):
+    """Says that it is on a GPU."""
+
+    is_cuda = True
+
+
+@pytest.mark.parametrize(
+    ("captured", "stateful"),
+    [
+        pytest.param(False, False, id="whenever-asked-for"),
+        pytest.param(True, False, id="but-not-those-of-a-graph"),
+        pytest.param(False, True, id="but-not-those-of-which-something-is-remembered"),
+    ],
+)
+def test_buckets_are_laid_out_again(monkeypatch, captured, stateful):
+    parameter = OnGpu(torch.ones(2))
+    reducer = Reducer(cast("Any", Alone()), [parameter], stateful=stateful)
+    reducer.connect()
+    layouts = []
+    for passes in range(4):
+        monkeypatch.setattr(
+            torch.cuda, "is_current_stream_capturing", lambda now=captured and passes == 1: now
+        )
+        reducer.begin()
+        layouts.append(reducer.buckets)
+        (parameter.sum() + reducer.flags.leaf.sum()).backward()
+        assert (reducer.order is None) == (passes == 0 or layouts[-1] not in layouts[:-1])
+        reducer.end([FLAGS, 0], {0} if passes in (1, 2) else ())
+    kept = [one is other for one, other in itertools.pairwise(layouts)]
+    assert kept == [True, captured or stateful, True]
+    assert (reducer.order, reducer.once_unused) == ([FLAGS, 0], [0])
+
+
+def exchanged(flags: Flags, trainers: list[tuple[list[int], int]]) -> Flags:
+    """Return the flags of one of these trainers, as if a reducer had averaged all."""
+    parts = [flags.gradient(absent, number) / len(trainers) for absent, number in trainers]
+    flags.leaf.grad = torch.stack(parts).sum(0)
+    return flags
+
+
+@pytest.mark.parametrize("size", [2, 3, 255, 1000])
+def test_any_other_number_of_any_trainer_is_noticed(size):
+    number = 0xDEADBEEF
+    alike: list[tuple[list[int], int]] = [([], number)] * (size - 1)
+    assert exchanged(Flags(0, size, CPU), [*alike, ([], number)]).are_equal()
+    for bit in range(FLAG_BITS):
+        assert not exchanged(Flags(0, size, CPU), [*alike, ([], number ^ 1 << bit)]).are_equal()
+
+
+def test_a_number_that_is_the_mean_of_the_others_is_noticed_too():
+    assert not exchanged(Flags(0, 3, CPU), [([], 2), ([], 1), ([], 3)]).are_equal()
+
+
+def test_what_is_read_later_is_that_of_its_own_exchange():
+    flags = Flags(0, 2, CPU, delay=2)
+    pairs = ([1, 1], [1, 2], [2, 2], [2, 2], [2, 2])
+    answers = [exchanged(flags, [([], number) for number in pair]).are_equal() for pair in pairs]
+    assert answers == [True, True, True, False, True]
+
+
+def test_only_what_no_trainer_has_is_unused():
+    flags = exchanged(Flags(3, 2, CPU), [([1, 2], 0), ([2], 0)])
+    assert flags.unused([1, 2]) == {2}
+    assert flags.unused([]) == set()
+
+
+def test_many_trainers_flags_travel_in_longer_numbers():
+    assert Flags(0, 1000, CPU).leaf.dtype is torch.float32
+    assert Flags(0, 8000, CPU).leaf.dtype is torch.float64

@@ -1,12 +1,15 @@
-"""How trainers of a collective job wait for one another to start."""
+"""How the trainers of a collective job wait for each other, and what the gate lets through."""
 
 import contextlib
 import gc
+import os
 import socket
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -15,15 +18,27 @@ from torch.distributed import DistError
 
 from fleet.collective import rendezvous
 from fleet.collective.devices import Facts, backend_of
-from fleet.collective.gate import door_to
-from fleet.collective.group import Group
-from fleet.collective.rendezvous import Place, Wait, as_all_know_it, gather, meet
+from fleet.collective.group import TextExchange, compare_facts
+from fleet.collective.rendezvous import (
+    JoinWait,
+    join,
+    meet,
+    open_gate,
+    open_tunnel,
+    shared_world,
+)
+from fleet.collective.world import World
 from fleet.environment.deadlines import Deadlines
 from fleet.errors import ConfigurationError, DeadlineExceededError
+from fleet.process.half_open import HalfOpen
 from fleet.process.relay import Relay
+from fleet.wire import Side
+from fleet.wire.proof import CHALLENGE_BYTES, MAC_BYTES, greeting_mac
 from tests.support.counted_store import CountedStore
+from tests.support.processes import wait_for
 
-KEY = b"k" * 32
+KEY, OTHER = b"k" * 32, b"o" * 32
+HOST = "127.0.0.1"
 pytestmark = pytest.mark.timeout(60)
 
 
@@ -41,10 +56,10 @@ def free_port() -> int:
     ],
 )
 def test_who_has_never_been_there_is_waited_for_by_a_deadline_of_its_own(rank, said, monkeypatch, caplog):
-    monkeypatch.setattr(rendezvous, "TRY_SECONDS", 0.2)
-    place = Place(rank, 2, "127.0.0.1", free_port())
+    monkeypatch.setattr(rendezvous, "ATTEMPT_SECONDS", 0.2)
+    world = World(rank, 2, "127.0.0.1", free_port())
     with pytest.raises(DeadlineExceededError, match=said) as raised:
-        meet(place, Deadlines(deadline_seconds=0.1, start_deadline_seconds=1.5))
+        meet(world, Deadlines(deadline_seconds=0.1, start_deadline_seconds=1.5))
     seconds = float(str(raised.value).split("within ")[1].split(" s")[0])
     assert seconds >= 1.0, "not that for a lost one"
     assert "FLEET_START_DEADLINE_SECONDS" in str(raised.value)
@@ -63,7 +78,7 @@ def reaches(host: str, port: int) -> bool:
 def test_the_store_of_a_run_on_this_machine_listens_on_its_loopback_address_only():
     """torch's own listens on every interface, and knows no key."""
     port = free_port()
-    store = meet(Place(0, 1, "127.0.0.1", port), Deadlines(deadline_seconds=5.0))
+    store = meet(World(0, 1, "127.0.0.1", port), Deadlines(deadline_seconds=5.0))
     assert reaches("127.0.0.1", port)
     assert not reaches("127.0.0.2", port)
     store.set("said", "so")
@@ -73,7 +88,7 @@ def test_the_store_of_a_run_on_this_machine_listens_on_its_loopback_address_only
 @pytest.mark.parametrize("host", ["localhost", "192.0.2.1"], ids=["a-name", "an-address-that-others-reach"])
 def test_without_a_key_the_store_listens_on_this_machine_only(host, caplog):
     port = free_port()
-    store = meet(Place(0, 1, host, port), Deadlines(deadline_seconds=5.0))
+    store = meet(World(0, 1, host, port), Deadlines(deadline_seconds=5.0))
     store.set("said", "so")
     assert reaches("127.0.0.1", port)
     assert not reaches("127.0.0.2", port)
@@ -93,31 +108,31 @@ def test_without_a_key_the_store_listens_on_this_machine_only(host, caplog):
 def test_without_a_key_trainers_of_several_machines_are_told_at_once(rank, hosts, monkeypatch):
     monkeypatch.setattr(rendezvous, "loopback_of", lambda host: None if host == hosts[0] else host)
     endpoints = tuple(f"{host}:6170" for host in hosts for _ in range(2)) if hosts[1] else ()
-    place = Place(rank, 4, hosts[0], free_port(), endpoints)
+    world = World(rank, 4, hosts[0], free_port(), endpoints)
     with pytest.raises(
         ConfigurationError, match=r"192\.0\.2\.9 is another machine.*set FLEET_JOB_KEY"
     ) as raised:
-        meet(place, Deadlines(deadline_seconds=30.0))
-    assert str(raised.value).startswith("this trainer was given no key of the job")
+        meet(world, Deadlines(deadline_seconds=30.0))
+    assert str(raised.value).startswith("this trainer has no key of the job")
 
 
 def test_a_name_that_comes_to_be_another_machines_is_told_once_it_is(monkeypatch):
-    monkeypatch.setattr(rendezvous, "TRY_SECONDS", 0.2)
+    monkeypatch.setattr(rendezvous, "ATTEMPT_SECONDS", 0.2)
     known = iter([False, True])
     monkeypatch.setattr(rendezvous, "is_elsewhere", lambda _: next(known))
     with pytest.raises(ConfigurationError, match=r"no-such-host\.invalid is another machine"):
-        meet(Place(1, 2, "no-such-host.invalid", free_port()), Deadlines(deadline_seconds=30.0))
+        meet(World(1, 2, "no-such-host.invalid", free_port()), Deadlines(deadline_seconds=30.0))
 
 
-def met(places: list[Place]) -> list[Store]:
+def met(worlds: list[World]) -> list[Store]:
     deadlines = Deadlines(deadline_seconds=20.0)
-    with ThreadPoolExecutor(len(places)) as threads:
-        return list(threads.map(lambda place: meet(place, deadlines), places))
+    with ThreadPoolExecutor(len(worlds)) as threads:
+        return list(threads.map(lambda world: meet(world, deadlines), worlds))
 
 
 def test_with_a_key_trainers_meet_at_a_store_behind_a_gate():
     port = free_port()
-    first, second = met([Place(rank, 2, "127.0.0.1", port, key=KEY) for rank in range(2)])
+    first, second = met([World(rank, 2, "127.0.0.1", port, key=KEY) for rank in range(2)])
     second.set("said", "so")
     assert first.get("said") == second.clone().get("said") == b"so"
     stranger = timedelta(seconds=1)
@@ -127,7 +142,7 @@ def test_with_a_key_trainers_meet_at_a_store_behind_a_gate():
 
 def test_a_gate_closes_with_its_store():
     port = free_port()
-    store = meet(Place(0, 1, "127.0.0.1", port, key=KEY), Deadlines(deadline_seconds=5.0))
+    store = meet(World(0, 1, "127.0.0.1", port, key=KEY), Deadlines(deadline_seconds=5.0))
     assert reaches("127.0.0.1", port)
     del store
     gc.collect()
@@ -135,31 +150,31 @@ def test_a_gate_closes_with_its_store():
 
 
 def test_a_trainer_with_another_key_is_told_what_to_do(monkeypatch):
-    monkeypatch.setattr(rendezvous, "TRY_SECONDS", 0.2)
-    doors = []
+    monkeypatch.setattr(rendezvous, "ATTEMPT_SECONDS", 0.2)
+    tunnels = []
 
     def noted(*of: Any) -> Relay:
-        doors.append(door_to(*of))
-        return doors[-1]
+        tunnels.append(open_tunnel(*of))
+        return tunnels[-1]
 
-    monkeypatch.setattr(rendezvous, "door_to", noted)
+    monkeypatch.setattr(rendezvous, "open_tunnel", noted)
     port = free_port()
-    others = Place(1, 2, "127.0.0.1", port, key=b"o" * 32)
+    others = World(1, 2, "127.0.0.1", port, key=OTHER)
     deadlines = Deadlines(deadline_seconds=0.1, start_deadline_seconds=1.5)
     with ThreadPoolExecutor(2) as threads:
-        alone = threads.submit(meet, Place(0, 2, "127.0.0.1", port, key=KEY), deadlines)
+        alone = threads.submit(meet, World(0, 2, "127.0.0.1", port, key=KEY), deadlines)
         with pytest.raises(DeadlineExceededError, match="the same FLEET_JOB_KEY"):
             meet(others, deadlines)
         with pytest.raises(DeadlineExceededError, match="trainer 1 did not come"):
             alone.result()
-    (door,) = doors
-    assert not reaches("127.0.0.1", door.port), "it is closed where nobody goes through it any more"
+    (tunnel,) = tunnels
+    assert not reaches("127.0.0.1", tunnel.port), "it is closed where nobody goes through it any more"
 
 
 def test_what_a_life_before_has_left_in_the_store_of_a_launcher_is_not_seen():
     agents = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     lives = [
-        met([Place(0, 1, "127.0.0.1", agents.port, launcher_has_store=True, launcher_restarts=life)])[0]
+        met([World(0, 1, "127.0.0.1", agents.port, launcher_has_store=True, launcher_restarts=life)])[0]
         for life in ("0", "1")
     ]
     lives[0].set("facts", "of the first")
@@ -178,41 +193,32 @@ def test_what_a_life_before_has_left_in_the_store_of_a_launcher_is_not_seen():
 def test_a_launcher_that_orders_trainers_itself_leaves_none_with_anothers_endpoint(unlisted, known):
     agents = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     listed = ("a:1", "b:1", "c:1")
-    places = [
-        Place(rank, 3, "127.0.0.1", agents.port, () if rank in unlisted else listed, launcher_has_store=True)
+    worlds = [
+        World(rank, 3, "127.0.0.1", agents.port, () if rank in unlisted else listed, launcher_has_store=True)
         for rank in range(3)
     ]
-    found = [as_all_know_it(place, store) for place, store in zip(places, met(places), strict=True)]
-    assert [place.endpoints for place in found] == [listed if known else ()] * 3
+    found = [shared_world(world, store) for world, store in zip(worlds, met(worlds), strict=True)]
+    assert [world.endpoints for world in found] == [listed if known else ()] * 3
 
 
 def test_a_port_that_is_taken_is_told_with_the_reason():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(ConfigurationError, match=rf"cannot listen at 127.0.0.1:{port}: .*in use"):
-            meet(Place(0, 1, "127.0.0.1", port), Deadlines(deadline_seconds=5.0))
+            meet(World(0, 1, "127.0.0.1", port), Deadlines(deadline_seconds=5.0))
 
 
-class Watched:
-    """Stands in for a watch."""
-
-    def waiting(self, *_: Any) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext()
-
-
-def start(size: int, facts: Callable[[int], Facts]) -> tuple[CountedStore, list[Group]]:
-    """Have simulated trainers meet, and compare what they have."""
+def start(size: int, facts: Callable[[int], Facts]) -> tuple[CountedStore, list[dict[int, Facts]]]:
+    """Make simulated trainers meet and compare their facts; return those that each one learns."""
     store = CountedStore()
-    places = [Place(rank, size, "127.0.0.1", 1) for rank in range(size)]
+    worlds = [World(rank, size, "127.0.0.1", 1) for rank in range(size)]
 
-    def start_one(place: Place) -> Group:
-        gather(place, cast("Any", store), Wait(60))
-        group = Group(place, Deadlines(), cast("Any", store), cast("Any", Watched()))
-        group._compare(facts(place.rank))
-        return group
+    def start_one(world: World) -> dict[int, Facts]:
+        join(world, cast("Any", store), JoinWait(60))
+        return compare_facts(world, TextExchange(world, cast("Any", store), 60), facts(world.rank))
 
     with ThreadPoolExecutor(size) as threads:
-        return store, list(threads.map(start_one, places))
+        return store, list(threads.map(start_one, worlds))
 
 
 def with_a_gpu(rank: int) -> Facts:
@@ -226,16 +232,231 @@ def test_what_512_trainers_ask_the_store_grows_with_their_number_and_not_with_it
 
 @pytest.mark.parametrize("size", [512, 1024])
 def test_the_bytes_by_which_trainers_with_a_gpu_each_start_grow_with_their_number(size):
-    store, groups = start(size, with_a_gpu)
+    store, learned = start(size, with_a_gpu)
     assert store.keys <= 10 * size
     assert store.bytes <= 700 * size
-    assert all(backend_of(group._everybodys) == "cpu:gloo,cuda:nccl" for group in groups)
+    assert all(backend_of(facts) == "cpu:gloo,cuda:nccl" for facts in learned)
 
 
 def test_trainers_that_are_missing_are_told_in_a_word_of_any_number(monkeypatch):
-    monkeypatch.setattr(rendezvous, "TRY_SECONDS", 0.01)
+    monkeypatch.setattr(rendezvous, "ATTEMPT_SECONDS", 0.01)
     store: Any = CountedStore()
     for rank in (0, 1):
         with pytest.raises(DeadlineExceededError, match="and 991 more did not come"):
-            gather(Place(rank, 1000, "127.0.0.1", 1), store, Wait(0.05 * (1 - rank)))
+            join(World(rank, 1000, "127.0.0.1", 1), store, JoinWait(0.05 * (1 - rank)))
     assert len(store.get("who is missing")) < 200
+
+
+@pytest.fixture
+def store() -> Iterator[socket.socket]:
+    """Listen as a store would."""
+    with socket.create_server((HOST, 0)) as listener:
+        listener.settimeout(10)
+        yield listener
+
+
+@pytest.fixture
+def gate(store: socket.socket) -> Iterator[Relay]:
+    made = open_gate(store.getsockname()[1], socket.create_server((HOST, 0)), KEY)
+    yield made
+    made.close()
+
+
+def test_who_has_the_key_speaks_with_the_store(store: socket.socket, gate: Relay):
+    tunnel = open_tunnel(HOST, gate.port, KEY)
+    with contextlib.closing(tunnel), socket.create_connection((HOST, tunnel.port), 10) as trainer:
+        trainer.sendall(b"asked")
+        there, _ = store.accept()
+        with there:
+            there.settimeout(10)
+            assert there.recv(5, socket.MSG_WAITALL) == b"asked"
+            there.sendall(bytes(1 << 20))
+            left = 1 << 20
+            while left:
+                part = trainer.recv(left)
+                assert part, f"{left} bytes are missing"
+                left -= len(part)
+            trainer.close()
+            assert there.recv(1) == b"", "the end is passed on"
+
+
+def test_a_door_waits_for_a_gate_that_comes_later(store: socket.socket):
+    with socket.create_server((HOST, 0)) as reserved:
+        port = reserved.getsockname()[1]
+    tunnel = open_tunnel(HOST, port, KEY, patience_seconds=10)
+    with contextlib.closing(tunnel), socket.create_connection((HOST, tunnel.port), 10) as trainer:
+        trainer.sendall(b"asked")
+        gate = open_gate(store.getsockname()[1], socket.create_server((HOST, port)), KEY)
+        with contextlib.closing(gate):
+            there, _ = store.accept()
+            with there:
+                there.settimeout(10)
+                assert there.recv(5, socket.MSG_WAITALL) == b"asked"
+    assert tunnel.refusal == ""
+
+
+def says_nothing(connected: socket.socket) -> None:
+    connected.shutdown(socket.SHUT_WR)
+
+
+def speaks_as_the_stores_client(connected: socket.socket) -> None:
+    connected.sendall(bytes(CHALLENGE_BYTES + MAC_BYTES))
+
+
+def has_another_key(connected: socket.socket) -> None:
+    challenge, answer = connected.recv(CHALLENGE_BYTES, socket.MSG_WAITALL), bytes(CHALLENGE_BYTES)
+    connected.sendall(answer + greeting_mac(OTHER, Side.TRAINER, challenge, answer, of="store"))
+
+
+def proves_what_was_meant_for_a_data_connection(connected: socket.socket) -> None:
+    challenge, answer = connected.recv(CHALLENGE_BYTES, socket.MSG_WAITALL), bytes(CHALLENGE_BYTES)
+    connected.sendall(answer + greeting_mac(KEY, Side.TRAINER, challenge, answer))
+
+
+def repeats_what_was_overheard(connected: socket.socket) -> None:
+    answer = bytes(CHALLENGE_BYTES)
+    connected.sendall(answer + greeting_mac(KEY, Side.TRAINER, answer, answer, of="store"))
+
+
+@pytest.mark.parametrize(
+    "stranger",
+    [
+        says_nothing,
+        speaks_as_the_stores_client,
+        has_another_key,
+        proves_what_was_meant_for_a_data_connection,
+        repeats_what_was_overheard,
+    ],
+)
+def test_a_stranger_reaches_no_store_and_is_told_nothing(
+    stranger: Callable[[socket.socket], None], store: socket.socket, gate: Relay, caplog
+):
+    with socket.create_connection((HOST, gate.port), 10) as connected:
+        stranger(connected)
+        heard = b""
+        with contextlib.suppress(ConnectionResetError):
+            while more := connected.recv(1 << 16):
+                heard += more
+    assert len(heard) <= CHALLENGE_BYTES
+    store.settimeout(0.2)
+    with pytest.raises(TimeoutError):
+        store.accept()
+    assert "give all trainers the same FLEET_JOB_KEY" in caplog.text
+
+
+def test_a_trainer_with_another_key_learns_why(gate: Relay):
+    tunnel = open_tunnel(HOST, gate.port, OTHER)
+    with contextlib.closing(tunnel), socket.create_connection((HOST, tunnel.port), 10) as trainer:
+        assert trainer.recv(1) == b""
+    assert "give all trainers the same FLEET_JOB_KEY" in tunnel.refusal
+
+
+def test_a_trainer_tells_nothing_to_what_cannot_prove_the_key(store: socket.socket):
+    tunnel = open_tunnel(HOST, store.getsockname()[1], KEY)
+    with contextlib.closing(tunnel), socket.create_connection((HOST, tunnel.port), 10) as trainer:
+        trainer.sendall(b"secret")
+        impostor, _ = store.accept()
+        with impostor:
+            impostor.settimeout(10)
+            impostor.sendall(bytes(CHALLENGE_BYTES))
+            impostor.recv(CHALLENGE_BYTES + MAC_BYTES, socket.MSG_WAITALL)
+            impostor.sendall(bytes(MAC_BYTES))
+            assert impostor.recv(100) == b""
+        with contextlib.suppress(ConnectionResetError):  # what it said was passed on to nobody
+            assert trainer.recv(100) == b""
+    assert "does not have the key of this job" in tunnel.refusal
+
+
+def test_of_many_that_prove_nothing_few_are_kept_and_none_keeps_a_trainer_out(store: socket.socket):
+    listener = socket.create_server((HOST, 0))
+    gate = open_gate(store.getsockname()[1], listener, KEY, HalfOpen(most=4))
+    with contextlib.closing(gate), contextlib.ExitStack() as opened:
+        kept = [opened.enter_context(socket.create_connection((HOST, gate.port), 10)) for _ in range(20)]
+        tunnel = open_tunnel(HOST, gate.port, KEY)
+        opened.callback(tunnel.close)
+        trainer = opened.enter_context(socket.create_connection((HOST, tunnel.port), 10))
+        trainer.sendall(b"asked")
+        there, _ = store.accept()
+        with there:
+            there.settimeout(10)
+            assert there.recv(5, socket.MSG_WAITALL) == b"asked"
+
+        def let_go(connected: socket.socket) -> bool:
+            connected.settimeout(0.05)
+            with contextlib.suppress(TimeoutError):
+                return len(connected.recv(100, socket.MSG_WAITALL)) <= CHALLENGE_BYTES
+            return False
+
+        wait_for(lambda: sum(map(let_go, kept)) >= 16, "the oldest to be given up")
+
+
+def test_many_connections_take_no_thread_each(store: socket.socket, gate: Relay):
+    tunnel = open_tunnel(HOST, gate.port, KEY)
+    before = len(named_gate())  # two that accept at least, and perhaps the one that passes on
+    with contextlib.closing(tunnel), contextlib.ExitStack() as opened:
+        pairs = []
+        for _ in range(50):
+            trainer = opened.enter_context(socket.create_connection((HOST, tunnel.port), 10))
+            pairs.append((trainer, opened.enter_context(store.accept()[0])))
+        wait_for(lambda: len(named_gate()) <= before + 1, "the threads that greeted to end")
+        for number, (trainer, there) in enumerate(pairs):
+            trainer.sendall(bytes([number]))
+            there.sendall(bytes([number + 100]))
+        for number, (trainer, there) in enumerate(pairs):
+            there.settimeout(10)
+            assert (there.recv(1), trainer.recv(1)) == (bytes([number]), bytes([number + 100]))
+
+
+def test_a_gate_for_which_there_is_no_thread_takes_the_next_connection(
+    store: socket.socket, gate: Relay, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    start, refused = threading.Thread.start, list[threading.Thread]()
+
+    def refuses_once(thread: threading.Thread) -> None:
+        if thread.name == "fleet-gate" and not refused:
+            refused.append(thread)
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refuses_once)
+    with socket.create_connection((HOST, gate.port), 10) as connected:
+        assert connected.recv(1) == b""
+    with socket.create_connection((HOST, gate.port), 10) as connected:
+        assert len(connected.recv(CHALLENGE_BYTES, socket.MSG_WAITALL)) == CHALLENGE_BYTES
+    assert "a connection could not be taken: can't start new thread; trying again" in caplog.text
+
+
+def sockets() -> int:
+    """Return how many sockets this process has open."""
+    count = 0
+    for link in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):
+            count += str(link.readlink()).startswith("socket:")
+    return count
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc tells what is open")
+def test_forked_children_keep_neither_ports_nor_connections_open(store: socket.socket, gate: Relay):
+    """Workers that outlive a killed trainer would keep its port taken, and its peers waiting."""
+    tunnel = open_tunnel(HOST, gate.port, KEY)
+    with contextlib.closing(tunnel), socket.create_connection((HOST, tunnel.port), 10) as trainer:
+        trainer.sendall(b"asked")
+        there, _ = store.accept()
+        with there:
+            assert there.recv(5, socket.MSG_WAITALL) == b"asked"
+            before = sockets()
+            if (child := os.fork()) == 0:
+                os._exit(before - sockets())
+            closed = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    assert closed >= 6, "two ports, and both ends of what the tunnel and the gate pass on"
+
+
+def named_gate() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "fleet-gate"]
+
+
+def test_a_greeting_has_a_deadline_as_a_whole(store: socket.socket):
+    gate = open_gate(store.getsockname()[1], socket.create_server((HOST, 0)), KEY, HalfOpen(seconds=0.2))
+    with contextlib.closing(gate), socket.create_connection((HOST, gate.port), 10) as slow:
+        assert len(slow.recv(CHALLENGE_BYTES, socket.MSG_WAITALL)) == CHALLENGE_BYTES
+        assert slow.recv(1) == b""

@@ -17,12 +17,12 @@ from fleet.role_maker import JobIdentity
 class Alone:
     """Stands in for a group of one."""
 
-    place = SimpleNamespace(rank=0)
+    world = SimpleNamespace(rank=0)
 
     def agree(self, key: str, value: str) -> dict[int, str]:
         return {0: value}
 
-    everybodys = agree
+    gather = agree
 
 
 def make(

@@ -1,21 +1,24 @@
-"""Whom a trainer waits for, as its watch sees it; a function stands in for what a GPU still has to do."""
+"""Which trainers a watchdog finds silent, lost or in a deadlock."""
 
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from typing import Any, cast
 
 import pytest
+from torch._C._distributed_c10d import HashStore, TCPStore
+from torch.distributed import DistStoreError
 
-from fleet.collective import watchdog as watch_module
-from fleet.collective.heartbeats import Digest, Missed, Somewhere
-from fleet.collective.rendezvous import Place
-from fleet.collective.standing import Standing, Way
-from fleet.collective.watchdog import Watch
+from fleet.collective import watchdog as watchdog_module
+from fleet.collective.heartbeats import Absence, Cohort, Report, TrainerState, WaitKind
+from fleet.collective.watchdog import Heartbeats, Watchdog
+from fleet.collective.world import World
 from fleet.environment.deadlines import Deadlines
 from fleet.errors import ConfigurationError, FleetError, PeerLostError
+from tests.support.beating_trainers import WAITING, BeatingTrainers
 from tests.support.counted_store import CountedStore
 from tests.support.processes import wait_for
 
@@ -23,7 +26,7 @@ from tests.support.processes import wait_for
 class OtherTrainer:
     """Stands in for the store, with the heartbeats of the other one of two trainers in it."""
 
-    def __init__(self, standing: Standing, *, alive: bool) -> None:
+    def __init__(self, standing: TrainerState, *, alive: bool) -> None:
         self.written = ""
         self.looked = threading.Semaphore(0)
         self._standing = standing
@@ -55,9 +58,9 @@ class OtherTrainer:
         return number
 
     @property
-    def seen(self) -> Standing:
+    def seen(self) -> TrainerState:
         """What the other trainer reads of this one."""
-        return Standing.from_text(self.written.partition(" ")[2])
+        return TrainerState.from_text(self.written.partition(" ")[2])
 
 
 @contextmanager
@@ -65,9 +68,9 @@ def watching(
     store: OtherTrainer,
     lost: Callable[[FleetError], None],
     clock: Callable[[], float] = time.monotonic,
-) -> Iterator[Watch]:
+) -> Iterator[Watchdog]:
     deadlines = Deadlines(heartbeat_seconds=0.01, deadline_seconds=0.2)
-    watch = Watch(cast("Any", store), Place(0, 2, "localhost", 1), deadlines, lost, clock)
+    watch = Watchdog(cast("Any", store), World(0, 2, "localhost", 1), deadlines, lost, clock)
     watch.start()
     try:
         yield watch
@@ -84,23 +87,25 @@ def error_of(store: OtherTrainer) -> FleetError:
         ended.set()
 
     with watching(store, lost) as watch:
-        with watch.waiting("the average of step 0's gradients", Way.EXCHANGE, until=lambda: False):
+        with watch.waiting("the average of step 0's gradients", WaitKind.EXCHANGE, until=lambda: False):
             pass
         assert ended.wait(10)
     return errors[0]
 
 
 def test_a_trainer_for_which_only_the_gpu_waits_is_missed():
-    store = OtherTrainer(Standing(), alive=False)
+    store = OtherTrainer(TrainerState(), alive=False)
     error = error_of(store)
     assert isinstance(error, PeerLostError)
     assert "trainer 1 gave no sign of life" in str(error)
     assert "while the average of step 0's gradients waited" in str(error)
-    assert store.seen == Standing(exchanges=1, way=Way.EXCHANGE, what="the average of step 0's gradients")
+    assert store.seen == TrainerState(
+        exchanges=1, kind=WaitKind.EXCHANGE, what="the average of step 0's gradients"
+    )
 
 
 def test_a_trainer_that_never_comes_where_the_gpu_waits_is_named():
-    error = error_of(OtherTrainer(Standing(1, 0, Way.CALL, "stop_worker()"), alive=True))
+    error = error_of(OtherTrainer(TrainerState(1, 0, WaitKind.CALL, "stop_worker()"), alive=True))
     assert isinstance(error, ConfigurationError)
     assert "trainer 1 waits for stop_worker() after 0 exchanges of gradients" in str(error)
 
@@ -113,18 +118,18 @@ def test_a_wait_that_the_gpu_has_ended_is_over():
         asked.set()
         return True
 
-    store = OtherTrainer(Standing(), alive=False)
+    store = OtherTrainer(TrainerState(), alive=False)
     with watching(store, errors.append) as watch:
-        with watch.waiting("the average of step 0's gradients", Way.EXCHANGE, until=done):
+        with watch.waiting("the average of step 0's gradients", WaitKind.EXCHANGE, until=done):
             pass
         assert asked.wait(10)
-    assert store.seen == Standing(exchanges=1)
+    assert store.seen == TrainerState(exchanges=1)
     assert not errors
 
 
 def test_a_trainer_that_was_frozen_itself_misses_nobody_for_what_it_did_not_hear():
     moments, errors = [0.0], list[FleetError]()
-    store = OtherTrainer(Standing(), alive=False)
+    store = OtherTrainer(TrainerState(), alive=False)
 
     def lost(error: FleetError) -> None:
         errors.append(error)
@@ -148,13 +153,13 @@ def test_what_trainers_that_wait_ask_the_store_grows_with_their_number_and_not_w
     store: Any = CountedStore()
     deadlines, errors = Deadlines(heartbeat_seconds=1.0), list[FleetError]()
     watches = [
-        Watch(store, Place(rank, size, "localhost", 1), deadlines, errors.append) for rank in range(size)
+        Watchdog(store, World(rank, size, "localhost", 1), deadlines, errors.append) for rank in range(size)
     ]
     with ExitStack() as all_wait:
         for watch in watches:
             watch.start()
             all_wait.callback(watch.close)
-            all_wait.enter_context(watch.waiting("the average of step 3456's gradients", Way.EXCHANGE))
+            all_wait.enter_context(watch.waiting("the average of step 3456's gradients", WaitKind.EXCHANGE))
         began = store.keys, store.bytes, store.sets
         while store.sets - began[2] < 3 * size:
             time.sleep(0.1)
@@ -165,13 +170,13 @@ def test_what_trainers_that_wait_ask_the_store_grows_with_their_number_and_not_w
 
 
 @contextmanager
-def watches(size: int, alive: int) -> Iterator[tuple[list[Watch], list[list[FleetError]]]]:
+def watches(size: int, alive: int) -> Iterator[tuple[list[Watchdog], list[list[FleetError]]]]:
     """Have the first of some trainers live, and the others have beaten once."""
     store: Any = CountedStore()
     deadlines = Deadlines(heartbeat_seconds=0.05, deadline_seconds=1.0)
     errors: list[list[FleetError]] = [[] for _ in range(size)]
     all_ = [
-        Watch(store, Place(rank, size, "localhost", 1), deadlines, errors[rank].append)
+        Watchdog(store, World(rank, size, "localhost", 1), deadlines, errors[rank].append)
         for rank in range(size)
     ]
     with ExitStack() as closing:
@@ -186,7 +191,7 @@ def watches(size: int, alive: int) -> Iterator[tuple[list[Watch], list[list[Flee
 def test_those_that_read_what_another_has_found_miss_one_as_soon_as_that_one_does():
     with watches(4, alive=3) as (all_, errors), ExitStack() as waiting:
         for watch in all_[:3]:
-            waiting.enter_context(watch.waiting("a barrier", Way.CALL))
+            waiting.enter_context(watch.waiting("a barrier", WaitKind.CALL))
         began = time.monotonic()
         wait_for(lambda: all(errors[:3]), "an error of each", seconds=10)
         assert time.monotonic() - began >= 1.0
@@ -197,8 +202,8 @@ def test_those_that_read_what_another_has_found_miss_one_as_soon_as_that_one_doe
 
 def test_those_that_read_what_another_has_found_learn_that_they_wait_in_vain():
     with watches(4, alive=4) as (all_, errors), ExitStack() as waiting:
-        waiting.enter_context(all_[1].waiting("the average of step 0's gradients", Way.EXCHANGE))
-        waiting.enter_context(all_[2].waiting("stop_worker()", Way.CALL))
+        waiting.enter_context(all_[1].waiting("the average of step 0's gradients", WaitKind.EXCHANGE))
+        waiting.enter_context(all_[2].waiting("stop_worker()", WaitKind.CALL))
         wait_for(lambda: errors[1] and errors[2], "both errors", seconds=10)
         assert str(errors[1][0]).startswith("trainer 2 waits for stop_worker() after 0 exchanges")
         assert str(errors[2][0]).startswith("trainer 1 waits for the average of step 0's gradients after 0")
@@ -207,13 +212,13 @@ def test_those_that_read_what_another_has_found_learn_that_they_wait_in_vain():
 
 
 def test_each_that_waits_says_for_whom_and_only_the_first_by_name(monkeypatch, caplog):
-    monkeypatch.setattr(watch_module, "SAID_AFTER_SECONDS", 0.4)
+    monkeypatch.setattr(watchdog_module, "LOG_AFTER_SECONDS", 0.4)
     with watches(24, alive=13) as (all_, _), ExitStack() as waiting:
         for watch in all_[:2]:
-            waiting.enter_context(watch.waiting("a barrier", Way.CALL))
+            waiting.enter_context(watch.waiting("a barrier", WaitKind.CALL))
         silent = "no sign of life from trainer 13, trainer 14, .*, trainer 20 and 3 more"
         busy = "not there yet: trainer 2, trainer 3, .*, trainer 9 and 3 more"
-        said = re.compile(f"a barrier waits since 0 s; {silent}, {busy}")
+        said = re.compile(f"a barrier has been waiting for 0 s; {silent}, {busy}")
         wait_for(lambda: len(said.findall(caplog.text)) >= 2, "a word of each", seconds=10)
 
 
@@ -221,39 +226,235 @@ def test_a_wait_that_began_after_a_heartbeat_is_told_before_it_is_found_to_be_in
     class Late(OtherTrainer):
         def multi_get(self, keys: Sequence[str]) -> list[bytes]:
             if not self.seen.what:
-                waits.enter_context(watch.waiting("the average of step 0's gradients", Way.EXCHANGE))
+                waits.enter_context(watch.waiting("the average of step 0's gradients", WaitKind.EXCHANGE))
             return super().multi_get(keys)
 
-    store = Late(Standing(1, 0, Way.CALL, "stop_worker()"), alive=True)
+    store = Late(TrainerState(1, 0, WaitKind.CALL, "stop_worker()"), alive=True)
     ended = threading.Event()
     with ExitStack() as waits:
         with watching(store, lambda _: ended.set()) as watch:
-            waits.enter_context(watch.waiting("", Way.OTHER))
+            waits.enter_context(watch.waiting("", WaitKind.OTHER))
             assert ended.wait(10)
-        assert store.seen.way is Way.EXCHANGE
+        assert store.seen.kind is WaitKind.EXCHANGE
         assert (
             "the average of step 0's gradients" in store.compare_set("what heartbeats say", "-", "").decode()
         )
 
 
-def judging(found: Digest) -> None:
+def check(found: Report) -> None:
     """Have trainer 0, which waits, judge by what another has found."""
-    store = OtherTrainer(Standing(), alive=False)
-    watch = Watch(cast("Any", store), Place(0, 2, "localhost", 1), Deadlines(), lambda _: None)
-    with watch.waiting("a barrier", Way.CALL):
-        watch._judge(found)
+    store = OtherTrainer(TrainerState(), alive=False)
+    watch = Watchdog(cast("Any", store), World(0, 2, "localhost", 1), Deadlines(), lambda _: None)
+    with watch.waiting("a barrier", WaitKind.CALL):
+        watch._check(found)
 
 
 def test_a_trainer_is_not_given_up_whose_heartbeat_has_come_since():
-    judging(Digest(1, missed=[Missed(1, -1, 500.0)]))
+    check(Report(1, absences=[Absence(1, -1, 500.0)]))
     with pytest.raises(PeerLostError, match="trainer 1 gave no sign of life for 500 s"):
-        judging(Digest(1, missed=[Missed(1, 0, 500.0)]))
+        check(Report(1, absences=[Absence(1, 0, 500.0)]))
 
 
 def test_a_trainer_waits_neither_for_itself_nor_with_those_whom_it_has_still_to_hear_of(monkeypatch, caplog):
-    monkeypatch.setattr(watch_module, "SAID_AFTER_SECONDS", -1.0)
-    judging(Digest(1, missed=[Missed(0, 0, 500.0)], places=[Somewhere(Standing(), 2, [0, 1])]))
-    judging(Digest(1))
+    monkeypatch.setattr(watchdog_module, "LOG_AFTER_SECONDS", -1.0)
+    check(Report(1, absences=[Absence(0, 0, 500.0)], cohorts=[Cohort(TrainerState(), 2, [0, 1])]))
+    check(Report(1))
     assert [record.getMessage() for record in caplog.records] == [
-        "a barrier waits since 0 s; every trainer is alive, not there yet: trainer 1"
+        "a barrier has been waiting for 0 s; every trainer is alive, not there yet: trainer 1"
     ]
+
+
+def missed_by(found: dict[int, Report]) -> dict[int, dict[int, float]]:
+    """Return whom each misses, and for how many seconds."""
+    return {rank: {each.rank: each.seconds for each in report.absences} for rank, report in found.items()}
+
+
+def test_one_looks_at_heartbeats_and_the_others_read_what_it_has_found():
+    trainers = BeatingTrainers(4)
+    found = trainers.beat(range(4), times=5)
+    assert len(trainers.store.reads) == 5
+    assert {report.observer for report in found.values()} == {0}
+    assert all(report.number == 5 for report in found.values())
+
+
+@pytest.mark.parametrize(
+    "waiting", [[0], [3], [1, 2, 3]], ids=["only-trainer-0", "only-the-last", "all-but-0"]
+)
+def test_whoever_waits_knows_of_the_others_whatever_these_do(waiting):
+    trainers = BeatingTrainers(4)
+    computing = set(range(4)) - set(waiting)
+    found = trainers.beat(waiting, computing, times=4)
+    for report in found.values():
+        assert {each.state.what: each.alive for each in report.cohorts} == {
+            WAITING.what: len(waiting),
+            "": len(computing),
+        }
+
+
+def test_a_trainer_alone_knows_itself():
+    assert BeatingTrainers(1).beat([0], times=3)[0].cohorts[0].ranks == [0]
+
+
+def test_another_looks_at_its_next_heartbeat_when_one_waits_no_longer_and_misses_whom_that_one_missed():
+    trainers = BeatingTrainers(4)
+    trainers.beat(range(3), times=8)
+    found = trainers.beat([1, 2], computing=[0])
+    assert {report.observer for report in found.values()} == {1}
+    assert missed_by(found) == {1: {3: 7.0}, 2: {3: 7.0}}
+    trainers.beat([], computing=[0, 1, 2], times=3)
+    assert not any(missed_by(trainers.beat(range(4), times=2)).values()), "it came back"
+
+
+@pytest.mark.parametrize("killed", range(4))
+def test_each_trainer_is_missed_since_the_others_saw_its_last_heartbeat_as_if_each_looked(killed):
+    trainers = BeatingTrainers(4)
+    trainers.beat(range(4), times=3)
+    found = trainers.beat(set(range(4)) - {killed}, times=10)
+    for of_one in missed_by(found).values():
+        ((rank, seconds),) = of_one.items()
+        assert rank == killed
+        assert seconds >= 9.0
+
+
+def test_whoever_dies_with_the_one_that_looks_is_missed_soon_after():
+    trainers = BeatingTrainers(4)
+    trainers.beat(range(4), times=3)
+    for of_one in missed_by(trainers.beat([2, 3], times=10)).values():
+        assert of_one.keys() == {0, 1}
+        assert min(of_one.values()) >= 6.0
+
+
+def test_one_that_was_frozen_while_it_looked_reads_what_another_has_found_since():
+    trainers = BeatingTrainers(3)
+    trainers.beat(range(3), times=3)
+    trainers.beat([1, 2], times=10)
+    found = trainers.beat(range(3))
+    assert {report.observer for report in found.values()} == {1}
+    found = trainers.beat(range(3))
+    assert missed_by(found) == {0: {}, 1: {}, 2: {}}
+
+
+def test_seconds_go_on_after_what_was_found_last():
+    trainers = BeatingTrainers(3)
+    trainers.beat([0, 1], times=8)
+    assert missed_by(trainers.beat([1])) == {1: {2: 8.0}}
+
+
+def test_of_those_that_are_missed_each_is_asked_for_before_it_is_given_up():
+    trainers = BeatingTrainers(3)
+    trainers.beat(range(3))
+    missed = [Absence(1, 1, 200.0), Absence(2, 1, 200.0)]
+    assert trainers.heartbeats[0].still_absent(missed) == missed
+    trainers.beat([2])
+    assert trainers.heartbeats[0].still_absent(missed) == missed[:1]
+
+
+def torchs_store() -> TCPStore:
+    return TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+
+
+@pytest.mark.parametrize("store", [CountedStore, HashStore, torchs_store])
+def test_torchs_stores_serve_as_the_simulated_one_does(store):
+    trainers = BeatingTrainers(3, store())
+    trainers.beat(range(3), times=3)
+    assert missed_by(trainers.beat([1, 2], times=4)) == {1: {0: 4.0}, 2: {0: 4.0}}
+    for _ in range(2):
+        assert trainers.heartbeats[1].find_silent(lambda _: trainers.beat([], [1])) == [0, 2]
+    with ThreadPoolExecutor(3) as threads:
+        assert list(threads.map(Heartbeats.confirm_deadlock, trainers.heartbeats)) == [None] * 3
+
+
+def silent(trainers: BeatingTrainers, rank: int, pause: Callable[[float], object]) -> list[int]:
+    """Return which trainers one of them finds silent."""
+    return trainers.heartbeats[rank].find_silent(pause)
+
+
+def ask_while_another_looks(
+    trainers: BeatingTrainers, alive: Collection[int], then: Collection[int]
+) -> list[Any]:
+    """Have trainer 2 ask who is silent while trainer 1 looks for that; return what both are told.
+
+    Those in `alive` beat while trainer 1 looks, and those in `then` while trainer 2 does, if it does.
+    """
+    asked, answered = threading.Event(), threading.Event()
+
+    def pause_of_second(_: float) -> None:
+        if not asked.is_set():
+            asked.set()
+            assert answered.wait(10)
+        else:
+            trainers.beat([], then)
+
+    with ThreadPoolExecutor(1) as threads:
+        second = None
+
+        def pause_of_first(_: float) -> None:
+            nonlocal second
+            second = threads.submit(silent, trainers, 2, pause_of_second)
+            assert asked.wait(10)
+            trainers.beat([], alive)
+
+        told = silent(trainers, 1, pause_of_first)
+        answered.set()
+        assert second is not None
+        return [told, second.result()]
+
+
+def test_one_looks_for_all_that_ask_who_is_silent():
+    trainers = BeatingTrainers(4)
+    assert ask_while_another_looks(trainers, alive=[0, 1, 2], then=[]) == [[3], [3]]
+    assert len(trainers.store.reads) == 2
+
+
+@pytest.mark.parametrize(
+    ("alive", "first"),
+    [
+        pytest.param(range(4), [], id="nobody-was-silent-before-it-asked"),
+        pytest.param([0, 1, 3], [2], id="it-was-frozen-itself"),
+    ],
+)
+def test_who_learns_nothing_from_anothers_look_has_one_that_begins_after_it_asked(alive, first):
+    assert ask_while_another_looks(BeatingTrainers(4), alive, then=[0, 1, 2]) == [first, [3]]
+
+
+def test_who_asks_later_is_told_of_another_look():
+    trainers = BeatingTrainers(3)
+    assert silent(trainers, 1, lambda _: trainers.beat([], [0, 1])) == [2]
+    assert silent(trainers, 0, lambda _: trainers.beat([], [0, 1, 2])) == []
+
+
+def test_who_asks_another_that_dies_before_it_answers_looks_itself():
+    trainers = BeatingTrainers(4)
+    with pytest.raises(InterruptedError):
+        silent(trainers, 1, killed)
+    assert silent(trainers, 2, lambda _: trainers.beat([], [0, 2])) == [1, 3]
+
+
+def killed(_: float) -> None:
+    raise InterruptedError
+
+
+class Stopped:
+    """Takes what it is told, and does not answer."""
+
+    def __init__(self) -> None:
+        self.asked, self.ended = threading.Event(), threading.Event()
+
+    def compare_set(self, *_: str) -> bytes:
+        self.asked.set()
+        self.ended.wait(20)
+        return b""
+
+
+def test_a_thread_does_not_wait_for_ever_for_the_call_of_another(monkeypatch):
+    monkeypatch.setattr(watchdog_module, "STORE_SECONDS", 0.1)
+    store: Any = Stopped()
+    watch = Watchdog(store, World(1, 2, "localhost", 1), Deadlines(), lambda _: None)
+    first = threading.Thread(target=watch._heartbeats._exchange, args=("key", "", "text"))
+    first.start()
+    assert store.asked.wait(10)
+    with pytest.raises(DistStoreError, match="had no answer for 0 s"):
+        watch._heartbeats.beat(TrainerState())
+    assert watch.silent_now() == [0]
+    store.ended.set()
+    first.join()

@@ -1,4 +1,4 @@
-"""Gradients that travel as fewer bytes, by torch's hooks for its reducer."""
+"""Gradients in fewer bytes, by torch's communication hooks for its reducer."""
 
 from functools import partial
 from types import SimpleNamespace
@@ -18,33 +18,33 @@ if TYPE_CHECKING:
 __all__ = ["factorizing", "rounding"]
 
 _EXACT: Final = torch.float64
-"""What has this dtype travels as it is: the notes, and the gradients of a model that is as exact."""
+"""Tensors of this dtype are not compressed: the flags, and the gradients of a float64 model."""
 
 _ROUNDED: Final = {
     "bfloat16": default_hooks.bf16_compress_hook,
     "float16": default_hooks.fp16_compress_hook,
 }
 _ROUNDED_BYTES: Final = 2
-_LEAST_NORM: Final = 1e-8
-"""Added to what a factor's column is divided by: that of a matrix nobody has used is zero."""
+_EPSILON: Final = 1e-8
+"""Added to the divisor of a factor's columns, which is zero for a matrix that no trainer has used."""
 
 
 def rounding(wire_dtype: str, channel: dist.ProcessGroup | None) -> "CommHook":
-    """Return what averages a bucket as shorter numbers; it counts the bytes.
+    """Return a hook that averages buckets as shorter numbers, and counts the bytes.
 
     Parameters
     ----------
     wire_dtype : str
         ``bfloat16`` or ``float16``.
     channel : ProcessGroup or None
-        That of torch.distributed where it is None.
+        That of torch.distributed if it is None.
     """
     average = _ROUNDED[wire_dtype]
 
     def hook(_: Any, bucket):  # type: ignore[no-untyped-def]  # torch reads annotations
         buffer = bucket.buffer()
         if buffer.dtype is _EXACT:
-            return _exactly(channel, bucket)
+            return _average_exactly(channel, bucket)
         progress.count("bytes_reduced", buffer.numel() * _ROUNDED_BYTES)
         return average(channel, bucket)  # type: ignore[arg-type]
 
@@ -52,38 +52,39 @@ def rounding(wire_dtype: str, channel: dist.ProcessGroup | None) -> "CommHook":
 
 
 def factorizing(power_sgd: "PowerSGD", group: Group, channel: dist.ProcessGroup | None) -> "CommHook":
-    """Return what averages a bucket's matrices as products; it counts the bytes.
+    """Return a hook that averages the matrices of buckets as products, and counts the bytes.
 
-    A bucket whose average holds NaN or infinity begins anew with the next pass, as it did at first.
+    If the average of a bucket holds NaN or infinity, the next pass starts with that bucket as the first did.
 
     Parameters
     ----------
     power_sgd : PowerSGD
     group : Group
-        Names who keeps an average waiting.
+        Names the trainers that delay an average.
     channel : ProcessGroup or None
-        That of torch.distributed where it is None.
+        That of torch.distributed if it is None.
     """
     state = powerSGD_hook.PowerSGDState(
         channel,
         matrix_approximation_rank=power_sgd.matrix_rank,
         start_powerSGD_iter=power_sgd.start_step,
-        orthogonalization_epsilon=_LEAST_NORM,
+        orthogonalization_epsilon=_EPSILON,
     )
 
     def hook(_: Any, bucket):  # type: ignore[no-untyped-def]
         buffer = bucket.buffer()
         if buffer.dtype is _EXACT:
-            state.maybe_increase_iter(bucket)  # type: ignore[no-untyped-call]  # which the last one does
-            return _exactly(channel, bucket)
+            state.maybe_increase_iter(bucket)  # type: ignore[no-untyped-call]  # if it is the last bucket
+            return _average_exactly(channel, bucket)
         whole = state.iter < state.start_powerSGD_iter
         before = state.total_numel_after_compression
-        future = powerSGD_hook.powerSGD_hook(state, _of_rows(bucket))
+        future = powerSGD_hook.powerSGD_hook(state, _without_scalars(bucket))
         numel = buffer.numel() if whole else state.total_numel_after_compression - before
         progress.count("bytes_reduced", numel * buffer.element_size())
         if not whole:
             future = future.then(partial(_forget_unless_finite, state, bucket.index()))
-        if not buffer.is_cuda:  # its parts leave from gloo's threads, in any order if there were two buckets
+        if not buffer.is_cuda:
+            # gloo's threads send a bucket's parts in any order: two buckets at once could mix them up.
             with group.waiting("an average by PowerSGD"):
                 future.wait()
         return future
@@ -91,8 +92,8 @@ def factorizing(power_sgd: "PowerSGD", group: Group, channel: dist.ProcessGroup 
     return hook
 
 
-def _of_rows(bucket: Any) -> Any:
-    """Return a bucket of which each gradient has rows, as torch asks for: a scalar is a vector of one."""
+def _without_scalars(bucket: Any) -> Any:
+    """Return a bucket whose gradients have at least one dimension, as torch's hook requires."""
     given = [each.view(each.shape or (1,)) for each in bucket.gradients() if each.numel()]
     return SimpleNamespace(
         buffer=bucket.buffer, index=bucket.index, is_last=bucket.is_last, gradients=lambda: given
@@ -102,20 +103,20 @@ def _of_rows(bucket: Any) -> Any:
 def _forget_unless_finite(
     state: powerSGD_hook.PowerSGDState, index: int, future: torch.futures.Future[torch.Tensor]
 ) -> torch.Tensor:
-    """Return a bucket's average; where it holds NaN or infinity, drop what torch remembers for the next.
+    """Return a bucket's average; if it holds NaN or infinity, delete torch's state of the bucket.
 
-    All trainers read the same average, so all drop it after the same pass, and draw the same factors anew.
-    Reading it holds nothing up: on a GPU torch has waited for the device just before.
+    All trainers read the same average, so all delete it after the same pass, and draw the same new factors.
+    Reading it delays nothing: on a GPU, torch has waited for the device just before.
     """
     average = future.value()
-    extremes = torch.stack(torch.aminmax(average))  # both are NaN where one number is
+    extremes = torch.stack(torch.aminmax(average))  # both are NaN if any number is
     if not bool(torch.isfinite(extremes).all()):
         for memory in (state.error_dict, state.p_memory_dict, state.q_memory_dict):
             memory.pop(index, None)
     return average
 
 
-def _exactly(channel: dist.ProcessGroup | None, bucket: Any) -> torch.futures.Future[torch.Tensor]:
+def _average_exactly(channel: dist.ProcessGroup | None, bucket: Any) -> torch.futures.Future[torch.Tensor]:
     buffer = bucket.buffer()
     progress.count("bytes_reduced", buffer.numel() * buffer.element_size())
     return default_hooks.allreduce_hook(channel, bucket)  # type: ignore[arg-type]

@@ -21,16 +21,16 @@ _Shape = tuple[str, torch.Size, torch.dtype]
 
 
 class _Slot(NamedTuple):
-    """Where a module keeps a parameter or a buffer."""
+    """An attribute of a module that holds a parameter or a buffer; the script may assign another tensor."""
 
     name: str
     module: torch.nn.Module
-    own_name: str
+    attribute: str
     is_buffer: bool
 
 
 class Copies:
-    """What all trainers have a copy of.
+    """The tensors of which every trainer has a copy.
 
     Parameters
     ----------
@@ -40,12 +40,12 @@ class Copies:
         Has buffers, and parameters that no optimizer steps.
     group : Group
     broadcast_buffers : bool
-        Whether the model's buffers follow trainer 0's all through the training.
+        True if the model's buffers follow trainer 0's throughout the training.
 
     Raises
     ------
     ConfigurationError
-        They are to, and one is sparse.
+        Buffers follow trainer 0's, and one is sparse.
     """
 
     def __init__(
@@ -58,36 +58,36 @@ class Copies:
     ) -> None:
         self.group = group
         self.named_parameters = list(named_parameters)
-        """All of the optimizer's, also those that take no gradient."""
+        """All of the optimizer's, including frozen ones."""
         self._slots = _slots(model) if model is not None else []
         self._buffers = [slot for slot in self._slots if slot.is_buffer] if broadcast_buffers else []
-        if self._buffers and group.place.size > 1:
+        if self._buffers and group.world.size > 1:
             self._refuse_sparse()
-        self._agreed = self._shapes()
-
-    @property
-    def trained(self) -> list[tuple[str, torch.Tensor]]:
-        """Those whose gradients are averaged here: they take one, and are not sharded."""
-        return [(name, parameter) for name, parameter in self.whole if parameter.requires_grad]
+        self._first_shapes = self._shapes()
 
     @property
     def whole(self) -> list[tuple[str, torch.Tensor]]:
-        """Those that are not sharded."""
+        """The optimizer's parameters that are not sharded."""
         return [(name, parameter) for name, parameter in self.named_parameters if not is_sharded(parameter)]
 
     @property
+    def trained(self) -> list[tuple[str, torch.Tensor]]:
+        """The parameters whose gradients are averaged here: neither sharded nor frozen."""
+        return [(name, parameter) for name, parameter in self.whole if parameter.requires_grad]
+
+    @property
     def others(self) -> list[tuple[str, torch.Tensor]]:
-        """What else the model has now: it takes trainer 0's values as well, and is nobody's to average."""
+        """The rest of the model as it is now: it takes trainer 0's values as well, but is not averaged."""
         seen = {id(parameter) for _, parameter in self.named_parameters}
         found: list[tuple[str, torch.Tensor]] = []
         for name, value in _present(self._slots):
-            if id(value) not in seen and _is_dense(value):
+            if id(value) not in seen and value.layout is torch.strided:
                 seen.add(id(value))
                 found.append((name, value))
         return found
 
     def tell_of_sharded(self) -> None:
-        """Say in the log what is left to whoever has sharded it, and how many tensors that is."""
+        """Log which parameters are left to the library that has sharded them."""
         names = [name for name, parameter in self.named_parameters if is_sharded(parameter)]
         if names:
             more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
@@ -99,21 +99,31 @@ class Copies:
                 more,
             )
 
+    def describe(self) -> list[str]:
+        """Return a line for each tensor, which must be the same on every trainer."""
+        lines = [
+            f"{name} {tuple(parameter.shape)} {parameter.dtype}"
+            + ("" if parameter.is_contiguous() else f" in memory as {parameter.stride()}")
+            + ("" if parameter.requires_grad else " frozen")
+            for name, parameter in self.named_parameters
+        ]
+        return [*lines, "no more parameters", *_forms(self.others)]
+
     def share(self, what: str) -> None:
-        """Take every value from trainer 0, if that is another one; a sparse buffer is each trainer's own."""
-        if self.group.place.size == 1:
+        """Take every value from trainer 0; a sparse buffer stays each trainer's own."""
+        if self.group.world.size == 1:
             return
         for name, value in (*self.named_parameters, *self.others):
             if not is_sharded(value):
                 self.group.broadcast_(value.detach(), f"{what}: {name}")
 
     def push(self, what: str) -> None:
-        """Take every value from trainer 0, in a call that each trainer makes, if all have the same kinds.
+        """Take every value from trainer 0, in a call that each trainer makes, if all have the same tensors.
 
         Raises
         ------
         ConfigurationError
-            Another trainer's model has come to have other buffers or frozen parameters.
+            Another trainer's model now has other buffers or frozen parameters.
         """
         found = self._difference(f"what {what} shares", _forms(self.others))
         if found is not None:
@@ -124,8 +134,8 @@ class Copies:
 
     @torch.no_grad()
     def share_buffers(self) -> None:
-        """Take trainer 0's buffers, such as BatchNorm's statistics; every trainer calls this alike."""
-        if self.group.place.size == 1:
+        """Take trainer 0's buffers, such as BatchNorm's statistics; every trainer must call this."""
+        if self.group.world.size == 1:
             return
         kinds: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
         for value in self._present_buffers().values():
@@ -135,21 +145,22 @@ class Copies:
             self.group.broadcast_(flat, f"trainer 0's buffers of {dtype}")
             parts = torch.split(flat, [value.numel() for value in values])
             for value, part in zip(values, parts, strict=True):
-                value.data.copy_(part.view(value.shape))  # a graph that was kept may go back once more
+                # By `data`, so that no version counter moves: a graph that was kept may run backward again.
+                value.data.copy_(part.view(value.shape))
 
     @property
     def digest(self) -> int:
-        """A number of 32 bits for what `share_buffers` takes to be everybody's: 0 for what all began with."""
+        """32 bits for the shapes of the buffers that `share_buffers` sends; 0 for the first shapes."""
         shapes = self._shapes()
-        return 0 if shapes == self._agreed else zlib.crc32("\n".join(_lines(shapes)).encode())
+        return 0 if shapes == self._first_shapes else zlib.crc32("\n".join(_lines(shapes)).encode())
 
     def compare_buffers(self) -> None:
-        """Compare the buffers' shapes with every trainer's, in a call that each makes.
+        """Compare the shapes of buffers with every trainer's, in a call that each makes.
 
         Raises
         ------
         ConfigurationError
-            Another trainer's differ, so that its values would come to lie in other buffers.
+            Another trainer's differ, so its values would be written to other buffers.
         """
         found = self._difference("the shapes of buffers", _lines(self._shapes()))
         if found is not None:
@@ -159,19 +170,19 @@ class Copies:
             )
 
     def _difference(self, what: str, lines: Sequence[str]) -> str | None:
-        """Say which line another trainer has that this one has not, and the other way round."""
-        ours, place = "\n".join(lines), self.group.place
+        """Return what another trainer has that this one does not have, and the reverse, as a clause."""
+        ours, world = "\n".join(lines), self.group.world
         for rank, theirs in self.group.agree(what, ours).items():
             if theirs != ours:
                 of_other, own = set(theirs.splitlines()), set(lines)
                 found = min(of_other - own, default="fewer buffers")
                 expected = min(own - of_other, default="fewer buffers")
-                return f"{place.name(rank)} has {found} where this trainer, {place.rank}, has {expected}"
+                return f"{world.name(rank)} has {found} where this trainer, {world.rank}, has {expected}"
         return None
 
     def _refuse_sparse(self) -> None:
         for name, value in self._present_buffers().items():
-            if not _is_dense(value):
+            if value.layout is not torch.strided:
                 raise ConfigurationError(
                     f"the buffer {name} is {value.layout}, and only dense ones follow trainer 0's; expected "
                     "a dense one, or DistributedStrategy(broadcast_buffers=False), with which it stays as "
@@ -182,18 +193,7 @@ class Copies:
         return [(name, value.shape, value.dtype) for name, value in self._present_buffers().items()]
 
     def _present_buffers(self) -> dict[str, torch.Tensor]:
-        """Return the buffers by name, but those that have been taken away since."""
         return {name: value for name, value in _present(self._buffers) if not is_sharded(value)}
-
-    def describe(self) -> list[str]:
-        """Return a line for each, which must be the same on every trainer."""
-        lines = [
-            f"{name} {tuple(parameter.shape)} {parameter.dtype}"
-            + ("" if parameter.is_contiguous() else f" in memory as {parameter.stride()}")
-            + ("" if parameter.requires_grad else " frozen")
-            for name, parameter in self.named_parameters
-        ]
-        return [*lines, "no more parameters", *_forms(self.others)]
 
 
 def _forms(named: Iterable[tuple[str, torch.Tensor]]) -> list[str]:
@@ -205,18 +205,13 @@ def _lines(shapes: Iterable[_Shape]) -> list[str]:
 
 
 def is_sharded(value: torch.Tensor) -> bool:
-    """Whether each trainer has a part of it only, as of FSDP2: whoever has parted it averages it."""
-    module = sys.modules.get("torch.distributed.tensor")  # whoever makes one has imported it
+    """Return True if each trainer has a part only, as with FSDP2; the library that sharded it averages it."""
+    module = sys.modules.get("torch.distributed.tensor")  # imported by whatever has made a DTensor
     return module is not None and isinstance(value, module.DTensor)
 
 
-def _is_dense(value: torch.Tensor) -> bool:
-    """Whether its elements lie in memory, which is what travels."""
-    return value.layout is torch.strided
-
-
 def _slots(model: torch.nn.Module) -> list[_Slot]:
-    """Return the places of parameters, and then those of buffers: another tensor may come to lie there."""
+    """Return the slots of a model's parameters, followed by those of its buffers."""
     parameters, buffers = [], []
     for path, module in model.named_modules():
         prefix = f"{path}." if path else ""
@@ -228,8 +223,8 @@ def _slots(model: torch.nn.Module) -> list[_Slot]:
 
 
 def _present(slots: Iterable[_Slot]) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield what lies in each place, but where it has been taken away."""
+    """Yield the tensor in each slot, except those that the script has removed."""
     for slot in slots:
-        value = getattr(slot.module, slot.own_name, None)
+        value = getattr(slot.module, slot.attribute, None)
         if isinstance(value, torch.Tensor):
             yield slot.name, value

@@ -1,29 +1,64 @@
-"""Which devices a job's trainers have, and what carries their tensors. Pure: facts in, a decision out.
+"""The devices of a job's trainers: which backend carries their tensors, how far a GPU is, whose error it is.
 
-NCCL carries CUDA tensors where each trainer has a GPU of its own; it refuses two trainers on one. gloo
-carries all others, CUDA tensors through the memory of the host: so several processes may train on the CPU,
-or even share a GPU, whatever the machine has.
+NCCL carries CUDA tensors if each trainer has a GPU of its own; it refuses two trainers on one. gloo carries
+all others, CUDA tensors through the host's memory: so several processes may train on the CPU, or even share a
+GPU, whatever the machine has.
 """
 
 import json
+import os
+import traceback
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Final
+
+import torch
+import torch.distributed as dist
 
 from fleet.errors import ConfigurationError
 
-__all__ = ["Facts", "backend_of", "difference", "gpu_number", "samples", "why_not_nccl"]
+__all__ = [
+    "Facts",
+    "Mark",
+    "Marks",
+    "backend_of",
+    "difference",
+    "gpu_number",
+    "is_capturing",
+    "is_from_script",
+    "local_facts",
+    "own_fault",
+    "reason_of",
+    "samples",
+    "why_not_nccl",
+]
+
+_MARKS: Final = 64
+"""So many marks are in use at once; streams may reach theirs in any order."""
+_BY_KERNEL: Final = "CUDA_LAUNCH_BLOCKING=1 shows which operation failed"
+_OWN_FAULTS: Final = {
+    "out of memory": "make the batch or the model smaller, or see who else computes on this device",
+    "CUDA error": _BY_KERNEL,
+    "ncclUnhandledCudaError": _BY_KERNEL,
+    "ncclInvalid": "NCCL_DEBUG=INFO shows what NCCL refuses",
+}
+"""What marks an error as this trainer's, and what helps."""
+_TRANSPORT: Final = ("gloo", "nccl", "connect", "socket", "broken pipe", "timed out", "timeout", "abort")
+_OURS: Final = tuple(f"{each}{os.sep}" for each in (Path(torch.__file__).parent, Path(__file__).parents[1]))
+"""The folders of torch and fleet: all other code is the script's."""
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What a trainer says of itself before the trainers connect.
+    """A trainer's versions and GPU, which trainers compare before they connect.
 
     Attributes
     ----------
     torch, nccl : str
-        Versions; `nccl` is empty where there is no NCCL, or no GPU.
+        Versions; `nccl` is empty without NCCL or a GPU.
     gpu : str
-        What no other GPU is called; empty where this trainer has none of its own.
+        The GPU's UUID; empty if this trainer has none of its own.
     model : str
         The GPU's product name.
     """
@@ -34,17 +69,32 @@ class Facts:
     model: str = ""
 
     def to_text(self) -> str:
-        """Return this as `from_text` reads it."""
+        """Return the facts as JSON, which `from_text` reads."""
         return json.dumps(asdict(self))
 
     @classmethod
     def from_text(cls, text: str) -> "Facts":
-        """Return what `to_text` wrote."""
+        """Parse what `to_text` returned."""
         return cls(**json.loads(text))
 
 
+def local_facts(environ: Mapping[str, str]) -> Facts:
+    """Return this trainer's facts, and make its GPU, if it has one, the current device."""
+    version = torch.__version__.partition("+")[0]  # the rest names the build
+    if not (torch.cuda.is_available() and dist.is_nccl_available()):
+        return Facts(version)
+    nccl = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
+    number = gpu_number(environ, torch.cuda.device_count())
+    if number is None:
+        return Facts(version, nccl)
+    if number:  # the first is current already, and choosing it would make a context that may stay unused
+        torch.cuda.set_device(number)
+    properties = torch.cuda.get_device_properties(number)
+    return Facts(version, nccl, str(properties.uuid), properties.name)
+
+
 def gpu_number(environ: Mapping[str, str], count: int) -> int | None:
-    """Return which of `count` visible GPUs is this process's; None where it has none of its own.
+    """Return which of `count` visible GPUs belongs to this process; None if it has none of its own.
 
     Raises
     ------
@@ -64,30 +114,30 @@ def gpu_number(environ: Mapping[str, str], count: int) -> int | None:
     )
 
 
-def difference(everybodys: Mapping[int, Facts], rank: int) -> tuple[int, str] | None:
-    """Return who differs from trainer `rank` in what must be equal, and a clause that says in what."""
-    ours = everybodys[rank]
-    for other, theirs in everybodys.items():
+def difference(facts: Mapping[int, Facts], rank: int) -> tuple[int, str] | None:
+    """Return a trainer whose versions differ from those of trainer `rank`, and a clause that says how."""
+    ours = facts[rank]
+    for other, theirs in facts.items():
         if theirs.torch != ours.torch:
             return other, f"has PyTorch {theirs.torch} where this trainer, {rank}, has {ours.torch}"
-        if ours.nccl and theirs.nccl and theirs.nccl != ours.nccl and not why_not_nccl(everybodys):
+        if ours.nccl and theirs.nccl and theirs.nccl != ours.nccl and not why_not_nccl(facts):
             return other, f"has NCCL {theirs.nccl} where this trainer, {rank}, has {ours.nccl}"
     return None
 
 
-def samples(everybodys: Mapping[int, Facts]) -> dict[int, Facts]:
-    """Return the facts of a few trainers by which each decides as by everybody's, if it adds its own.
+def samples(facts: Mapping[int, Facts]) -> dict[int, Facts]:
+    """Return the facts of a few trainers, which with a trainer's own decide as all facts do.
 
-    They are the first trainers with each version and model, and those because of which NCCL cannot be used:
-    few, where each of many GPUs has a name of its own.
+    They are those of the first trainers with each version and model, and of those that prevent NCCL: few,
+    even if each of many GPUs has its own UUID.
     """
-    first = {(facts.torch, facts.nccl, facts.model): rank for rank, facts in sorted(everybodys.items())[::-1]}
-    return {rank: everybodys[rank] for rank in sorted({*first.values(), *_without_own_gpu(everybodys)})}
+    first = {(each.torch, each.nccl, each.model): rank for rank, each in sorted(facts.items())[::-1]}
+    return {rank: facts[rank] for rank in sorted({*first.values(), *_without_own_gpu(facts)})}
 
 
-def why_not_nccl(everybodys: Mapping[int, Facts]) -> str:
+def why_not_nccl(facts: Mapping[int, Facts]) -> str:
     """Return why NCCL cannot carry the trainers' CUDA tensors; empty if it can."""
-    match _without_own_gpu(everybodys):
+    match _without_own_gpu(facts):
         case [rank]:
             return f"trainer {rank} has no GPU of its own"
         case [owner, rank]:
@@ -95,18 +145,102 @@ def why_not_nccl(everybodys: Mapping[int, Facts]) -> str:
     return ""
 
 
-def _without_own_gpu(everybodys: Mapping[int, Facts]) -> list[int]:
+def _without_own_gpu(facts: Mapping[int, Facts]) -> list[int]:
     """Return the first trainer without a GPU, or the first two with the same one."""
     owners: dict[str, int] = {}
-    for rank, facts in everybodys.items():
-        if not facts.gpu:
+    for rank, each in facts.items():
+        if not each.gpu:
             return [rank]
-        if facts.gpu in owners:
-            return [owners[facts.gpu], rank]
-        owners[facts.gpu] = rank
+        if each.gpu in owners:
+            return [owners[each.gpu], rank]
+        owners[each.gpu] = rank
     return []
 
 
-def backend_of(everybodys: Mapping[int, Facts]) -> str:
+def backend_of(facts: Mapping[int, Facts]) -> str:
     """Return the backend for `torch.distributed`."""
-    return "gloo" if why_not_nccl(everybodys) else "cpu:gloo,cuda:nccl"
+    return "gloo" if why_not_nccl(facts) else "cpu:gloo,cuda:nccl"
+
+
+def is_capturing(device: torch.device) -> bool:
+    """Return True while a CUDA graph is being captured: nothing can be read from the device then."""
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+
+class Mark:
+    """A point in a stream's work, which any thread can ask for without calling CUDA.
+
+    Asking a `torch.cuda.Event` is such a call: it creates a context on the thread's current device, and while
+    any thread captures a graph, it may end the capture. Here the GPU itself writes a number to the host's
+    memory when it comes to the point, and the host reads it there.
+
+    Parameters
+    ----------
+    number : int
+    device : torch.device
+        Its current stream reaches the mark.
+    memory : Tensor
+        One element of the host's memory, which holds a smaller number before.
+    """
+
+    def __init__(self, number: int, device: torch.device, memory: torch.Tensor) -> None:
+        self._number = number
+        self._device = device
+        self._memory = memory
+
+    def put(self) -> None:
+        """Enqueue the mark behind all work that the stream has been given."""
+        number = torch.full_like(self._memory, self._number, device=self._device)
+        self._memory.copy_(number, non_blocking=True)
+
+    def reached(self) -> bool:
+        """Return True once the stream has reached the mark; for any thread."""
+        return int(self._memory.item()) >= self._number
+
+
+class Marks:
+    """The marks of one device."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._memory = torch.zeros(_MARKS, dtype=torch.int64, pin_memory=device.type == "cuda")
+        self._count = 0
+
+    def next(self) -> Mark:
+        """Return a mark that no stream has reached."""
+        self._count += 1
+        slot = self._count % _MARKS
+        return Mark(self._count, self._device, self._memory[slot : slot + 1])
+
+
+def own_fault(error: BaseException) -> str:
+    """Return what helps against an error of this trainer's device; empty if another trainer may be to blame.
+
+    torch reports both by the same calls: an error of this device may come from any earlier kernel.
+    """
+    text = str(error)
+    for mark, help_ in _OWN_FAULTS.items():
+        if mark in text:
+            return help_
+    return _BY_KERNEL if isinstance(error, torch.AcceleratorError) else ""
+
+
+def is_from_script(error: BaseException) -> bool:
+    """Return True if an error comes from the script's code, such as a hook that runs during `backward()`.
+
+    Parameters
+    ----------
+    error : BaseException
+        Caught around the wait, so that its traceback has all that was called in there.
+    """
+    text = str(error).lower()
+    if isinstance(error, dist.DistError) or any(word in text for word in _TRANSPORT):
+        return False
+    files = (frame.filename for frame in traceback.extract_tb(error.__traceback__))
+    return any(not file.startswith(("<", *_OURS)) for file in files)
+
+
+def reason_of(error: BaseException) -> str:
+    """Return the most useful line of an error: its first, or the last that NCCL has logged."""
+    text = str(error).strip()
+    return (text.partition("Last error:\n")[2] or text).partition("\n")[0]

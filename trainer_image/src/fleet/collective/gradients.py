@@ -1,35 +1,190 @@
 """GradAllReduce: average the gradients of all trainers while the backward pass still runs.
 
-torch's reducer does it, in buckets that leave as soon as they are full. It wants a gradient of every
-parameter in every pass; what a pass did not reach is given as zeros when it ends, and with it the notes that
-travel beside the gradients (`fleet.collective.notes`). A parameter that some trainers did not use counts
-there as zeros; one that nobody used keeps no gradient, as in one process.
+torch's reducer does it, in buckets that are sent as soon as they are full. It needs a gradient of every
+parameter in every pass. When autograd has ended, a second small pass gives zeros for the parameters that were
+not reached, and the flags (`fleet.collective.reducer.Flags`). A parameter that some trainers did not use
+counts there as zeros; one that no trainer used keeps no gradient, as in one process.
+
+That second pass is one for all optimizers: which of two optimizers' gradients a pass ends with may differ
+between trainers, so the last gradients of all must be sent before any average is waited for. Otherwise two
+trainers could wait for each other.
 """
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
 from fleet.checkpoint import GradientOrder
-from fleet.collective.backward import BackwardPass
-from fleet.collective.buckets import NOTES, Buckets, Compression
 from fleet.collective.copies import Copies
-from fleet.collective.own_gradients import OwnGradients
-from fleet.collective.reducer import BUCKET_BYTES
+from fleet.collective.devices import is_capturing
+from fleet.collective.group import Group
+from fleet.collective.heartbeats import WaitKind
+from fleet.collective.reducer import BUCKET_BYTES, FLAGS, Compression, Reducer
 from fleet.collective.steps import Steps
-from fleet.collective.synchronizer import Synchronizer
+from fleet.collective.synchronizer import PassEnd, Synchronizer, refuse_reentrant
 from fleet.errors import ConfigurationError, FleetError
 from fleet.process import progress
 
-__all__ = ["GradientAverager"]
+if TYPE_CHECKING:
+    import weakref
+
+__all__ = ["AverageCheck", "BackwardPass", "GradientAverager"]
+
+
+class BackwardPass:
+    """The running backward pass, and its end for all optimizers that its gradients reach.
+
+    Parameters
+    ----------
+    group : Group
+        Names the trainers that delay the averages.
+    """
+
+    def __init__(self, group: Group) -> None:
+        self._group = group
+        self._averagers: list[GradientAverager] = []
+        self._reached: list[GradientAverager] = []
+        self._end: weakref.ref[PassEnd] | None = None
+
+    def add(self, averager: "GradientAverager") -> None:
+        """Add an optimizer's averager; all trainers must add theirs in the same order."""
+        self._averagers.append(averager)
+
+    def reach(self, averager: "GradientAverager") -> None:
+        """Include an averager in the end of this pass, at its first gradient.
+
+        Raises
+        ------
+        ConfigurationError
+            The gradient came from a pass within the pass, which would end too early.
+        """
+        if not self._reached:
+            refuse_reentrant()
+            self._end = PassEnd.queue(self._finish)
+        self._reached.append(averager)
+
+    def check_ended(self) -> None:
+        """Check that the previous backward pass, if there was one, came to its end.
+
+        Raises
+        ------
+        FleetError
+            An error ended it, which the script has caught.
+        """
+        if self._end is not None and self._end() is None:
+            step = self._reached[0].steps.number
+            raise FleetError(
+                f"the backward pass of step {step} was ended by an error, and the other trainers wait for "
+                "the gradients that it had still to give; expected the script to end with that error, too"
+            )
+
+    def _finish(self) -> None:
+        """Give the remaining gradients, wait for the averages, and hand them back."""
+        reached = sorted(self._reached, key=self._averagers.index)
+        remaining = [pair for each in reached for pair in each.remaining_gradients()]
+        what = f"the average of step {reached[0].steps.number}'s gradients"
+        began = time.monotonic()
+        with self._group.waiting(what, WaitKind.EXCHANGE, reached[0].device):
+            # The reducers' hooks send these gradients, and wait for the averages at the end of this pass.
+            torch.autograd.backward([leaf for leaf, _ in remaining], [given for _, given in remaining])
+        progress.count("wait_seconds", time.monotonic() - began)
+        self._end = None
+        self._reached = []
+        for each in reached:
+            each.hand_back()
+
+
+class AverageCheck:
+    """Checks that steps use averages only: a step on another gradient would train another model here.
+
+    Parameters
+    ----------
+    named : sequence of (str, Tensor)
+        The parameters.
+    """
+
+    def __init__(self, named: Sequence[tuple[str, torch.Tensor]]) -> None:
+        self._named = named
+        self._all = frozenset(range(len(named)))
+        self._own = set(self._all)
+        """The parameters whose gradients may be this trainer's own."""
+        self._addresses: dict[int, int] = {}
+        """The address of each average that was handed back last."""
+        self._accumulated = False
+        self._captured = False
+
+    def accumulate(self, position: int) -> None:
+        """Handle a gradient that a later pass averages; added to an average in place, it makes that local."""
+        self._accumulated = True
+        gradient = self._named[position][1].grad
+        if gradient is not None and gradient.data_ptr() == self._addresses.get(position):
+            del self._addresses[position]
+            self._own.add(position)
+
+    def average(
+        self, averages: Sequence[torch.Tensor], unused: Collection[int] = (), *, captured: bool
+    ) -> None:
+        """Handle the averages of all parameters except the unused ones.
+
+        After a captured pass nothing can be checked: the graph's replays make other averages unnoticed.
+        """
+        self._captured |= captured
+        self._accumulated = False
+        self._addresses = dict(enumerate(map(torch.Tensor.data_ptr, averages)))
+        for position in unused:
+            del self._addresses[position]
+        self._own.intersection_update(unused)
+
+    def step(self) -> bool:
+        """Handle a step; return whether it can have changed something."""
+        if self._own == self._all and all(each.grad is None for _, each in self._named):
+            return False
+        self._own = set(self._all)
+        return True
+
+    def check(self) -> None:
+        """Check that all trainers have the gradients of the next step in common.
+
+        The averages of the previous step may be used again, and zeros are the same everywhere.
+
+        Raises
+        ------
+        ConfigurationError
+            A gradient is this trainer's own; the message names it, and says how it gets averaged.
+        """
+        if self._captured:
+            return
+        for position in sorted(self._own):
+            name, parameter = self._named[position]
+            gradient = parameter.grad
+            if gradient is None:
+                continue
+            is_dense = gradient.layout is torch.strided
+            if is_dense and (gradient.data_ptr() == self._addresses.get(position) or not gradient.any()):
+                continue
+            found = (
+                f"the gradient of {name} is this trainer's own, "
+                "and a step on it would make this copy of the model differ"
+            )
+            if self._accumulated:
+                raise ConfigurationError(
+                    f"{found}: the last backward passes that reached it were in no_sync(); "
+                    "expected the last one before optimizer.step() to be outside of it"
+                )
+            raise ConfigurationError(
+                f"{found}: only backward() averages gradients over the trainers, and this one does not come "
+                "from it; expected loss.backward(), or, for gradients that the script has computed itself, "
+                "torch.autograd.backward(parameters, gradients)"
+            )
 
 
 @dataclass(frozen=True)
 class _Ending:
-    """A pass whose last gradients are being given: the parameters without one, and those frozen since."""
+    """A pass whose remaining gradients are being given: parameters without one, and those frozen since."""
 
     absent: list[int]
     thawed: list[torch.Tensor]
@@ -43,8 +198,8 @@ class GradientAverager(Synchronizer):
     copies : Copies
     backward : BackwardPass
         One for all optimizers.
-    bucket_bytes, compression, remembers
-        As of `Buckets`.
+    bucket_bytes, compression, stateful
+        See `Reducer`.
     """
 
     def __init__(
@@ -54,7 +209,7 @@ class GradientAverager(Synchronizer):
         *,
         bucket_bytes: int = BUCKET_BYTES,
         compression: Compression | None = None,
-        remembers: bool = False,
+        stateful: bool = False,
     ) -> None:
         super().__init__(Steps(copies.group))
         self._copies = copies
@@ -62,57 +217,57 @@ class GradientAverager(Synchronizer):
         self._named = copies.trained
         self._backward = backward
         self._parameters = [parameter for _, parameter in self._named]
-        self._buckets = Buckets(
+        self._reducer = Reducer(
             copies.group,
             self._parameters,
             bucket_bytes=bucket_bytes,
             compression=compression,
-            remembers=remembers,
+            stateful=stateful,
         )
         self._arrived: dict[int, None] = {}
-        """The parameters whose gradients are there, in their order."""
+        """The parameters whose gradients have arrived in this pass, in their order."""
         self._unseen = set(range(len(self._parameters)))
-        """The parameters of which there was no gradient in any pass."""
+        """The parameters that have had no gradient in any pass."""
         self._ending: _Ending | None = None
-        self._own = OwnGradients(self._named)
+        self._check = AverageCheck(self._named)
         self._hooks: list[Any] = []
 
     @property
     def device(self) -> torch.device:
-        """Where the gradients are."""
-        return self._named[0][1].device
+        """The device of the gradients."""
+        return self._parameters[0].device
 
     def start(self) -> None:
         """See `Synchronizer`."""
         self._backward.add(self)
-        self._buckets.connect()
+        self._reducer.connect()
         for position, parameter in enumerate(self._parameters):
-            hook = parameter.register_post_accumulate_grad_hook(partial(self.on_gradient, position))  # type: ignore[no-untyped-call]
+            hook = parameter.register_post_accumulate_grad_hook(partial(self._on_gradient, position))  # type: ignore[no-untyped-call]
             self._hooks.append(hook)
 
     def close(self) -> None:
         """Remove the hooks; see `Synchronizer`."""
         while self._hooks:
             self._hooks.pop().remove()
-        self._buckets.let_go()
+        self._reducer.release()
 
     @property
     def order(self) -> GradientOrder | None:
-        """See `Synchronizer`."""
-        order, unused = self._buckets.order, self._buckets.once_unused
+        """See `Synchronizer`; the flags have the name None."""
+        order, unused = self._reducer.order, self._reducer.once_unused
         if order is None:
             return None
-        names = [None if position == NOTES else self._named[position][0] for position in order]
+        names = [None if position == FLAGS else self._named[position][0] for position in order]
         return GradientOrder(tuple(names), tuple(self._named[position][0] for position in unused))
 
     def resume(self, order: GradientOrder) -> None:
         """See `Synchronizer`."""
         positions: dict[str | None, int] = {name: position for position, (name, _) in enumerate(self._named)}
-        positions[None] = NOTES
+        positions[None] = FLAGS
         if sorted(positions, key=str) != sorted(order.names, key=str):  # other parameters are frozen here
             return
-        self._ending = _Ending([], [])
-        self._buckets.resume(
+        self._ending = _Ending([], [])  # the zeros that the reducer is given are no gradients of the script
+        self._reducer.resume(
             [positions[name] for name in order.names], [positions[name] for name in order.once_unused]
         )
         self._ending = None
@@ -124,76 +279,44 @@ class GradientAverager(Synchronizer):
 
     def check_averaged(self) -> None:
         """See `Synchronizer`."""
-        if self._group.place.size > 1:
-            self._own.check()
+        if self._group.world.size > 1:
+            self._check.check()
 
     def on_step(self, groups: Sequence[Mapping[str, Any]]) -> None:
-        """Note a step; the next exchange tells it. See `Synchronizer`."""
-        if not self._named:  # all are sharded, and there is no exchange that counts
+        """Record a step, whose digest travels with the next exchange. See `Synchronizer`."""
+        if not self._named:  # all are sharded, so there is no exchange that counts
             self.steps.number += 1
-        if self._own.step():
-            self.steps.note(groups)
+        if self._check.step():
+            self.steps.record(groups)
 
-    def on_gradient(self, position: int, parameter: torch.Tensor) -> None:
-        """Take note of a parameter's gradient before torch's reducer does, and of one that is left undefined.
+    def _on_gradient(self, position: int, parameter: torch.Tensor) -> None:
+        """Handle a parameter's gradient before torch's reducer does; it may be undefined.
 
         Raises
         ------
         ConfigurationError
-            It is none that can be averaged.
+            It cannot be averaged.
         FleetError
-            There was one in this pass already, or an error ended the pass before.
+            This pass had one of the parameter already, or an error ended the previous pass.
         """
         if self._paused:
-            self._own.accumulate(position)
+            self._check.accumulate(position)
             return
-        if self._ending is None:  # else it is one of those that are given
+        if self._ending is None:  # otherwise it is one of the remaining gradients
             if not self._arrived or position in self._arrived:
                 self._begin(position)
-            if position in self._unseen:  # only then: to look at a gradient takes longer than all of this
-                self._check_layout(position, parameter.grad)
+            if position in self._unseen:  # once: making a gradient's Python object takes longer than all this
+                gradient = parameter.grad
+                if gradient is not None and gradient.layout is not torch.strided:
+                    raise ConfigurationError(
+                        f"the gradient of {self._named[position][0]} is {gradient.layout}; expected a dense "
+                        "one: build its torch.nn.Embedding with sparse=False"
+                    )
                 self._unseen.discard(position)
         self._arrived[position] = None
 
-    def on_backward_end(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Return what this trainer has still to give; see `Reached`."""
-        notes = self._buckets.notes
-        absent = [position for position, each in enumerate(self._parameters) if each.grad is None]
-        missing = [each for position, each in enumerate(self._parameters) if position not in self._arrived]
-        thawed = [each for each in missing if not each.requires_grad]  # frozen since the buckets were made
-        for parameter in thawed:
-            parameter.requires_grad_(True)
-        self._ending = _Ending(absent, thawed)
-        if self._buckets.order is None:  # the notes are in it, too
-            notes.leaf.register_post_accumulate_grad_hook(lambda _: self._arrived.setdefault(NOTES))  # type: ignore[no-untyped-call]
-        zeros = [(each, torch.zeros_like(each)) for each in missing]
-        return [*zeros, (notes.leaf, notes.gradient(absent, self.steps.digest ^ self._copies.digest))]
-
-    def collect(self) -> None:
-        """Hand the averages back; see `Reached`."""
-        notes = self._buckets.notes
-        ending, self._ending = cast("_Ending", self._ending), None
-        for parameter in ending.thawed:
-            parameter.requires_grad_(False)
-        if not notes.all_alike():
-            self.steps.compare(f"steps (at the average of step {self.steps.number}'s gradients)")
-            self._copies.compare_buffers()
-        unused = notes.nobodys(ending.absent)
-        self._buckets.end(self._arrived, unused)
-        self._arrived.clear()
-        averages = self._buckets.averages()
-        for parameter, average in zip(self._parameters, averages, strict=True):
-            parameter.grad = average
-        for position in unused:
-            self._parameters[position].grad = None
-        captured = self.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
-        self._own.average(averages, unused, captured=captured)
-        progress.count("bytes_reduced", self._buckets.num_bytes)
-        self._copies.share_buffers()
-        self.steps.number += 1
-
     def _begin(self, position: int) -> None:
-        """Begin an exchange, with the first gradient of a pass; a model may have moved since the last."""
+        """Begin an exchange, at the first gradient of a pass."""
         self._backward.check_ended()
         if position in self._arrived:
             raise FleetError(
@@ -203,15 +326,44 @@ class GradientAverager(Synchronizer):
         if torch.is_grad_enabled():
             raise ConfigurationError(
                 "backward(create_graph=True) gives gradients that have gradients of their own, which an "
-                "average over trainers has not; expected torch.autograd.grad(..., create_graph=True) for "
-                "what the loss is made of, and loss.backward()"
+                "average over trainers does not have; expected torch.autograd.grad(..., create_graph=True) "
+                "for what the loss is made of, and loss.backward()"
             )
         self._backward.reach(self)
-        self._buckets.begin()
+        self._reducer.begin()
 
-    def _check_layout(self, position: int, gradient: torch.Tensor | None) -> None:
-        if gradient is not None and gradient.layout is not torch.strided:
-            raise ConfigurationError(
-                f"the gradient of {self._named[position][0]} is {gradient.layout}; expected a dense one: "
-                "build its torch.nn.Embedding with sparse=False"
-            )
+    def remaining_gradients(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Return the leaves that the pass has not reached, each with the gradient that the reducer needs."""
+        flags = self._reducer.flags
+        absent = [position for position, each in enumerate(self._parameters) if each.grad is None]
+        missing = [each for position, each in enumerate(self._parameters) if position not in self._arrived]
+        thawed = [each for each in missing if not each.requires_grad]  # frozen since the buckets were made
+        for parameter in thawed:
+            parameter.requires_grad_(True)
+        self._ending = _Ending(absent, thawed)
+        if self._reducer.order is None:  # this pass decides the order, of the flags as well
+            flags.leaf.register_post_accumulate_grad_hook(lambda _: self._arrived.setdefault(FLAGS))  # type: ignore[no-untyped-call]
+        zeros = [(each, torch.zeros_like(each)) for each in missing]
+        return [*zeros, (flags.leaf, flags.gradient(absent, self.steps.digest ^ self._copies.digest))]
+
+    def hand_back(self) -> None:
+        """Set the gradients to the averages, which have arrived."""
+        flags = self._reducer.flags
+        ending, self._ending = cast("_Ending", self._ending), None
+        for parameter in ending.thawed:
+            parameter.requires_grad_(False)
+        if not flags.are_equal():
+            self.steps.compare(f"steps (at the average of step {self.steps.number}'s gradients)")
+            self._copies.compare_buffers()
+        unused = flags.unused(ending.absent)
+        self._reducer.end(self._arrived, unused)
+        self._arrived.clear()
+        averages = self._reducer.averages()
+        for parameter, average in zip(self._parameters, averages, strict=True):
+            parameter.grad = average
+        for position in unused:
+            self._parameters[position].grad = None
+        self._check.average(averages, unused, captured=is_capturing(self.device))
+        progress.count("bytes_reduced", self._reducer.num_bytes)
+        self._copies.share_buffers()
+        self.steps.number += 1

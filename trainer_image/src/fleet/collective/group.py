@@ -1,12 +1,19 @@
-"""The process group of a collective job: its start, its end, and errors that name the trainer to blame.
+"""The process groups of a collective job: how they start and end, and the calls that all trainers make.
 
 Gradients have one set of connections, and the calls that all trainers make (barriers, small sums, the end)
-another: a trainer that calls something while others exchange gradients must not have its numbers added to
-theirs, and gloo would end the process where the two differ in size. For the same reason the gradients of each
-optimizer have connections of their own: which of two optimizers' gradients leave first may differ.
+another: if one trainer made a call while the others exchanged gradients, its numbers would be added to
+theirs, and gloo ends the process if the two differ in size. For the same reason the gradients of each
+optimizer have connections of their own: which of two optimizers' gradients are sent first may differ.
+
+Every call is compared with the other trainers' before any of its data is sent. Two numbers, over the
+connections for calls, tell whether all are equal. Only if they are not, the trainers exchange texts through
+trainer 0's store. Trainer 0 reads all of them and publishes the few that everybody needs: so the traffic
+grows with the number of trainers, and not with its square.
 """
 
 import contextlib
+import hashlib
+import json
 import logging
 import os
 import stat
@@ -15,55 +22,118 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from datetime import timedelta
 from pathlib import Path
-from typing import cast
+from typing import Final, cast
 
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 
-from fleet.collective.adoption import place_beside
-from fleet.collective.calls import Calls
-from fleet.collective.devices import Facts, backend_of, difference, gpu_number, samples, why_not_nccl
-from fleet.collective.faults import is_of_script, own_fault, reason_of
-from fleet.collective.marks import Marks
-from fleet.collective.rendezvous import Place, as_all_know_it, meet
-from fleet.collective.standing import Way
-from fleet.collective.watchdog import Watch
+from fleet.collective.devices import Facts, Marks, backend_of, difference, local_facts, samples, why_not_nccl
+from fleet.collective.heartbeats import WaitKind
+from fleet.collective.rendezvous import meet, shared_world
+from fleet.collective.watchdog import Watchdog
+from fleet.collective.world import World, beside_process_group
 from fleet.environment.deadlines import Deadlines
 from fleet.environment.interface import choose_interface
-from fleet.errors import ConfigurationError, DeadlineExceededError, FleetError, PeerLostError
+from fleet.errors import ConfigurationError, FleetError
 
-__all__ = ["Group"]
+__all__ = ["Group", "TextExchange", "compare_facts"]
 
+LOG_AFTER_SECONDS = 5.0
+_OPERATIONS: Final = {"sum": dist.ReduceOp.SUM, "min": dist.ReduceOp.MIN, "max": dist.ReduceOp.MAX}
 _log = logging.getLogger(__name__)
-TELL_SECONDS = 5.0
-_OPERATIONS = {"sum": dist.ReduceOp.SUM, "min": dist.ReduceOp.MIN, "max": dist.ReduceOp.MAX}
+
+Chooser = Callable[[Mapping[int, str]], Iterable[int]]
+"""Given the texts of all trainers, returns the ranks of those that everybody needs."""
+
+
+class TextExchange:
+    """Exchanges texts through trainer 0's store.
+
+    Parameters
+    ----------
+    world : World
+    store : Store
+    patience_seconds : float
+        How long trainer 0, which has the store, waits for the others to read.
+    """
+
+    def __init__(self, world: World, store: Store, patience_seconds: float) -> None:
+        self._world = world
+        self._store = store
+        self._patience = timedelta(seconds=patience_seconds)
+
+    def choose(self, key: str, ours: str, choose: Chooser) -> dict[int, str]:
+        """Publish this trainer's text; return it, and those that trainer 0 chooses out of all."""
+        self._store.set(f"{key}/{self._world.rank}", ours)
+        if self._world.rank == 0:
+            found = self._store.multi_get([f"{key}/{rank}" for rank in range(self._world.size)])
+            texts = {rank: text.decode() for rank, text in enumerate(found)}
+            self._store.set(key, json.dumps({rank: texts[rank] for rank in sorted(choose(texts))}))
+        chosen = json.loads(self._store.get(key))
+        # The texts may be a reason to end. The store ends with trainer 0, so all others must read them first.
+        self.leave(f"{key}/read")
+        return {int(rank): text for rank, text in chosen.items()} | {self._world.rank: ours}
+
+    def leave(self, point: str) -> None:
+        """Announce that this trainer is past a point; trainer 0, which has the store, waits for all."""
+        self._store.set(f"{point}/{self._world.rank}", "")
+        if self._world.rank == 0 and not self._world.launcher_has_store:
+            with contextlib.suppress(dist.DistError):  # a trainer that has ended is past it as well
+                self._store.wait([f"{point}/{rank}" for rank in range(self._world.size)], self._patience)
 
 
 class Group:
-    """All trainers of a job, connected.
+    """All trainers of a job, connected. Its callers need not know which backend carries their tensors.
 
-    Callers need not know what carries their tensors; see `fleet.collective.devices`.
+    Parameters
+    ----------
+    world : World
+    deadlines : Deadlines
+    texts : TextExchange
+    watchdog : Watchdog
+        Names the trainers that keep this one waiting.
+    facts : mapping of int to Facts
+        Of the trainers by which all decide alike.
+    tensors : ProcessGroup or None
+        Carries tensors; that of torch.distributed if it is None.
+    calls : ProcessGroup or None
+        Compares calls, and carries their numbers.
+    owns_default : bool
+        False if the script made the process group of torch.distributed, and so ends it.
     """
 
-    def __init__(self, place: Place, deadlines: Deadlines, store: Store, watch: Watch) -> None:
-        self.place = place
+    def __init__(
+        self,
+        world: World,
+        deadlines: Deadlines,
+        texts: TextExchange,
+        watchdog: Watchdog,
+        facts: Mapping[int, Facts],
+        *,
+        tensors: dist.ProcessGroup | None = None,
+        calls: dist.ProcessGroup | None = None,
+        owns_default: bool = True,
+    ) -> None:
+        self.world = world
         self._deadlines = deadlines
-        self._watch = watch
-        self._calls = Calls(place, store, timedelta(seconds=deadlines.silent_seconds))
-        self._everybodys: dict[int, Facts] = {}  # of those by which all decide alike
+        self._texts = texts
+        self._watchdog = watchdog
+        self._facts = facts
+        self._tensors = tensors
+        self._calls = calls
+        self._owns_default = owns_default
+        self._num_calls = 0
+        self._num_channels = 0
+        self._num_uses = 0
         self._marks: dict[torch.device, Marks] = {}
         self._connected: set[tuple[torch.device, dist.ProcessGroup | None]] = set()
-        self._shared: dist.ProcessGroup | None = None  # that of torch.distributed
-        self._adopted = False
-        self._channels = 0
-        self._uses = 0
 
     @classmethod
-    def connect(cls, place: Place, deadlines: Deadlines, environ: MutableMapping[str, str]) -> "Group":
+    def connect(cls, world: World, deadlines: Deadlines, environ: MutableMapping[str, str]) -> "Group":
         """Meet the other trainers and connect to them.
 
-        A process group that the script has made stays as it is, and is left to the script at the end.
+        A process group that the script has made stays the script's, and is not ended by `close`.
 
         Raises
         ------
@@ -71,47 +141,56 @@ class Group:
             The address or device cannot be used, the script has made a process group of other processes, or
             another trainer has another version of PyTorch or NCCL.
         DeadlineExceededError
-            A trainer did not come; the message names who.
+            A trainer did not come; the message names it.
         """
-        adopts = dist.is_initialized()
-        if adopts:
-            place = place_beside(place)
-        facts = _facts(environ)
-        store = meet(place, deadlines)
-        place = as_all_know_it(place, store)
-        choose_interface(place.host, place.port, environ)
-        watch = Watch(store.clone(), place, deadlines, _end_this_thread)
-        watch.start()
-        group = cls(place, deadlines, store, watch)
-        group._compare(facts)
-        before = _sockets()
-        with group._naming("connecting to the other trainers"), _telling_the_interface(environ):
-            timeout = timedelta(seconds=deadlines.stalled_seconds)
-            backend = backend_of(group._everybodys)
-            if adopts:
-                group._adopted = True
-                group._shared = cast("dist.ProcessGroup", dist.new_group(backend=backend, timeout=timeout))
-            else:
+        owns_default = not dist.is_initialized()
+        if not owns_default:
+            world = beside_process_group(world)
+        ours = local_facts(environ)
+        store = meet(world, deadlines)
+        world = shared_world(world, store)
+        choose_interface(world.host, world.port, environ)
+        watchdog = Watchdog(store.clone(), world, deadlines, _end_this_thread)
+        watchdog.start()
+        texts = TextExchange(world, store, deadlines.silent_seconds)
+        with watchdog.waiting("comparing versions and devices"):
+            facts = compare_facts(world, texts, ours)
+        timeout, backend = timedelta(seconds=deadlines.stalled_seconds), backend_of(facts)
+        before, tensors = _sockets(), None
+        with watchdog.waiting("connecting to the other trainers"), _logging_the_interface(environ):
+            if owns_default:
                 dist.init_process_group(
                     backend,
                     store=PrefixStore("group", store),
-                    rank=place.rank,
-                    world_size=place.size,
+                    rank=world.rank,
+                    world_size=world.size,
                     timeout=timeout,
                 )
-            group._calls.channel = cast("dist.ProcessGroup", dist.new_group(backend="gloo", timeout=timeout))
-        group._check(torch.device("cpu"), "the start of the job")
+            else:
+                tensors = cast("dist.ProcessGroup", dist.new_group(backend=backend, timeout=timeout))
+            calls = cast("dist.ProcessGroup", dist.new_group(backend="gloo", timeout=timeout))
+        group = cls(
+            world,
+            deadlines,
+            texts,
+            watchdog,
+            facts,
+            tensors=tensors,
+            calls=calls,
+            owns_default=owns_default,
+        )
+        group._check(torch.device("cpu"), "the start of the job", tensors)
         group.barrier("the start of the job")
         _keep_from_children(_sockets() - before)
         return group
 
     def close(self) -> None:
-        """Leave, when all trainers have come here: trainer 0's store must outlive the others' calls."""
+        """Leave once all trainers have come here: trainer 0's store must outlive the others' calls."""
         self.barrier("stop_worker()")
-        self._watch.close()
-        if not self._adopted:
+        self._watchdog.close()
+        if self._owns_default:
             dist.destroy_process_group()
-        self._calls.come_past("left")
+        self._texts.leave("left")
 
     def barrier(self, what: str) -> None:
         """Wait until every trainer has come to this barrier.
@@ -119,10 +198,10 @@ class Group:
         Raises
         ------
         ConfigurationError
-            Another trainer has called something else.
+            Another trainer has made another call.
         """
-        with self._naming(what, Way.CALL):
-            self._calls.meet(what)
+        with self._watchdog.waiting(what, WaitKind.CALL):
+            self._compare_calls(what)
 
     def reduce_(self, values: torch.Tensor, operation: str, what: str) -> None:
         """Replace `values`, on the CPU, by their ``sum``, ``min`` or ``max`` over all trainers.
@@ -130,28 +209,49 @@ class Group:
         Raises
         ------
         ConfigurationError
-            Another trainer has called something else; `what` says all that must be the same.
+            Another trainer has made another call; `what` says everything that must be the same.
         """
-        with self._naming(what, Way.CALL):
-            self._calls.meet(what)
-            dist.all_reduce(values, _OPERATIONS[operation], group=self._calls.channel, async_op=True).wait()
+        with self._watchdog.waiting(what, WaitKind.CALL):
+            self._compare_calls(what)
+            dist.all_reduce(values, _OPERATIONS[operation], group=self._calls, async_op=True).wait()
+
+    def agree(self, key: str, value: str) -> dict[int, str]:
+        """Compare a value with every trainer's; return it, and where any differs, some others by rank.
+
+        Those are trainer 0's, and the first that differs from it: so each trainer finds one that differs from
+        its own, if there is any.
+
+        Raises
+        ------
+        ConfigurationError
+            Another trainer has made another call.
+        """
+        return self._compare_texts(key, value, _two_unlike)
+
+    def gather(self, key: str, value: str) -> dict[int, str]:
+        """Return every trainer's value, by rank; only this trainer's if all are the same.
+
+        Raises
+        ------
+        ConfigurationError
+            Another trainer has made another call.
+        """
+        return self._compare_texts(key, value, set)
 
     def channel(self) -> dist.ProcessGroup | None:
-        """Return connections that nobody else uses; every trainer calls this."""
-        self._channels += 1
-        if self._channels == 1:
-            return self._shared
+        """Return connections for one caller's use only; every trainer must call this."""
+        self._num_channels += 1
+        if self._num_channels == 1:
+            return self._tensors
         before = _sockets()
-        with self._naming("connecting to the other trainers once more"):
-            channel = dist.new_group(
-                backend=backend_of(self._everybodys),
-                timeout=timedelta(seconds=self._deadlines.stalled_seconds),
-            )
+        with self._watchdog.waiting("connecting to the other trainers once more"):
+            timeout = timedelta(seconds=self._deadlines.stalled_seconds)
+            channel = dist.new_group(backend=backend_of(self._facts), timeout=timeout)
         _keep_from_children(_sockets() - before)
         return cast("dist.ProcessGroup", channel)
 
     def use(self, parameters: Iterable[torch.Tensor], channel: dist.ProcessGroup | None = None) -> None:
-        """Make sure that tensors like these can travel; every trainer calls this before they do.
+        """Prepare to exchange tensors like these; every trainer must call this before it does.
 
         Raises
         ------
@@ -163,12 +263,12 @@ class Group:
         kinds = {(parameter.dtype, parameter.device) for parameter in parameters}
         used = sorted({device for _, device in kinds}, key=str)
         ours = " and ".join(sorted({f"{dtype} on {device.type}" for dtype, device in kinds}))
-        self._uses += 1
-        for rank, theirs in self.agree(f"devices ({self._uses})", ours).items():
+        self._num_uses += 1
+        for rank, theirs in self.agree(f"devices ({self._num_uses})", ours).items():
             if theirs != ours:
                 raise ConfigurationError(
-                    f"{self.place.name(rank)} has its parameters as {theirs} where this trainer, "
-                    f"{self.place.rank}, has them as {ours}; move and convert the model alike in every "
+                    f"{self.world.name(rank)} has its parameters as {theirs} where this trainer, "
+                    f"{self.world.rank}, has them as {ours}; move and convert the model alike in every "
                     "trainer, before the first backward()"
                 )
         for device in used:
@@ -177,145 +277,113 @@ class Group:
 
     def broadcast_(self, values: torch.Tensor, what: str) -> None:
         """Replace `values`, of any dtype, by trainer 0's; all have agreed on their shape and dtype."""
-        travelling = values.contiguous()  # what travels is memory, not elements
+        travelling = values.contiguous()  # bytes are sent in the order of memory, not of elements
         with self.waiting(what, device=values.device):
             flat = travelling.reshape(-1).view(torch.uint8)
-            work = dist.broadcast(flat, src=0, group=self._shared, async_op=True)
+            work = dist.broadcast(flat, src=0, group=self._tensors, async_op=True)
             if work is not None:
                 work.wait()
         if travelling is not values:
             values.copy_(travelling)
 
     @contextlib.contextmanager
-    def waiting(self, what: str, way: Way = Way.OTHER, device: torch.device | None = None) -> Iterator[None]:
-        """Have errors of the block, which waits for the others, name what it is for and who is to blame.
+    def waiting(
+        self, what: str, kind: WaitKind = WaitKind.OTHER, device: torch.device | None = None
+    ) -> Iterator[None]:
+        """Watch over a block that exchanges tensors of a device; see `Watchdog.waiting`.
 
-        Operations of a GPU are waited for by the GPU only: the block ends at once, and the watch goes on to
-        look.
+        Only the GPU waits for a GPU's operations: the block ends at once, and the watchdog watches on.
         """
         marks = self._marks.get(device) if device is not None else None
-        captured = marks is not None and torch.cuda.is_current_stream_capturing()  # waited for in replays
-        mark = marks.next() if marks is not None and not captured else None
-        with self._naming(what, way, until=mark.reached if mark is not None else None):
+        if marks is None or torch.cuda.is_current_stream_capturing():  # a captured graph waits in its replays
+            with self._watchdog.waiting(what, kind):
+                yield
+            return
+        mark = marks.next()
+        with self._watchdog.waiting(what, kind, until=mark.reached):
             yield
-            if mark is not None:
-                mark.put()
+            mark.put()
 
-    def agree(self, key: str, value: str) -> dict[int, str]:
-        """Compare a value with every trainer's; return it, and where any differs some others' by rank.
+    def _compare_calls(self, what: str) -> None:
+        """Wait until every trainer makes this call; raise if it is not the same one."""
+        self._num_calls += 1
+        if self._is_equal(what):
+            return
+        for rank, theirs in self._texts.choose(f"call {self._num_calls}", what, _two_unlike).items():
+            if theirs != what:
+                raise ConfigurationError(
+                    f"{self.world.name(rank)} has come to {theirs} where this trainer, {self.world.rank}, "
+                    f"has come to {what}; expected the same calls, in the same order, on every trainer"
+                )
 
-        Whoever has another value than anybody finds one of another there.
-
-        Raises
-        ------
-        ConfigurationError
-            Another trainer has called something else.
-        """
+    def _compare_texts(self, key: str, ours: str, choose: Chooser) -> dict[int, str]:
         what = f"the exchange of {key}"
-        with self._naming(what, Way.CALL):
-            self._calls.meet(what)
-            return self._calls.texts(key, value)
+        with self._watchdog.waiting(what, WaitKind.CALL):
+            self._compare_calls(what)
+            if self._is_equal(ours):
+                return {self.world.rank: ours}
+            return self._texts.choose(key, ours, choose)
 
-    def everybodys(self, key: str, value: str) -> dict[int, str]:
-        """Return every trainer's value, by rank; only this trainer's where all have the same.
-
-        Raises
-        ------
-        ConfigurationError
-            Another trainer has called something else.
-        """
-        what = f"the exchange of {key}"
-        with self._naming(what, Way.CALL):
-            self._calls.meet(what)
-            return self._calls.texts(key, value, choose=set)
-
-    def _compare(self, facts: Facts) -> None:
-        """Learn what every trainer has, before any connects; raise where they could not train together."""
-        with self._naming("comparing versions and devices"):
-            texts = self._calls.first_texts("facts", facts.to_text(), lambda all_: samples(_parsed(all_)))
-        self._everybodys = _parsed(texts)
-        found = difference(self._everybodys, self.place.rank)
-        if found is not None:
-            rank, how = found
-            raise ConfigurationError(
-                f"{self.place.name(rank)} {how}; expected the same on every trainer: give all one image"
-            )
+    def _is_equal(self, text: str) -> bool:
+        """Return True if all trainers have the same text; each must call this."""
+        digest = int.from_bytes(hashlib.sha256(text.encode()).digest()[:7])
+        bounds = torch.tensor([digest, -digest])
+        dist.all_reduce(bounds, dist.ReduceOp.MAX, group=self._calls, async_op=True).wait()
+        return bounds.tolist() == [digest, -digest]
 
     def _connect(self, device: torch.device, channel: dist.ProcessGroup | None = None) -> None:
         """Connect the trainers' GPUs, which the first operation on them does."""
         carrier = "NCCL"
-        if reason := why_not_nccl(self._everybodys):
+        if reason := why_not_nccl(self._facts):
             carrier = "gloo"
             _log.warning("CUDA tensors travel through the host's memory, which is slow: %s", reason)
-        elif len({facts.model for facts in self._everybodys.values()}) > 1:
-            models = ", ".join(f"trainer {rank}: {facts.model}" for rank, facts in self._everybodys.items())
+        elif len({facts.model for facts in self._facts.values()}) > 1:
+            models = ", ".join(f"trainer {rank}: {facts.model}" for rank, facts in self._facts.items())
             _log.warning("the trainers' GPUs differ, and all wait for the slowest (%s)", models)
         before = _sockets()
-        self._check(device, f"connecting the trainers' GPUs by {carrier}", channel)
+        self._check(device, f"connecting the trainers' GPUs by {carrier}", channel or self._tensors)
         self._connected.add((device, channel))
         self._marks.setdefault(device, Marks(device))
         _keep_from_children(_sockets() - before)
 
-    def _check(self, device: torch.device, what: str, channel: dist.ProcessGroup | None = None) -> None:
-        """Add up a number of each trainer, and wait for the sum."""
-        with self._naming(what):
+    def _check(self, device: torch.device, what: str, channel: dist.ProcessGroup | None) -> None:
+        """Add up one number of each trainer, and wait for the sum."""
+        with self._watchdog.waiting(what):
             total = torch.ones(1, device=device)
-            dist.all_reduce(total, group=channel or self._shared, async_op=True).wait()
-            total.item()  # the wait above is the GPU's only
-
-    @contextlib.contextmanager
-    def _naming(
-        self, what: str, way: Way = Way.OTHER, until: Callable[[], bool] | None = None
-    ) -> Iterator[None]:
-        """Turn the errors of torch.distributed inside the block into one that names the trainer to blame."""
-        try:
-            with self._watch.waiting(what, way, until):
-                yield
-        except (dist.DistError, RuntimeError) as error:
-            reason = reason_of(error)
-            if help_ := own_fault(error):
-                raise FleetError(f"this trainer's device failed in {what}: {reason}; {help_}") from error
-            if is_of_script(error):
-                raise
-            if silent := self._watch.silent_now():
-                message = f"{self.place.names(silent)} vanished while {what} waited: {reason}"
-                raise PeerLostError(message) from error
-            raise DeadlineExceededError(
-                f"{what} failed though every trainer is alive: {reason}; "
-                f"a trainer may have taken longer than {self._deadlines.stalled_seconds:.0f} s, "
-                "or have lost its connections"
-            ) from error
+            dist.all_reduce(total, group=channel, async_op=True).wait()
+            total.item()  # on a GPU the wait above is the stream's, not this thread's
 
 
-def _parsed(texts: Mapping[int, str]) -> dict[int, Facts]:
-    return {rank: Facts.from_text(text) for rank, text in texts.items()}
+def compare_facts(world: World, texts: TextExchange, ours: Facts) -> dict[int, Facts]:
+    """Exchange facts before any connection is made; raise if the trainers could not train together."""
+
+    def parsed(found: Mapping[int, str]) -> dict[int, Facts]:
+        return {rank: Facts.from_text(text) for rank, text in found.items()}
+
+    facts = parsed(texts.choose("facts", ours.to_text(), lambda found: samples(parsed(found))))
+    if (found := difference(facts, world.rank)) is not None:
+        rank, how = found
+        raise ConfigurationError(
+            f"{world.name(rank)} {how}; expected the same on every trainer: give all one image"
+        )
+    return facts
 
 
-def _facts(environ: Mapping[str, str]) -> Facts:
-    """Return what this trainer has, and make its GPU, if it has one, the current device."""
-    version = torch.__version__.partition("+")[0]  # what follows names the build
-    if not (torch.cuda.is_available() and dist.is_nccl_available()):
-        return Facts(version)
-    nccl = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
-    number = gpu_number(environ, torch.cuda.device_count())
-    if number is None:
-        return Facts(version, nccl)
-    if number:  # the first is current already, and choosing it would make a context that may stay unused
-        torch.cuda.set_device(number)
-    properties = torch.cuda.get_device_properties(number)
-    return Facts(version, nccl, str(properties.uuid), properties.name)
+def _two_unlike(texts: Mapping[int, str]) -> set[int]:
+    """Return trainer 0 and the first whose text is not trainer 0's, if there is one."""
+    return {0, next((rank for rank, text in texts.items() if text != texts[0]), 0)}
 
 
 @contextlib.contextmanager
-def _telling_the_interface(environ: Mapping[str, str]) -> Iterator[None]:
-    """Say by which interface this trainer connects, if that takes long: nobody may reach it there."""
+def _logging_the_interface(environ: Mapping[str, str]) -> Iterator[None]:
+    """Log by which interface this trainer connects, if that takes long: others may not reach it there."""
     interface = environ.get("GLOO_SOCKET_IFNAME", "")
     by = f"the interface {interface!r}" if interface else "the interface of this host's name"
     text = (
         "connecting to the other trainers takes more than %.0f s; the others must reach this trainer by %s: "
         "if they do not, let GLOO_SOCKET_IFNAME name another, and NCCL_SOCKET_IFNAME for GPUs"
     )
-    timer = threading.Timer(TELL_SECONDS, _log.warning, (text, TELL_SECONDS, by))
+    timer = threading.Timer(LOG_AFTER_SECONDS, _log.warning, (text, LOG_AFTER_SECONDS, by))
     timer.daemon = True
     timer.start()
     try:
@@ -325,7 +393,7 @@ def _telling_the_interface(environ: Mapping[str, str]) -> Iterator[None]:
 
 
 def _end_this_thread(error: FleetError) -> None:
-    """Raise in the watch's thread: the replica ends with this error though its main thread waits."""
+    """Raise in the watchdog's thread: the process ends with this error though its main thread waits."""
     raise error
 
 
@@ -347,15 +415,16 @@ _registered = threading.Event()
 
 
 def _keep_from_children(sockets: set[tuple[int, int]]) -> None:
-    """Keep forked children from holding our connections: a copy would hide from the peers that we died."""
+    """Close these sockets in forked children: a copy would keep the peers from seeing that this one died."""
     _private_sockets.update(sockets)
     if not _registered.is_set():
         _registered.set()
-        os.register_at_fork(after_in_child=_let_go)
+        os.register_at_fork(after_in_child=_replace_private_sockets)
 
 
-def _let_go() -> None:
-    """Put /dev/null in the sockets' place: a number that is closed twice could be somebody else's by then."""
+def _replace_private_sockets() -> None:
+    # torch closes its descriptors when the child ends. A number that was closed here could belong to another
+    # file by then, so /dev/null takes each socket's place.
     null = os.open(os.devnull, os.O_RDWR)
     for descriptor, inode in _private_sockets:
         with contextlib.suppress(OSError):

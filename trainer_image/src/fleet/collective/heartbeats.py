@@ -1,39 +1,105 @@
-"""What heartbeats say of all trainers, in a few words that one trainer puts down for the others. Pure."""
+"""The heartbeats of a job's trainers: what each one waits for, and a report on all of them. Pure.
+
+Trainers meet in two kinds of waits: in the exchange of a backward pass's gradients, and in calls that all of
+them make (a barrier, the end of the job). Each kind has connections of its own, so the two never mix. But if
+one trainer waits in a call while another waits in an exchange, both wait forever. Every heartbeat therefore
+carries how many calls and exchanges its trainer has begun, so that the others can detect the deadlock.
+"""
 
 import functools
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Final
 
-from fleet.collective.rendezvous import SHOWN
-from fleet.collective.standing import Standing, Way
+__all__ = ["SHOWN", "Absence", "Cohort", "Heartbeat", "Report", "TrainerState", "WaitKind", "report_of"]
 
-__all__ = ["Beat", "Digest", "Missed", "Somewhere", "digest_of"]
+SHOWN: Final = 8
+"""The number of trainers that a message names."""
+MAX_COHORTS: Final = 16
 
-MOST_PLACES = 16
+
+class WaitKind(StrEnum):
+    """How a trainer meets the others in what it waits for."""
+
+    CALL = "call"
+    EXCHANGE = "exchange"
+    OTHER = ""
+    """A part of a call that all trainers have already begun, so none can be elsewhere."""
 
 
 @dataclass(frozen=True)
-class Beat:
-    """One heartbeat: a number that was not there before, and where its trainer stands."""
+class TrainerState:
+    """What one trainer does at one moment.
 
-    number: int
-    standing: Standing
+    Attributes
+    ----------
+    calls, exchanges : int
+        The numbers of each that this trainer has begun.
+    kind : WaitKind
+    what : str
+        What it waits for; empty while it waits for nothing.
+    """
+
+    calls: int = 0
+    exchanges: int = 0
+    kind: WaitKind = WaitKind.OTHER
+    what: str = ""
+
+    def begin(self, what: str, kind: WaitKind) -> "TrainerState":
+        """Return the state in which this trainer has begun to wait."""
+        calls, exchanges = self.calls + (kind is WaitKind.CALL), self.exchanges + (kind is WaitKind.EXCHANGE)
+        return TrainerState(calls, exchanges, kind, what)
+
+    def end(self) -> "TrainerState":
+        """Return the state after the wait."""
+        return replace(self, kind=WaitKind.OTHER, what="")
 
     def to_text(self) -> str:
-        """Return this as `from_text` reads it."""
-        return f"{self.number} {self.standing.to_text()}"
+        """Return the state as JSON, which `from_text` reads."""
+        return json.dumps([self.calls, self.exchanges, self.kind, self.what])
 
     @classmethod
-    def from_text(cls, text: str) -> "Beat":
-        """Return what `to_text` wrote."""
-        number, _, standing = text.partition(" ")
-        return cls(int(number), _standing_of(standing))
+    @functools.lru_cache(maxsize=4 * MAX_COHORTS)  # of thousands of trainers, most are in the same few states
+    def from_text(cls, text: str) -> "TrainerState":
+        """Parse what `to_text` returned."""
+        calls, exchanges, kind, what = json.loads(text)
+        return cls(calls, exchanges, WaitKind(kind), what)
+
+    def deadlocks_with(self, other: "TrainerState") -> bool:
+        """Return True if the two trainers wait for each other, one in a call and one in an exchange.
+
+        The other's state may be older than this one, but not newer: a trainer that waited for something that
+        this one has not begun since still waits for it.
+        """
+        if {self.kind, other.kind} != {WaitKind.CALL, WaitKind.EXCHANGE}:
+            return False
+        calling, exchanging = (self, other) if self.kind is WaitKind.CALL else (other, self)
+        return calling.calls > exchanging.calls and exchanging.exchanges > calling.exchanges
 
 
 @dataclass(frozen=True)
-class Missed:
-    """A trainer whose heartbeat has had the same number for some seconds."""
+class Heartbeat:
+    """One heartbeat: its number, which increases, and the state of its trainer."""
+
+    number: int
+    state: TrainerState
+
+    def to_text(self) -> str:
+        """Return the heartbeat as text, which `from_text` reads."""
+        return f"{self.number} {self.state.to_text()}"
+
+    @classmethod
+    def from_text(cls, text: str) -> "Heartbeat":
+        """Parse what `to_text` returned."""
+        number, _, state = text.partition(" ")
+        return cls(int(number), TrainerState.from_text(state))
+
+
+@dataclass(frozen=True)
+class Absence:
+    """A trainer whose last heartbeat, with this number, is some seconds old."""
 
     rank: int
     number: int
@@ -41,117 +107,110 @@ class Missed:
 
 
 @dataclass(frozen=True)
-class Somewhere:
-    """Trainers that stand in one place.
+class Cohort:
+    """The trainers in one state.
 
     Attributes
     ----------
-    standing : Standing
+    state : TrainerState
     alive : int
-        How many of them are not silent.
-    ranks : list of int
-        The first of those that are not silent; then the first of the others.
+        The number of them that are not silent.
+    ranks : sequence of int
+        The first of those that are not silent, then the first of the others.
     """
 
-    standing: Standing
+    state: TrainerState
     alive: int
     ranks: Sequence[int]
 
 
 @dataclass(frozen=True)
-class Digest:
-    """What one trainer, which looks for all, has found at one of its heartbeats.
+class Report:
+    """What one trainer, the observer, has seen of all trainers at one of its heartbeats.
 
     Attributes
     ----------
-    looker, number : int
-        Who looks, and the number of its heartbeat.
+    observer, number : int
+        The observer's rank, and the number of its heartbeat.
     ended : bool
-        Whether it looks no longer.
-    missed : list of Missed
-        Those that were missed for longest.
+        True if it observes no longer.
+    absences : sequence of Absence
+        The longest ones.
     silent : int
-        How many are silent, of which `missed` names the first.
-    places : list of Somewhere
-        Where trainers stand; none before the first look.
+        The number of silent trainers, of which `absences` has the first.
+    cohorts : sequence of Cohort
+        Empty before the first observation.
     """
 
-    looker: int = -1
+    observer: int = -1
     number: int = 0
     ended: bool = True
-    missed: Sequence[Missed] = ()
+    absences: Sequence[Absence] = ()
     silent: int = 0
-    places: Sequence[Somewhere] = ()
+    cohorts: Sequence[Cohort] = ()
 
-    def aged(self, seconds: float) -> "Digest":
-        """Return this as it is some seconds later, if nothing has been heard since."""
-        return replace(self, missed=[replace(each, seconds=each.seconds + seconds) for each in self.missed])
+    def aged(self, seconds: float) -> "Report":
+        """Return the report some seconds later, if no heartbeat has arrived since."""
+        absences = [replace(each, seconds=each.seconds + seconds) for each in self.absences]
+        return replace(self, absences=absences)
 
     def to_text(self) -> str:
-        """Return this as `from_text` reads it."""
-        places = [[each.standing.to_text(), each.alive, each.ranks] for each in self.places]
-        missed = [[each.rank, each.number, round(each.seconds, 3)] for each in self.missed]
-        return json.dumps([self.looker, self.number, self.ended, missed, self.silent, places])
+        """Return the report as JSON, which `from_text` reads."""
+        cohorts = [[each.state.to_text(), each.alive, each.ranks] for each in self.cohorts]
+        absences = [[each.rank, each.number, round(each.seconds, 3)] for each in self.absences]
+        return json.dumps([self.observer, self.number, self.ended, absences, self.silent, cohorts])
 
     @classmethod
-    def from_text(cls, text: str) -> "Digest":
-        """Return what `to_text` wrote."""
-        looker, number, ended, missed, silent, places = json.loads(text)
+    def from_text(cls, text: str) -> "Report":
+        """Parse what `to_text` returned."""
+        observer, number, ended, absences, silent, cohorts = json.loads(text)
         return cls(
-            looker,
+            observer,
             number,
             ended,
-            [Missed(*each) for each in missed],
+            [Absence(*each) for each in absences],
             silent,
-            [Somewhere(Standing.from_text(standing), *of_it) for standing, *of_it in places],
+            [Cohort(TrainerState.from_text(state), *rest) for state, *rest in cohorts],
         )
 
 
-def digest_of(
-    looker: int, beats: Mapping[int, Beat], missed: Mapping[int, float], silent_seconds: float
-) -> Digest:
-    """Return what one trainer's look at everybody's heartbeats says to all.
+def report_of(
+    observer: int, heartbeats: Mapping[int, Heartbeat], absences: Mapping[int, float], silent_seconds: float
+) -> Report:
+    """Summarize the heartbeats of all trainers, in a size that does not depend on their number.
 
     Parameters
     ----------
-    looker : int
-    beats : mapping of int to Beat
-        Everybody's, in the order of their ranks.
-    missed : mapping of int to float
-        For how many seconds who has been missed.
+    observer : int
+    heartbeats : mapping of int to Heartbeat
+        Those of all trainers, in the order of their ranks.
+    absences : mapping of int to float
+        Seconds since the last heartbeat, by rank of each trainer that has missed one.
     silent_seconds : float
-        After how long who is missed counts as silent.
+        A trainer that is absent for longer is silent.
     """
-    silent = {rank for rank, seconds in missed.items() if seconds > silent_seconds}
-    places: dict[Standing, list[int]] = {}
-    for rank, beat in beats.items():
-        places.setdefault(_place(beat.standing), []).append(rank)
-    largest = sorted(places, key=lambda standing: -len(places[standing]))
-    for standing in largest[MOST_PLACES:]:
-        places.setdefault(Standing(what="something else"), []).extend(places.pop(standing))
-    longest = sorted(missed, key=lambda rank: (-missed[rank], rank))[:SHOWN]
-    return Digest(
-        looker,
-        beats[looker].number,
+    silent = {rank for rank, seconds in absences.items() if seconds > silent_seconds}
+    cohorts: dict[TrainerState, list[int]] = {}
+    for rank, heartbeat in heartbeats.items():
+        state = heartbeat.state
+        if state.kind is WaitKind.OTHER:  # a deadlock does not depend on its counts: group by `what` alone
+            state = TrainerState(what=state.what)
+        cohorts.setdefault(state, []).append(rank)
+    for state in sorted(cohorts, key=lambda each: -len(cohorts[each]))[MAX_COHORTS:]:
+        cohorts.setdefault(TrainerState(what="something else"), []).extend(cohorts.pop(state))
+    longest = sorted(absences, key=lambda rank: (-absences[rank], rank))[:SHOWN]
+    return Report(
+        observer,
+        heartbeats[observer].number,
         ended=False,
-        missed=[Missed(rank, beats[rank].number, missed[rank]) for rank in sorted(longest)],
+        absences=[Absence(rank, heartbeats[rank].number, absences[rank]) for rank in sorted(longest)],
         silent=len(silent),
-        places=[
-            Somewhere(
-                standing,
+        cohorts=[
+            Cohort(
+                state,
                 alive=sum(rank not in silent for rank in ranks),
                 ranks=sorted(ranks, key=lambda rank: (rank in silent, rank))[: SHOWN + 1],
             )
-            for standing, ranks in places.items()
+            for state, ranks in cohorts.items()
         ],
     )
-
-
-@functools.lru_cache(maxsize=4 * MOST_PLACES)
-def _standing_of(text: str) -> Standing:
-    return Standing.from_text(text)  # of thousands of trainers, most stand in the same few places
-
-
-def _place(standing: Standing) -> Standing:
-    """Return what is worth telling: counts matter only of those that wait where others could be elsewhere."""
-    return standing if standing.way is not Way.OTHER else Standing(what=standing.what)

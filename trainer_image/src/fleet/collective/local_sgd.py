@@ -1,31 +1,28 @@
-"""LocalSGD: trainers step by themselves, and now and then take the mean of their parameters."""
+"""LocalSGD: trainers step by themselves, and average their parameters after some of the steps."""
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from fleet.averaging import LocalSGD
 from fleet.collective.copies import Copies
-from fleet.collective.history import after_steps
-from fleet.collective.notes import Notes
-from fleet.collective.standing import Way
-from fleet.collective.steps import Steps
+from fleet.collective.heartbeats import WaitKind
+from fleet.collective.reducer import BUCKET_BYTES, Flags
+from fleet.collective.steps import Steps, after_steps
 from fleet.collective.synchronizer import Synchronizer
 from fleet.errors import ConfigurationError
 from fleet.process import progress
 
 __all__ = ["ParameterAverager"]
 
-_BUCKET_BYTES: Final = 25 << 20
-
 
 class ParameterAverager(Synchronizer):
     """Averages an optimizer's parameters after some of its steps; see `Synchronizer`.
 
-    Gradients, and what the optimizer keeps, stay each trainer's own; what is kept is averaged by `settle`.
+    Gradients and the optimizer's state stay each trainer's own; `settle` averages the state as well.
 
     Parameters
     ----------
@@ -43,7 +40,7 @@ class ParameterAverager(Synchronizer):
         self._plan = plan
         self._channel: dist.ProcessGroup | None = None
         self._stepped = False
-        """Whether there was a step since gradients were cleared."""
+        """True if there was a step since gradients were cleared."""
         self._closed = False
 
     def start(self) -> None:
@@ -52,13 +49,13 @@ class ParameterAverager(Synchronizer):
         self._group.use((parameter for _, parameter in self._named), self._channel)
 
     def close(self) -> None:
-        """Average no more: the others have left, and whoever steps on does so alone."""
+        """Stop averaging: the others have left."""
         self._closed = True
 
     def on_zero_grad(self) -> None:
-        """Note gradients on which no step was made, as after one that a GradScaler has skipped."""
+        """Record gradients that were cleared without a step, as after one that a GradScaler has skipped."""
         if not self._stepped and any(_is_nonzero(parameter.grad) for _, parameter in self._named):
-            self.steps.note_left_out()
+            self.steps.record(None)
         self._stepped = False
 
     def check_scaled(self) -> None:
@@ -67,25 +64,25 @@ class ParameterAverager(Synchronizer):
         Raises
         ------
         ConfigurationError
-            Always: a trainer's own gradients decide.
+            Always: a trainer's own gradients decide whether it skips a step.
         """
         raise ConfigurationError(
-            "a GradScaler tells a fused optimizer to leave a step out where this trainer's own gradients "
-            "overflow, and with LocalSGD each trainer makes as many steps as the others; expected no scaler: "
+            "a GradScaler makes a fused optimizer skip a step if this trainer's own gradients overflow, and "
+            "with LocalSGD each trainer makes as many steps as the others; expected no scaler: "
             "use torch.bfloat16, which needs none, or leave strategy.local_sgd at None"
         )
 
     @property
     def step_of_gradients(self) -> int:
-        """See `Synchronizer`: here a step counts."""
+        """See `Synchronizer`; here steps are counted, not backward passes."""
         return self.steps.number
 
     def on_step(self, groups: Sequence[Mapping[str, Any]]) -> None:
-        """Average the parameters, if it is time to; see `Synchronizer`."""
+        """Average the parameters, if an average is due; see `Synchronizer`."""
         if self._closed:
             return
         self._stepped = True
-        self.steps.note(groups)
+        self.steps.record(groups)
         self.steps.number += 1
         self.apart = True
         if self._plan.is_due(self.steps.number):
@@ -93,7 +90,7 @@ class ParameterAverager(Synchronizer):
             self._average([parameter for _, parameter in self._named], what)
 
     def settle(self, what: str) -> None:
-        """Average the parameters and what the optimizer keeps; see `Synchronizer`.
+        """Average the parameters and the optimizer's state; see `Synchronizer`.
 
         A checkpoint has one part for all trainers. With trainer 0's own momentum, a resumed job would train
         differently from one that was not interrupted.
@@ -110,12 +107,13 @@ class ParameterAverager(Synchronizer):
             if isinstance(value, torch.Tensor) and _is_averaged(key, value, parameter)
         }
         ours = "\n".join(f"{name} {tuple(value.shape)}" for name, value in kept.items())
+        world = self._group.world
         for rank, theirs in self._group.agree(f"what optimizers keep at {what}", ours).items():
             if theirs != ours:
                 raise ConfigurationError(
-                    f"the optimizer of {self._group.place.name(rank)} keeps other tensors than that of this "
-                    f"trainer, {self._group.place.rank}, so {what} cannot average them; expected every "
-                    "trainer's loss to reach the same parameters"
+                    f"the optimizer of {world.name(rank)} keeps other tensors than that of this trainer, "
+                    f"{world.rank}, so {what} cannot average them; expected every trainer's loss to reach "
+                    "the same parameters"
                 )
         parameters = [parameter for _, parameter in self._named]
         self._average([*parameters, *kept.values()], f"the average of the parameters for {what}")
@@ -124,11 +122,15 @@ class ParameterAverager(Synchronizer):
     def _average(self, values: Sequence[torch.Tensor], what: str) -> None:
         """Replace tensors by their means over the trainers, in place."""
         began = time.monotonic()
-        device = values[0].device if values else torch.device("cpu")  # all are sharded
-        notes = Notes(0, self._group.place.size, device, later=0)
-        notes.leaf.grad = notes.gradient((), self.steps.digest ^ self._copies.digest)
-        buckets = [(members, self._flat(members)) for members in (*_buckets(values), [notes.leaf.grad])]
-        with self._group.waiting(what, Way.EXCHANGE, device):
+        size = self._group.world.size
+        device = values[0].device if values else torch.device("cpu")  # no values: all are sharded
+        flags = Flags(0, size, device, delay=0)
+        flags.leaf.grad = flags.gradient((), self.steps.digest ^ self._copies.digest)
+        buckets = [
+            (members, torch.cat([member.reshape(-1) for member in members]).div_(size))
+            for members in (*_buckets(values), [flags.leaf.grad])
+        ]
+        with self._group.waiting(what, WaitKind.EXCHANGE, device):
             works = [dist.all_reduce(flat, group=self._channel, async_op=True) for _, flat in buckets]
             for work in works:
                 if work is not None:
@@ -139,19 +141,15 @@ class ParameterAverager(Synchronizer):
                 member.copy_(part.view(member.shape))
             progress.count("bytes_reduced", flat.numel() * flat.element_size())
         progress.count("wait_seconds", time.monotonic() - began)
-        if not notes.all_alike():
+        if not flags.are_equal():
             self.steps.compare(f"steps (at {what})")
             self._copies.compare_buffers()
         self._copies.share_buffers()
         self.apart = False
 
-    def _flat(self, members: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Return this trainer's part of a bucket's mean."""
-        return torch.cat([member.reshape(-1) for member in members]).div_(self._group.place.size)
-
 
 def _is_averaged(key: str, value: torch.Tensor, parameter: torch.Tensor) -> bool:
-    """Whether an optimizer's value follows from gradients, and is no count of steps or the like."""
+    """Return True if a value of the optimizer's state follows from gradients, and does not count steps."""
     like_the_parameter = value.shape == parameter.shape and key != "step"
     return (value.is_floating_point() or value.is_complex()) and (value.dim() > 0 or like_the_parameter)
 
@@ -161,13 +159,13 @@ def _is_nonzero(gradient: torch.Tensor | None) -> bool:
 
 
 def _buckets(values: Iterable[torch.Tensor]) -> list[list[torch.Tensor]]:
-    """Return what travels together: tensors of one dtype and device, up to a size."""
+    """Group tensors of one dtype and device into buckets of limited size."""
     buckets: list[list[torch.Tensor]] = []
     filling: dict[tuple[torch.dtype, torch.device], tuple[list[torch.Tensor], int]] = {}
     for value in values:
         kind = (value.dtype, value.device)
-        members, size = filling.get(kind, ([], _BUCKET_BYTES))
-        if size >= _BUCKET_BYTES:
+        members, size = filling.get(kind, ([], BUCKET_BYTES))
+        if size >= BUCKET_BYTES:
             members, size = [], 0
             buckets.append(members)
         members.append(value)

@@ -7,7 +7,7 @@ from typing import Any, cast
 import torch
 
 from fleet.collective.copies import Copies
-from fleet.collective.history import hyper_parameters
+from fleet.collective.steps import hyper_parameters
 from fleet.collective.synchronizer import Synchronizer
 from fleet.errors import ConfigurationError
 from fleet.plan.source import LeftOut
@@ -28,7 +28,7 @@ class _Distributed:
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Accumulate gradients here only; the next backward outside the block averages their sum."""
+        """Accumulate gradients without averaging; the next backward outside the block averages their sum."""
         with self.fleet_synchronizer.paused():
             yield
 
@@ -38,14 +38,14 @@ class _Distributed:
         super().zero_grad(*given, **options)  # type: ignore[misc]
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:  # noqa: ARG002 (as every optimizer's)
-        """Refuse parameters that the other trainers know nothing of."""
+        """Refuse: the trainers have agreed on the parameters."""
         raise ConfigurationError(
             "add_param_group() after distributed_optimizer(): the trainers have agreed on a fixed set of "
             "parameters; add the group to the torch optimizer first"
         )
 
     def minimize(self, loss_fn: Callable[..., Any], *originals: object, **named: object) -> None:
-        """Describe the training step as a program, for an `Executor` to run: ``fleet.main_program``."""
+        """Describe the training step as a program, ``fleet.main_program``, for an `Executor` to run."""
         self.fleet_minimize(loss_fn, *originals, **named)
 
 
@@ -60,61 +60,55 @@ def distribute(
 ) -> torch.optim.Optimizer:
     """Return an optimizer of the same class that shares everything with `optimizer`, and has more methods.
 
-    The gradients are averaged when ``backward()`` returns, so there is nothing else to change: state,
-    parameter groups and hooks are the same objects, seen from both. Each step first makes sure that it
-    changes nothing that is not exchanged, and is told to the other trainers by the next exchange. Where
-    `finite` lets no step be made, there are no gradients any more: the averages are everybody's, so all
-    trainers leave it out.
+    ``backward()`` has averaged the gradients when it returns, so nothing else has to change: state, parameter
+    groups and hooks are the same objects in both. Each step first checks that all trainers have its gradients
+    in common, and the next exchange compares it with the others' steps. If `finite` refuses a step, gradients
+    are set to None: they are averages, so all trainers skip the step.
     """
     kind = type(optimizer)
-    both: Any = object.__new__(type(kind.__name__, (_Distributed, kind), {}))
-    both.__dict__ = optimizer.__dict__
-    both.fleet_synchronizer = synchronizer
-    both.fleet_minimize = minimize
+    distributed: Any = object.__new__(type(kind.__name__, (_Distributed, kind), {}))
+    distributed.__dict__ = optimizer.__dict__
+    distributed.fleet_synchronizer = synchronizer
+    distributed.fleet_minimize = minimize
     trained = [parameter for _, parameter in copies.named_parameters if parameter.requires_grad]
     left_out = LeftOut(optimizer, trained, model)
     whole = copies.whole
 
-    def look() -> None:
+    def check_finite() -> None:
         every = ((name, parameter.grad) for name, parameter in (whole if finite.looks else ()))
         given = {name: gradient for name, gradient in every if gradient is not None}
         if any(each.is_cuda for each in given.values()) and torch.cuda.is_current_stream_capturing():
-            return  # nothing may be read back
+            return  # nothing can be read back
         if not finite.lets_step(given):
             for parameter in trained:
                 parameter.grad = None
 
-    def check(_: Any, given: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    def before_step(_: Any, given: tuple[Any, ...], options: dict[str, Any]) -> Any:
         synchronizer.check_ended()
         left_out.check()
         synchronizer.check_averaged()
         if getattr(optimizer, "found_inf", None) is not None:
-            synchronizer.check_scaled()  # a GradScaler has looked, and the kernel leaves the step out
+            synchronizer.check_scaled()  # a GradScaler has checked the gradients; the kernel skips the step
             return None
         (itself, closure) = (*given, options.get("closure"))[:2]
         if closure is None:
-            look()
+            check_finite()
             return None
-        return (itself, _looking(closure, look)), {}
 
-    def note(*_: Any) -> None:
-        synchronizer.check_averaged()  # of a closure, which runs inside of step()
+        def checked_closure() -> Any:
+            loss = closure()
+            check_finite()
+            return loss
+
+        return (itself, checked_closure), {}
+
+    def after_step(*_: Any) -> None:
+        synchronizer.check_averaged()  # the gradients of a closure, which has run inside step()
         synchronizer.on_step(hyper_parameters(optimizer))
 
-    optimizer.register_step_pre_hook(check)
-    optimizer.register_step_post_hook(note)
-    return both  # type: ignore[no-any-return]
-
-
-def _looking(closure: Callable[[], Any], look: Callable[[], None]) -> Callable[[], Any]:
-    """Return a closure after which its gradients are looked at."""
-
-    def closure_and_look() -> Any:
-        loss = closure()
-        look()
-        return loss
-
-    return closure_and_look
+    optimizer.register_step_pre_hook(before_step)
+    optimizer.register_step_post_hook(after_step)
+    return distributed  # type: ignore[no-any-return]
 
 
 def named_parameters(

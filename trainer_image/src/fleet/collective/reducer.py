@@ -1,12 +1,14 @@
-"""torch's own reducer, for whichever parameters.
+"""torch's own reducer for an optimizer's parameters, however a script calls its model.
 
-It is that of `torch.nn.parallel.DistributedDataParallel`, over a module that has the parameters and computes
-nothing. What that class does around a model's forward pass is done when the first gradient of a backward
-pass is there: so it is the same how a script calls its model, or whether it does.
+It is the reducer of `torch.nn.parallel.DistributedDataParallel`, over a module that holds the parameters and
+computes nothing. What that class does around a model's forward pass happens here when the first gradient of a
+backward pass arrives. ADR 0054 has the alternatives.
 """
 
+import contextlib
 import inspect
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from operator import attrgetter
 from typing import Any, Final, cast
 
@@ -14,31 +16,125 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-__all__ = ["BUCKET_BYTES", "CommHook", "Reducer"]
+from fleet.collective.devices import is_capturing
+from fleet.collective.group import Group
+from fleet.errors import ConfigurationError
+
+__all__ = ["BUCKET_BYTES", "FLAGS", "FLAG_BITS", "Buckets", "CommHook", "Compression", "Flags", "Reducer"]
 
 BUCKET_BYTES: Final = 25 << 20
+FLAGS: Final = -1
+"""The position of the flags among those of parameters."""
+FLAG_BITS: Final = 32
+_DELAY: Final = 4
+"""A GPU's flags are read so many exchanges later: they have arrived by then, and no one waits for them."""
+_MOST_IN_FLOAT32: Final = 1024
+"""With so many trainers' parts, the error of a float32 sum is still small beside one part."""
 _BATCHED: Final = "batched_grad_copy"
-"""An argument of newer versions: one kernel copies all gradients of a bucket."""
+"""An argument of newer versions of torch: one kernel copies all gradients of a bucket."""
 
 _DTYPE_AND_DEVICE: Final = attrgetter("dtype", "device")
 
 CommHook = Callable[[Any, Any], torch.futures.Future[torch.Tensor]]
 """From a state and a bucket to its average, as `DistributedDataParallel.register_comm_hook` takes it."""
 
+Compression = Callable[[dist.ProcessGroup | None], CommHook]
+"""Given the connections, returns what averages a bucket of gradients, and counts its bytes."""
 
-class Reducer:
-    """Averages gradients into buckets, of which they become views.
+
+class Flags:
+    """A leaf that is averaged like a parameter's gradient, and says what each trainer has.
+
+    A reducer returns averages only. So every element is 0 or 1: for each parameter, whether this trainer has
+    a gradient of it; and each bit of a number, on which all trainers agree if the average of each bit is 0
+    or 1. All trainers read the same averages, so all come to the same conclusions.
+
+    Parameters
+    ----------
+    num_parameters : int
+    size : int
+        The number of trainers.
+    device : torch.device
+    separate : bool
+        Use a dtype of its own, because hooks compress the other gradients.
+    delay : int, optional
+        The number of further exchanges before the number's bits are read; by default what suits the device.
+    """
+
+    def __init__(
+        self,
+        num_parameters: int,
+        size: int,
+        device: torch.device,
+        *,
+        separate: bool = False,
+        delay: int | None = None,
+    ) -> None:
+        dtype = torch.float64 if separate or size > _MOST_IN_FLOAT32 else torch.float32
+        self.leaf = torch.zeros(num_parameters + FLAG_BITS, dtype=dtype, device=device, requires_grad=True)
+        self._num_parameters = num_parameters
+        self._size = size
+        self._delay = delay if delay is not None else _DELAY * (device.type == "cuda")
+        self._given = self.leaf.detach()
+        self._bits: deque[tuple[torch.Tensor, torch.cuda.Event | None]] = deque()
+
+    def gradient(self, absent: Sequence[int], number: int) -> torch.Tensor:
+        """Return this trainer's flags: the parameters without a gradient, and a number of 32 bits."""
+        self.leaf.grad = None
+        if not is_capturing(self.leaf.device):  # a graph gives the same flags in each replay
+            bits = [number >> bit & 1 for bit in range(FLAG_BITS)]
+            given = torch.ones(len(self.leaf), dtype=self.leaf.dtype)
+            given[self._num_parameters :] = torch.tensor(bits)
+            if absent:
+                given[list(absent)] = 0
+            self._given = given.to(self.leaf.device)
+        return self._given.clone()
+
+    def unused(self, positions: Sequence[int]) -> set[int]:
+        """Return those of some parameters of which no trainer has a gradient."""
+        if not positions:
+            return set()
+        averages = self._averages()[positions].tolist()
+        return {position for position, average in zip(positions, averages, strict=True) if average == 0}
+
+    def are_equal(self) -> bool:
+        """Return True if all trainers had the same number, as far as the averages have arrived."""
+        if is_capturing(self.leaf.device):
+            return True
+        self._bits.append(self._copied())
+        if len(self._bits) <= self._delay:
+            return True
+        bits, event = self._bits.popleft()
+        if event is not None:
+            event.synchronize()
+        return all(min(each, abs(1 - each)) < 0.5 / self._size for each in bits.tolist())
+
+    def _averages(self) -> torch.Tensor:
+        return cast("torch.Tensor", self.leaf.grad)  # the reducer has replaced what `gradient` returned
+
+    def _copied(self) -> tuple[torch.Tensor, torch.cuda.Event | None]:
+        bits = self._averages()[self._num_parameters :]
+        if not bits.is_cuda:
+            return bits.clone(), None
+        copy = torch.empty(FLAG_BITS, dtype=bits.dtype, pin_memory=True)
+        copy.copy_(bits, non_blocking=True)
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record(torch.cuda.current_stream(bits.device))
+        return copy, event
+
+
+class Buckets:
+    """torch's reducer over leaves as they are now; gradients become views of its buckets.
 
     Parameters
     ----------
     leaves : sequence of Tensor
-        In the first pass all travel at once, and afterwards in the order of that one. All on devices of one
-        type.
+        On devices of one type. In the first pass all travel in one bucket, later in the order of that pass.
     channel : ProcessGroup or None
-        That of torch.distributed where it is None.
+        That of torch.distributed if it is None.
     bucket_bytes : int
     hook : CommHook, optional
-        Makes a bucket's average; an all-reduce does otherwise.
+        Makes a bucket's average; by default an all-reduce.
     """
 
     def __init__(
@@ -50,7 +146,9 @@ class Reducer:
         hook: CommHook | None = None,
     ) -> None:
         options: dict[str, Any] = {"init_sync": False, "gradient_as_bucket_view": True}
-        if bucket_bytes != BUCKET_BYTES:  # else the first bucket is smaller, and leaves early
+        if (
+            bucket_bytes != BUCKET_BYTES
+        ):  # by torch's own default the first bucket is smaller, and leaves early
             options["bucket_cap_mb"] = bucket_bytes / (1 << 20)
         if _BATCHED in inspect.signature(DistributedDataParallel).parameters:
             options[_BATCHED] = leaves[0].is_cuda
@@ -58,37 +156,37 @@ class Reducer:
         if hook is not None:
             self._parallel.register_comm_hook(None, hook)
         self._leaves = list(leaves)
-        self._forms = self._now()
+        self._forms = self._current_forms()
         self._views: list[torch.Tensor] = []
-        """The gradients as the reducer has them: kept, as making Python's objects anew takes longer."""
+        """The reducer's own gradients; kept, because making their Python objects again takes longer."""
         self._averages: list[torch.Tensor] = []
         self._addresses: list[int] = []
         self.num_bytes = sum(leaf.numel() * leaf.element_size() for leaf in leaves)
-        """What a pass averages."""
+        """The bytes that a pass averages."""
         self.ordered = False
-        """Whether the buckets follow the order in which gradients come."""
+        """True once the buckets follow the order in which gradients arrive."""
 
     def fits(self) -> bool:
-        """Whether every leaf has the dtype, device and layout that it had; a model may have moved."""
-        return self._now() == self._forms
+        """Return False if a leaf's dtype, device or layout has changed: a model may have moved."""
+        return self._current_forms() == self._forms
 
     @torch.enable_grad()
     def begin(self) -> None:
-        """Have the gradients that come from now on averaged, once each, until all are there."""
+        """Average the gradients that arrive from now on, until there is one of each leaf."""
         self._parallel()
 
     @torch.enable_grad()
-    def end(self) -> None:
-        """After the first pass, lay out the buckets in its order, which is trainer 0's; all call this."""
+    def follow_order(self) -> None:
+        """Lay out the buckets in the order of trainer 0's first pass; every trainer must call this."""
         self.ordered = True
         self._averages = []
         with self._parallel.no_sync():
             self._parallel()
 
     def averages(self) -> list[torch.Tensor]:
-        """Return what a pass has come to, by leaf: other tensors of the same memory than the reducer's own.
+        """Return the averages by leaf, as tensors that share memory with the reducer's own.
 
-        A model that moves moves its gradients, too.
+        They are other tensors because a model that moves changes its gradients in place.
         """
         if not self._averages or list(map(torch.Tensor.data_ptr, self._averages)) != self._addresses:
             self._views = [cast("torch.Tensor", leaf.grad) for leaf in self._leaves]
@@ -96,12 +194,12 @@ class Reducer:
             self._addresses = list(map(torch.Tensor.data_ptr, self._averages))
         return self._averages
 
-    def _now(self) -> list[Any]:
+    def _current_forms(self) -> list[Any]:
         return [*map(_DTYPE_AND_DEVICE, self._leaves), *map(torch.Tensor.stride, self._leaves)]
 
 
 class _Holder(torch.nn.Module):
-    """Has leaves that may be no `torch.nn.Parameter`, as an optimizer takes them."""
+    """Holds leaves that need not be a `torch.nn.Parameter`, as an optimizer takes them."""
 
     def __init__(self, leaves: Sequence[torch.Tensor]) -> None:
         super().__init__()
@@ -109,3 +207,155 @@ class _Holder(torch.nn.Module):
 
     def forward(self) -> None:
         """Compute nothing."""
+
+
+class Reducer:
+    """Averages the gradients of an optimizer's parameters, and flags, over connections of its own.
+
+    Parameters
+    ----------
+    group : Group
+    parameters : sequence of Tensor
+    bucket_bytes : int
+        The size of a bucket.
+    compression : Compression, optional
+        By default an all-reduce averages a bucket.
+    stateful : bool
+        True if the compression adds to a bucket what it left out of the same bucket before.
+    """
+
+    buckets: Buckets
+    """Made at the beginning of the first pass, as a model may move before it; so are `flags`."""
+    flags: Flags
+
+    def __init__(
+        self,
+        group: Group,
+        parameters: Sequence[torch.Tensor],
+        *,
+        bucket_bytes: int = BUCKET_BYTES,
+        compression: Compression | None = None,
+        stateful: bool = False,
+    ) -> None:
+        self._group = group
+        self._parameters = parameters
+        self._bucket_bytes = bucket_bytes
+        self._compression = compression
+        self._channel: dist.ProcessGroup | None = None
+        self._fixed = stateful
+        """True if the buckets must stay as they are."""
+        self._is_laid_out = self._is_outdated = False
+        self._once_unused: set[int] = set()
+        self._order: list[int] | None = None
+
+    def connect(self) -> None:
+        """Make the connections; every trainer must call this."""
+        self._channel = self._group.channel()
+        self._group.use(self._parameters, self._channel)
+
+    def begin(self) -> None:
+        """Begin an exchange, at the first gradient of a pass.
+
+        Raises
+        ------
+        ConfigurationError
+            The parameters are on devices of two kinds.
+        """
+        if self._parameters[0].is_cuda and torch.cuda.is_current_stream_capturing():
+            self._fixed, self._is_outdated = True, False  # the graph's replays use these buckets
+        if not self._is_laid_out or self._is_outdated or not self.buckets.fits():
+            self.release()
+            self._group.use(self._parameters, self._channel)
+            self._lay_out()
+            self._is_laid_out, self._is_outdated, self._order = True, False, None
+        self.buckets.begin()
+
+    def averages(self) -> list[torch.Tensor]:
+        """Return the averages of a pass, by parameter; see `Buckets.averages`."""
+        return self.buckets.averages()[1:]
+
+    @property
+    def order(self) -> list[int] | None:
+        """The positions of parameters, and `FLAGS`, in the order of the buckets.
+
+        None if the next pass decides it, in which all travel in one bucket.
+        """
+        return None if self._is_outdated else self._order
+
+    @property
+    def once_unused(self) -> list[int]:
+        """The parameters that no trainer has used in some pass."""
+        return sorted(self._once_unused)
+
+    @property
+    def num_bytes(self) -> int:
+        """The bytes that a pass averages, unless the compression counts them."""
+        return self.buckets.num_bytes if self._compression is None else 0
+
+    def end(self, order: Iterable[int], unused: Collection[int]) -> None:
+        """End an exchange, whose gradients arrived in this order; every trainer must call this.
+
+        The first exchange decides the order of the buckets. It is decided again after an exchange in which no
+        trainer used a parameter that was always used before: its bucket would delay all behind it until the
+        end of each pass. Buckets of a captured graph, and those of a stateful compression, stay.
+        """
+        if not self.buckets.ordered:
+            self._order = list(order)
+            with self._group.waiting("the order of the gradients", device=self._parameters[0].device):
+                self.buckets.follow_order()
+        elif not self._once_unused.issuperset(unused):
+            self._is_outdated = not self._fixed
+        self._once_unused.update(unused)
+
+    def resume(self, order: Sequence[int], once_unused: Iterable[int]) -> None:
+        """Lay out the buckets in an earlier order; every trainer must call this.
+
+        The last bits of a sum of three or more depend on where in a bucket it is made.
+        """
+        if self._fixed:
+            return
+        self._once_unused.update(once_unused)
+        gradients = [parameter.grad for parameter in self._parameters]
+        self.release()
+        what, device = "the order of the gradients", self._parameters[0].device
+        with _trainable(self._parameters), self._group.waiting(what, device=device):
+            self.begin()
+            leaves = {FLAGS: self.flags.leaf, **dict(enumerate(self._parameters))}
+            for position in order:  # an exchange of zeros, in that order
+                torch.autograd.backward([leaves[position]], [torch.zeros_like(leaves[position])])
+        self.end(order, ())
+        for parameter, gradient in zip(self._parameters, gradients, strict=True):
+            parameter.grad = gradient
+
+    def release(self) -> None:
+        """Delete the buckets, which have hooks on the parameters."""
+        if self._is_laid_out:
+            self._is_laid_out = False
+            del self.buckets, self.flags
+
+    def _lay_out(self) -> None:
+        kinds = sorted({parameter.device.type for parameter in self._parameters})
+        if len(kinds) > 1:
+            raise ConfigurationError(
+                f"the optimizer's parameters are on {' and on '.join(kinds)}; expected all on devices of one "
+                "kind: give each kind an optimizer of its own, and each its fleet.distributed_optimizer"
+            )
+        hook = self._compression(self._channel) if self._compression is not None else None
+        number, device = len(self._parameters), self._parameters[0].device
+        self.flags = Flags(number, self._group.world.size, device, separate=hook is not None)
+        leaves = [self.flags.leaf, *self._parameters]
+        with _trainable(self._parameters):
+            self.buckets = Buckets(leaves, self._channel, bucket_bytes=self._bucket_bytes, hook=hook)
+
+
+@contextlib.contextmanager
+def _trainable(parameters: Iterable[torch.Tensor]) -> Iterator[None]:
+    """Unfreeze parameters: torch's reducer takes in only those that take gradients, now or later."""
+    frozen = [each for each in parameters if not each.requires_grad]
+    for each in frozen:
+        each.requires_grad_(True)
+    try:
+        yield
+    finally:
+        for each in frozen:
+            each.requires_grad_(False)

@@ -12,19 +12,17 @@ import numpy.typing as npt
 import torch
 
 from fleet.checkpoint import Claims, end_if_finished, leave_mark
-from fleet.collective.alone import Alone
-from fleet.collective.backward import BackwardPass
-from fleet.collective.buckets import Compression
 from fleet.collective.compression import factorizing, rounding
 from fleet.collective.copies import Copies
-from fleet.collective.gradients import GradientAverager
+from fleet.collective.gradients import BackwardPass, GradientAverager
 from fleet.collective.group import Group
-from fleet.collective.history import hyper_parameters
 from fleet.collective.local_sgd import ParameterAverager
 from fleet.collective.optimizer import distribute, named_parameters
-from fleet.collective.rendezvous import place_of
-from fleet.collective.synchronizer import Synchronizer
+from fleet.collective.reducer import Compression
+from fleet.collective.steps import hyper_parameters
+from fleet.collective.synchronizer import Alone, Synchronizer
 from fleet.collective.training import CollectiveTraining
+from fleet.collective.world import find_world
 from fleet.environment.deadlines import Deadlines
 from fleet.errors import ConfigurationError
 from fleet.facade import FleetCalls
@@ -97,15 +95,15 @@ class Fleet(FleetCalls):
         lifecycle.start(role)
         end_if_finished(os.environ)
         keep_freed_memory(os.environ)
-        place, deadlines = place_of(role, os.environ), Deadlines.from_environ(os.environ)
+        world, deadlines = find_world(role, os.environ), Deadlines.from_environ(os.environ)
         progress.waits_for("the other trainers to join")
-        self._group = Group.connect(place, deadlines, os.environ)
+        self._group = Group.connect(world, deadlines, os.environ)
         progress.waits_for(None)
-        self._role = replace(role, worker_endpoints=self._group.place.endpoints)
+        self._role = replace(role, worker_endpoints=self._group.world.endpoints)
         progress.follow(lambda: self.step)
         lifecycle.joined()
         _log.info(
-            "trainer %d joined the %d trainers at %s:%d", role.index, place.size, place.host, place.port
+            "trainer %d joined the %d trainers at %s:%d", role.index, world.size, world.host, world.port
         )
 
     def is_server(self, model_dir: str | os.PathLike[str] | None = None) -> bool:
@@ -312,7 +310,7 @@ class Fleet(FleetCalls):
         def capture(module: torch.nn.Module, loss_fn: Callable[..., Any]) -> None:
             self._program = Program.capture(module, loss_fn, optimizer)
 
-        finite = FiniteCheck(chosen.non_finite, group.place.rank, lambda: synchronizer.step_of_gradients)
+        finite = FiniteCheck(chosen.non_finite, group.world.rank, lambda: synchronizer.step_of_gradients)
         minimize = self._describes(given, capture)  # which runs it as it is given, compiled
         return distribute(optimizer, copies, synchronizer, minimize, model, finite=finite)
 
@@ -322,7 +320,7 @@ class Fleet(FleetCalls):
         """Return what keeps the copies one, as the strategy says."""
         if (plan := strategy.parameters_averaged()) is not None:
             return ParameterAverager(copies, optimizer, plan)
-        if copies.group.place.size == 1:
+        if copies.group.world.size == 1:
             return Alone(copies)
         _refuse_shared(
             copies, [other for other, each in self._distributed if isinstance(each, GradientAverager)]
@@ -332,7 +330,7 @@ class Fleet(FleetCalls):
             copies,
             self._backward,
             compression=_compression(strategy, copies.group),
-            remembers=strategy.power_sgd is not None,
+            stateful=strategy.power_sgd is not None,
         )
 
     def _compare(self, group: Group, optimizer: torch.optim.Optimizer, copies: Copies) -> None:
@@ -351,8 +349,8 @@ class Fleet(FleetCalls):
                 pairs = zip([*theirs, "nothing more"], [*lines, "nothing more"], strict=False)
                 found, ours = next((a, b) for a, b in pairs if a != b)
                 raise ConfigurationError(
-                    f"{group.place.name(rank)} has {found[:MAX_DIFFERENCE]} where this trainer, "
-                    f"{group.place.rank}, has {ours[:MAX_DIFFERENCE]}; expected the same model and optimizer "
+                    f"{group.world.name(rank)} has {found[:MAX_DIFFERENCE]} where this trainer, "
+                    f"{group.world.rank}, has {ours[:MAX_DIFFERENCE]}; expected the same model and optimizer "
                     "in every trainer, with the same hyper-parameters"
                 )
 

@@ -1,56 +1,231 @@
-"""The steps that this trainer has made with one optimizer, beside those of the others."""
+"""The optimizer steps of each trainer, compared among all trainers.
 
+Every trainer steps its own copy of the model. If gradients are averaged, the copies stay equal as long as all
+step after the same averages, with the same hyper-parameters. If parameters are averaged, their mean is one of
+copies that have made the same number of steps. A digest of all steps therefore travels with what is averaged;
+if digests differ, the trainers compare their last steps themselves, and name the first difference.
+"""
+
+import json
+import zlib
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
 
 from fleet.collective.group import Group
-from fleet.collective.history import Account, History, Step, after_average, difference
 from fleet.errors import ConfigurationError
+from fleet.plan.optimizers import KERNEL_FLAGS
 
-__all__ = ["Steps"]
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["Account", "Step", "Steps", "after_average", "after_steps", "difference", "hyper_parameters"]
+
+_RECENT: Final = 16
+"""The number of steps that are kept: more than are made before a difference is found."""
+_SAME_OPTIONS: Final = (
+    "expected the same on every trainer, as each steps its own copy of the model: give all the same "
+    "hyper-parameters, and a scheduler that follows a metric the metric of all (fleet.all_reduce_worker)"
+)
+_SAME_STEPS: Final = (
+    "expected the same steps on every trainer: decide from numbers of all trainers (fleet.all_reduce_worker) "
+    "whether to skip a step"
+)
+
+Groups = Sequence[Mapping[str, Any]]
+
+
+def after_average(number: int) -> str:
+    """Say what preceded a step, if gradients are averaged."""
+    if number == 0:
+        return "before any gradients were averaged"
+    return f"after the average of step {number - 1}'s gradients"
+
+
+def after_steps(number: int) -> str:
+    """Say what preceded a step, if parameters are averaged."""
+    return f"after {number} step{'' if number == 1 else 's'}" if number else "before any other"
+
+
+@dataclass(frozen=True)
+class Step:
+    """One ``optimizer.step()``, or gradients that were cleared instead.
+
+    Attributes
+    ----------
+    before : int
+        The number of averages of gradients before it; with LocalSGD, which has none, the number of steps.
+    groups : sequence of mapping, or None
+        Each param group's options; None if no step was made.
+    """
+
+    before: int
+    groups: Groups | None
+
+
+@dataclass(frozen=True)
+class Account:
+    """The number of steps that a trainer has made or skipped, their digest, and the last of them."""
+
+    count: int
+    digest: int
+    recent: Sequence[Step]
+
+    def to_text(self) -> str:
+        """Return the account as JSON, which `from_text` reads."""
+        recent = [[step.before, step.groups] for step in self.recent]
+        return json.dumps([self.count, self.digest, recent])
+
+    @classmethod
+    def from_text(cls, text: str) -> "Account":
+        """Parse what `to_text` returned."""
+        count, digest, recent = json.loads(text)
+        return cls(count, digest, [Step(*step) for step in recent])
 
 
 class Steps:
-    """Counts steps, and compares them with the other trainers'.
+    """The steps of one optimizer on this trainer.
 
     Parameters
     ----------
     group : Group
     after : callable, optional
-        Says what a step came after, given the number that was counted then: averages of gradients.
+        Says what preceded a step, given `Step.before`.
+
+    Attributes
+    ----------
+    number : int
+        The number of averages, or with LocalSGD of steps, since the job's beginning.
+    digest : int
+        Of all steps of this process; 32 bits.
     """
 
     def __init__(self, group: Group, after: Callable[[int], str] = after_average) -> None:
         self._group = group
         self._after = after
-        self._history = History()
         self.number = 0
-        """How many have been made, from the job's beginning."""
+        self.digest = 0
+        self._count = 0
+        self._recent: deque[Step] = deque(maxlen=_RECENT)
+
+    def record(self, groups: Groups | None) -> None:
+        """Record a step with these hyper-parameters; None for gradients that were cleared without a step."""
+        self._count += 1
+        self._recent.append(Step(self.number, groups))
+        self.digest = zlib.crc32(f"{self.number} {groups}".encode(), self.digest)
 
     @property
-    def digest(self) -> int:
-        """Of all steps of this process; 32 bits."""
-        return self._history.digest
-
-    def note(self, groups: Sequence[Mapping[str, Any]]) -> None:
-        """Note that the optimizer has stepped, with these hyper-parameters."""
-        self._history.add(Step(self.number, groups))
-
-    def note_left_out(self) -> None:
-        """Note that gradients were cleared on which no step was made."""
-        self._history.add(Step(self.number, None))
+    def account(self) -> Account:
+        """What other trainers read if digests differ."""
+        return Account(self._count, self.digest, tuple(self._recent))
 
     def compare(self, what: str) -> None:
-        """Compare the steps of all trainers, in a call that each makes.
+        """Compare the steps of all trainers; every trainer must call this.
 
         Raises
         ------
         ConfigurationError
             Another trainer has stepped otherwise; the message names it, and says how.
         """
-        place = self._group.place
-        texts = self._group.agree(what, self._history.account.to_text())
+        world = self._group.world
+        texts = self._group.agree(what, self.account.to_text())
         accounts = {rank: Account.from_text(text) for rank, text in texts.items()}
-        if (found := difference(accounts, place.rank, self._after)) is not None:
+        if (found := difference(accounts, world.rank, self._after)) is not None:
             rank, how = found
-            raise ConfigurationError(f"{place.name(rank)} {how}")
+            raise ConfigurationError(f"{world.name(rank)} {how}")
+
+
+def hyper_parameters(optimizer: "torch.optim.Optimizer") -> list[dict[str, Any]]:
+    """Return the options of each param group that must be the same on every trainer.
+
+    Options that choose a kernel depend on the device, and entries that are not the optimizer's own options (a
+    scheduler's, the script's) change no step.
+    """
+    names = [name for name in optimizer.defaults if name not in KERNEL_FLAGS]
+    return [{name: _plain(group[name]) for name in names} for group in optimizer.param_groups]
+
+
+def difference(
+    accounts: Mapping[int, Account], rank: int, after: Callable[[int], str] = after_average
+) -> tuple[int, str] | None:
+    """Return a trainer that has stepped otherwise than trainer `rank`, and a clause that says how.
+
+    Parameters
+    ----------
+    accounts : mapping of int to Account
+        By rank, trainer `rank`'s among them.
+    rank : int
+    after : callable
+        Says what preceded a step, given `Step.before`.
+    """
+    ours = accounts[rank]
+    for other, theirs in accounts.items():
+        if theirs == ours:
+            continue
+        first = max(_known_from(theirs), _known_from(ours))
+        found = _other_number(theirs, ours, rank, first) or _other_options(theirs, ours, rank, first)
+        if found is None:
+            return other, (
+                f"has made or left out {theirs.count} steps, and not the same as this trainer, {rank}, which "
+                f"has made or left out {ours.count}; {_SAME_STEPS}"
+            )
+        before, what, where = found
+        return other, f"{what} {after(before)} where {where}"
+    return None
+
+
+def _known_from(account: Account) -> int:
+    """Return the first `Step.before` of which an account surely has all steps."""
+    return 0 if account.count == len(account.recent) else account.recent[0].before + 1
+
+
+def _other_number(theirs: Account, ours: Account, rank: int, first: int) -> tuple[int, str, str] | None:
+    """Return where the numbers of steps differ first, what was found there, and what was expected."""
+    found, expected = (
+        Counter((step.before, step.groups is None) for step in each.recent) for each in (theirs, ours)
+    )
+    for before, skipped in sorted(found.keys() | expected.keys()):
+        kind = before, skipped
+        if before >= first and found[kind] != expected[kind]:
+            if skipped:
+                what = f"cleared the gradients of {_counted(found[kind])} on which it made no step"
+                ours_is = f"this trainer, {rank}, cleared those of {_counted(expected[kind])}"
+                return before, what, f"{ours_is}; {_SAME_STEPS}"
+            what = f"made {_times(found[kind])}"
+            return before, what, f"this trainer, {rank}, made {_times(expected[kind])}; {_SAME_STEPS}"
+    return None
+
+
+def _other_options(theirs: Account, ours: Account, rank: int, first: int) -> tuple[int, str, str] | None:
+    """Return where a hyper-parameter differs first, what was found there, and what was expected."""
+    known = ([step for step in each.recent if step.before >= first] for each in (theirs, ours))
+    for found, expected in zip(*known, strict=True):
+        for number, (group, other) in enumerate(zip(found.groups or (), expected.groups or (), strict=False)):
+            for name, value in group.items():
+                if value != other.get(name):
+                    what = f"stepped with {name}={value} in param group {number}"
+                    ours_is = f"this trainer, {rank}, stepped with {name}={other.get(name)}"
+                    return found.before, what, f"{ours_is}; {_SAME_OPTIONS}"
+    return None
+
+
+def _times(number: int) -> str:
+    return {0: "no optimizer.step()", 1: "one optimizer.step()"}.get(number, f"{number} optimizer.step()s")
+
+
+def _counted(number: int) -> str:
+    return {0: "no backward pass", 1: "one backward pass"}.get(number, f"{number} backward passes")
+
+
+def _plain(value: object) -> Any:
+    """Return an option as JSON has it."""
+    if isinstance(value, float):
+        return float(f"{value:.9g}")  # a scheduler's last digits may differ between processors
+    if value is None or isinstance(value, int | str):
+        return value
+    if isinstance(value, tuple | list):
+        return [_plain(item) for item in value]
+    if getattr(value, "ndim", None) == 0 and not getattr(value, "is_cuda", False):
+        return _plain(value.item())  # type: ignore[attr-defined]
+    return type(value).__name__  # reading it from a GPU would wait for that

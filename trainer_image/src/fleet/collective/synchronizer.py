@@ -1,37 +1,52 @@
-"""What keeps the trainers' copies of a model one; a job's strategy chooses it."""
+"""What keeps the trainers' copies of a model equal; a job's strategy chooses it.
+
+`Alone` is for a job with one trainer, which has nothing to average with: it counts backward passes only.
+"""
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+import sys
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import CodeType
+from typing import Any, Final
+
+import torch
+from torch.utils.checkpoint import CheckpointFunction
 
 from fleet.checkpoint import GradientOrder
+from fleet.collective.copies import Copies
 from fleet.collective.steps import Steps
+from fleet.errors import ConfigurationError
 
-__all__ = ["Synchronizer"]
+__all__ = ["LEARNING_PASSES", "Alone", "PassEnd", "Synchronizer", "refuse_reentrant"]
+
+LEARNING_PASSES: Final = 16
+"""A parameter that so many passes have all reached is assumed to be reached by every pass."""
+_REENTRANT: Final[CodeType] = CheckpointFunction.backward.__code__
 
 
 class Synchronizer:
-    """One optimizer's; an heir does what it does when gradients come, when a pass ends, or after a step.
+    """Keeps one optimizer's parameters equal on all trainers; subclasses say when, and how.
 
     Parameters
     ----------
     steps : Steps
-        Counted by the heir.
+        Counted by the subclass.
     """
 
     def __init__(self, steps: Steps) -> None:
         self.steps = steps
         self.apart = False
-        """Whether the copies differ now; all trainers know it alike."""
+        """True while the copies differ, on all trainers alike."""
         self._paused = False
-        """Whether gradients accumulate, and are not averaged yet."""
+        """True while gradients accumulate and are not averaged yet."""
 
     def start(self) -> None:
-        """Be told of gradients, if they matter; every trainer calls this."""
+        """Connect, and hook the parameters; every trainer must call this."""
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Let gradients of the block accumulate here, to be averaged with those of the next backward."""
+        """Accumulate the gradients of the block; the next backward pass averages them with its own."""
         before, self._paused = self._paused, True
         try:
             yield
@@ -44,30 +59,137 @@ class Synchronizer:
         return None
 
     def resume(self, order: GradientOrder) -> None:
-        """Have gradients travel in the order of a checkpoint; every trainer calls this."""
+        """Use the order of a checkpoint; every trainer must call this."""
 
     def check_ended(self) -> None:
-        """Raise if an error ended the backward pass before."""
+        """Raise if an error ended the previous backward pass."""
 
     def check_averaged(self) -> None:
-        """Raise if a step would be made on gradients that must be averaged, and are not."""
+        """Raise if a step would use gradients that must be averaged first."""
 
     def check_scaled(self) -> None:
-        """Raise if a step by a kernel that a GradScaler tells to leave it out would not be everybody's."""
+        """Raise if a kernel that a GradScaler controls could skip a step on this trainer only."""
 
     @property
     def step_of_gradients(self) -> int:
-        """Which step the gradients that are there are for; every pass counts, where passes average."""
+        """The number of the step that the present gradients are for."""
         return self.steps.number - 1
 
     def on_zero_grad(self) -> None:
-        """Note that the optimizer is about to clear the gradients."""
+        """Handle that the optimizer is about to clear the gradients."""
 
     def on_step(self, groups: Sequence[Mapping[str, Any]]) -> None:
-        """Note that the optimizer has stepped, with these hyper-parameters."""
+        """Handle a step of the optimizer, with these hyper-parameters."""
 
     def settle(self, what: str) -> None:
-        """Make the copies equal, where they are not after each step; every trainer calls this."""
+        """Make the copies equal, if they are not after each step; every trainer must call this."""
 
     def close(self) -> None:
-        """Leave the parameters as any others."""
+        """Remove the hooks from the parameters."""
+
+
+class PassEnd:
+    """The end of a backward pass.
+
+    Parameters
+    ----------
+    finish : callable
+        Called by the autograd engine when the pass ends, unless an error ends it.
+    """
+
+    def __init__(self, finish: Callable[[], None]) -> None:
+        self._finish = finish
+
+    def __call__(self) -> None:
+        """End the pass."""
+        self._finish()
+
+    @classmethod
+    def queue(cls, finish: Callable[[], None]) -> "weakref.ref[PassEnd]":
+        """Queue a callback to the engine; the reference dies when the pass ends, and after an error too."""
+        end = cls(finish)
+        torch.autograd.Variable._execution_engine.queue_callback(end)  # noqa: SLF001
+        return weakref.ref(end)
+
+
+def refuse_reentrant() -> None:
+    """Refuse a pass that torch.utils.checkpoint runs inside a pass: each would exchange all gradients."""
+    frame = sys._getframe()  # noqa: SLF001
+    while (caller := frame.f_back) is not None:
+        if caller.f_code is _REENTRANT:
+            raise ConfigurationError(
+                "the first gradient of a backward pass came from within a reentrant checkpoint, so that each "
+                "checkpoint would exchange the gradients of the whole model; expected one exchange a pass: "
+                "pass use_reentrant=False to torch.utils.checkpoint"
+            )
+        frame = caller
+
+
+class Alone(Synchronizer):
+    """Counts the backward passes of a job's only trainer, as an average of gradients would.
+
+    A hook on every parameter may cost a model of many small ones more than a step may cost. So the first
+    passes find a parameter that every pass reaches, and from then on only that one has a hook.
+
+    Parameters
+    ----------
+    copies : Copies
+    """
+
+    def __init__(self, copies: Copies) -> None:
+        super().__init__(Steps(copies.group))
+        self._parameters = [parameter for _, parameter in copies.trained]
+        self._handles: dict[int, Any] = {}
+        self._always: set[int] = set()
+        self._reached: set[int] = set()
+        self._passes = 0
+        self._since_step = 0
+        self._end: weakref.ref[PassEnd] | None = None
+
+    def start(self) -> None:
+        """Put a hook on every parameter; see `Synchronizer`."""
+        self._passes, self._reached = 0, set()
+        self._always = set(range(len(self._parameters)))
+        for position, parameter in enumerate(self._parameters):
+            if position not in self._handles:
+                hook = parameter.register_post_accumulate_grad_hook(self._hook(position))  # type: ignore[no-untyped-call]
+                self._handles[position] = hook
+
+    def close(self) -> None:
+        """Remove the hooks; see `Synchronizer`."""
+        self._keep_hooks(set())
+
+    def on_step(self, groups: Sequence[Mapping[str, Any]]) -> None:  # noqa: ARG002 (nothing to compare with)
+        """Count a pass that has not reached the hooked parameter. See `Synchronizer`."""
+        if not self._parameters:  # all are sharded
+            self.steps.number += 1
+        elif not self._since_step and len(self._handles) == 1 < len(self._parameters):
+            (hooked,) = self._handles
+            if any(each.grad is not None for each in self._parameters):
+                self.steps.number += self._parameters[hooked].grad is None
+                self.start()
+        self._since_step = 0
+
+    def _hook(self, position: int) -> Callable[[torch.Tensor], None]:
+        def on_gradient(_: torch.Tensor) -> None:
+            if self._paused:
+                return
+            if self._end is None or self._end() is None:
+                refuse_reentrant()
+                self._reached.clear()
+                self._end = PassEnd.queue(self._finish)
+            self._reached.add(position)
+
+        return on_gradient
+
+    def _finish(self) -> None:
+        self.steps.number += 1
+        self._since_step += 1
+        self._passes += 1
+        self._always &= self._reached
+        if self._passes == LEARNING_PASSES and self._always:
+            self._keep_hooks({max(self._always)})
+
+    def _keep_hooks(self, positions: set[int]) -> None:
+        for position in self._handles.keys() - positions:
+            self._handles.pop(position).remove()

@@ -1,4 +1,4 @@
-"""What a trainer of a collective job trains, to be saved, loaded and exported."""
+"""Saves, loads and exports what a trainer of a collective job trains."""
 
 import contextlib
 import json
@@ -59,21 +59,21 @@ _log = logging.getLogger(__name__)
 class CollectiveTraining:
     """One optimizer and what it steps; see `fleet.checkpoint.Savable`.
 
-    Every trainer holds the whole model, so one shard is enough: the checkpoint is that of a job with one
+    Every trainer holds the whole model, so a checkpoint has one shard. It is the checkpoint of a job with one
     parameter server, and either kind of job loads the other's.
 
     Parameters
     ----------
     optimizer : torch.optim.Optimizer
     model : torch.nn.Module, optional
-        Gives names and buffers.
+        Provides names and buffers.
     synchronizer : Synchronizer
         Counts the steps.
     group : Group
     claims : Claims
-        Where this trainer writes, if it is the one that does.
+        This trainer's claims on the folders that it writes to.
     loops : Loops
-        Those of the script; they go on where a checkpoint was made.
+        The script's; they resume where a checkpoint was made.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class CollectiveTraining:
         self._claims = claims
         self._loops = loops
         self._optimizer = optimizer
-        # The script may freeze some for a while; what a checkpoint holds does not depend on when it is made.
+        # Taken once: the script may freeze some for a while, and a checkpoint holds the same at any time.
         self._trained = frozenset(
             each for group in optimizer.param_groups for each in group["params"] if each.requires_grad
         )
@@ -97,24 +97,24 @@ class CollectiveTraining:
         self._group = group
         self._loads = 0
         self.background = Background()
-        """What is being written while training goes on."""
+        """The save that is being written during training."""
         self._verified: dict[tuple[int, ...], str] = {}
 
     @property
     def current_step(self) -> int:
-        """The number of steps made, from the job's beginning."""
+        """The number of steps since the job's beginning."""
         return self._synchronizer.steps.number
 
     def tell_of_unsavable(self) -> None:
-        """Say in the log now what would make every save and export fail, perhaps after hours of training."""
+        """Log now what would make every save and export fail, perhaps after hours of training."""
         if _has_sharded(self._optimizer):  # and the log has said so
             return
         try:
             _, source = self._described()
-        except Exception as error:  # noqa: BLE001 - training goes on, and a script may save by itself
+        except Exception as error:  # noqa: BLE001 - training continues, and a script may save by itself
             _log.warning(
                 "fleet cannot save, load or export what this optimizer trains, and each such call will fail: "
-                "%s. Training goes on, and state_dict()s are the script's to save",
+                "%s. Training continues; save state_dict()s in the script",
                 error,
             )
             return
@@ -134,7 +134,7 @@ class CollectiveTraining:
         keep: int,
         incremental: bool = False,  # noqa: ARG002 - there are no tables on servers
     ) -> int:
-        """Save one under a folder's next number; see `Savable`."""
+        """Save a checkpoint under a folder's next number; see `Savable`."""
         self._synchronizer.settle("a checkpoint")
         self.background.wait()
         number = -1
@@ -151,7 +151,7 @@ class CollectiveTraining:
                 try:
                     write()
                 except FleetError:
-                    with contextlib.suppress(FleetError):  # the reason that counts is the first
+                    with contextlib.suppress(FleetError):  # the first error is the one that counts
                         self._claims.hold(directory)
                         remove_numbers(Path(folder), [number])
                     raise
@@ -164,7 +164,7 @@ class CollectiveTraining:
         return number
 
     def _copy(self, path: Path, status: TrainStatus) -> Callable[[], None]:
-        """Copy what is to be saved; return what writes the copy."""
+        """Copy the training's state; return a function that writes the copy."""
         program, source = self._described()
         save, step = secrets.token_hex(4), self.current_step
         pieces = [
@@ -182,18 +182,18 @@ class CollectiveTraining:
         def write() -> None:
             shard = write_shard(path, save, "0-of-1", emptied(pieces))
             trainer = write_trainer_part(path, save, trainers)
-            self._claims.hold(path)  # again: a successor may have come while the files were written
+            self._claims.hold(path)  # again: a successor may have started while the files were written
             commit(path, Manifest(save, step, facts, (shard, trainer), trainer.name).to_json())
             tidy(path)
 
         return write
 
-    def hand_in(self, status: TrainStatus) -> None:  # noqa: ARG002 (trainer 0's counts)
-        """Take part in what trainer 0 saves: what is in step already is its word alone."""
+    def hand_in(self, status: TrainStatus) -> None:  # noqa: ARG002 (trainer 0 saves its own)
+        """Join in a save of trainer 0, which writes it alone once the copies are equal."""
         self._synchronizer.settle("a checkpoint")
 
     def clean(self, folder: str, keep: int) -> None:
-        """Remove a folder's checkpoints but the newest."""
+        """Remove all of a folder's checkpoints except the newest ones."""
         self.background.wait()
         self._keep_newest(folder, keep)
 
@@ -206,20 +206,22 @@ class CollectiveTraining:
     @for_saves.lent()
     @torch.no_grad()
     def load(self, directory: str) -> TrainStatus | None:
-        """Go on from the newest checkpoint in a directory that every trainer has whole; see `Savable`.
+        """Load the newest checkpoint in a directory that every trainer finds whole; see `Savable`.
 
-        Every trainer calls this, between two steps.
+        Every trainer must call this, between two steps.
 
         Raises
         ------
         CheckpointError
-            It is of another training, none is whole, or the trainers have found different ones.
+            The checkpoint is of another training, none is whole, or the trainers have found different ones.
         """
         self.background.wait()
         program, source = self._described()
         facts, folder = facts_of_training(agreement_of(program)), Path(directory)
         self._loads += 1
-        self._group.agree(f"what was saved before load {self._loads}", "durable")  # trainer 0 has waited
+        self._group.agree(
+            f"what was saved before load {self._loads}", "durable"
+        )  # trainer 0 has waited for its save
         self._claims.renew(folder)
         shared, damage = self._shared(folder, source)
         for checkpoint in shared:
@@ -234,14 +236,14 @@ class CollectiveTraining:
             except CheckpointError as error:
                 reasons.append(str(error))
             key = f"what was read of the save {checkpoint.manifest.save} for load {self._loads}"
-            told = self._group.everybodys(key, json.dumps(reasons))
-            everybodys = {rank: json.loads(text) for rank, text in told.items()}
-            if not any(everybodys.values()):
+            texts = self._group.gather(key, json.dumps(reasons))
+            by_rank = {rank: json.loads(text) for rank, text in texts.items()}
+            if not any(by_rank.values()):
                 break
-            damage += self._by_trainers(everybodys)
+            damage += self._with_trainers(by_rank)
         else:
             if damage:
-                raise none_is_whole(folder, damage, lambda beside: _read(beside, source))
+                raise none_is_whole(folder, damage, lambda other: _read(other, source))
             return None
         self._tell(damage, str(checkpoint.directory))
         for name, value in source.parameters.items():
@@ -257,7 +259,7 @@ class CollectiveTraining:
         return part.status
 
     def _shared(self, folder: Path, source: Source) -> tuple[list[Checkpoint], list[str]]:
-        """Return the checkpoints that all trainers see, the newest first, and what is wrong with others."""
+        """Return the checkpoints that all trainers see, newest first, and what is wrong with the others."""
 
         def check(checkpoint: Checkpoint) -> None:
             files = ((checkpoint, file) for file in checkpoint.files_with(_spans(source)))
@@ -266,17 +268,17 @@ class CollectiveTraining:
         found, damage = saves_in(folder, check)
         ours = [each.manifest.save for each in found]
         text = json.dumps([ours, list(map(str, damage))])
-        told = self._group.everybodys(f"the checkpoints of load {self._loads}", text)
-        everybodys: dict[int, tuple[list[str], list[str]]] = {
-            rank: json.loads(each) for rank, each in told.items()
+        texts = self._group.gather(f"the checkpoints of load {self._loads}", text)
+        by_rank: dict[int, tuple[list[str], list[str]]] = {
+            rank: json.loads(each) for rank, each in texts.items()
         }
-        reasons = self._by_trainers({rank: each for rank, (_, each) in everybodys.items()})
-        firsts = everybodys[min(everybodys)][0]
-        shared = [save for save in firsts if all(save in theirs for theirs, _ in everybodys.values())]
-        for rank, (theirs, _) in everybodys.items() if not shared else ():
+        reasons = self._with_trainers({rank: each for rank, (_, each) in by_rank.items()})
+        firsts = by_rank[min(by_rank)][0]
+        shared = [save for save in firsts if all(save in theirs for theirs, _ in by_rank.values())]
+        for rank, (theirs, _) in by_rank.items() if not shared else ():
             if theirs[:1] != ours[:1]:
                 raise CheckpointError(
-                    f"{self._group.place.name(rank)} has found {_words(theirs)}, and this trainer "
+                    f"{self._group.world.name(rank)} has found {_words(theirs)}, and this trainer "
                     f"{_words(ours)}; expected one directory that every trainer sees"
                     + "".join(f"; {reason}" for reason in reasons)
                 )
@@ -284,20 +286,20 @@ class CollectiveTraining:
             reasons = [f"not every trainer sees {_words(firsts)} in {folder}"]
         return [next(each for each in found if each.manifest.save == save) for save in shared], reasons
 
-    def _by_trainers(self, everybodys: Mapping[int, Sequence[str]]) -> list[str]:
-        """Return each reason once; one that not all have found, with who has."""
+    def _with_trainers(self, by_rank: Mapping[int, Sequence[str]]) -> list[str]:
+        """Return each reason once; with the trainers that have found it, if not all have."""
         ranks: dict[str, list[int]] = {}
-        for rank, reasons in everybodys.items():
+        for rank, reasons in by_rank.items():
             for reason in reasons:
                 ranks.setdefault(reason, []).append(rank)
         return [
-            reason if len(having) == len(everybodys) else f"{self._group.place.names(having)}: {reason}"
+            reason if len(having) == len(by_rank) else f"{self._group.world.names(having)}: {reason}"
             for reason, having in ranks.items()
         ]
 
     def _tell(self, damage: Sequence[str], used: str) -> None:
-        """Tell of damage once for all trainers."""
-        if self._group.place.rank == 0:
+        """Log damage once, for all trainers."""
+        if self._group.world.rank == 0:
             tell_passed_over(damage, used)
 
     def export(self, table_ids: Mapping[str, Any] | None = None) -> dict[str, Tensor]:
@@ -328,7 +330,7 @@ def _spans(source: Source) -> list[tuple[str, int, int]]:
 
 
 def _read(checkpoint: Checkpoint, source: Source) -> tuple[dict[str, Piece], TrainerPart | None]:
-    """Read all of it before any of it is used; CheckpointError that names each file which is damaged."""
+    """Read a whole checkpoint before any of it is used; a CheckpointError names each damaged file."""
     files = ((checkpoint, file) for file in checkpoint.files_with(_spans(source)))
     check_each(files, Checkpoint.checked)
     pieces = {
@@ -344,7 +346,7 @@ def _has_sharded(optimizer: torch.optim.Optimizer) -> bool:
 
 
 def _copied(value: Any) -> Any:
-    """Return a copy, on the CPU, of a tensor or of what an optimizer keeps."""
+    """Copy a tensor, or an optimizer's state of any structure, to the CPU."""
     if isinstance(value, Tensor):
         return value.detach().to("cpu", copy=True)
     if isinstance(value, list | tuple):

@@ -1,46 +1,243 @@
-"""Who is alive, and whom this trainer waits for.
+"""The watchdog of collective training: which trainers are alive, and which one this trainer waits for.
 
-Every trainer puts a heartbeat into the store from a thread that never waits for a step, and learns of the
-others' only while its own training waits: so a healthy job costs one small write per trainer and heartbeat,
-and one small read where it waits (`beats`).
+Every trainer writes heartbeats to trainer 0's store from a thread that never waits for a step, and reads the
+others' only while its own training waits. A healthy job thus costs one small write per trainer and heartbeat,
+and one small read per trainer that waits.
+
+One of the trainers that wait, the observer, reads everybody's heartbeats and publishes a report, which the
+others read: so all trainers together read as many keys as there are trainers, and not the square of that. A
+trainer that finds no observer, or one whose report is two heartbeats old, becomes the observer itself. So no
+trainer is special, and an observer that ends is missed as soon as any other trainer.
 """
 
 import contextlib
+import json
 import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from datetime import timedelta
+from typing import NamedTuple
 
 from torch._C._distributed_c10d import Store
-from torch.distributed import DistError
+from torch.distributed import DistError, DistStoreError
 
-from fleet.collective.beats import Beats
-from fleet.collective.board import STORE_SECONDS, Board
-from fleet.collective.heartbeats import Digest, Missed, Somewhere
-from fleet.collective.rendezvous import SHOWN, Place
-from fleet.collective.silent import Silent
-from fleet.collective.standing import Standing, Way
+from fleet.collective.devices import is_from_script, own_fault, reason_of
+from fleet.collective.heartbeats import (
+    SHOWN,
+    Absence,
+    Cohort,
+    Heartbeat,
+    Report,
+    TrainerState,
+    WaitKind,
+    report_of,
+)
+from fleet.collective.world import World
 from fleet.environment.deadlines import Deadlines
-from fleet.errors import ConfigurationError, FleetError, PeerLostError
+from fleet.errors import ConfigurationError, DeadlineExceededError, FleetError, PeerLostError
 from fleet.process.clock import WatchClock
 
-__all__ = ["Watch"]
+__all__ = ["Heartbeats", "Watchdog"]
 
-SAID_AFTER_SECONDS = 5.0
+LOG_AFTER_SECONDS = 5.0
+STORE_SECONDS = 10.0
+ANSWER_ATTEMPTS = 8
+"""How often a search for silent trainers is polled for, a quarter of a heartbeat apart."""
+_REPORT = "what heartbeats say"
+_SEARCH = "who looks for the silent"
+_DEADLOCKED, _ALL_DEADLOCKED = "how many are stuck", "all are stuck"
 
 _log = logging.getLogger(__name__)
 
 
-class Watch:
-    """Tells the others that this trainer lives, and says who keeps it waiting.
+class Heartbeats:
+    """Writes this trainer's heartbeats to trainer 0's store, and reads the others'.
 
     Parameters
     ----------
-    store
-        Used by this object only: a blocked call of another thread must not keep the heartbeat waiting.
-    lost
-        Called, from the watch's thread, with an error that names a trainer for which this one waits in vain.
+    store : Store
+        Used by this object only: a blocked call of another thread must not delay a heartbeat.
+    world : World
+    deadlines : Deadlines
+    clock : WatchClock
+    """
+
+    def __init__(self, store: Store, world: World, deadlines: Deadlines, clock: WatchClock) -> None:
+        self._store = store
+        self._lock = threading.Lock()
+        self._world = world
+        self._deadlines = deadlines
+        self._clock = clock
+        self._own = Heartbeat(-1, TrainerState())
+        self._seen: dict[int, tuple[int, float]] = {}
+        """By rank, the number of the last heartbeat, and when this trainer first saw it."""
+        self._text, self._since, self._report = "", 0.0, Report()
+        """The latest report as text, when this trainer first saw it, and the report itself."""
+        self._searches = 0
+
+    def start(self) -> None:
+        """Write the first heartbeat, by which the others find this trainer."""
+        self._store.set_timeout(timedelta(seconds=STORE_SECONDS))
+        self.beat(TrainerState())
+
+    def beat(self, state: TrainerState) -> None:
+        """Write the next heartbeat."""
+        self._own = Heartbeat(self._own.number + 1, state)
+        with self._one_call():
+            self._store.set(_key(self._world.rank), self._own.to_text())
+
+    def observe(self) -> Report:
+        """Return the current report on all trainers; write it if this trainer is the observer."""
+        now = self._clock.now()
+        self._publish("", self._claim(()), now)  # reads the report if there is one
+        age = now - self._since
+        if self._report.ended:
+            self._take_over(self._report.absences, now)
+        elif self._report.observer != self._world.rank and age > self._patience_seconds:
+            absences = self._report.aged(age).absences
+            observer = Absence(self._report.observer, self._report.number, age)
+            self._take_over([*absences, observer], now)
+        if self._report.observer == self._world.rank:
+            self._publish(self._text, self._observation(now), now)
+        return self._report.aged(now - self._since)
+
+    def retire(self) -> None:
+        """Stop being the observer, if this trainer is it: it waits for nothing any more."""
+        if self._report.observer == self._world.rank and not self._report.ended:
+            ended = Report(self._world.rank, self._own.number, absences=self._report.absences)
+            self._publish(self._text, ended, self._clock.now())
+
+    def still_absent(self, absences: Sequence[Absence]) -> list[Absence]:
+        """Return those of some absences that have not ended since."""
+        found = self._read([each.rank for each in absences])
+        return [each for each in absences if found[each.rank].number == each.number]
+
+    def confirm_deadlock(self) -> None:
+        """Announce that this trainer has found a deadlock; wait a little until all others have too."""
+        if self._store.add(_DEADLOCKED, 1) == self._world.size:
+            self._store.set(_ALL_DEADLOCKED, "")
+        self._store.wait([_ALL_DEADLOCKED], timedelta(seconds=self._deadlines.silent_seconds))
+
+    def find_silent(self, pause: Callable[[float], object]) -> list[int]:
+        """Return the trainers that have missed at least one heartbeat, by comparing two reads.
+
+        All trainers whose connections failed ask this at once. One of them reads for all that ask meanwhile.
+
+        Parameters
+        ----------
+        pause : callable
+            Waits for some seconds.
+        """
+        began_before = True
+        while True:
+            self._searches += 1
+            ours = f"{self._world.rank} {self._searches}"
+            if (search := self._exchange(_SEARCH, "", ours)) == ours:
+                return self._search(ours, pause)
+            found = self._result_of(search, pause)
+            # A search that began before this trainer asked may have missed what made it ask.
+            if found or (found is not None and not began_before):
+                return found
+            self._exchange(_SEARCH, search, "")  # its trainer may have ended before it could answer
+            began_before = False
+
+    def _search(self, ours: str, pause: Callable[[float], object]) -> list[int]:
+        before = self._read(self._world.others)
+        pause(1.5 * self._deadlines.heartbeat_seconds)
+        after = self._read(self._world.others)
+        silent = [rank for rank in self._world.others if before[rank].number == after[rank].number]
+        with self._one_call():
+            self._store.set(f"{_SEARCH}: {ours}", json.dumps(silent))
+        self._exchange(_SEARCH, ours, "")  # a trainer that asks from now on needs another search
+        return silent
+
+    def _result_of(self, search: str, pause: Callable[[float], object]) -> list[int] | None:
+        """Return what another trainer's search finds, but for this one; None if no answer comes."""
+        pause(1.5 * self._deadlines.heartbeat_seconds)
+        key = f"{_SEARCH}: {search}"
+        for _ in range(ANSWER_ATTEMPTS):
+            with self._one_call():
+                answer = self._store.get(key) if self._store.check([key]) else None
+            if answer is not None:
+                return [rank for rank in json.loads(answer) if rank != self._world.rank]
+            pause(self._deadlines.heartbeat_seconds / 4)
+        return None
+
+    @property
+    def _patience_seconds(self) -> float:
+        """The age at which a report, or a heartbeat, is overdue."""
+        return 2 * self._deadlines.heartbeat_seconds
+
+    def _take_over(self, absences: Sequence[Absence], now: float) -> None:
+        """Become the observer, unless another trainer was faster; absences known by now continue."""
+        if self._publish(self._text, self._claim(absences), now):
+            self._seen = {each.rank: (each.number, now - each.seconds) for each in absences}
+
+    def _claim(self, absences: Sequence[Absence]) -> Report:
+        return Report(self._world.rank, self._own.number, ended=False, absences=absences)
+
+    def _observation(self, now: float) -> Report:
+        found = self._read(self._world.others)
+        for rank, heartbeat in found.items():
+            if rank not in self._seen or self._seen[rank][0] != heartbeat.number:
+                self._seen[rank] = (heartbeat.number, now)
+        ages = {rank: now - self._seen[rank][1] for rank in found}
+        absences = {rank: seconds for rank, seconds in ages.items() if seconds > self._patience_seconds}
+        found[self._world.rank] = self._own
+        return report_of(
+            self._world.rank, dict(sorted(found.items())), absences, self._deadlines.silent_seconds
+        )
+
+    def _publish(self, expected: str, report: Report, now: float) -> bool:
+        """Replace the expected report, and read the one that is there then; return whether it is ours."""
+        text = report.to_text()
+        there = self._exchange(_REPORT, expected, text)
+        if there != self._text:
+            self._text, self._since, self._report = there, now, Report.from_text(there)
+        return there == text
+
+    def _read(self, ranks: Sequence[int]) -> dict[int, Heartbeat]:
+        with self._one_call():
+            found = self._store.multi_get([_key(rank) for rank in ranks])
+        return {rank: Heartbeat.from_text(text.decode()) for rank, text in zip(ranks, found, strict=True)}
+
+    def _exchange(self, key: str, expected: str, text: str) -> str:
+        """Replace the value of a key if it is the expected one, or missing; return the value then."""
+        with self._one_call():
+            return self._store.compare_set(key, expected, text).decode()
+
+    @contextlib.contextmanager
+    def _one_call(self) -> Iterator[None]:
+        # A process that was stopped never answers, not even after the time-out of its store's client.
+        if not self._lock.acquire(timeout=2 * STORE_SECONDS):
+            raise DistStoreError(f"an earlier call had no answer for {2 * STORE_SECONDS:.0f} s")
+        try:
+            yield
+        finally:
+            self._lock.release()
+
+
+class _Wait(NamedTuple):
+    """A wait of this trainer, since a time of its clock; `is_over` is for one that a GPU continues."""
+
+    state: TrainerState
+    since: float
+    is_over: Callable[[], bool] | None = None
+
+
+class Watchdog:
+    """Writes heartbeats in a thread of its own, and reports which trainer keeps this one waiting.
+
+    Parameters
+    ----------
+    store : Store
+        Used by this object only.
+    world : World
+    deadlines : Deadlines
+    on_failure : callable
+        Called in the watchdog's thread with the error that ends this trainer's wait.
     clock : callable
         Seconds of a monotonic clock.
     """
@@ -48,67 +245,94 @@ class Watch:
     def __init__(
         self,
         store: Store,
-        place: Place,
+        world: World,
         deadlines: Deadlines,
-        lost: Callable[[FleetError], None],
+        on_failure: Callable[[FleetError], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        # Between two looks of a watch that runs lies a beat, and two calls of the store in vain.
+        # A watchdog that is not frozen reads the clock after a heartbeat and two failing calls at most.
         most_seconds = deadlines.heartbeat_seconds + 2 * STORE_SECONDS
         self._clock = WatchClock(min(most_seconds, deadlines.deadline_seconds / 2), clock)
-        self._place = place
+        self._world = world
         self._deadlines = deadlines
-        self._lost = lost
-        self._standing = Standing()
-        self._waiting: tuple[Standing, float] | None = None
-        self._going_on: tuple[Standing, float, Callable[[], bool]] | None = None
+        self._on_failure = on_failure
+        self._state = TrainerState()
+        self._wait: _Wait | None = None
         self._stop = threading.Event()
-        board = Board(store)
-        self._beats = Beats(board, place, deadlines, self._clock)
-        self._silent = Silent(board, place, deadlines.heartbeat_seconds, self._stop.wait)
+        self._heartbeats = Heartbeats(store, world, deadlines, self._clock)
         self._thread = threading.Thread(target=self._run, name="fleet-watch", daemon=True)
 
     def start(self) -> None:
-        """Beat once, so that the others find this trainer, and go on from a thread."""
-        self._beats.start()
+        """Write the first heartbeat, and start the thread."""
+        self._heartbeats.start()
         self._thread.start()
 
     def close(self) -> None:
-        """Stop beating; this trainer has left."""
+        """Stop: this trainer has left."""
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join(STORE_SECONDS)
 
     @contextlib.contextmanager
     def waiting(
-        self, what: str, way: Way = Way.OTHER, until: Callable[[], bool] | None = None
+        self, what: str, kind: WaitKind = WaitKind.OTHER, until: Callable[[], bool] | None = None
     ) -> Iterator[None]:
-        """Say in the log for whom and for what this trainer waits, if the block takes long.
+        """Watch over a block that waits for other trainers.
+
+        If it takes long, the log says for which trainers. If an operation of torch.distributed fails in it,
+        the error says which trainer is to blame.
 
         Parameters
         ----------
         what : str
-        way : Way
+            What the block waits for.
+        kind : WaitKind
         until : callable, optional
-            The wait goes on after the block until this is true: of a GPU, which waits while the script does
-            not. Called from the watch's thread, whose current device is none in particular: it must make no
-            call of CUDA.
+            The wait continues after the block until this is true: that of a GPU, while the script runs on.
+            Called in the watchdog's thread, where no device is current: it must not call CUDA.
+
+        Raises
+        ------
+        PeerLostError
+            Another trainer has vanished; the message names it.
+        DeadlineExceededError
+            The operation failed though all trainers are alive.
+        FleetError
+            This trainer's own device failed.
         """
-        self._standing = self._standing.begin(what, way)
-        self._waiting = waiting = (self._standing, self._clock.now())
-        self._going_on = None
+        self._state = self._state.begin(what, kind)
+        self._wait = wait = _Wait(self._state, self._clock.now())
         try:
             yield
-        finally:
-            self._waiting = None
-            self._standing = self._standing.end()
-        if until is not None:
-            self._going_on = (*waiting, until)
+        except BaseException as error:
+            self._end_wait(None)  # before the search for silent trainers, which takes a while
+            if isinstance(error, DistError | RuntimeError) and (found := self._explained(what, error)):
+                raise found from error
+            raise
+        self._end_wait(wait._replace(is_over=until) if until is not None else None)
+
+    def _end_wait(self, continued: _Wait | None) -> None:
+        self._wait = continued
+        self._state = self._state.end()
+
+    def _explained(self, what: str, error: DistError | RuntimeError) -> FleetError | None:
+        """Return the error that says who is to blame for a failed operation; None if the script's code is."""
+        reason = reason_of(error)
+        if help_ := own_fault(error):
+            return FleetError(f"this trainer's device failed in {what}: {reason}; {help_}")
+        if is_from_script(error):
+            return None
+        if silent := self.silent_now():
+            return PeerLostError(f"{self._world.names(silent)} vanished while {what} waited: {reason}")
+        return DeadlineExceededError(
+            f"{what} failed though every trainer is alive: {reason}; a trainer may have taken longer than "
+            f"{self._deadlines.stalled_seconds:.0f} s, or have lost its connections"
+        )
 
     def silent_now(self) -> list[int]:
-        """Return who misses at least one heartbeat; trainer 0 if its store is gone."""
+        """Return the trainers that have missed at least one heartbeat; trainer 0 if its store is gone."""
         try:
-            return self._silent.now()
+            return self._heartbeats.find_silent(self._stop.wait)
         except (DistError, RuntimeError):
             return [0]
 
@@ -116,106 +340,102 @@ class Watch:
         unreachable_since: float | None = None
         while not self._stop.wait(self._deadlines.heartbeat_seconds):
             try:
-                waiting = self._present_wait()
-                self._beats.beat(waiting[0] if waiting is not None else self._standing)
-                if waiting is not None:
-                    self._judge(self._beats.look())
+                wait = self._current_wait()
+                self._heartbeats.beat(wait.state if wait is not None else self._state)
+                if wait is not None:
+                    self._check(self._heartbeats.observe())
                 else:
-                    self._beats.leave()
+                    self._heartbeats.retire()
                 unreachable_since = None
             except FleetError as error:
-                self._lost(error)
+                self._on_failure(error)
                 return
             except (DistError, RuntimeError) as error:
                 unreachable_since = unreachable_since or self._clock.now()
-                self._note_unreachable(self._clock.now() - unreachable_since, error)
+                self._report_unreachable(self._clock.now() - unreachable_since, error)
 
-    def _present_wait(self) -> tuple[Standing, float] | None:
-        """Return for what this trainer, or its GPU, waits, and since when."""
-        if (waiting := self._waiting) is not None:
-            return waiting
-        if (going_on := self._going_on) is None:
-            return None
-        standing, since, done = going_on
-        if not done():
-            # Only one that waits for long holds the script up as well, which could yet come elsewhere.
-            lasting = self._clock.now() - since > self._deadlines.silent_seconds
-            return standing if lasting else replace(standing, way=Way.OTHER), since
-        if self._going_on is going_on:
-            self._going_on = None
+    def _current_wait(self) -> _Wait | None:
+        """Return what this trainer, or its GPU, waits for."""
+        wait = self._wait
+        if wait is None or wait.is_over is None:
+            return wait
+        if not wait.is_over():
+            # The script runs on, and may still come elsewhere; after a while it must wait for its GPU too.
+            lasting = self._clock.now() - wait.since > self._deadlines.silent_seconds
+            return wait if lasting else wait._replace(state=replace(wait.state, kind=WaitKind.OTHER))
+        if self._wait is wait:
+            self._wait = None
         return None
 
-    def _judge(self, digest: Digest) -> None:
-        """Name who is silent, and raise if for good, or if another waits where this one never comes."""
+    def _check(self, report: Report) -> None:
+        """Log which trainers are silent; raise if one is lost, or if this one waits in a deadlock."""
         now = self._clock.now()
-        waiting = self._present_wait()  # asked after the others' were read, as `never_meets` wants it
-        if waiting is None:
+        wait = self._current_wait()  # read after the others' states, as `deadlocks_with` requires
+        if wait is None:
             return
-        mine, since = waiting
-        self._check_that_all_meet(mine, digest.places)
-        missed = [each for each in digest.missed if each.rank != self._place.rank]
-        silent = [each for each in missed if each.seconds > self._deadlines.silent_seconds]
-        gone = [each for each in silent if each.seconds > self._deadlines.deadline_seconds]
-        if gone and (gone := self._beats.unchanged(gone)):
-            names = self._place.names([each.rank for each in gone], _number_of(gone, digest))
+        self._check_deadlock(wait.state, report.cohorts)
+        absences = [each for each in report.absences if each.rank != self._world.rank]
+        silent = [each for each in absences if each.seconds > self._deadlines.silent_seconds]
+        lost = [each for each in silent if each.seconds > self._deadlines.deadline_seconds]
+        if lost and (lost := self._heartbeats.still_absent(lost)):
             raise PeerLostError(
-                f"{names} gave no sign of life for {gone[0].seconds:.0f} s "
-                f"while {mine.what} waited; see its log for why it ended"
+                f"{self._names(lost, report)} gave no sign of life for {lost[0].seconds:.0f} s while "
+                f"{wait.state.what} waited; see its log for why it ended"
             )
-        if now - since > SAID_AFTER_SECONDS and digest.places:
+        if now - wait.since > LOG_AFTER_SECONDS and report.cohorts:
             about = "every trainer is alive"
             if silent:
-                names = self._place.names([each.rank for each in silent], _number_of(silent, digest))
-                about = f"no sign of life from {names}"
-            if busy := self._names_of_busy(mine, digest.places):
-                about += f", not there yet: {busy}"
-            _log.warning("%s waits since %.0f s; %s", mine.what, now - since, about)
+                about = f"no sign of life from {self._names(silent, report)}"
+            if elsewhere := self._names_elsewhere(wait.state, report.cohorts):
+                about += f", not there yet: {elsewhere}"
+            _log.warning("%s has been waiting for %.0f s; %s", wait.state.what, now - wait.since, about)
 
-    def _names_of_busy(self, mine: Standing, places: Sequence[Somewhere]) -> str:
-        """Return the names of those who live and do not wait for what this trainer waits for."""
+    def _names(self, absences: Sequence[Absence], report: Report) -> str:
+        """Name absent trainers; a report lists only the first, but has the number of all."""
+        number = max(len(absences), report.silent) if len(absences) >= SHOWN else len(absences)
+        return self._world.names([each.rank for each in absences], number)
+
+    def _names_elsewhere(self, mine: TrainerState, cohorts: Sequence[Cohort]) -> str:
+        """Name the trainers that are alive and do not wait for what this trainer waits for."""
         ranks, number = [], 0
-        for place in places:
-            if place.standing.what != mine.what:
-                alive = place.ranks[: place.alive]
-                ranks += [rank for rank in alive if rank != self._place.rank]
-                number += place.alive - (self._place.rank in alive)
-        return self._place.names(sorted(ranks), number)
+        for cohort in cohorts:
+            if cohort.state.what != mine.what:
+                alive = cohort.ranks[: cohort.alive]
+                ranks += [rank for rank in alive if rank != self._world.rank]
+                number += cohort.alive - (self._world.rank in alive)
+        return self._world.names(sorted(ranks), number)
 
-    def _check_that_all_meet(self, mine: Standing, places: Sequence[Somewhere]) -> None:
-        """Raise if another trainer waits where this one will never come to, when the others know it too."""
-        for place in places:
-            others = [rank for rank in place.ranks if rank != self._place.rank]
-            if not others or not mine.never_meets(place.standing):
+    def _check_deadlock(self, mine: TrainerState, cohorts: Sequence[Cohort]) -> None:
+        for cohort in cohorts:
+            others = [rank for rank in cohort.ranks if rank != self._world.rank]
+            if not others or not mine.deadlocks_with(cohort.state):
                 continue
-            # Whoever ends first would look to the others as if it had been lost.
+            # The first trainer to end would look lost to the others: all of them must have found it before.
             with contextlib.suppress(DistError, RuntimeError):
-                self._beats.beat(mine)  # which may have begun to wait since its last heartbeat
-                self._beats.look()
-                self._beats.all_are_stuck()
+                self._heartbeats.beat(mine)  # this wait may have begun after the last heartbeat
+                self._heartbeats.observe()
+                self._heartbeats.confirm_deadlock()
             raise ConfigurationError(
-                f"{self._place.name(others[0])} waits for {place.standing.what} after "
-                f"{_passes(place.standing)}, and this trainer, {self._place.rank}, for {mine.what} after "
-                f"{_passes(mine)}: neither would ever go "
-                "on; give every trainer the same number of batches, and let each make the same calls"
+                f"{self._world.name(others[0])} waits for {cohort.state.what} after "
+                f"{_exchanges(cohort.state)}, and this trainer, {self._world.rank}, for {mine.what} after "
+                f"{_exchanges(mine)}: neither wait would ever end; give every trainer the same number of "
+                "batches, and let each make the same calls"
             )
 
-    def _note_unreachable(self, seconds: float, error: Exception) -> None:
-        reason = str(error).strip().partition("\n")[0]
+    def _report_unreachable(self, seconds: float, error: Exception) -> None:
+        reason, trainer = str(error).strip().partition("\n")[0], self._world.name(0)
         if seconds > self._deadlines.deadline_seconds:
-            self._lost(
-                PeerLostError(f"{self._place.name(0)} was not reachable for {seconds:.0f} s: {reason}")
-            )
+            self._on_failure(PeerLostError(f"{trainer} was not reachable for {seconds:.0f} s: {reason}"))
             self._stop.set()
         else:
-            _log.warning("%s is not reachable since %.0f s: %s", self._place.name(0), seconds, reason)
+            _log.warning("%s has not been reachable for %.0f s: %s", trainer, seconds, reason)
 
 
-def _number_of(named: Sequence[Missed], digest: Digest) -> int:
-    """Return how many there are where a digest names only the first."""
-    return max(len(named), digest.silent) if len(named) >= SHOWN else len(named)
+def _key(rank: int) -> str:
+    return f"beat/{rank}"
 
 
-def _passes(standing: Standing) -> str:
-    """Return how many backward passes a trainer has ended; the one whose gradients it awaits is none."""
-    number = standing.exchanges - (standing.way is Way.EXCHANGE)
+def _exchanges(state: TrainerState) -> str:
+    """Return the number of exchanges that a trainer has ended, in words; one that it waits in has not."""
+    number = state.exchanges - (state.kind is WaitKind.EXCHANGE)
     return f"{number} exchange{'' if number == 1 else 's'} of gradients"

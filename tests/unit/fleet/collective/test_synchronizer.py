@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from fleet.collective.alone import LEARNING_PASSES, Alone
+from fleet.collective.synchronizer import LEARNING_PASSES, Alone
 from fleet.errors import ConfigurationError
 
 
