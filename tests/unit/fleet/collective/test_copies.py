@@ -21,7 +21,7 @@ class Told:
         values.fill_(1)
 
 
-def test_the_rest_of_the_model_is_shared_and_described_as_well():
+def test_share_and_describe_include_the_rest_of_the_model():
     linear = torch.nn.Linear(2, 2)
     linear.bias.requires_grad_(False)
     model = torch.nn.Sequential(linear, torch.nn.BatchNorm1d(2))
@@ -41,7 +41,7 @@ def test_the_rest_of_the_model_is_shared_and_described_as_well():
     assert [name for name, _ in copies.trained] == ["0.weight"]
 
 
-def test_buffers_travel_together_by_dtype_as_they_are_then():
+def test_share_buffers_sends_the_current_buffers_by_dtype():
     model = torch.nn.Sequential(torch.nn.BatchNorm1d(2), torch.nn.Linear(2, 2))
     model.register_buffer("mask", torch.zeros(2, 2, dtype=torch.bool).t())
     model.register_buffer("gone", torch.zeros(3))

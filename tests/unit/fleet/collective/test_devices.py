@@ -22,12 +22,12 @@ NO_OWN = Facts("2.9.0", "2.27")
         pytest.param({"LOCAL_RANK": "0", "FLAGS_selected_gpus": "1"}, 2, 1, id="the-one-that-is-selected"),
     ],
 )
-def test_which_gpu_is_a_process_s(environ, count, expected):
+def test_the_environment_selects_the_gpu_of_a_process(environ, count, expected):
     assert gpu_number(environ, count) == expected
 
 
 @pytest.mark.parametrize("environ", [{"FLAGS_selected_gpus": "1"}, {"LOCAL_RANK": "one"}])
-def test_a_gpu_that_is_not_there_is_named(environ):
+def test_a_missing_gpu_is_named(environ):
     with pytest.raises(ConfigurationError, match=r"is '1|one'; expected a number from 0 to 0, for 1 visible"):
         gpu_number(environ, 1)
 
@@ -41,7 +41,7 @@ def test_a_gpu_that_is_not_there_is_named(environ):
         pytest.param({0: CPU, 1: CPU}, "gloo", "trainer 0 has no GPU of its own", id="no-gpus"),
     ],
 )
-def test_what_carries_tensors(everybodys, backend, reason):
+def test_the_backend_depends_on_the_trainers_gpus(everybodys, backend, reason):
     assert backend_of(everybodys) == backend
     assert why_not_nccl(everybodys) == reason
 
@@ -62,7 +62,7 @@ def test_what_carries_tensors(everybodys, backend, reason):
         pytest.param(Facts("2.9.0", "2.27", "GPU-b", "A100"), None, id="another-model-of-gpu"),
     ],
 )
-def test_what_trainers_must_have_in_common(theirs, expected):
+def test_versions_that_differ_are_named(theirs, expected):
     assert difference({0: A, 1: theirs}, 0) == expected
 
 
@@ -70,7 +70,7 @@ def test_facts_travel_as_text():
     assert Facts.from_text(A.to_text()) == A
 
 
-def test_a_few_trainers_facts_decide_as_everybodys():
+def test_samples_decide_as_all_facts_do():
     chance = random.Random(7)  # noqa: S311 no secret
     for _ in range(300):
         everybodys = {
@@ -90,12 +90,12 @@ def test_a_few_trainers_facts_decide_as_everybodys():
             assert {each.model for each in known.values()} == {each.model for each in everybodys.values()}
 
 
-def test_a_few_are_few_where_each_has_a_gpu_of_its_own():
+def test_samples_are_few_if_each_trainer_has_its_own_gpu():
     everybodys = {rank: Facts("2.9.0", "2.27", f"GPU-{rank}", "H200") for rank in range(1000)}
     assert samples(everybodys) == {0: everybodys[0]}
 
 
-def test_a_mark_is_reached_when_the_stream_comes_to_it_and_not_before():
+def test_a_mark_is_reached_when_the_stream_comes_to_it():
     marks = Marks(torch.device("cpu"))
     for _ in range(200):
         mark = marks.next()
@@ -104,7 +104,7 @@ def test_a_mark_is_reached_when_the_stream_comes_to_it_and_not_before():
         assert mark.reached()
 
 
-def test_whether_a_mark_is_reached_is_no_question_to_cuda(monkeypatch):
+def test_asking_for_a_mark_does_not_call_cuda(monkeypatch):
     mark = Marks(torch.device("cpu")).next()
     for name in ("_lazy_init", "Event", "current_stream", "synchronize", "set_device"):
         monkeypatch.setattr(torch.cuda, name, lambda *_: pytest.fail("a call of CUDA"))

@@ -90,7 +90,7 @@ def linear() -> torch.nn.Linear:
     return torch.nn.Linear(2, 1)
 
 
-def test_buckets_are_made_where_the_gradients_are_whenever_a_model_moves():
+def test_buckets_are_made_again_when_a_model_moves():
     """Another dtype stands in for another device: a bucket holds gradients of one of each."""
     group, first, second = Alone(), linear(), linear()
     alone = torch.optim.SGD(first.parameters(), lr=0.1)
@@ -106,7 +106,7 @@ def test_buckets_are_made_where_the_gradients_are_whenever_a_model_moves():
     assert group.used == [{torch.device("cpu")}] * 3  # at the start, and for each of the two kinds
 
 
-def test_a_parameter_that_is_unfrozen_later_is_named():
+def test_an_unfrozen_parameter_is_named():
     model = linear()
     model.bias.requires_grad_(False)
     optimizer = distributed(torch.optim.SGD(model.parameters(), lr=0.1), model)
@@ -118,7 +118,7 @@ def test_a_parameter_that_is_unfrozen_later_is_named():
         optimizer.step()
 
 
-def test_parameters_that_come_later_are_refused():
+def test_parameters_added_later_are_refused():
     model, more = linear(), {"params": [torch.nn.Parameter(torch.ones(1))]}
     inner = torch.optim.SGD(model.parameters(), lr=0.1)
     optimizer = distributed(inner, model)
@@ -137,7 +137,7 @@ def test_parameters_that_come_later_are_refused():
         pytest.param(1, 3, id="the-last-is-used-in-the-first-step"),
     ],
 )
-def test_buckets_leave_while_the_backward_pass_goes_on(steps_with_last, from_step):
+def test_buckets_are_sent_during_the_backward_pass(steps_with_last, from_step):
     """Whatever the order of the optimizer is, and though one gradient never comes, or no more."""
     model = torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(8)))
     last = torch.nn.Parameter(torch.ones(64))
@@ -171,7 +171,7 @@ def test_buckets_leave_while_the_backward_pass_goes_on(steps_with_last, from_ste
 
 
 @pytest.mark.parametrize("to_none", [True, False], ids=["set-to-none", "zeroed"])
-def test_gradients_are_views_of_buckets_to_which_those_set_to_none_are_copied(to_none):
+def test_gradients_are_views_of_buckets(to_none):
     model = linear()
     came: dict[torch.Tensor, int] = {}
     for each in model.parameters():
@@ -191,7 +191,7 @@ def fail(_: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("then", ["backward", "step"])
-def test_what_follows_a_backward_pass_that_failed_says_so(then):
+def test_the_call_after_a_failed_backward_pass_says_so(then):
     model = torch.nn.Sequential(linear(), torch.nn.Linear(1, 1))
     optimizer = distributed(torch.optim.SGD(model.parameters(), lr=0.1), model)
     hidden = model[0](torch.ones(1, 2))
@@ -211,7 +211,7 @@ def of_two(model: torch.nn.Module) -> Any:
 
 
 @pytest.mark.parametrize("passes", [1, 2], ids=["the-first", "a-later-one"])
-def test_the_averages_of_a_pass_may_be_stepped_on_twice(passes):
+def test_two_steps_may_use_the_same_averages(passes):
     model = linear()
     optimizer = of_two(model)
     for _ in range(passes):
@@ -225,7 +225,7 @@ def test_the_averages_of_a_pass_may_be_stepped_on_twice(passes):
 
 
 @pytest.mark.parametrize("passes", [1, 2], ids=["of-the-first-pass", "of-a-later-one"])
-def test_what_no_sync_adds_to_an_average_is_to_be_averaged_before_the_next_step(passes):
+def test_a_sum_made_in_no_sync_must_be_averaged_before_a_step(passes):
     model = linear()
     optimizer = of_two(model)
     for _ in range(passes):
@@ -241,7 +241,7 @@ def test_what_no_sync_adds_to_an_average_is_to_be_averaged_before_the_next_step(
     optimizer.step()
 
 
-def test_gradients_with_gradients_of_their_own_are_refused_by_name():
+def test_create_graph_is_refused_by_name():
     model = linear()
     distributed(torch.optim.SGD(model.parameters(), lr=0.1), model)
     with pytest.raises(ConfigurationError, match=r"create_graph=True\) gives gradients"):
@@ -279,7 +279,7 @@ class Undefined(torch.autograd.Function):
         pytest.param({2, 3, 5}, id="in-later-passes"),
     ],
 )
-def test_a_gradient_that_a_function_leaves_undefined_is_none(undefined_in, first):
+def test_an_undefined_gradient_is_none(undefined_in, first):
     left, other = linear(), linear()
     model = torch.nn.ModuleList([left, other])
     optimizer = distributed(torch.optim.SGD(model.parameters(), lr=0.1), model)
@@ -328,7 +328,7 @@ def backward() -> BackwardPass:
 
 
 @pytest.mark.parametrize("first", [0, 1])
-def test_everybodys_last_gradients_leave_before_any_average_is_awaited(backward, first):
+def test_all_remaining_gradients_are_sent_before_any_average_is_waited_for(backward, first):
     events: list[str] = []
     leaves = [Leaf(backward, events, name) for name in "ab"]
     loss = leaves[first].parameter * 1
@@ -337,7 +337,7 @@ def test_everybodys_last_gradients_leave_before_any_average_is_awaited(backward,
     assert events[2:] == ["a hands back", "b hands back"]  # in one order, whichever was reached first
 
 
-def test_a_pass_that_an_error_ends_is_told_afterwards(backward):
+def test_a_pass_that_an_error_ended_is_reported(backward):
     leaf = Leaf(backward, [], "a")
 
     def fail(_: torch.Tensor) -> None:
@@ -353,7 +353,7 @@ def test_a_pass_that_an_error_ends_is_told_afterwards(backward):
 
 
 @pytest.mark.parametrize("reentrant", [True, False])
-def test_a_pass_within_a_pass_must_not_end_it(backward, reentrant):
+def test_a_nested_pass_must_not_end_the_outer_one(backward, reentrant):
     leaf = Leaf(backward, [], "a")
     start = torch.ones(1, requires_grad=True)
     loss = checkpoint(lambda x: x * leaf.parameter, start, use_reentrant=reentrant)
@@ -380,7 +380,7 @@ def gradients(parameters: list[torch.Tensor]) -> list[torch.Tensor]:
     return [torch.zeros(2) if each.grad is None else each.grad for each in parameters]
 
 
-def test_a_gradient_that_was_not_averaged_since_the_last_step_is_named(check, parameters):
+def test_a_gradient_not_averaged_since_the_last_step_is_named(check, parameters):
     for parameter in parameters:
         parameter.grad = torch.ones(2)
     with pytest.raises(ConfigurationError, match="the gradient of a is this trainer's own"):
@@ -398,7 +398,7 @@ def test_a_gradient_that_was_not_averaged_since_the_last_step_is_named(check, pa
 
 
 @pytest.mark.parametrize("stepped", [False, True], ids=["before-a-step", "after-it"])
-def test_an_average_to_which_no_sync_has_added_is_this_trainers_own(check, parameters, stepped):
+def test_an_average_changed_in_no_sync_is_this_trainers_own(check, parameters, stepped):
     parameters[0].grad = torch.ones(2)
     check.average(gradients(parameters), {1}, captured=False)
     if stepped:
@@ -412,7 +412,7 @@ def test_an_average_to_which_no_sync_has_added_is_this_trainers_own(check, param
     check.check()
 
 
-def test_an_average_that_is_put_back_after_a_pass_in_no_sync_may_be_stepped_on(check, parameters):
+def test_an_average_restored_after_no_sync_may_be_used(check, parameters):
     average = parameters[0].grad = torch.ones(2)
     check.average(gradients(parameters), {1}, captured=False)
     parameters[0].grad = torch.zeros(2)
@@ -435,7 +435,7 @@ def test_a_step_without_gradients_changes_nothing(check, parameters):
     assert not check.step()
 
 
-def test_what_a_graph_replays_is_not_known(check, parameters):
+def test_replays_of_a_graph_are_not_checked(check, parameters):
     check.average(gradients(parameters), captured=True)
     check.step()
     parameters[0].grad = torch.ones(2)

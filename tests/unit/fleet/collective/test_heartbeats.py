@@ -12,7 +12,7 @@ def test_a_heartbeat_travels_as_text():
     assert Heartbeat.from_text(beat.to_text()) == beat
 
 
-def test_a_report_says_who_stands_where_and_who_is_missed():
+def test_a_report_has_cohorts_and_absences():
     beats = {rank: Heartbeat(10 + rank, WAITING if rank != 2 else TrainerState(4, 8)) for rank in range(5)}
     report = report_of(0, beats, {3: 60.0, 4: 5.0}, silent_seconds=10.0)
     assert report == Report(
@@ -27,7 +27,7 @@ def test_a_report_says_who_stands_where_and_who_is_missed():
     assert report.aged(2.5).absences == [Absence(3, 13, 62.5), Absence(4, 14, 7.5)]
 
 
-def test_a_report_is_short_whatever_the_trainers_do():
+def test_a_report_of_many_trainers_is_short():
     beats = {
         rank: Heartbeat(rank, TrainerState(rank, rank, WaitKind.CALL, f"the sum of int64[{rank}]"))
         for rank in range(2000)
@@ -41,7 +41,7 @@ def test_a_report_is_short_whatever_the_trainers_do():
     assert sum(each.alive for each in report.cohorts) == 1
 
 
-def test_a_heartbeat_carries_it():
+def test_a_state_travels_as_text():
     standing = TrainerState().begin("the average of step 0's gradients", WaitKind.EXCHANGE).end()
     standing = standing.begin("a barrier", WaitKind.CALL)
     assert standing == TrainerState(1, 1, WaitKind.CALL, "a barrier")
@@ -63,6 +63,6 @@ EXCHANGING = TrainerState(calls=4, exchanges=3, kind=WaitKind.EXCHANGE)
         pytest.param(TrainerState(4, 2, WaitKind.EXCHANGE), False, id="it-still-leaves-the-exchange-before"),
     ],
 )
-def test_who_waits_for_each_other_in_two_places(other, expected):
+def test_a_call_and_an_exchange_may_deadlock(other, expected):
     assert EXCHANGING.deadlocks_with(other) is expected
     assert other.deadlocks_with(EXCHANGING) is expected

@@ -25,7 +25,7 @@ def test_tensors_of_one_kind_share_buckets_up_to_a_size():
     assert sizes == [[single, single], [half, half], [single]]
 
 
-def test_a_step_after_the_end_waits_for_nobody():
+def test_a_step_after_close_is_local():
     weight = torch.ones(1, requires_grad=True)
     copies = Copies([("weight", weight)], None, cast("Any", SimpleNamespace()))  # a group that has gone
     averager = ParameterAverager(copies, torch.optim.SGD([weight]), LocalSGD())
@@ -55,7 +55,7 @@ def process_group() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("process_group")
-def test_where_all_parameters_are_sharded_the_steps_are_still_compared():
+def test_steps_are_compared_even_if_all_parameters_are_sharded():
     copies = Copies([], None, cast("Any", Alone()))  # of those that are not sharded, which are averaged here
     averager = ParameterAverager(copies, torch.optim.SGD([torch.ones(1)]), LocalSGD())
     averager.on_step([])

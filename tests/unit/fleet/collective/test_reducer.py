@@ -29,7 +29,7 @@ def halve(_, bucket):
     return future
 
 
-def test_gradients_are_averaged_once_it_has_begun_and_only_once():
+def test_begin_averages_one_pass():
     leaf = torch.ones(3, requires_grad=True)  # no torch.nn.Parameter
     buckets = Buckets([leaf], None, hook=halve)
     for begun, expected in ((False, 1.0), (True, 0.5), (False, 1.0)):
@@ -42,7 +42,7 @@ def test_gradients_are_averaged_once_it_has_begun_and_only_once():
     buckets.follow_order()
 
 
-def test_a_leaf_that_has_moved_or_changed_its_layout_does_not_fit():
+def test_a_leaf_with_another_layout_or_dtype_does_not_fit():
     leaf = torch.nn.Parameter(torch.ones(2, 3))
     buckets = Buckets([leaf], None)
     assert buckets.fits()
@@ -110,7 +110,7 @@ def exchanged(flags: Flags, trainers: list[tuple[list[int], int]]) -> Flags:
 
 
 @pytest.mark.parametrize("size", [2, 3, 255, 1000])
-def test_any_other_number_of_any_trainer_is_noticed(size):
+def test_a_number_that_differs_in_any_bit_is_noticed(size):
     number = 0xDEADBEEF
     alike: list[tuple[list[int], int]] = [([], number)] * (size - 1)
     assert exchanged(Flags(0, size, CPU), [*alike, ([], number)]).are_equal()
@@ -118,23 +118,23 @@ def test_any_other_number_of_any_trainer_is_noticed(size):
         assert not exchanged(Flags(0, size, CPU), [*alike, ([], number ^ 1 << bit)]).are_equal()
 
 
-def test_a_number_that_is_the_mean_of_the_others_is_noticed_too():
+def test_a_number_that_is_the_mean_of_the_others_is_noticed():
     assert not exchanged(Flags(0, 3, CPU), [([], 2), ([], 1), ([], 3)]).are_equal()
 
 
-def test_what_is_read_later_is_that_of_its_own_exchange():
+def test_delayed_flags_are_those_of_their_own_exchange():
     flags = Flags(0, 2, CPU, delay=2)
     pairs = ([1, 1], [1, 2], [2, 2], [2, 2], [2, 2])
     answers = [exchanged(flags, [([], number) for number in pair]).are_equal() for pair in pairs]
     assert answers == [True, True, True, False, True]
 
 
-def test_only_what_no_trainer_has_is_unused():
+def test_a_parameter_is_unused_if_no_trainer_has_its_gradient():
     flags = exchanged(Flags(3, 2, CPU), [([1, 2], 0), ([2], 0)])
     assert flags.unused([1, 2]) == {2}
     assert flags.unused([]) == set()
 
 
-def test_many_trainers_flags_travel_in_longer_numbers():
+def test_flags_of_many_trainers_are_float64():
     assert Flags(0, 1000, CPU).leaf.dtype is torch.float32
     assert Flags(0, 8000, CPU).leaf.dtype is torch.float64

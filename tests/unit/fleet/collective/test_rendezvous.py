@@ -55,7 +55,7 @@ def free_port() -> int:
         pytest.param(1, r"did not listen at 127.0.0.1:\d+ within", id="the-others-wait-for-trainer-0"),
     ],
 )
-def test_who_has_never_been_there_is_waited_for_by_a_deadline_of_its_own(rank, said, monkeypatch, caplog):
+def test_trainers_that_never_joined_have_a_deadline_of_their_own(rank, said, monkeypatch, caplog):
     monkeypatch.setattr(rendezvous, "ATTEMPT_SECONDS", 0.2)
     world = World(rank, 2, "127.0.0.1", free_port())
     with pytest.raises(DeadlineExceededError, match=said) as raised:
@@ -75,7 +75,7 @@ def reaches(host: str, port: int) -> bool:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only there 127.0.0.2 is an address of every machine")
-def test_the_store_of_a_run_on_this_machine_listens_on_its_loopback_address_only():
+def test_the_store_of_a_local_run_listens_on_loopback_only():
     """torch's own listens on every interface, and knows no key."""
     port = free_port()
     store = meet(World(0, 1, "127.0.0.1", port), Deadlines(deadline_seconds=5.0))
@@ -86,7 +86,7 @@ def test_the_store_of_a_run_on_this_machine_listens_on_its_loopback_address_only
 
 
 @pytest.mark.parametrize("host", ["localhost", "192.0.2.1"], ids=["a-name", "an-address-that-others-reach"])
-def test_without_a_key_the_store_listens_on_this_machine_only(host, caplog):
+def test_without_a_key_the_store_listens_on_loopback_only(host, caplog):
     port = free_port()
     store = meet(World(0, 1, host, port), Deadlines(deadline_seconds=5.0))
     store.set("said", "so")
@@ -105,7 +105,7 @@ def test_without_a_key_the_store_listens_on_this_machine_only(host, caplog):
         pytest.param(1, ("192.0.2.9", "no-such-host.invalid"), id="beside-a-name-that-is-not-known"),
     ],
 )
-def test_without_a_key_trainers_of_several_machines_are_told_at_once(rank, hosts, monkeypatch):
+def test_without_a_key_several_machines_are_refused_at_once(rank, hosts, monkeypatch):
     monkeypatch.setattr(rendezvous, "loopback_of", lambda host: None if host == hosts[0] else host)
     endpoints = tuple(f"{host}:6170" for host in hosts for _ in range(2)) if hosts[1] else ()
     world = World(rank, 4, hosts[0], free_port(), endpoints)
@@ -116,7 +116,7 @@ def test_without_a_key_trainers_of_several_machines_are_told_at_once(rank, hosts
     assert str(raised.value).startswith("this trainer has no key of the job")
 
 
-def test_a_name_that_comes_to_be_another_machines_is_told_once_it_is(monkeypatch):
+def test_a_host_is_refused_once_it_resolves_to_another_machine(monkeypatch):
     monkeypatch.setattr(rendezvous, "ATTEMPT_SECONDS", 0.2)
     known = iter([False, True])
     monkeypatch.setattr(rendezvous, "is_elsewhere", lambda _: next(known))
@@ -149,7 +149,7 @@ def test_a_gate_closes_with_its_store():
     assert not reaches("127.0.0.1", port)
 
 
-def test_a_trainer_with_another_key_is_told_what_to_do(monkeypatch):
+def test_an_error_tells_a_trainer_with_another_key_what_to_do(monkeypatch):
     monkeypatch.setattr(rendezvous, "ATTEMPT_SECONDS", 0.2)
     tunnels = []
 
@@ -171,7 +171,7 @@ def test_a_trainer_with_another_key_is_told_what_to_do(monkeypatch):
     assert not reaches("127.0.0.1", tunnel.port), "it is closed where nobody goes through it any more"
 
 
-def test_what_a_life_before_has_left_in_the_store_of_a_launcher_is_not_seen():
+def test_keys_of_an_earlier_start_are_not_read_from_a_launchers_store():
     agents = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     lives = [
         met([World(0, 1, "127.0.0.1", agents.port, launcher_has_store=True, launcher_restarts=life)])[0]
@@ -190,7 +190,7 @@ def test_what_a_life_before_has_left_in_the_store_of_a_launcher_is_not_seen():
         pytest.param((0,), False, id="where-trainer-0-does"),
     ],
 )
-def test_a_launcher_that_orders_trainers_itself_leaves_none_with_anothers_endpoint(unlisted, known):
+def test_endpoints_are_dropped_if_a_launcher_orders_trainers_otherwise(unlisted, known):
     agents = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     listed = ("a:1", "b:1", "c:1")
     worlds = [
@@ -201,7 +201,7 @@ def test_a_launcher_that_orders_trainers_itself_leaves_none_with_anothers_endpoi
     assert [world.endpoints for world in found] == [listed if known else ()] * 3
 
 
-def test_a_port_that_is_taken_is_told_with_the_reason():
+def test_a_taken_port_is_reported_with_the_reason():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(ConfigurationError, match=rf"cannot listen at 127.0.0.1:{port}: .*in use"):
@@ -225,20 +225,20 @@ def with_a_gpu(rank: int) -> Facts:
     return Facts("2.15", "2.27", f"GPU-{rank:08}-5a2c-4d11-9f70-2b7c3c4f9a10", "NVIDIA H200")
 
 
-def test_what_512_trainers_ask_the_store_grows_with_their_number_and_not_with_its_square():
+def test_the_keys_that_512_trainers_read_to_start_are_few():
     store, _ = start(512, lambda _: Facts("2.15"))
     assert store.keys <= 10 * 512
 
 
 @pytest.mark.parametrize("size", [512, 1024])
-def test_the_bytes_by_which_trainers_with_a_gpu_each_start_grow_with_their_number(size):
+def test_the_bytes_to_start_with_gpus_grow_with_the_number_of_trainers(size):
     store, learned = start(size, with_a_gpu)
     assert store.keys <= 10 * size
     assert store.bytes <= 700 * size
     assert all(backend_of(facts) == "cpu:gloo,cuda:nccl" for facts in learned)
 
 
-def test_trainers_that_are_missing_are_told_in_a_word_of_any_number(monkeypatch):
+def test_missing_trainers_are_summarized_whatever_their_number(monkeypatch):
     monkeypatch.setattr(rendezvous, "ATTEMPT_SECONDS", 0.01)
     store: Any = CountedStore()
     for rank in (0, 1):
@@ -262,7 +262,7 @@ def gate(store: socket.socket) -> Iterator[Relay]:
     made.close()
 
 
-def test_who_has_the_key_speaks_with_the_store(store: socket.socket, gate: Relay):
+def test_a_trainer_with_the_key_reaches_the_store(store: socket.socket, gate: Relay):
     tunnel = open_tunnel(HOST, gate.port, KEY)
     with contextlib.closing(tunnel), socket.create_connection((HOST, tunnel.port), 10) as trainer:
         trainer.sendall(b"asked")
@@ -280,7 +280,7 @@ def test_who_has_the_key_speaks_with_the_store(store: socket.socket, gate: Relay
             assert there.recv(1) == b"", "the end is passed on"
 
 
-def test_a_door_waits_for_a_gate_that_comes_later(store: socket.socket):
+def test_a_tunnel_waits_for_a_gate_that_opens_later(store: socket.socket):
     with socket.create_server((HOST, 0)) as reserved:
         port = reserved.getsockname()[1]
     tunnel = open_tunnel(HOST, port, KEY, patience_seconds=10)
@@ -328,7 +328,7 @@ def repeats_what_was_overheard(connected: socket.socket) -> None:
         repeats_what_was_overheard,
     ],
 )
-def test_a_stranger_reaches_no_store_and_is_told_nothing(
+def test_a_stranger_does_not_reach_the_store(
     stranger: Callable[[socket.socket], None], store: socket.socket, gate: Relay, caplog
 ):
     with socket.create_connection((HOST, gate.port), 10) as connected:
@@ -351,7 +351,7 @@ def test_a_trainer_with_another_key_learns_why(gate: Relay):
     assert "give all trainers the same FLEET_JOB_KEY" in tunnel.refusal
 
 
-def test_a_trainer_tells_nothing_to_what_cannot_prove_the_key(store: socket.socket):
+def test_a_tunnel_sends_nothing_to_an_impostor(store: socket.socket):
     tunnel = open_tunnel(HOST, store.getsockname()[1], KEY)
     with contextlib.closing(tunnel), socket.create_connection((HOST, tunnel.port), 10) as trainer:
         trainer.sendall(b"secret")
@@ -367,7 +367,7 @@ def test_a_trainer_tells_nothing_to_what_cannot_prove_the_key(store: socket.sock
     assert "does not have the key of this job" in tunnel.refusal
 
 
-def test_of_many_that_prove_nothing_few_are_kept_and_none_keeps_a_trainer_out(store: socket.socket):
+def test_unproven_connections_are_limited_and_keep_no_trainer_out(store: socket.socket):
     listener = socket.create_server((HOST, 0))
     gate = open_gate(store.getsockname()[1], listener, KEY, HalfOpen(most=4))
     with contextlib.closing(gate), contextlib.ExitStack() as opened:
@@ -407,7 +407,7 @@ def test_many_connections_take_no_thread_each(store: socket.socket, gate: Relay)
             assert (there.recv(1), trainer.recv(1)) == (bytes([number]), bytes([number + 100]))
 
 
-def test_a_gate_for_which_there_is_no_thread_takes_the_next_connection(
+def test_a_gate_survives_a_lack_of_threads(
     store: socket.socket, gate: Relay, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     start, refused = threading.Thread.start, list[threading.Thread]()
@@ -436,7 +436,7 @@ def sockets() -> int:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc tells what is open")
-def test_forked_children_keep_neither_ports_nor_connections_open(store: socket.socket, gate: Relay):
+def test_forked_children_close_ports_and_connections(store: socket.socket, gate: Relay):
     """Workers that outlive a killed trainer would keep its port taken, and its peers waiting."""
     tunnel = open_tunnel(HOST, gate.port, KEY)
     with contextlib.closing(tunnel), socket.create_connection((HOST, tunnel.port), 10) as trainer:

@@ -8,7 +8,7 @@ from fleet.process import lifecycle
 from fleet.role_maker import UserDefinedCollectiveRoleMaker
 
 
-def test_certificates_are_refused_since_nothing_there_would_be_encrypted(monkeypatch: pytest.MonkeyPatch):
+def test_certificates_are_refused_because_gloo_does_not_encrypt(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(lifecycle, "start", lambda _: None)
     monkeypatch.setenv("FLEET_TLS_DIR", "/etc/fleet/tls")
     with pytest.raises(

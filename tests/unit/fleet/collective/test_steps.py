@@ -55,17 +55,17 @@ USUAL = ((1, 0.1), (2, 0.1), (3, 0.1))
         ),
     ],
 )
-def test_who_steps_otherwise_is_named_with_the_first_difference(theirs, words):
+def test_a_trainer_that_steps_otherwise_is_named_with_the_first_difference(theirs, words):
     rank, clause = difference({0: account(*USUAL), 1: account(*USUAL), 2: account(*theirs)}, 0) or (0, "")
     assert rank == 2
     assert re.match(words, clause), clause
 
 
-def test_trainers_that_step_alike_differ_in_nothing():
+def test_equal_accounts_have_no_difference():
     assert difference({rank: account(*USUAL) for rank in range(3)}, 1) is None
 
 
-def test_a_difference_of_long_ago_is_told_by_numbers():
+def test_an_old_difference_is_reported_by_counts():
     since = [(averages, 0.1) for averages in range(50, 90)]
     longer, shorter = account(*since, missing=5), account(*since, missing=4)
     rank, clause = difference({0: longer, 1: shorter}, 0) or (0, "")
@@ -74,7 +74,7 @@ def test_a_difference_of_long_ago_is_told_by_numbers():
     assert clause.startswith(said)
 
 
-def test_only_what_changes_a_step_must_be_the_same():
+def test_hyper_parameters_are_the_options_that_change_a_step():
     parameter = torch.nn.Parameter(torch.ones(1))
     optimizer = torch.optim.Adam([{"params": [parameter], "name": "of rank 1"}], lr=torch.tensor(0.5))
     torch.optim.lr_scheduler.StepLR(optimizer, 1)
@@ -85,7 +85,7 @@ def test_only_what_changes_a_step_must_be_the_same():
     assert hyper_parameters(optimizer) == [options]
 
 
-def test_steps_between_averages_of_parameters_are_counted_by_themselves():
+def test_steps_of_local_sgd_are_counted_by_steps():
     usual, left_out = Steps(cast("Any", None)), Steps(cast("Any", None))
     for usual.number in range(3):
         left_out.number = usual.number
@@ -105,7 +105,7 @@ def test_steps_between_averages_of_parameters_are_counted_by_themselves():
     )
 
 
-def test_a_trainer_that_has_stepped_otherwise_is_named():
+def test_compare_names_a_trainer_that_has_stepped_otherwise():
     texts: list[str] = []
     group = SimpleNamespace(world=World(0, 2, "m", 1), agree=lambda *_: dict(enumerate(texts)))
     ours, theirs = (Steps(cast("Any", group)) for _ in range(2))

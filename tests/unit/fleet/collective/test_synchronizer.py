@@ -26,7 +26,7 @@ def hooks(parameters: list[torch.Tensor]) -> int:
     return sum(bool(getattr(each, "_post_accumulate_grad_hooks", None)) for each in parameters)
 
 
-def test_each_backward_pass_counts_once_and_those_in_no_sync_do_not():
+def test_each_backward_pass_outside_no_sync_counts_once():
     one, other = leaves(2)
     made = alone(one, other)
     for count in range(1, 2 * LEARNING_PASSES):
@@ -38,7 +38,7 @@ def test_each_backward_pass_counts_once_and_those_in_no_sync_do_not():
     assert made.steps.number == count
 
 
-def test_once_it_is_known_what_every_pass_reaches_one_hook_is_left():
+def test_one_hook_stays_on_a_parameter_that_every_pass_reaches():
     parameters = leaves(3)
     made = alone(*parameters)
     for number in range(LEARNING_PASSES):
@@ -54,7 +54,7 @@ def test_once_it_is_known_what_every_pass_reaches_one_hook_is_left():
     assert made.steps.number == LEARNING_PASSES
 
 
-def test_where_passes_have_no_parameter_in_common_each_is_told():
+def test_passes_without_a_common_parameter_are_counted():
     parameters = leaves(2)
     made = alone(*parameters)
     for number in range(3 * LEARNING_PASSES):
@@ -63,7 +63,7 @@ def test_where_passes_have_no_parameter_in_common_each_is_told():
     assert hooks(parameters) == 2
 
 
-def test_a_pass_that_the_last_hook_has_not_seen_is_counted_with_its_step_and_all_are_hooked_again():
+def test_a_pass_without_the_hooked_parameter_is_counted_at_its_step():
     parameters = leaves(2)
     made = alone(*parameters)
     for _ in range(LEARNING_PASSES):
@@ -103,7 +103,7 @@ def test_a_pass_that_an_error_ends_does_not_count():
     assert made.steps.number == 1
 
 
-def test_reentrant_checkpoints_are_refused_where_several_trainers_would_refuse_them():
+def test_reentrant_checkpoints_are_refused_as_with_several_trainers():
     one, start = leaves(2)
     alone(one)
     loss = checkpoint(lambda x: x * one, start, use_reentrant=True)

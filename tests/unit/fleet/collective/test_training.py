@@ -71,7 +71,7 @@ def test_an_optimizer_that_no_server_could_build_is_saved_and_loaded(tmp_path, c
     assert caplog.text == ""
 
 
-def test_a_checkpoint_whose_trainers_part_is_gone_is_passed_over_for_the_one_before(tmp_path, caplog):
+def test_a_checkpoint_without_its_trainer_part_is_passed_over(tmp_path, caplog):
     training, optimizer = make(step=7)
     for epoch in (1, 2):
         optimizer.param_groups[0]["lr"] = epoch
@@ -86,7 +86,7 @@ def test_a_checkpoint_whose_trainers_part_is_gone_is_passed_over_for_the_one_bef
     assert f"passed over a checkpoint: {part} cannot be read" in caplog.text
 
 
-def test_a_trainer_that_was_replaced_saves_no_more_once_its_successor_has_looked_for_a_checkpoint(tmp_path):
+def test_a_replaced_trainer_cannot_save(tmp_path):
     survivor, _ = make(3, JobIdentity("digits", "u", 0))
     successor, _ = make(0, JobIdentity("digits", "u", 1))
     survivor.save_numbered(str(tmp_path), TrainStatus(0), keep=1)
@@ -98,7 +98,7 @@ def test_a_trainer_that_was_replaced_saves_no_more_once_its_successor_has_looked
         survivor.clean(str(tmp_path), 1)
 
 
-def test_what_is_written_in_the_background_is_the_copy_that_was_made(tmp_path, monkeypatch):
+def test_a_background_save_writes_the_copy(tmp_path, monkeypatch):
     training, optimizer = make(step=7)
     may_go_on = threading.Event()
 
@@ -147,7 +147,7 @@ def frozen_and_others(seed: int) -> tuple[CollectiveTraining, torch.nn.ModuleDic
     return training_of(optimizer, model), model
 
 
-def test_parameters_that_nobody_steps_come_back(tmp_path):
+def test_frozen_parameters_are_restored(tmp_path):
     training, model = frozen_and_others(0)
     training.save(str(tmp_path), TrainStatus())
     again, other = frozen_and_others(1)
@@ -160,7 +160,7 @@ def test_parameters_that_nobody_steps_come_back(tmp_path):
 
 
 @pytest.mark.parametrize("named", [True, False])
-def test_parameters_of_no_module_come_back_though_they_were_always_frozen(tmp_path, named):
+def test_frozen_parameters_without_a_module_are_restored(tmp_path, named):
     def made(seed: int) -> tuple[CollectiveTraining, list[torch.nn.Parameter]]:
         torch.manual_seed(seed)
         each = [torch.nn.Parameter(torch.rand(2), requires_grad=trained) for trained in (True, False)]
@@ -175,7 +175,7 @@ def test_parameters_of_no_module_come_back_though_they_were_always_frozen(tmp_pa
 
 
 @pytest.mark.parametrize("frozen", [False, True])
-def test_an_embedding_with_sparse_gradients_comes_back_with_its_state(tmp_path, frozen):
+def test_an_embedding_with_sparse_gradients_is_restored_with_its_state(tmp_path, frozen):
     def made(seed: int) -> tuple[CollectiveTraining, torch.nn.Embedding, torch.optim.Optimizer]:
         torch.manual_seed(seed)
         model = torch.nn.Embedding(5, 3, sparse=True)

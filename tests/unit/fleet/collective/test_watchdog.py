@@ -9,6 +9,8 @@ from contextlib import ExitStack, contextmanager
 from typing import Any, cast
 
 import pytest
+import torch
+import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore, TCPStore
 from torch.distributed import DistStoreError
 
@@ -17,10 +19,19 @@ from fleet.collective.heartbeats import Absence, Cohort, Report, TrainerState, W
 from fleet.collective.watchdog import Heartbeats, Watchdog
 from fleet.collective.world import World
 from fleet.environment.deadlines import Deadlines
-from fleet.errors import ConfigurationError, FleetError, PeerLostError
+from fleet.errors import ConfigurationError, DeadlineExceededError, FleetError, PeerLostError
 from tests.support.beating_trainers import WAITING, BeatingTrainers
 from tests.support.counted_store import CountedStore
 from tests.support.processes import wait_for
+
+ASSERTION = torch.AcceleratorError("CUDA error: device-side assert triggered\nSearch for it in the manual.")
+SAME_GPU = (
+    "NCCL error in: ProcessGroupNCCL.cpp:93, invalid usage (run with NCCL_DEBUG=WARN)\n"
+    "ncclInvalidUsage: This usually reflects invalid usage of NCCL library.\n"
+    "Last error:\nDuplicate GPU detected : rank 1 and rank 0 both on CUDA device 1000"
+)
+CLOSED = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:538] Connection closed by peer [127.0.0.1]:1"
+ABORTED = "NCCL communicator was aborted on rank 0."
 
 
 class OtherTrainer:
@@ -93,7 +104,7 @@ def error_of(store: OtherTrainer) -> FleetError:
     return errors[0]
 
 
-def test_a_trainer_for_which_only_the_gpu_waits_is_missed():
+def test_a_lost_trainer_is_found_while_only_the_gpu_waits():
     store = OtherTrainer(TrainerState(), alive=False)
     error = error_of(store)
     assert isinstance(error, PeerLostError)
@@ -104,13 +115,13 @@ def test_a_trainer_for_which_only_the_gpu_waits_is_missed():
     )
 
 
-def test_a_trainer_that_never_comes_where_the_gpu_waits_is_named():
+def test_a_deadlock_is_found_while_only_the_gpu_waits():
     error = error_of(OtherTrainer(TrainerState(1, 0, WaitKind.CALL, "stop_worker()"), alive=True))
     assert isinstance(error, ConfigurationError)
     assert "trainer 1 waits for stop_worker() after 0 exchanges of gradients" in str(error)
 
 
-def test_a_wait_that_the_gpu_has_ended_is_over():
+def test_a_wait_is_over_when_the_gpu_has_ended_it():
     asked = threading.Event()
     errors: list[FleetError] = []
 
@@ -127,7 +138,7 @@ def test_a_wait_that_the_gpu_has_ended_is_over():
     assert not errors
 
 
-def test_a_trainer_that_was_frozen_itself_misses_nobody_for_what_it_did_not_hear():
+def test_time_in_which_a_trainer_was_frozen_is_no_silence_of_others():
     moments, errors = [0.0], list[FleetError]()
     store = OtherTrainer(TrainerState(), alive=False)
 
@@ -149,7 +160,7 @@ def test_a_trainer_that_was_frozen_itself_misses_nobody_for_what_it_did_not_hear
 
 
 @pytest.mark.parametrize("size", [512, 1024])
-def test_what_trainers_that_wait_ask_the_store_grows_with_their_number_and_not_with_its_square(size):
+def test_the_keys_that_waiting_trainers_read_grow_with_their_number(size):
     store: Any = CountedStore()
     deadlines, errors = Deadlines(heartbeat_seconds=1.0), list[FleetError]()
     watches = [
@@ -188,7 +199,7 @@ def watches(size: int, alive: int) -> Iterator[tuple[list[Watchdog], list[list[F
         yield all_, errors
 
 
-def test_those_that_read_what_another_has_found_miss_one_as_soon_as_that_one_does():
+def test_readers_of_a_report_find_a_lost_trainer_as_soon_as_the_observer():
     with watches(4, alive=3) as (all_, errors), ExitStack() as waiting:
         for watch in all_[:3]:
             waiting.enter_context(watch.waiting("a barrier", WaitKind.CALL))
@@ -200,7 +211,7 @@ def test_those_that_read_what_another_has_found_miss_one_as_soon_as_that_one_doe
         assert str(error).startswith("trainer 3 gave no sign of life for 1 s while a barrier waited")
 
 
-def test_those_that_read_what_another_has_found_learn_that_they_wait_in_vain():
+def test_readers_of_a_report_find_a_deadlock():
     with watches(4, alive=4) as (all_, errors), ExitStack() as waiting:
         waiting.enter_context(all_[1].waiting("the average of step 0's gradients", WaitKind.EXCHANGE))
         waiting.enter_context(all_[2].waiting("stop_worker()", WaitKind.CALL))
@@ -211,7 +222,7 @@ def test_those_that_read_what_another_has_found_learn_that_they_wait_in_vain():
         assert not errors[3]
 
 
-def test_each_that_waits_says_for_whom_and_only_the_first_by_name(monkeypatch, caplog):
+def test_waiting_trainers_log_the_first_missing_ones_by_name(monkeypatch, caplog):
     monkeypatch.setattr(watchdog_module, "LOG_AFTER_SECONDS", 0.4)
     with watches(24, alive=13) as (all_, _), ExitStack() as waiting:
         for watch in all_[:2]:
@@ -222,7 +233,7 @@ def test_each_that_waits_says_for_whom_and_only_the_first_by_name(monkeypatch, c
         wait_for(lambda: len(said.findall(caplog.text)) >= 2, "a word of each", seconds=10)
 
 
-def test_a_wait_that_began_after_a_heartbeat_is_told_before_it_is_found_to_be_in_vain():
+def test_a_new_wait_is_published_before_its_deadlock_is_reported():
     class Late(OtherTrainer):
         def multi_get(self, keys: Sequence[str]) -> list[bytes]:
             if not self.seen.what:
@@ -249,13 +260,13 @@ def check(found: Report) -> None:
         watch._check(found)
 
 
-def test_a_trainer_is_not_given_up_whose_heartbeat_has_come_since():
+def test_a_trainer_with_a_newer_heartbeat_is_not_lost():
     check(Report(1, absences=[Absence(1, -1, 500.0)]))
     with pytest.raises(PeerLostError, match="trainer 1 gave no sign of life for 500 s"):
         check(Report(1, absences=[Absence(1, 0, 500.0)]))
 
 
-def test_a_trainer_waits_neither_for_itself_nor_with_those_whom_it_has_still_to_hear_of(monkeypatch, caplog):
+def test_a_trainer_does_not_miss_itself_and_logs_nothing_before_the_first_observation(monkeypatch, caplog):
     monkeypatch.setattr(watchdog_module, "LOG_AFTER_SECONDS", -1.0)
     check(Report(1, absences=[Absence(0, 0, 500.0)], cohorts=[Cohort(TrainerState(), 2, [0, 1])]))
     check(Report(1))
@@ -269,7 +280,7 @@ def missed_by(found: dict[int, Report]) -> dict[int, dict[int, float]]:
     return {rank: {each.rank: each.seconds for each in report.absences} for rank, report in found.items()}
 
 
-def test_one_looks_at_heartbeats_and_the_others_read_what_it_has_found():
+def test_one_trainer_observes_and_the_others_read_its_report():
     trainers = BeatingTrainers(4)
     found = trainers.beat(range(4), times=5)
     assert len(trainers.store.reads) == 5
@@ -280,7 +291,7 @@ def test_one_looks_at_heartbeats_and_the_others_read_what_it_has_found():
 @pytest.mark.parametrize(
     "waiting", [[0], [3], [1, 2, 3]], ids=["only-trainer-0", "only-the-last", "all-but-0"]
 )
-def test_whoever_waits_knows_of_the_others_whatever_these_do(waiting):
+def test_any_waiting_trainer_learns_the_states_of_all(waiting):
     trainers = BeatingTrainers(4)
     computing = set(range(4)) - set(waiting)
     found = trainers.beat(waiting, computing, times=4)
@@ -291,11 +302,11 @@ def test_whoever_waits_knows_of_the_others_whatever_these_do(waiting):
         }
 
 
-def test_a_trainer_alone_knows_itself():
+def test_a_single_trainer_reports_itself():
     assert BeatingTrainers(1).beat([0], times=3)[0].cohorts[0].ranks == [0]
 
 
-def test_another_looks_at_its_next_heartbeat_when_one_waits_no_longer_and_misses_whom_that_one_missed():
+def test_another_trainer_takes_over_when_the_observer_retires():
     trainers = BeatingTrainers(4)
     trainers.beat(range(3), times=8)
     found = trainers.beat([1, 2], computing=[0])
@@ -306,7 +317,7 @@ def test_another_looks_at_its_next_heartbeat_when_one_waits_no_longer_and_misses
 
 
 @pytest.mark.parametrize("killed", range(4))
-def test_each_trainer_is_missed_since_the_others_saw_its_last_heartbeat_as_if_each_looked(killed):
+def test_an_absence_counts_from_the_last_heartbeat(killed):
     trainers = BeatingTrainers(4)
     trainers.beat(range(4), times=3)
     found = trainers.beat(set(range(4)) - {killed}, times=10)
@@ -316,7 +327,7 @@ def test_each_trainer_is_missed_since_the_others_saw_its_last_heartbeat_as_if_ea
         assert seconds >= 9.0
 
 
-def test_whoever_dies_with_the_one_that_looks_is_missed_soon_after():
+def test_a_trainer_that_dies_with_the_observer_is_missed():
     trainers = BeatingTrainers(4)
     trainers.beat(range(4), times=3)
     for of_one in missed_by(trainers.beat([2, 3], times=10)).values():
@@ -324,7 +335,7 @@ def test_whoever_dies_with_the_one_that_looks_is_missed_soon_after():
         assert min(of_one.values()) >= 6.0
 
 
-def test_one_that_was_frozen_while_it_looked_reads_what_another_has_found_since():
+def test_an_observer_that_was_frozen_reads_its_successors_report():
     trainers = BeatingTrainers(3)
     trainers.beat(range(3), times=3)
     trainers.beat([1, 2], times=10)
@@ -334,13 +345,13 @@ def test_one_that_was_frozen_while_it_looked_reads_what_another_has_found_since(
     assert missed_by(found) == {0: {}, 1: {}, 2: {}}
 
 
-def test_seconds_go_on_after_what_was_found_last():
+def test_absences_grow_after_the_last_report():
     trainers = BeatingTrainers(3)
     trainers.beat([0, 1], times=8)
     assert missed_by(trainers.beat([1])) == {1: {2: 8.0}}
 
 
-def test_of_those_that_are_missed_each_is_asked_for_before_it_is_given_up():
+def test_still_absent_reads_the_heartbeats_again():
     trainers = BeatingTrainers(3)
     trainers.beat(range(3))
     missed = [Absence(1, 1, 200.0), Absence(2, 1, 200.0)]
@@ -354,7 +365,7 @@ def torchs_store() -> TCPStore:
 
 
 @pytest.mark.parametrize("store", [CountedStore, HashStore, torchs_store])
-def test_torchs_stores_serve_as_the_simulated_one_does(store):
+def test_torchs_stores_behave_like_the_simulated_one(store):
     trainers = BeatingTrainers(3, store())
     trainers.beat(range(3), times=3)
     assert missed_by(trainers.beat([1, 2], times=4)) == {1: {0: 4.0}, 2: {0: 4.0}}
@@ -400,7 +411,7 @@ def ask_while_another_looks(
         return [told, second.result()]
 
 
-def test_one_looks_for_all_that_ask_who_is_silent():
+def test_one_trainer_searches_for_all_that_ask():
     trainers = BeatingTrainers(4)
     assert ask_while_another_looks(trainers, alive=[0, 1, 2], then=[]) == [[3], [3]]
     assert len(trainers.store.reads) == 2
@@ -413,17 +424,17 @@ def test_one_looks_for_all_that_ask_who_is_silent():
         pytest.param([0, 1, 3], [2], id="it-was-frozen-itself"),
     ],
 )
-def test_who_learns_nothing_from_anothers_look_has_one_that_begins_after_it_asked(alive, first):
+def test_a_search_that_began_too_early_is_repeated(alive, first):
     assert ask_while_another_looks(BeatingTrainers(4), alive, then=[0, 1, 2]) == [first, [3]]
 
 
-def test_who_asks_later_is_told_of_another_look():
+def test_a_later_question_starts_another_search():
     trainers = BeatingTrainers(3)
     assert silent(trainers, 1, lambda _: trainers.beat([], [0, 1])) == [2]
     assert silent(trainers, 0, lambda _: trainers.beat([], [0, 1, 2])) == []
 
 
-def test_who_asks_another_that_dies_before_it_answers_looks_itself():
+def test_a_trainer_searches_itself_if_the_searcher_dies():
     trainers = BeatingTrainers(4)
     with pytest.raises(InterruptedError):
         silent(trainers, 1, killed)
@@ -446,7 +457,7 @@ class Stopped:
         return b""
 
 
-def test_a_thread_does_not_wait_for_ever_for_the_call_of_another(monkeypatch):
+def test_a_store_that_never_answers_blocks_no_other_thread(monkeypatch):
     monkeypatch.setattr(watchdog_module, "STORE_SECONDS", 0.1)
     store: Any = Stopped()
     watch = Watchdog(store, World(1, 2, "localhost", 1), Deadlines(), lambda _: None)
@@ -458,3 +469,59 @@ def test_a_thread_does_not_wait_for_ever_for_the_call_of_another(monkeypatch):
     assert watch.silent_now() == [0]
     store.ended.set()
     first.join()
+
+
+@pytest.fixture
+def watchdog(monkeypatch: pytest.MonkeyPatch) -> Watchdog:
+    """Return a watchdog that finds every other trainer alive."""
+    made = Watchdog(cast("Any", None), World(0, 2, "localhost", 1), Deadlines(), lambda _: None)
+    monkeypatch.setattr(made, "silent_now", list)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (ASSERTION, "device-side assert triggered; CUDA_LAUNCH_BLOCKING=1 shows which"),
+        (torch.OutOfMemoryError("CUDA out of memory. Tried 2 GiB."), "Tried 2 GiB.; make the batch or the"),
+        (dist.DistBackendError(SAME_GPU), "Duplicate GPU detected : .* 1000; NCCL_DEBUG=INFO shows"),
+    ],
+)
+def test_an_error_of_the_own_device_is_reported_as_such(watchdog, error, words):
+    expected = f"this trainer's device failed in the average of step 0's gradients: .*{words}"
+    with (
+        pytest.raises(FleetError, match=expected) as caught,
+        watchdog.waiting("the average of step 0's gradients"),
+    ):
+        raise error
+    assert caught.type is FleetError
+
+
+def test_an_error_of_the_transport_is_blamed_on_no_trainer_if_all_are_alive(watchdog):
+    expected = "though every trainer is alive: NCCL communicator was"
+    with pytest.raises(DeadlineExceededError, match=expected), watchdog.waiting("the average"):
+        raise dist.DistBackendError(ABORTED)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        pytest.param(RuntimeError(CLOSED), id="gloo"),
+        pytest.param(dist.DistStoreError("wait timeout after 300000ms"), id="the-store"),
+    ],
+)
+def test_a_connection_that_fails_in_a_hook_of_the_script_is_explained(watchdog, error):
+    def hook(_: torch.Tensor) -> None:
+        raise error
+
+    leaf = torch.ones(1, requires_grad=True)
+    leaf.register_hook(hook)
+    with pytest.raises(DeadlineExceededError, match="though every trainer"), watchdog.waiting("the average"):
+        leaf.backward()
+
+
+def test_any_other_error_of_a_hook_is_raised_unchanged(watchdog):
+    leaf = torch.ones(1, requires_grad=True)
+    leaf.register_hook(lambda gradient: gradient.view(7))
+    with pytest.raises(RuntimeError, match=r"^shape '\[7\]' is invalid"), watchdog.waiting("the average"):
+        leaf.backward()

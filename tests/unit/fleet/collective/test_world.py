@@ -18,16 +18,16 @@ def role(*endpoints: str) -> Role:
     return Role(RoleKind.WORKER, 1, 2, worker_endpoints=endpoints, is_collective=True)
 
 
-def test_the_master_variables_say_where_the_store_is():
+def test_the_master_variables_locate_the_store():
     world = find_world(role("a:1", "b:2"), {"MASTER_ADDR": "m", "MASTER_PORT": "6175"})
     assert world == World(1, 2, "m", 6175, ("a:1", "b:2"))
 
 
-def test_without_them_trainer_0_has_it():
+def test_without_master_variables_trainer_0_has_the_store():
     assert find_world(role("a:1", "b:2"), {}) == World(1, 2, "a", 1, ("a:1", "b:2"))
 
 
-def test_torchruns_agent_has_the_store_already():
+def test_torchruns_agent_has_the_store():
     environ = {"MASTER_ADDR": "m", "MASTER_PORT": "1", "TORCHELASTIC_USE_AGENT_STORE": "True"}
     world = find_world(role(), environ | {"TORCHELASTIC_RESTART_COUNT": "2"})
     assert (world.launcher_has_store, world.launcher_restarts) == (True, "2")
@@ -46,7 +46,7 @@ def test_a_store_that_cannot_be_found_is_named(environ, message):
         find_world(role(), environ)
 
 
-def test_trainers_are_called_by_index_and_address():
+def test_names_have_index_and_address():
     world = World(0, 10, "m", 6175, ("a:1", "b:2"))
     assert world.names([1]) == "trainer 1 (b:2)"
     assert World(1, 2, "m", 6175).names([0, 1]) == "trainer 0 (m:6175), trainer 1"
@@ -69,12 +69,12 @@ def test_the_scripts_store_keeps_its_port_unless_it_is_the_launchers():
 
 @pytest.mark.usefixtures("process_group")
 @pytest.mark.parametrize("host", ["::1", "trainer-0.invalid"], ids=["ipv6", "not-yet-known"])
-def test_a_port_is_found_wherever_the_store_could_listen(host):
+def test_a_free_port_is_found_for_any_host(host):
     assert beside_process_group(replace(WORLD, host=host)).port > 1
 
 
 @pytest.mark.usefixtures("process_group")
-def test_a_group_of_other_processes_is_named():
+def test_a_process_group_of_other_ranks_is_refused():
     with pytest.raises(ConfigurationError, match=r"rank 0 of 1, but for fleet.init it is trainer 1 of 2"):
         beside_process_group(replace(WORLD, rank=1, size=2))
 
@@ -89,10 +89,10 @@ def test_a_group_of_other_processes_is_named():
         ("192.0.2.1", None),
     ],
 )
-def test_what_is_reached_from_this_machine_alone(host: str, address: str | None):
+def test_loopback_addresses(host: str, address: str | None):
     assert loopback_of(host) == address
 
 
-def test_an_address_of_this_machine():
+def test_addresses_of_this_machine():
     assert is_here("127.0.0.1")
     assert not is_here("192.0.2.1")  # kept for documentation: nobody has it
