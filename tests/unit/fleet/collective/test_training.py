@@ -62,7 +62,7 @@ def test_an_optimizer_that_no_server_could_build_is_saved_and_loaded(tmp_path, c
         model(torch.full((1, 2), fill)).sum().backward()
         optimizer.step()
         training = training_of(optimizer, model, step=1)
-        training.tell_of_unsavable()
+        training.log_unsavable()
         if fill:
             training.save(str(tmp_path), TrainStatus(1))
         assert training.load(str(tmp_path)) == TrainStatus(1, step=1)

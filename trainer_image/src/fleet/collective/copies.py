@@ -86,7 +86,7 @@ class Copies:
                 found.append((name, value))
         return found
 
-    def tell_of_sharded(self) -> None:
+    def log_sharded(self) -> None:
         """Log which parameters are left to the library that has sharded them."""
         names = [name for name, parameter in self.named_parameters if is_sharded(parameter)]
         if names:

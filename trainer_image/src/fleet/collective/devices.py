@@ -43,7 +43,7 @@ _OWN_FAULTS: Final = {
     "ncclUnhandledCudaError": _BY_KERNEL,
     "ncclInvalid": "NCCL_DEBUG=INFO shows what NCCL refuses",
 }
-"""What marks an error as this trainer's, and what helps."""
+"""Texts that mark an error as this trainer's own, and what helps."""
 _TRANSPORT: Final = ("gloo", "nccl", "connect", "socket", "broken pipe", "timed out", "timeout", "abort")
 _OURS: Final = tuple(f"{each}{os.sep}" for each in (Path(torch.__file__).parent, Path(__file__).parents[1]))
 """The folders of torch and fleet: all other code is the script's."""
@@ -168,11 +168,11 @@ def is_capturing(device: torch.device) -> bool:
 
 
 class Mark:
-    """A point in a stream's work, which any thread can ask for without calling CUDA.
+    """A point in a stream's work; any thread can check whether it is reached, without calling CUDA.
 
-    Asking a `torch.cuda.Event` is such a call: it creates a context on the thread's current device, and while
-    any thread captures a graph, it may end the capture. Here the GPU itself writes a number to the host's
-    memory when it comes to the point, and the host reads it there.
+    Querying a `torch.cuda.Event` is such a call: it creates a context on the thread's current device, and
+    while any thread captures a graph, it may end the capture. Here the GPU itself writes a number to the
+    host's memory when it comes to the point, and the host reads it there.
 
     Parameters
     ----------
@@ -214,7 +214,7 @@ class Marks:
 
 
 def own_fault(error: BaseException) -> str:
-    """Return what helps against an error of this trainer's device; empty if another trainer may be to blame.
+    """Return a remedy for an error of this trainer's device; empty if another trainer may be to blame.
 
     torch reports both by the same calls: an error of this device may come from any earlier kernel.
     """

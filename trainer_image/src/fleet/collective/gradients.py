@@ -118,7 +118,7 @@ class AverageCheck:
         self._captured = False
 
     def accumulate(self, position: int) -> None:
-        """Handle a gradient that a later pass averages; added to an average in place, it makes that local."""
+        """Handle a gradient that a later pass averages; it may have changed an average in place."""
         self._accumulated = True
         gradient = self._named[position][1].grad
         if gradient is not None and gradient.data_ptr() == self._addresses.get(position):

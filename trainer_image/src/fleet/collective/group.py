@@ -76,7 +76,7 @@ class TextExchange:
         return {int(rank): text for rank, text in chosen.items()} | {self._world.rank: ours}
 
     def leave(self, point: str) -> None:
-        """Announce that this trainer is past a point; trainer 0, which has the store, waits for all."""
+        """Announce that this trainer is past a point; trainer 0 waits for all, because it has the store."""
         self._store.set(f"{point}/{self._world.rank}", "")
         if self._world.rank == 0 and not self._world.launcher_has_store:
             with contextlib.suppress(dist.DistError):  # a trainer that has ended is past it as well

@@ -91,7 +91,7 @@ class Flags:
         return self._given.clone()
 
     def unused(self, positions: Sequence[int]) -> set[int]:
-        """Return those of some parameters of which no trainer has a gradient."""
+        """Return the given parameters for which no trainer has a gradient."""
         if not positions:
             return set()
         averages = self._averages()[positions].tolist()
@@ -350,7 +350,7 @@ class Reducer:
 
 @contextlib.contextmanager
 def _trainable(parameters: Iterable[torch.Tensor]) -> Iterator[None]:
-    """Unfreeze parameters: torch's reducer takes in only those that take gradients, now or later."""
+    """Unfreeze parameters: torch's reducer ignores frozen ones, which may be trained later."""
     frozen = [each for each in parameters if not each.requires_grad]
     for each in frozen:
         each.requires_grad_(True)

@@ -48,7 +48,7 @@ _log = logging.getLogger(__name__)
 
 
 class JoinWait:
-    """A wait for other trainers to start, which the log reports ever more rarely.
+    """A wait for other trainers to start, logged less and less often.
 
     Parameters
     ----------
@@ -163,7 +163,7 @@ def _missing(world: World, store: Store) -> Iterator[str]:
 
 
 def _has_keys(store: Store, keys: list[str]) -> bool:
-    """Wait a little for keys."""
+    """Wait a few seconds for keys; return whether all are there."""
     try:
         store.wait(keys, timedelta(seconds=ATTEMPT_SECONDS))
     except DistError:
@@ -328,7 +328,7 @@ def _dial(host: str, port: int, patience_seconds: float) -> socket.socket:
 
 
 def _verify(connected: socket.socket, key: bytes) -> None:
-    """Verify that a client has the key, and prove it in turn; ConnectionError if it has not."""
+    """Verify that a client has the key, and prove it in turn; raise ConnectionError if it does not."""
     challenge = secrets.token_bytes(CHALLENGE_BYTES)
     connected.sendall(challenge)
     answer, mac = _receive(connected, CHALLENGE_BYTES), _receive(connected, MAC_BYTES)

@@ -296,7 +296,7 @@ class Fleet(FleetCalls):
         named = named_parameters(optimizer, model)
         copies = Copies(named, model, group, broadcast_buffers=chosen.broadcast_buffers)
         self._compare(group, optimizer, copies)
-        copies.tell_of_sharded()
+        copies.log_sharded()
         synchronizer = self._synchronizer(copies, optimizer, chosen)
         synchronizer.start()
         copies.share("the first values")
@@ -305,7 +305,7 @@ class Fleet(FleetCalls):
         claims = Claims(f"trainer-{role.index}", role.job)
         self._trainings.append(CollectiveTraining(optimizer, model, synchronizer, group, claims, self._loops))
         if len(self._trainings) == 1:  # of several fleet saves none
-            self._trainings[0].tell_of_unsavable()
+            self._trainings[0].log_unsavable()
 
         def capture(module: torch.nn.Module, loss_fn: Callable[..., Any]) -> None:
             self._program = Program.capture(module, loss_fn, optimizer)

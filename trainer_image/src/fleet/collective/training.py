@@ -105,7 +105,7 @@ class CollectiveTraining:
         """The number of steps since the job's beginning."""
         return self._synchronizer.steps.number
 
-    def tell_of_unsavable(self) -> None:
+    def log_unsavable(self) -> None:
         """Log now what would make every save and export fail, perhaps after hours of training."""
         if _has_sharded(self._optimizer):  # and the log has said so
             return

@@ -110,7 +110,7 @@ class Heartbeats:
             self._publish(self._text, ended, self._clock.now())
 
     def still_absent(self, absences: Sequence[Absence]) -> list[Absence]:
-        """Return those of some absences that have not ended since."""
+        """Return the given absences that have not ended since."""
         found = self._read([each.rank for each in absences])
         return [each for each in absences if found[each.rank].number == each.number]
 
@@ -154,7 +154,7 @@ class Heartbeats:
         return silent
 
     def _result_of(self, search: str, pause: Callable[[float], object]) -> list[int] | None:
-        """Return what another trainer's search finds, but for this one; None if no answer comes."""
+        """Return what another trainer's search finds, without this trainer; None if no answer comes."""
         pause(1.5 * self._deadlines.heartbeat_seconds)
         key = f"{_SEARCH}: {search}"
         for _ in range(ANSWER_ATTEMPTS):
@@ -171,7 +171,7 @@ class Heartbeats:
         return 2 * self._deadlines.heartbeat_seconds
 
     def _take_over(self, absences: Sequence[Absence], now: float) -> None:
-        """Become the observer, unless another trainer was faster; absences known by now continue."""
+        """Become the observer, unless another trainer was faster; known absences continue."""
         if self._publish(self._text, self._claim(absences), now):
             self._seen = {each.rank: (each.number, now - each.seconds) for each in absences}
 
@@ -436,6 +436,6 @@ def _key(rank: int) -> str:
 
 
 def _exchanges(state: TrainerState) -> str:
-    """Return the number of exchanges that a trainer has ended, in words; one that it waits in has not."""
+    """Return the number of exchanges that a trainer has completed, in words."""
     number = state.exchanges - (state.kind is WaitKind.EXCHANGE)
     return f"{number} exchange{'' if number == 1 else 's'} of gradients"

@@ -73,7 +73,7 @@ class World:
         return f"trainer {rank} ({self.host}:{self.port})" if rank == 0 else f"trainer {rank}"
 
     def names(self, ranks: Sequence[int], number: int | None = None) -> str:
-        """Return several trainers' names for messages, which list at most eight.
+        """Return the names of several trainers for messages, which list at most eight.
 
         Parameters
         ----------
@@ -119,7 +119,7 @@ def find_world(role: "Role", environ: Mapping[str, str]) -> World:
 
 
 def beside_process_group(world: World) -> World:
-    """Return the world with another port, because the store of the script's process group has taken this one.
+    """Return the world with another port: the store of the script's process group uses this one.
 
     Every trainer must call this. Trainer 0 chooses the port, and the script's process group carries it.
 
@@ -148,7 +148,7 @@ def beside_process_group(world: World) -> World:
 
 
 def listen_at(host: str, port: int) -> socket.socket:
-    """Listen at a host's address if it is one of this machine, else (a service's, say) at all addresses.
+    """Listen at a host's address if it is one of this machine, else (for example a service) at all.
 
     Raises
     ------
