@@ -1,6 +1,5 @@
 """Calls that all trainers make, and waits of a group; errors and captures of a GPU are simulated."""
 
-import contextlib
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -39,7 +38,7 @@ class Watched(Watchdog):
 
     def waiting(
         self, what: str, kind: WaitKind = WaitKind.OTHER, until: Callable[[], bool] | None = None
-    ) -> contextlib.AbstractContextManager[None]:
+    ) -> Any:
         self.until.append(until)
         return super().waiting(what, kind, until)
 
