@@ -21,7 +21,7 @@ from benchmarks.hosts import LOOPBACK, Hosts
 from benchmarks.pipes import hear_all
 from benchmarks.systems import ENCRYPTED
 from benchmarks.workload import MAX_BATCH, Config
-from fleet.process.allocator import COPY_PAST_CACHES
+from fleet.process.resources import COPY_PAST_CACHES
 
 __all__ = ["Measured", "Running", "Shape", "interleave", "say", "spread", "stream"]
 

@@ -7,7 +7,7 @@ from fleet.collective.heartbeats import Report, TrainerState, WaitKind
 from fleet.collective.watchdog import Heartbeats
 from fleet.collective.world import World
 from fleet.environment.deadlines import Deadlines
-from fleet.process.clock import WatchClock
+from fleet.process.resources import WatchClock
 from tests.support.counted_store import CountedStore
 
 __all__ = ["HEARTBEAT", "WAITING", "BeatingTrainers", "NotingStore"]

@@ -19,7 +19,7 @@ from fleet.parameter_server.modes import Async
 from fleet.parameter_server.server import keeper
 from fleet.parameter_server.server.keeper import Keeper
 from fleet.parameter_server.settings import Settings
-from fleet.process.descriptors import for_saves
+from fleet.process.resources import for_saves
 from tests.support.checkpoints import differing, train
 from tests.support.descriptors import no_descriptor_left
 from tests.support.parameter_server import loopback

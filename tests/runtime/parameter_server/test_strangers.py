@@ -24,7 +24,7 @@ from fleet.parameter_server.control.proto import control_pb2, control_pb2_grpc
 from fleet.parameter_server.server import server as server_module
 from fleet.parameter_server.trainer.trainer import Trainer
 from fleet.plan import ClipGradByGlobalNorm
-from fleet.process.half_open import HalfOpen
+from fleet.process.connections import HalfOpen
 from fleet.wire import Header, Hello, Kind, Side, job_hash, pack_header
 from fleet.wire.messages import pack_hello
 from fleet.wire.proof import CHALLENGE_BYTES, MAC_BYTES, greeting_mac

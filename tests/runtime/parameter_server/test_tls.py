@@ -30,7 +30,7 @@ from fleet.parameter_server.transport.sockets import bytes_moved, dial
 from fleet.parameter_server.transport.tls import RECORD_BYTES, TlsError, TlsSocket
 from fleet.plan import ClipGradByGlobalNorm
 from fleet.process import progress
-from fleet.process.half_open import HalfOpen
+from fleet.process.connections import HalfOpen
 from fleet.wire import HEADER_BYTES
 from tests.support.certificates import Authority, make_authority
 from tests.support.parameter_server import HOST, QUICK, Loopback, loopback, sgd, small_model

@@ -30,8 +30,7 @@ from fleet.collective.rendezvous import (
 from fleet.collective.world import World
 from fleet.environment.deadlines import Deadlines
 from fleet.errors import ConfigurationError, DeadlineExceededError
-from fleet.process.half_open import HalfOpen
-from fleet.process.relay import Relay
+from fleet.process.connections import HalfOpen, Relay
 from fleet.wire import Side
 from fleet.wire.proof import CHALLENGE_BYTES, MAC_BYTES, greeting_mac
 from tests.support.counted_store import CountedStore
@@ -423,7 +422,7 @@ def test_a_gate_survives_a_lack_of_threads(
         assert connected.recv(1) == b""
     with socket.create_connection((HOST, gate.port), 10) as connected:
         assert len(connected.recv(CHALLENGE_BYTES, socket.MSG_WAITALL)) == CHALLENGE_BYTES
-    assert "a connection could not be taken: can't start new thread; trying again" in caplog.text
+    assert "a connection could not be accepted: can't start new thread; trying again" in caplog.text
 
 
 def sockets() -> int:

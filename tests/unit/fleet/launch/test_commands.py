@@ -13,7 +13,7 @@ import yaml
 from fleet.errors import ConfigurationError
 from fleet.launch import collective, flags, ps
 from fleet.launch.supervisor import Command
-from fleet.process.allocator import COPY_PAST_CACHES
+from fleet.process.resources import COPY_PAST_CACHES
 
 
 def ps_commands(*argv: str, environ: dict[str, str] | None = None) -> list[Command]:

@@ -94,7 +94,7 @@ def test_an_unexpected_error_keeps_its_traceback(replica, words):
 def test_a_replica_has_all_descriptors_that_it_may_have_and_keeps_some_for_saves(replica):
     body = """
     import resource
-    from fleet.process.descriptors import for_saves
+    from fleet.process.resources import for_saves
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard - 1, hard))
     def count():

@@ -11,7 +11,7 @@ import urllib.request
 import pytest
 
 from fleet.process import progress, progress_server
-from fleet.process.half_open import HalfOpen
+from fleet.process.connections import HalfOpen
 from fleet.process.progress import Progress
 from fleet.process.progress_server import prometheus_text
 from tests.support.processes import wait_for

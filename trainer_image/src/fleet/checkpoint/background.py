@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 
 from fleet.errors import FleetError, no_room
-from fleet.process.descriptors import for_saves
+from fleet.process.resources import for_saves
 
 __all__ = ["Background"]
 

@@ -28,8 +28,7 @@ from torch.distributed import DistError
 from fleet.collective.world import World, is_elsewhere, is_here, listen_at, loopback_of
 from fleet.environment.deadlines import Deadlines
 from fleet.errors import ConfigurationError, DeadlineExceededError, PeerLostError
-from fleet.process.half_open import HalfOpen
-from fleet.process.relay import Relay
+from fleet.process.connections import HalfOpen, Relay
 from fleet.wire import Side
 from fleet.wire.proof import CHALLENGE_BYTES, MAC_BYTES, greeting_mac
 
@@ -287,7 +286,7 @@ def open_gate(port: int, listener: socket.socket, key: bytes, half_open: HalfOpe
             _verify(connected, key)
         return socket.create_connection((LOOPBACK, port), DIAL_SECONDS)
 
-    return Relay(listener, forward, tells=True)
+    return Relay(listener, forward, log_refusals=True)
 
 
 def open_tunnel(host: str, port: int, key: bytes, patience_seconds: float = 0.0) -> Relay:

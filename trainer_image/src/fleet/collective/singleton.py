@@ -31,8 +31,8 @@ from fleet.options import Where, refusal
 from fleet.plan import DistributeTranspilerConfig
 from fleet.plan.source import find_module, without_wrapper
 from fleet.process import lifecycle, progress
-from fleet.process.allocator import keep_freed_memory
 from fleet.process.finite import FiniteCheck, tell_of_weights
+from fleet.process.resources import keep_freed_memory
 from fleet.role_maker import PaddleCloudRoleMaker, RoleMaker
 from fleet.role_maker.variables import SYNC_MODES
 from fleet.strategy import DistributedStrategy, strategy_of

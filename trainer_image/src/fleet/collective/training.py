@@ -49,7 +49,7 @@ from fleet.fluid.capture import from_optimizer
 from fleet.loop import Loops, Place
 from fleet.plan import Source, facts_of_training
 from fleet.plan.source import WITHOUT_NAMES
-from fleet.process.descriptors import for_saves
+from fleet.process.resources import for_saves
 
 __all__ = ["CollectiveTraining"]
 

@@ -37,7 +37,7 @@ from fleet.collective.heartbeats import (
 from fleet.collective.world import World
 from fleet.environment.deadlines import Deadlines
 from fleet.errors import ConfigurationError, DeadlineExceededError, FleetError, PeerLostError
-from fleet.process.clock import WatchClock
+from fleet.process.resources import WatchClock
 
 __all__ = ["Heartbeats", "Watchdog"]
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from fleet.errors import ConfigurationError
 from fleet.launch import flags, supervisor
 from fleet.launch.supervisor import Command
-from fleet.process.allocator import COPY_PAST_CACHES
+from fleet.process.resources import COPY_PAST_CACHES
 
 __all__ = ["commands", "main", "parse"]
 

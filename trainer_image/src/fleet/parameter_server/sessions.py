@@ -29,7 +29,7 @@ from fleet.parameter_server.transport.arena import dtype_of
 from fleet.plan import Source
 from fleet.plan.job import ServerPlan, TrainerPlan
 from fleet.process import lifecycle, progress
-from fleet.process.allocator import keep_freed_memory
+from fleet.process.resources import keep_freed_memory
 from fleet.role_maker import JobIdentity, Role, RoleKind
 from fleet.role_maker.interface import sync_mode_of
 from fleet.role_maker.variables import SYNC_MODES, Variables

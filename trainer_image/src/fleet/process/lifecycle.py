@@ -24,7 +24,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, NoReturn
 
 from fleet.errors import EXIT_FAILURE, ConfigurationError, FleetError
-from fleet.process import descriptors, progress
+from fleet.process import progress, resources
 from fleet.process.last_words import LastWords
 from fleet.process.script_end import ScriptEnd
 from fleet.process.sigterm import SigtermWatcher, seconds_to_save
@@ -177,7 +177,7 @@ def start(role: "Role | None") -> None:
     if _lifecycle.words.started:
         return
     _lifecycle.words.started = True
-    descriptors.provide()
+    resources.raise_descriptor_limit()
     _show_log()
     _lifecycle.observe()
     _lifecycle.handle_sigterm()

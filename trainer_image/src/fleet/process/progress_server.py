@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from fleet.process.half_open import HalfOpen
+from fleet.process.connections import HalfOpen
 
 __all__ = ["ProgressServer", "prometheus_text"]
 

@@ -13,7 +13,7 @@ from fleet.errors import FleetError, PeerLostError, StateLostError
 from fleet.parameter_server.control.heartbeat import Heartbeat
 from fleet.parameter_server.control.proto import control_pb2
 from fleet.parameter_server.settings import Settings
-from fleet.process.clock import WatchClock
+from fleet.process.resources import WatchClock
 
 SETTINGS = Settings(heartbeat_seconds=0.01, deadline_seconds=60.0)
 SECONDS = 10.0

@@ -7,7 +7,7 @@ from fleet.parameter_server.modes import Sync
 from fleet.parameter_server.settings import Settings
 from fleet.parameter_server.trainer.awaited import AwaitedValues
 from fleet.parameter_server.trainer.waits import Waits
-from fleet.process.clock import WatchClock
+from fleet.process.resources import WatchClock
 from tests.support.modes import plans
 
 

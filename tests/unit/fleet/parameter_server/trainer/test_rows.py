@@ -16,7 +16,7 @@ from fleet.parameter_server.trainer import rows as module
 from fleet.parameter_server.trainer.rows import TrainerRows
 from fleet.parameter_server.trainer.waits import Waits
 from fleet.plan.tables import TablePlan
-from fleet.process.clock import WatchClock
+from fleet.process.resources import WatchClock
 from fleet.tables import TableConfig
 from fleet.tables.rules import SGD
 from fleet.wire import Header, Kind

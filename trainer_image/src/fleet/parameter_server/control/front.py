@@ -15,9 +15,7 @@ import time
 from functools import partial
 from typing import Final
 
-from fleet.process.forks import own
-from fleet.process.half_open import Unknown
-from fleet.process.relay import Pair, loop_of_pairs
+from fleet.process.connections import ConnectionLimit, Pair, own, relay_loop
 
 __all__ = ["LOOPBACK", "Front"]
 
@@ -61,12 +59,12 @@ class Front:
         self._listener = own(listener)
         self._listener.setblocking(False)
         self._port = port
-        self._unproved = Unknown[_Guest](most)
+        self._unproved = ConnectionLimit[_Guest](most)
         self._peers: dict[str, _Guest] = {}
         """Those that have proved nothing, by what gRPC calls them."""
         self._closed = False
         self._told_at = float("-inf")
-        self._loop = loop_of_pairs()
+        self._loop = relay_loop()
         self._loop.call_soon_threadsafe(self._listen)
 
     def proved(self, peer: str) -> None:

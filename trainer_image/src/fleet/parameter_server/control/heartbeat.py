@@ -19,7 +19,7 @@ from fleet.parameter_server.control.client import ControlClient
 from fleet.parameter_server.control.proto import control_pb2
 from fleet.parameter_server.control.table_totals import TableTotals
 from fleet.parameter_server.settings import Settings
-from fleet.process.clock import WatchClock
+from fleet.process.resources import WatchClock
 
 __all__ = ["Heartbeat"]
 

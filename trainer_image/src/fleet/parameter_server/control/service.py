@@ -22,7 +22,7 @@ from fleet.parameter_server.control.state_stream import pieces_of_state, pieces_
 from fleet.parameter_server.control.streams import taken_in_time
 from fleet.parameter_server.transport.sockets import listen
 from fleet.process import progress
-from fleet.process.half_open import MOST
+from fleet.process.connections import MAX_HALF_OPEN
 
 if TYPE_CHECKING:
     from fleet.parameter_server.server.barriers import Barriers
@@ -107,7 +107,7 @@ class ControlService:
         self._address = address
         self._port = port
         self._front: Front | None = None
-        self._most_unproved = MOST + num_trainers if key else None
+        self._most_unproved = MAX_HALF_OPEN + num_trainers if key else None
         self._serving = False
         self._pools = {
             "Check": futures.ThreadPoolExecutor(2, thread_name_prefix="fleet-refuse"),

@@ -18,7 +18,7 @@ from fleet.parameter_server.server.keeper import Keeper
 from fleet.parameter_server.server.membership import Membership
 from fleet.parameter_server.server.parts import TrainerParts
 from fleet.parameter_server.shard import Shard
-from fleet.process.descriptors import for_saves
+from fleet.process.resources import for_saves
 
 __all__ = ["ServerCheckpoints"]
 

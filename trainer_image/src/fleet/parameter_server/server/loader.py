@@ -30,7 +30,7 @@ from fleet.parameter_server.table_store import RowPut
 from fleet.plan import facts_of_training
 from fleet.plan.blocks import PlannedBlock
 from fleet.plan.job import ServerPlan
-from fleet.process.descriptors import for_saves
+from fleet.process.resources import for_saves
 
 __all__ = ["Loader"]
 

@@ -43,9 +43,8 @@ from fleet.parameter_server.transport.sockets import reachable_address
 from fleet.parameter_server.waiting import split_endpoint
 from fleet.plan.job import ServerPlan
 from fleet.process import progress
-from fleet.process.clock import WatchClock
-from fleet.process.cores import available_cores
-from fleet.process.half_open import HalfOpen
+from fleet.process.connections import HalfOpen
+from fleet.process.resources import WatchClock, available_cores
 from fleet.tables.kernels import library
 from fleet.wire import Hello
 

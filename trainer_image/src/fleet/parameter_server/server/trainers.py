@@ -18,7 +18,7 @@ from fleet.parameter_server.server.serving import Serving
 from fleet.parameter_server.server.step_pool import StepPool
 from fleet.parameter_server.server.trainer_session import SessionOwner, TrainerSession
 from fleet.parameter_server.transport.connection import BrokenConnectionError
-from fleet.process.clock import WatchClock
+from fleet.process.resources import WatchClock
 from fleet.wire import Identity
 
 __all__ = ["MakeSession", "Trainers"]

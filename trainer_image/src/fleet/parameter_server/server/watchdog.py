@@ -9,7 +9,7 @@ from fleet.parameter_server.server.trainers import Trainers
 from fleet.parameter_server.settings import Settings
 from fleet.parameter_server.waiting import WaitLog
 from fleet.plan.job import ServerPlan
-from fleet.process.clock import WatchClock
+from fleet.process.resources import WatchClock
 
 __all__ = ["Watchdog"]
 

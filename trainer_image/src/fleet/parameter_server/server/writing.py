@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from fleet.checkpoint import FileRecord
 from fleet.errors import FleetError
-from fleet.process.descriptors import for_saves
+from fleet.process.resources import for_saves
 
 __all__ = ["Writing"]
 

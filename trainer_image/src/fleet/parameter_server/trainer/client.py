@@ -27,7 +27,7 @@ from fleet.parameter_server.waiting import wait_for_ports
 from fleet.plan.config import DistributedMode
 from fleet.plan.job import TrainerPlan
 from fleet.process import progress
-from fleet.process.clock import WatchClock
+from fleet.process.resources import WatchClock
 from fleet.wire import Identity, Kind, job_hash
 
 if TYPE_CHECKING:

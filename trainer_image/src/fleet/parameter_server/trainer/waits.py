@@ -8,7 +8,7 @@ from typing import Final
 from fleet.errors import DeadlineExceededError, FleetError
 from fleet.parameter_server.settings import Settings
 from fleet.parameter_server.waiting import WaitLog
-from fleet.process.clock import WatchClock
+from fleet.process.resources import WatchClock
 
 __all__ = ["LOOK_SECONDS", "Waits"]
 

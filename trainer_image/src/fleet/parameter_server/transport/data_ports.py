@@ -13,7 +13,7 @@ from fleet.parameter_server.settings import Settings
 from fleet.parameter_server.transport.local_sockets import check_user, listen_here
 from fleet.parameter_server.transport.sockets import hang_up, listen, tune
 from fleet.parameter_server.transport.tls import TlsSocket
-from fleet.process.forks import own
+from fleet.process.connections import own
 
 __all__ = ["DataPorts"]
 

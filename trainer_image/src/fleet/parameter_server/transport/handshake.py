@@ -29,7 +29,7 @@ from fleet.parameter_server.transport.connection import Directions, receive_exac
 from fleet.parameter_server.transport.local_sockets import receive_with, send_with
 from fleet.parameter_server.transport.sockets import ConnectionEndedError, drain, is_given_up
 from fleet.parameter_server.transport.tls import TlsSocket
-from fleet.process.half_open import HalfOpen
+from fleet.process.connections import HalfOpen
 from fleet.wire import (
     HEADER_BYTES,
     NO_TABLES,

@@ -15,7 +15,7 @@ from typing import Final
 
 from fleet.parameter_server.transport.connection import receive_exactly, send_all
 from fleet.parameter_server.transport.sockets import ConnectionEndedError
-from fleet.process.forks import own
+from fleet.process.connections import own
 
 __all__ = ["check_user", "dial_here", "listen_here", "receive_with", "send_with"]
 

@@ -13,7 +13,7 @@ import struct
 import time
 from typing import Final, NamedTuple
 
-from fleet.process.forks import own
+from fleet.process.connections import own
 
 __all__ = [
     "BytesMoved",

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from fleet.parameter_server.certificates import Certificates
 from fleet.parameter_server.transport.sockets import ConnectionEndedError
-from fleet.process.forks import own
+from fleet.process.connections import own
 
 __all__ = ["RECORD_BYTES", "TlsError", "TlsSocket", "explain"]
 

@@ -1,0 +1,315 @@
+"""Accepted connections of this process: limits before authentication, relays, and forked children.
+
+A peer of the job authenticates within milliseconds. Until then a connection is half-open, and it costs a
+thread or descriptors. `ConnectionLimit` and `HalfOpen` bound what half-open connections may take.
+"""
+
+import asyncio
+import contextlib
+import functools
+import logging
+import os
+import socket
+import threading
+import time
+import weakref
+from collections.abc import Callable, Hashable, Iterator
+from typing import Final, Generic, TypeVar
+
+__all__ = ["MAX_HALF_OPEN", "ConnectionLimit", "HalfOpen", "Pair", "Relay", "own", "relay", "relay_loop"]
+
+MAX_HALF_OPEN: Final = 64
+_GREETING_SECONDS: Final = 10.0
+_PAUSE_SECONDS: Final = 0.1
+_LOG_INTERVAL_SECONDS: Final = 60.0
+_CHUNK_BYTES: Final = 1 << 16
+_starting = threading.Lock()
+_owned: "weakref.WeakSet[socket.socket]" = weakref.WeakSet()
+_log = logging.getLogger(__name__)
+
+Connection = TypeVar("Connection", bound=Hashable)
+Onward = Callable[[socket.socket], socket.socket]
+"""Opens the onward connection for an accepted one; an OSError refuses the accepted one."""
+
+
+def own(connection: socket.socket) -> socket.socket:
+    """Have forked children close their copy of a socket; an open copy would hide this process's death."""
+    _owned.add(connection)
+    return connection
+
+
+def _close_in_child() -> None:
+    for connection in list(_owned):
+        connection.close()
+
+
+os.register_at_fork(after_in_child=_close_in_child)
+
+
+class ConnectionLimit(Generic[Connection]):
+    """Bounds the number of half-open connections, and evicts the oldest of the host that has most.
+
+    A host that opens many connections thus evicts only its own.
+
+    Parameters
+    ----------
+    most : int
+        The number of connections allowed.
+    """
+
+    def __init__(self, most: int = MAX_HALF_OPEN) -> None:
+        self._most = most
+        self._count = 0
+        self._hosts: dict[str, dict[Connection, None]] = {}
+        """The connections of each host, oldest first."""
+
+    def add(self, connection: Connection, host: str) -> Connection | None:
+        """Count a connection; return another one that must be closed, if the limit is exceeded."""
+        self._hosts.setdefault(host, {})[connection] = None
+        self._count += 1
+        if self._count <= self._most:
+            return None
+        largest = max(self._hosts, key=lambda each: len(self._hosts[each]))
+        evicted = next(iter(self._hosts[largest]))
+        self.remove(evicted, largest)
+        return evicted
+
+    def remove(self, connection: Connection, host: str) -> None:
+        """Stop counting a connection; safe to repeat."""
+        of_host = self._hosts.get(host, {})
+        if connection in of_host:
+            del of_host[connection]
+            self._count -= 1
+            if not of_host:
+                del self._hosts[host]
+
+
+class HalfOpen:
+    """Bounds the connections of a server that are still in their greeting, in number and in time.
+
+    Parameters
+    ----------
+    most : int
+        The number of connections allowed.
+    seconds : float
+        The time limit of a whole greeting.
+    """
+
+    def __init__(self, most: int = MAX_HALF_OPEN, seconds: float = _GREETING_SECONDS) -> None:
+        self._seconds = seconds
+        self._lock = threading.Lock()
+        self._limit = ConnectionLimit[socket.socket](most)
+
+    @contextlib.contextmanager
+    def bounded(self, connected: socket.socket) -> Iterator[None]:
+        """Shut the connection down if the block takes too long, or if newer connections evict it."""
+        host = _host_of(connected)
+        with self._lock:
+            evicted = self._limit.add(connected, host)
+        if evicted is not None:
+            _shut_down(evicted)
+        timer = threading.Timer(self._seconds, _shut_down, (connected,))
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+            with self._lock:
+                self._limit.remove(connected, host)
+
+
+def _host_of(connected: socket.socket) -> str:
+    """Return the peer's address; empty for a Unix socket or a connection that has ended."""
+    try:
+        name = connected.getpeername()
+    except OSError:
+        return ""
+    return str(name[0]) if connected.family != socket.AF_UNIX else ""
+
+
+def _shut_down(connected: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        connected.shutdown(socket.SHUT_RDWR)
+
+
+class Relay:
+    """Accepts connections and relays each of them, byte by byte, to another one.
+
+    Parameters
+    ----------
+    listener : socket.socket
+        The listening socket; the relay closes it.
+    onward : callable
+        See `Onward`.
+    log_refusals : bool
+        Whether to log refused connections and a lack of descriptors or threads.
+    """
+
+    def __init__(self, listener: socket.socket, onward: Onward, *, log_refusals: bool = False) -> None:
+        self.port: int = listener.getsockname()[1]
+        self.refusal = ""
+        """Why the latest connection was refused; empty if it was relayed."""
+        self._listener = own(listener)
+        self._onward = onward
+        self._log_refusals = log_refusals
+        self._closed = False
+        self._logged_at = float("-inf")
+        threading.Thread(target=self._accept, name="fleet-gate", daemon=True).start()
+
+    def close(self) -> None:
+        """Stop accepting; established connections stay."""
+        self._closed = True
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+
+    def _accept(self) -> None:
+        while not self._closed:
+            try:
+                connected, address = self._listener.accept()
+            except OSError as error:
+                self._pause(error)
+                continue
+            try:
+                threading.Thread(
+                    target=self._connect, args=(connected, str(address[0])), name="fleet-gate", daemon=True
+                ).start()
+            except RuntimeError as error:
+                connected.close()
+                self._pause(error)
+
+    def _pause(self, error: OSError | RuntimeError) -> None:
+        """Wait a moment for a free descriptor or thread, unless the relay is closed."""
+        if not self._closed:
+            self.refusal = f"a connection could not be accepted: {error}"
+            self._warn("%s; trying again", self.refusal)
+            time.sleep(_PAUSE_SECONDS)
+
+    def _connect(self, connected: socket.socket, host: str) -> None:
+        try:
+            onward = self._onward(connected)
+        except OSError as error:
+            self.refusal = str(error)
+            self._warn("refused a connection of %s to the store: %s", host, self.refusal)
+            connected.close()
+            return
+        self.refusal = ""
+        with contextlib.suppress(OSError):  # the relay passes on the end of one that has ended already
+            for each in (own(connected), own(onward)):
+                each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        relay(connected, onward)
+
+    def _warn(self, message: str, *values: str) -> None:
+        """Log a warning at most once a minute: a stranger may connect often."""
+        now = time.monotonic()
+        if self._log_refusals and now - self._logged_at >= _LOG_INTERVAL_SECONDS:
+            self._logged_at = now
+            _log.warning(message, *values)
+
+
+def relay(one: socket.socket, other: socket.socket) -> None:
+    """Relay bytes between two connections until both have ended, then close them."""
+    for each in (one, other):
+        each.setblocking(False)
+    loop = relay_loop()
+    loop.call_soon_threadsafe(Pair, loop, one, other)
+
+
+def relay_loop() -> asyncio.AbstractEventLoop:
+    """Return this process's event loop for relayed connections, which runs in a thread of its own.
+
+    One thread serves all pairs: a pod may have few threads, and trainer 0 of a collective job has two or
+    three connections with each of thousands of trainers.
+    """
+    with _starting:
+        return _loop(os.getpid())
+
+
+@functools.lru_cache(maxsize=1)
+def _loop(pid: int) -> asyncio.AbstractEventLoop:
+    """Start the loop of the process `pid`: a forked child has no copy of its parent's thread."""
+    del pid
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, name="fleet-gate", daemon=True).start()
+    return loop
+
+
+class Pair:
+    """Two connections that are relayed to each other; the loop keeps this object while either is open.
+
+    Bytes are relayed in the loop's own callbacks: a coroutine for each direction would cost three times as
+    much.
+
+    Parameters
+    ----------
+    loop : asyncio.AbstractEventLoop
+        The loop in whose thread the pair is created and closed.
+    one, other : socket.socket
+        Non-blocking connections.
+    ended : callable, optional
+        Called when both are closed.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        one: socket.socket,
+        other: socket.socket,
+        ended: Callable[[], None] | None = None,
+    ) -> None:
+        self._loop = loop
+        self._both = one, other
+        self._open = 2
+        self._ended = ended
+        for source, sink in ((one, other), (other, one)):
+            loop.add_reader(source, self._receive, source, sink)
+
+    def close(self) -> None:
+        """Close both connections now."""
+        for each in self._both:
+            self._loop.remove_reader(each)
+            self._loop.remove_writer(each)
+            each.close()
+        if self._ended is not None:
+            self._ended()
+
+    def _receive(self, source: socket.socket, sink: socket.socket) -> None:
+        """Receive the available bytes, and send them if the sink accepts them."""
+        try:
+            received = source.recv(_CHUNK_BYTES)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            received = b""
+        if received:
+            self._send(received, source, sink)
+        else:
+            self._end(source, sink)
+
+    def _send(self, data: bytes, source: socket.socket, sink: socket.socket) -> None:
+        try:
+            sent = sink.send(data)
+        except (BlockingIOError, InterruptedError):
+            sent = 0
+        except OSError:
+            self._end(source, sink)
+            return
+        if sent < len(data):
+            self._loop.remove_reader(source)  # receive nothing more before this has been sent
+            self._loop.add_writer(sink, self._resume, data[sent:], source, sink)
+
+    def _resume(self, rest: bytes, source: socket.socket, sink: socket.socket) -> None:
+        self._loop.remove_writer(sink)
+        self._loop.add_reader(source, self._receive, source, sink)
+        self._send(rest, source, sink)
+
+    def _end(self, source: socket.socket, sink: socket.socket) -> None:
+        """Pass on the end of one direction; close both connections after the second."""
+        self._loop.remove_reader(source)
+        for each, how in ((sink, socket.SHUT_WR), (source, socket.SHUT_RD)):
+            with contextlib.suppress(OSError):
+                each.shutdown(how)
+        self._open -= 1
+        if not self._open:
+            self.close()

@@ -1,0 +1,191 @@
+"""What the machine grants this process: file descriptors, memory, cores, and time to run."""
+
+import contextlib
+import ctypes
+import math
+import os
+import resource
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Final
+
+__all__ = [
+    "COPY_PAST_CACHES",
+    "Reserve",
+    "WatchClock",
+    "available_cores",
+    "for_saves",
+    "keep_freed_memory",
+    "raise_descriptor_limit",
+]
+
+_SAVE_DESCRIPTORS: Final = 16
+"""A save or a load opens a few files and folders at once, in one thread or two."""
+_CPU_MAX: Final = Path("/sys/fs/cgroup/cpu.max")
+
+COPY_PAST_CACHES: Final = {"GLIBC_TUNABLES": f"glibc.cpu.x86_non_temporal_threshold={2 << 20}"}
+"""Makes glibc copy large blocks past the CPU caches; for the environment of processes that share memory.
+
+Each step copies the model twice on every trainer, and all processes share the caches: copies that bypass
+them leave the working set of the computation there. The threshold is about the size of one core's own cache.
+glibc reads it when a process starts, so the launcher sets it, unless the user has set the variable.
+Processors other than x86 and other C libraries ignore it.
+"""
+
+_M_TRIM_THRESHOLD: Final = -1
+_M_MMAP_THRESHOLD: Final = -3
+_MMAP_THRESHOLDS: Final = (1 << 30, 32 << 20)
+"""Tried in order; some builds of glibc accept at most the second (HEAP_MAX_SIZE / 2)."""
+_NEVER_TRIM: Final = -1
+_USER_SETTINGS: Final = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_")
+_MALLOC_TUNABLES: Final = "glibc.malloc."
+
+Mallopt = Callable[[int, int], int]
+
+
+class Reserve:
+    """Keeps file descriptors in reserve, so that the rest of this process cannot use up the last ones.
+
+    Parameters
+    ----------
+    count : int
+        How many descriptors to keep. They are open on ``/dev/null`` meanwhile.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._lock = threading.Lock()
+        self._kept: list[int] = []
+        self._keeps = False
+        self._lent = 0
+
+    def keep(self) -> None:
+        """Fill the reserve, as far as descriptors are available, unless it is lent."""
+        with self._lock:
+            self._keeps = True
+            self._fill()
+
+    def give_up(self) -> None:
+        """Release the reserve for good."""
+        with self._lock:
+            self._keeps = False
+            self._release()
+
+    @contextlib.contextmanager
+    def lent(self) -> Iterator[None]:
+        """Release the reserve for the duration of the block, then fill it again."""
+        with self._lock:
+            self._lent += 1
+            self._release()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._lent -= 1
+                self._fill()
+
+    def _fill(self) -> None:
+        with contextlib.suppress(OSError):  # no descriptor is free now; the next call tries again
+            while self._keeps and not self._lent and len(self._kept) < self._count:
+                self._kept.append(os.open(os.devnull, os.O_RDONLY))
+
+    def _release(self) -> None:
+        while self._kept:
+            os.close(self._kept.pop())
+
+
+for_saves: Final = Reserve(_SAVE_DESCRIPTORS)
+
+
+def raise_descriptor_limit() -> None:
+    """Raise the limit of open files to the hard limit, and keep a reserve for saves."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):  # macOS grants less than its hard limit
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    for_saves.keep()
+
+
+def keep_freed_memory(environ: Mapping[str, str]) -> bool:
+    """Make malloc keep freed memory; the process stays as large as it was at its peak.
+
+    Each backward pass allocates gradients of the whole model's size, and ``zero_grad`` frees them. By default
+    glibc returns such blocks to the kernel, which has to map and zero the same pages again in every step: for
+    100 MB of gradients these are 25,000 page faults, a tenth of the step's time.
+
+    Parameters
+    ----------
+    environ : mapping
+        The process's environment. If it sets one of glibc's own malloc variables, nothing changes.
+
+    Returns
+    -------
+    bool
+        True if malloc accepted the settings; False if the C library has no ``mallopt`` or the user has set
+        malloc up.
+    """
+    user_set = _MALLOC_TUNABLES in environ.get("GLIBC_TUNABLES", "")
+    if user_set or any(name in environ for name in _USER_SETTINGS):
+        return False
+    mallopt: Mallopt | None = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is None:
+        return False
+    accepted = [
+        any(mallopt(_M_MMAP_THRESHOLD, size) for size in _MMAP_THRESHOLDS),
+        mallopt(_M_TRIM_THRESHOLD, _NEVER_TRIM),
+    ]
+    return all(accepted)
+
+
+def available_cores(cpu_max: Path = _CPU_MAX) -> int:
+    """Return how many cores this process may use: its CPU affinity, or its container's CPU limit if less.
+
+    Parameters
+    ----------
+    cpu_max : Path
+        The control group's (version 2) CPU quota and period in microseconds; ``max`` means no quota.
+
+    Returns
+    -------
+    int
+        At least 1; a fraction of a core counts as one.
+    """
+    affinity = getattr(os, "sched_getaffinity", None)  # macOS has none
+    cores = len(affinity(0)) if affinity is not None else os.cpu_count() or 1
+    try:
+        quota, period = cpu_max.read_text().split()
+        return max(1, min(cores, math.ceil(int(quota) / int(period))))
+    except (OSError, ValueError, ZeroDivisionError):  # no quota, or no such control group
+        return cores
+
+
+class WatchClock:
+    """A clock for watchdogs that does not count the time in which the watchdog itself was frozen.
+
+    A process may be stopped, starved, or paused with its container. When it resumes, heartbeats of its peers
+    wait unread, so the pause must not count as their silence. Each gap between two readings counts at most
+    `most_seconds`, and never nothing: where every reading is late, a deadline becomes longer, but not
+    endless.
+
+    Parameters
+    ----------
+    most_seconds : float
+        The most that one gap between two readings counts. A watchdog reads the clock more often than that.
+    clock : callable
+        Returns seconds of a monotonic clock.
+    """
+
+    def __init__(self, most_seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._most = most_seconds
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._read_at = self._now = clock()
+
+    def now(self) -> float:
+        """Read the clock; safe to call from any thread of the watchdog."""
+        with self._lock:
+            read_at = self._clock()
+            self._now += min(read_at - self._read_at, self._most)
+            self._read_at = read_at
+            return self._now
