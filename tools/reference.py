@@ -326,7 +326,7 @@ def _replicas_series() -> Iterator[str]:
         "counters": {},
         "tables": [{"name": "TABLE", **dict.fromkeys(TABLES, 0)}],
     }
-    text = prometheus_text(state, {})
+    text = prometheus_text(state, {}).decode()
     for name, meaning in re.findall(r"^# HELP (\S+) (.+)$", text, re.MULTILINE):
         [kind] = re.findall(rf"^# TYPE {name} (\S+)$", text, re.MULTILINE)
         [sample] = re.findall(rf"^{name}[{{ ].*", text, re.MULTILINE)

@@ -29,7 +29,7 @@ from fleet.parameter_server.transport.connection import receive_exactly, send_al
 from fleet.parameter_server.transport.sockets import bytes_moved, dial
 from fleet.parameter_server.transport.tls import RECORD_BYTES, TlsError, TlsSocket
 from fleet.plan import ClipGradByGlobalNorm
-from fleet.process import progress
+from fleet.process import progress_server
 from fleet.process.connections import HalfOpen
 from fleet.wire import HEADER_BYTES
 from tests.support.certificates import Authority, make_authority
@@ -256,7 +256,7 @@ def test_a_trainer_that_does_not_fit_its_server_is_told_why(
 
 def test_the_kubelets_probe_is_answered_beside_what_is_encrypted(issued: Path):
     """Kubernetes' probes by gRPC know no TLS, and must learn whether the server takes calls all the same."""
-    host, port = progress.start_server(HOST, 0)
+    host, port = progress_server.start_server(HOST, 0)
     url = f"http://{host}:{port}/readyz"
     with loopback(key=KEY, settings=encrypted(issued)), urllib.request.urlopen(url, timeout=10) as answer:
         assert answer.status == 200

@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from fleet.errors import meant
-from fleet.process import lifecycle as lifecycle  # its import makes report() serve itself in a plain script
+from fleet.process import lifecycle as lifecycle  # installs the hook that reports a user's mistake
 
 if TYPE_CHECKING:
     from fleet.typed import *  # noqa: F403
@@ -45,7 +45,7 @@ _NAMES_IN = {
     "plan.clipping": ("ClipGradByGlobalNorm", "ClipGradByNorm", "ClipGradByValue"),
     "plan.config": ("DistributeTranspilerConfig", "DistributedMode"),
     "plan.dispatch": ("HashName", "PSDispatcher", "RoundRobin"),
-    "process.progress": ("report",),
+    "process.lifecycle": ("report",),
     "strategy": (
         "DistributedStrategy",
         "StrategyFactory",

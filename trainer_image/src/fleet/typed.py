@@ -38,7 +38,7 @@ from fleet.plan.config import DistributedMode as DistributedMode
 from fleet.plan.dispatch import HashName as HashName
 from fleet.plan.dispatch import PSDispatcher as PSDispatcher
 from fleet.plan.dispatch import RoundRobin as RoundRobin
-from fleet.process.progress import report as report
+from fleet.process.lifecycle import report as report
 from fleet.strategy import DistributedStrategy as DistributedStrategy
 from fleet.strategy import StrategyFactory as StrategyFactory
 from fleet.strategy import create_async_strategy as create_async_strategy

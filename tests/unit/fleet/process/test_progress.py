@@ -1,13 +1,14 @@
-"""What a replica reports, and what is made of it."""
+"""What a replica reports, and the snapshot of it."""
 
 import json
 import threading
+from itertools import pairwise
 
 import pytest
 import torch
 
 from fleet.errors import ConfigurationError
-from fleet.process.progress import Progress
+from fleet.process.progress import MAX_HISTORY, Progress
 
 
 @pytest.fixture
@@ -111,8 +112,8 @@ def test_a_loss_that_is_not_finite_is_said_once_and_never_breaks_json(subject, c
         ({"loss": torch.zeros(2)}, "(Tensor); expected one number"),
         ({"metrics": {"accuracy": None}}, "accuracy is 'None' (NoneType); expected one number"),
         ({"metrics": 0.97}, "metrics is 0.97; expected a mapping"),
-        ({"metrics": {3: 1}}, "3 is no name for a metric"),
-        ({"metrics": {"a b": 1}}, "'a b' is no name for a metric"),
+        ({"metrics": {3: 1}}, "3 is not a valid metric name"),
+        ({"metrics": {"a b": 1}}, "'a b' is not a valid metric name"),
     ],
 )
 def test_a_bad_report_names_the_argument_and_changes_nothing(subject, report, message):
@@ -133,3 +134,26 @@ def test_threads_lose_no_count(subject):
     for thread in threads:
         thread.join()
     assert subject.snapshot()["counters"] == {"retries": 20_000}
+
+
+def test_the_rate_follows_the_last_ten_seconds():
+    clock = [0.0]
+    subject = Progress(lambda: clock[0])
+    for second in range(31):
+        clock[0] = float(second)
+        subject.report(samples=100 * second if second <= 20 else 2000 + 10 * (second - 20))
+    assert subject.snapshot()["samplesPerSecond"] == pytest.approx(10.0)
+
+
+@pytest.mark.parametrize("steps", [1, MAX_HISTORY - 1, MAX_HISTORY, 1000, 20_000])
+def test_a_long_curve_is_thinned_evenly_and_keeps_both_ends(steps):
+    subject = Progress()
+    for step in range(steps):
+        subject.report(step=step, loss=1.0 / (step + 1))
+    history = subject.snapshot()["history"]
+    assert len(history) <= MAX_HISTORY
+    assert history[0] == [0, 1.0]
+    assert history[-1] == [steps - 1, 1.0 / steps]
+    gaps = {later[0] - earlier[0] for earlier, later in pairwise(history[:-1])}
+    assert len(gaps) <= 1
+    assert len(history) >= min(steps, MAX_HISTORY // 2)

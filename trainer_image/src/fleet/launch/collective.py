@@ -25,7 +25,7 @@ from fleet.launch import flags, paddle_cloud, supervisor
 from fleet.launch.decision import STOP_SECONDS
 from fleet.launch.gpus import ask_torch, has_device_files, visible_gpus
 from fleet.launch.supervisor import Command
-from fleet.process.sigterm import POD_GRACE_SECONDS
+from fleet.process.lifecycle import POD_GRACE_SECONDS
 
 __all__ = ["Node", "commands", "main", "node", "parse"]
 

@@ -1,13 +1,15 @@
 """How a replica begins and ends: signals, uncaught errors, the served progress, the termination message.
 
-A SIGTERM (see `sigterm`) flushes the output, leaves the last words and ends the process. It does not unwind
-the stack, in which somebody may wait for a peer. A trainer whose script handles SIGTERM has most of the pod's
-grace to save what it wants to and to end; it has not completed then, whatever it calls and whatever its exit
-status says: otherwise nobody would miss the rest of its training.
+A container's main process is PID 1, for which the kernel ignores SIGTERM unless it is handled, and Python
+runs signal handlers only between bytecodes of the main thread: a main thread that waits for a lock or in a C
+function would not end before the kubelet's SIGKILL. So the interpreter's wake-up descriptor reports SIGTERM
+to a thread, which flushes the output, writes the termination message and ends the process without unwinding
+the stack. A trainer whose script handles SIGTERM gets most of the pod's grace period to save and exit. It has
+not completed then, whatever its exit status says: otherwise the rest of its training would be lost unnoticed.
 
 Uncaught errors end a replica with the exit status of their type and with one sentence, on stderr and as the
-termination message. Before :func:`start` only the user's mistakes do, which are told from then on that this
-process imports `fleet`. Forked children get the handlers back as they were before :func:`start`.
+termination message. This holds for the user's mistakes as soon as `fleet` is imported, and for all errors
+after :func:`start`. Forked children get the handlers from before :func:`start` back.
 """
 
 import atexit
@@ -19,191 +21,395 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Collection, Mapping
-from types import TracebackType
-from typing import TYPE_CHECKING, NoReturn
+import traceback
+from collections.abc import Callable, Collection, Mapping
+from types import FrameType, TracebackType
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from fleet.errors import EXIT_FAILURE, ConfigurationError, FleetError
-from fleet.process import progress, resources
-from fleet.process.last_words import LastWords
-from fleet.process.script_end import ScriptEnd
-from fleet.process.sigterm import SigtermWatcher, seconds_to_save
+from fleet.process import progress, resources, termination
+from fleet.process.progress import Number
 
 if TYPE_CHECKING:
     from fleet.role_maker import Role
 
-__all__ = ["end_completed", "failed", "finish", "joined", "refuses", "start"]
+__all__ = [
+    "POD_GRACE_SECONDS",
+    "end_completed",
+    "failed",
+    "finish",
+    "joined",
+    "refuses",
+    "report",
+    "start",
+]
 
-EXIT_TERMINATED = 128 + signal.SIGTERM
+EXIT_TERMINATED: Final = 128 + signal.SIGTERM
+POD_GRACE_SECONDS: Final = 30
+"""Kubernetes' default of terminationGracePeriodSeconds."""
+SAVING_SHARE: Final = 0.75
+"""The part of the grace period for a script that handles SIGTERM; its launcher has to outlive it."""
+TORCHRUN: Final = "TORCHELASTIC_RUN_ID"
+"""A variable that torchrun sets for its workers."""
+TORCHRUN_SECONDS: Final = 30
+"""The grace period that torchrun gives its workers, whatever the pod's is."""
 FLUSH_SECONDS = 0.5
-"""How long a terminated replica waits for its output; with the rest it stays well under two seconds."""
+"""How long a terminated replica waits for its output; everything together stays well under two seconds."""
 EXIT_SECONDS = 10.0
 """How long a failed replica may spend on joining its threads and running its exit handlers."""
-RUNTIME_THREADS = "fleet-"
-"""Threads whose name begins so belong to the runtime: when one of them dies, so does the replica."""
+RUNTIME_THREADS: Final = "fleet-"
+"""The name prefix of the runtime's threads: if one of them dies, the replica ends."""
+_PING: Final = 0
+"""A byte written to the pipe behind the signals; once it is read, so are all signals before it."""
+_PING_SECONDS: Final = 1.0
 
 _log = logging.getLogger(__name__)
 
 
-class _Lifecycle:
-    """What :func:`start` changed in this process, and how to change it back in a forked child."""
+class _SigtermWatcher:
+    """Calls back on SIGTERM, in addition to the handler that the script may have."""
 
     def __init__(self) -> None:
-        self.words = LastWords()
+        self._wakeup: tuple[int, int] | None = None
+        self._owns_wakeup = True
+        self._previous_handler: Any = signal.SIG_DFL
+        self._received = False
+        self._pings = self._pongs = 0
+
+    def watch(self, act: Callable[[], None]) -> None:
+        """Call `act` on each SIGTERM, in a thread of its own."""
+        if threading.current_thread() is not threading.main_thread():
+            _log.warning(
+                "fleet.init was called outside the main thread, where Python allows no signal handlers: "
+                "as PID 1 of a container this replica would ignore SIGTERM, and it may count as completed"
+            )
+            return
+        previous = signal.getsignal(signal.SIGTERM)
+        if previous is signal.SIG_IGN:
+            return
+        self._previous_handler = previous
+        self._wakeup = reader, writer = os.pipe()
+        os.set_blocking(writer, False)
+        threading.Thread(target=self._run, args=(reader, act), name="fleet-lifecycle", daemon=True).start()
+        taken = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+        if taken != -1:  # an event loop uses the wake-up descriptor; our handler wakes the watcher instead
+            signal.set_wakeup_fd(taken)
+            self._owns_wakeup = False
+        signal.signal(signal.SIGTERM, self._on_sigterm)
+
+    def is_received(self) -> bool:
+        """Whether SIGTERM has been received, even if our thread has not read it yet."""
+        if self._wakeup is not None and not self._received:
+            self._pings = ping = self._pings + 1
+            os.write(self._wakeup[1], bytes([_PING]))
+            deadline = time.monotonic() + _PING_SECONDS
+            while self._pongs < ping and not self._received and time.monotonic() < deadline:
+                time.sleep(0.001)  # polls without a lock: a signal handler may interrupt the main thread here
+        return self._received
+
+    def script_handles(self) -> bool:
+        """Whether the script handled the SIGTERM that was received, by a handler set before or after ours.
+
+        If our handler is no longer installed, the script had one when the signal arrived: otherwise we would
+        have ended this process. What it has installed since may be the default again.
+        """
+        return signal.getsignal(signal.SIGTERM) != self._on_sigterm or callable(self._previous_handler)
+
+    def undo(self) -> None:
+        """Restore the previous handler, in a forked child."""
+        if self._wakeup is None:
+            return
+        if self._owns_wakeup:
+            signal.set_wakeup_fd(-1)
+        if signal.getsignal(signal.SIGTERM) == self._on_sigterm:
+            signal.signal(signal.SIGTERM, self._previous_handler or signal.SIG_DFL)
+        for descriptor in self._wakeup:
+            os.close(descriptor)
+
+    def _on_sigterm(self, number: int, frame: FrameType | None) -> None:
+        """Wake the watcher, in case another library owns the wake-up descriptor, and call the old handler."""
+        if self._wakeup is not None:
+            os.write(self._wakeup[1], bytes([number]))
+        if callable(self._previous_handler):
+            self._previous_handler(number, frame)
+
+    def _run(self, reader: int, act: Callable[[], None]) -> None:
+        while received := os.read(reader, 64):
+            if signal.SIGTERM in received:
+                self._received = True
+                act()
+            self._pongs += received.count(_PING)
+
+
+class _Lifecycle:
+    """The identity and the stage of this replica, and the hooks that end it."""
+
+    def __init__(self) -> None:
+        self.identity = "this process"
+        self.is_server = False
+        self.started = False
+        self.failed = False
+        self.joined = False
+        self._step_at_join = 0
+        self._completed: Collection[int] | None = None
+        self._attempts: Mapping[int, int] = {}
         self._observing = False
         self._status: int | None = None
-        self._sigterm = SigtermWatcher()
-        self._script = ScriptEnd()
+        """The exit status of the error that ends the main thread."""
+        self._sigterm = _SigtermWatcher()
+        self._exit = sys.exit
+        self._exit_argument: Any = None
+        """What the main thread last passed to ``sys.exit``."""
         self._previous_hook = sys.excepthook
         self._previous_thread_hook = threading.excepthook
 
+    def start(self) -> None:
+        """Install everything that a replica needs, once."""
+        if self.started:
+            return
+        self.started = True
+        resources.raise_descriptor_limit()
+        _show_log()
+        self.observe()
+        self._sigterm.watch(self.on_sigterm)
+
     def observe(self) -> None:
-        """Serve the progress, and leave last words: as much as a plain script that only reports wants."""
+        """Serve the progress, and leave a termination message: all that a plain script that reports needs."""
         if self._observing:
             return
         self._observing = True
         self._previous_hook, sys.excepthook = sys.excepthook, self.on_uncaught
         self._previous_thread_hook, threading.excepthook = threading.excepthook, self.on_uncaught_in_thread
-        self._script.watch()
+        self._exit, sys.exit = sys.exit, self.on_exit
         atexit.register(self.at_exit)
-        if not self.words.started:
-            self.words.identify(os.environ)
+        if not self.started:
+            self.identify(os.environ)
         _serve_progress(os.environ)
 
-    def handle_sigterm(self) -> None:
-        """End this process within two seconds of a SIGTERM, whatever its threads wait for."""
-        self._sigterm.handle(self.on_sigterm)
-
-    def on_sigterm(self) -> None:
-        """End a replica that is stopped; a trainer whose script handles SIGTERM has its time before."""
-        if self._sigterm.script_handles() and not self.words.is_server:
-            if self.words.completed is None:
-                self.words.leave_stop()
-            _flush_within(FLUSH_SECONDS)  # whoever stops this process may give it less than the pod has
-            time.sleep(seconds_to_save(os.environ))
-        self._end_stopped()
-
-    def is_stopped(self) -> bool:
-        """Whether a SIGTERM has come before this replica had completed."""
-        return self.words.completed is None and self._sigterm.is_received()
-
-    def on_uncaught(
-        self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
-    ) -> None:
-        """End the main thread: the traceback unless the user's mistake needs none, then one sentence."""
-        if not isinstance(error, ConfigurationError):
-            self._previous_hook(kind, error, trace)
-        self._leave(error)
-        _exit_after(EXIT_SECONDS, _exit_code(error))
-        self._status = _exit_code(error)
-
-    def on_uncaught_in_thread(self, args: threading.ExceptHookArgs) -> None:
-        """End the replica when a thread dies of our error, or a thread of ours of any error."""
-        error = args.exc_value
-        if not isinstance(error, ConfigurationError):
-            self._previous_thread_hook(args)
-        ours = args.thread is not None and args.thread.name.startswith(RUNTIME_THREADS)
-        if error is None or not (ours or isinstance(error, FleetError)):
-            return
-        self._leave(error)
-        if self.is_stopped():
-            return  # the script saves: it may, until the watcher of signals ends it
-        _flush_within(FLUSH_SECONDS)
-        os._exit(_exit_code(error))
-
-    def at_exit(self) -> None:
-        """Leave the last words, and the exit status of an error or of SIGTERM, where Python's is another."""
-        if self.is_stopped():
-            self._note_stop_at_exit()
-        elif not self.words.failed and (reason := self._script.reason()):
-            self.words.leave_failure(reason)
-        elif self.words.started or self._script.is_well():  # else the log's end says more than the progress
-            self.words.leave_progress()
-        if self._status not in (None, EXIT_FAILURE):
-            _flush_within(FLUSH_SECONDS)
-            os._exit(self._status or EXIT_FAILURE)
-
     def undo_in_child(self) -> None:
-        """Give a forked child the handlers of before: its end is not the replica's end."""
+        """Restore the previous hooks in a forked child: its end is not the replica's end."""
         self._sigterm.undo()
         if self._observing:
             if sys.excepthook == self.on_uncaught:
                 sys.excepthook = self._previous_hook
             if threading.excepthook == self.on_uncaught_in_thread:
                 threading.excepthook = self._previous_thread_hook
-            self._script.undo()
+            if sys.exit == self.on_exit:
+                sys.exit = self._exit
             atexit.unregister(self.at_exit)
 
-    def _leave(self, error: BaseException) -> None:
-        """Leave the sentence of an error; that of a stop comes first, if this replica was told to stop."""
-        self.words.failed = True
-        if self.is_stopped():
-            self.words.leave_stop()
-        self.words.leave_error(error)
+    def identify(self, environ: Mapping[str, str]) -> None:
+        """Name a process without a role by its environment, as far as that gives a role and an index."""
+        role = environ.get("PADDLE_TRAINING_ROLE", "TRAINER")
+        index = environ.get("PADDLE_PSERVER_ID") if role == "PSERVER" else None
+        names = ("PADDLE_TRAINER_ID", "RANK", "NODE_RANK")  # without a rank, the pod's number
+        index = index or next((environ[name] for name in names if environ.get(name)), "")
+        if role in ("PSERVER", "TRAINER") and index.isascii() and index.isdigit():
+            self.name(role, int(index))
 
-    def _note_stop_at_exit(self) -> None:
-        """End as one that was stopped, unless the script ends with a status of its own."""
-        if self._status is None and not self._script.has_chosen_failure():
-            self._end_stopped()
-        self.words.leave_stop()  # the watcher's thread may not have got so far
+    def name(self, role: str, index: int) -> None:
+        """Set the name under which this process shows its progress and leaves messages."""
+        self.identity, self.is_server = f"{role.lower()} {index}", role == "PSERVER"
+        progress.identify(role, index)
+
+    def join(self) -> None:
+        """Record that this replica has joined its job, and at which step of the training."""
+        self.joined, self._step_at_join = True, _current_step()
+
+    def complete(self, completed: Collection[int], attempts: Mapping[int, int]) -> None:
+        """Record that this replica has done its work, and leave its progress."""
+        self._completed, self._attempts = completed, attempts
+        self._exit_argument = None  # the script has caught an earlier sys.exit
+        self.leave_progress()
+
+    def is_stopped(self) -> bool:
+        """Whether SIGTERM was received before this replica had completed."""
+        return self._completed is None and self._sigterm.is_received()
+
+    def on_sigterm(self) -> None:
+        """End this replica; a trainer whose script handles SIGTERM gets time to save first."""
+        if self._sigterm.script_handles() and not self.is_server:
+            if self._completed is None:
+                self.leave_stop()
+            _flush_within(FLUSH_SECONDS)  # SIGKILL may come sooner than the pod's grace period says
+            time.sleep(_seconds_to_save(os.environ))
+        self._end_stopped()
+
+    def on_exit(self, status: Any = None, /) -> NoReturn:
+        """Replace ``sys.exit``: exit handlers cannot see an uncaught SystemExit, and hooks are not called."""
+        if threading.current_thread() is threading.main_thread():
+            self._exit_argument = status
+        self._exit(status)
+
+    def on_uncaught(
+        self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
+    ) -> None:
+        """End the main thread: print the traceback, unless it is the user's mistake, and one sentence."""
+        if not isinstance(error, ConfigurationError):
+            self._previous_hook(kind, error, trace)
+        self._leave_error(error)
+        self._status = _exit_code(error)
+        _exit_after(EXIT_SECONDS, self._status)
+
+    def on_uncaught_in_thread(self, args: threading.ExceptHookArgs) -> None:
+        """End the replica if a thread dies of a FleetError, or a runtime thread of any error."""
+        error = args.exc_value
+        if not isinstance(error, ConfigurationError):
+            self._previous_thread_hook(args)
+        ours = args.thread is not None and args.thread.name.startswith(RUNTIME_THREADS)
+        if error is None or not (ours or isinstance(error, FleetError)):
+            return
+        self._leave_error(error)
+        if self.is_stopped():
+            return  # the script saves; the watcher of SIGTERM ends it in time
+        _flush_within(FLUSH_SECONDS)
+        os._exit(_exit_code(error))
+
+    def at_exit(self) -> None:
+        """Leave the termination message, and exit with the status of the error or of SIGTERM."""
+        chose_failure = self._exit_argument not in (None, 0)
+        text = "" if isinstance(self._exit_argument, int | None) else str(self._exit_argument)
+        if self.is_stopped():
+            if self._status is None and not chose_failure:
+                self._end_stopped()
+            self.leave_stop()  # the watcher's thread may not have written it yet
+        elif text and not self.failed:
+            self.leave_failure(" ".join(text.split()))
+        elif self.started or not (chose_failure or hasattr(sys, "last_value")):
+            # Of a plain script that fails, the end of its log says more than its progress. `last_value` is
+            # the uncaught exception, which Python keeps even if the script has replaced our hook.
+            self.leave_progress()
+        if self._status not in (None, EXIT_FAILURE):
+            _flush_within(FLUSH_SECONDS)
+            os._exit(self._status or EXIT_FAILURE)
+
+    def leave_progress(self) -> None:
+        """Write the termination message of a replica that ends well; one process of a pod writes for all."""
+        if self._is_one_of_several() and TORCHRUN in os.environ:
+            return  # it would hide torchrun's own message if another worker fails
+        if not self.failed and os.environ.get("LOCAL_RANK", "0") == "0":
+            state = progress.snapshot()
+            if self.started:
+                completed = termination.completed_trainers(self._completed or (), self._attempts)
+                state = {"joined": self.joined, **completed, **state}
+            termination.write_progress(state, os.environ)
+
+    def leave_failure(self, sentence: str) -> None:
+        """Write the termination message of a replica that failed."""
+        if not self._is_one_of_several():  # else its launcher reports which process failed first
+            termination.write_failure(f"{self.identity}{self._stage()}: {sentence}", os.environ)
+
+    def leave_stop(self) -> None:
+        """Write the termination message of a replica that was stopped."""
+        if TORCHRUN not in os.environ:  # torchrun stops its workers when one fails, and reports that one
+            termination.write_failure(f"{self.identity} was stopped by SIGTERM", os.environ)
+
+    def _leave_error(self, error: BaseException) -> None:
+        """Write the sentence of an error, ours also to stderr; a stop before it takes precedence."""
+        self.failed = True
+        if self.is_stopped():
+            self.leave_stop()
+        sentence = _one_sentence(error)
+        if isinstance(error, FleetError):
+            with contextlib.suppress(OSError, ValueError):  # a closed stderr must not hide the exit status
+                print(f"{self.identity}: {sentence}", file=sys.stderr, flush=True)
+        self.leave_failure(sentence)
 
     def _end_stopped(self) -> NoReturn:
-        self.words.failed = True
-        self.words.leave_stop()
+        self.failed = True
+        self.leave_stop()
         _flush_within(FLUSH_SECONDS)
         os._exit(EXIT_TERMINATED)
 
+    def _stage(self) -> str:
+        """Return how far this replica has come, in the form that the operator reads; empty for a script."""
+        if not self.started:
+            return ""
+        if not self.joined:
+            return " (not joined)"
+        return " (joined)" if _current_step() != self._step_at_join else " (joined, no step made)"
+
+    def _is_one_of_several(self) -> bool:
+        """Whether this is a plain script's process, one of several that a launcher has started."""
+        return not self.started and os.environ.get("LOCAL_WORLD_SIZE", "1") != "1"
+
 
 _lifecycle = _Lifecycle()
+_imported_by, _hook_at_import = os.getpid(), sys.excepthook
 
 
 def start(role: "Role | None") -> None:
-    """Prepare this process to be a replica; a later call only says which.
+    """Prepare this process to be a replica; a later call only sets its role.
 
     Installs the handling of SIGTERM and of uncaught errors, raises the limit of open files, shows the log,
-    and serves the progress where ``FLEET_METRICS_PORT`` is set: on this replica's own address when
+    and serves the progress if ``FLEET_METRICS_PORT`` is set: on this replica's own address if
     ``PADDLE_CURRENT_IP`` is one of this machine's loopback addresses, on all interfaces in a pod.
 
     Parameters
     ----------
     role
-        Which replica this is; it signs the progress and the messages. None where that has still to be found
-        out, and may go wrong: until then the environment's word signs.
+        The role and index under which this process shows its progress and leaves messages. None if they are
+        still unknown, and finding them out may fail: until then the environment names the process.
     """
     if role is not None:
-        _lifecycle.words.name("PSERVER" if role.kind.name == "SERVER" else "TRAINER", role.index)
-    elif not _lifecycle.words.started:
-        _lifecycle.words.identify(os.environ)
-    if _lifecycle.words.started:
-        return
-    _lifecycle.words.started = True
-    resources.raise_descriptor_limit()
-    _show_log()
-    _lifecycle.observe()
-    _lifecycle.handle_sigterm()
+        _lifecycle.name("PSERVER" if role.kind.name == "SERVER" else "TRAINER", role.index)
+    elif not _lifecycle.started:
+        _lifecycle.identify(os.environ)
+    _lifecycle.start()
+
+
+def report(
+    metrics: Mapping[str, Number] | None = None,
+    *,
+    step: int | None = None,
+    total_steps: int | None = None,
+    loss: Number | None = None,
+    samples: int | None = None,
+) -> None:
+    """Report the progress of this replica to everyone who watches the job.
+
+    Parameters
+    ----------
+    metrics : mapping of str to number or tensor of one element, optional
+        Any values worth showing, for example ``{"test_accuracy": 0.97}``. The latest value of each name is
+        kept. A name consists of letters, digits and underscores.
+    step, total_steps : int, optional
+        The step just made, and how many there will be. Default of the step: the runtime's own count.
+    loss : number or tensor of one element, optional
+        The loss of this step. Together with the step it becomes a point of the loss curve, which keeps at
+        most 512 points: of a longer run every second, fourth, … report.
+    samples : int, optional
+        How many samples this replica has trained on since it began; their rate is computed from it.
+
+    Raises
+    ------
+    ConfigurationError
+        A value is not a number, or a count is negative or not a whole number; the message names the argument.
+    """
+    if os.getpid() == _imported_by:  # a forked child's reports are its own
+        _lifecycle.observe()
+    progress.report(metrics, step=step, total_steps=total_steps, loss=loss, samples=samples)
 
 
 def joined() -> None:
-    """Note that this replica has joined its job: what goes wrong from here on may go better the next time."""
-    _lifecycle.words.join()
+    """Record that this replica has joined its job: later failures are retryable."""
+    _lifecycle.join()
 
 
 def failed() -> bool:
-    """Return whether this process ends by an error, which has been told, or was told to stop."""
-    return _lifecycle.words.failed or _lifecycle.is_stopped()
+    """Return whether this process ends by an error that has been reported, or was stopped by SIGTERM."""
+    return _lifecycle.failed or _lifecycle.is_stopped()
 
 
 def refuses(call: str) -> bool:
-    """Return whether `call` must not say that this replica has completed, as a SIGTERM has told it to stop.
+    """Return whether `call` must not mark this replica as completed, because SIGTERM has stopped it; log it.
 
-    A script that handles SIGTERM goes on, and may leave its loop before its time. The log says it.
+    A script that handles SIGTERM continues, and may leave its loop early.
     """
     if not _lifecycle.is_stopped():
         return False
     _log.warning(
-        "%s does nothing: %s was told to stop by SIGTERM, and has not completed",
-        call,
-        _lifecycle.words.identity,
+        "%s does nothing: %s was told to stop by SIGTERM, and has not completed", call, _lifecycle.identity
     )
     return True
 
@@ -211,23 +417,21 @@ def refuses(call: str) -> bool:
 def finish(completed: Collection[int] = (), attempts: Mapping[int, int] | None = None) -> None:
     """Leave the progress as the termination message: this replica has done its work.
 
-    What the script reports afterwards is added when the process exits.
+    The exit handler adds what the script reports afterwards.
 
     Parameters
     ----------
     completed : collection of int
-        The trainers, by index, that this replica knows to have completed, itself among them if it is one.
+        The indexes of the trainers that this replica knows to have completed, itself included if it is one.
     attempts : mapping of int to int, optional
-        Of a server: under which attempt each of them did.
+        For a server: the attempt in which each of them completed.
     """
-    words = _lifecycle.words
-    if words.started:
-        words.completed, words.attempts = completed, attempts or {}
-        words.leave_progress()
+    if _lifecycle.started:
+        _lifecycle.complete(completed, attempts or {})
 
 
 def end_completed(completed: Collection[int]) -> NoReturn:
-    """End this replica well: its training has ended before, with these trainers.
+    """End this replica successfully: its training had completed before, with these trainers.
 
     Raises
     ------
@@ -239,34 +443,59 @@ def end_completed(completed: Collection[int]) -> NoReturn:
     raise SystemExit(0)
 
 
+def _seconds_to_save(environ: Mapping[str, str]) -> float:
+    """Return how long a script that handles SIGTERM may continue: most of its grace period."""
+    given = environ.get("FLEET_GRACE_SECONDS", "").strip()
+    grace = int(given) if given.isascii() and given.isdigit() else POD_GRACE_SECONDS
+    if TORCHRUN in environ:
+        grace = min(grace, TORCHRUN_SECONDS)
+    return grace * SAVING_SHARE
+
+
+def _current_step() -> int:
+    return int(progress.snapshot()["step"] or 0)
+
+
 def _exit_code(error: BaseException) -> int:
     return error.exit_code if isinstance(error, FleetError) else EXIT_FAILURE
 
 
+def _one_sentence(error: BaseException) -> str:
+    """Return an error's message on one line; for errors that are not ours with their type and place."""
+    message = " ".join(str(error).split())
+    if isinstance(error, FleetError):
+        return message or type(error).__name__
+    sentence = f"{type(error).__name__}: {message}" if message else type(error).__name__
+    frames = traceback.extract_tb(error.__traceback__)
+    return f"{sentence} (at {frames[-1].filename}:{frames[-1].lineno})" if frames else sentence
+
+
 def _show_log() -> None:
-    """Print what this package logs, from INFO on, unless the script has set up logging: then as it says."""
+    """Print this package's log from INFO on, unless the script has configured logging itself."""
     logger, last_resort = logging.getLogger("fleet"), logging.lastResort
     if logger.hasHandlers() or logger.level != logging.NOTSET or last_resort is None:
         return
     logger.setLevel(logging.INFO)
-    last_resort.setLevel(logging.INFO)  # prints the message alone, and only where no handler is set up
+    last_resort.setLevel(logging.INFO)  # prints only the message, and only without other handlers
 
 
 def _serve_progress(environ: Mapping[str, str]) -> None:
-    """Start the HTTP server as the environment asks; training goes on without it when it cannot start."""
-    wanted = environ.get("FLEET_METRICS_PORT")
-    if not wanted or environ.get("LOCAL_RANK", "0") != "0":
+    """Start the HTTP server if the environment asks for it; training continues if it cannot start."""
+    port = environ.get("FLEET_METRICS_PORT")
+    if not port or environ.get("LOCAL_RANK", "0") != "0":
         return
-    if not wanted.isascii() or not wanted.isdigit() or not 0 < int(wanted) < 65536:
+    if not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
         raise ConfigurationError(
-            f"FLEET_METRICS_PORT is {wanted!r}; expected a port number, 1 to 65535: unset it to serve nothing"
+            f"FLEET_METRICS_PORT is {port!r}; expected a port number, 1 to 65535: unset it to serve nothing"
         )
+    from fleet.process.progress_server import start_server  # not by every `import fleet`
+
     host = environ.get("PADDLE_CURRENT_IP", "")
     bind = host if _is_loopback(host) else ""
     try:
-        progress.start_server(bind, int(wanted))
+        start_server(bind, int(port))
     except OSError as error:
-        _log.warning("the progress is not served: %s port %s: %s", bind or "every interface", wanted, error)
+        _log.warning("the progress is not served: %s port %s: %s", bind or "every interface", port, error)
 
 
 def _is_loopback(host: str) -> bool:
@@ -277,7 +506,7 @@ def _is_loopback(host: str) -> bool:
 
 
 def _flush_within(seconds: float) -> None:
-    """Flush the output from a thread of its own: the lock of a stream may be held by one that waits."""
+    """Flush the output from another thread: a blocked thread may hold the lock of a stream."""
 
     def flush() -> None:
         for stream in (sys.stdout, sys.stderr):
@@ -294,7 +523,7 @@ def _flush_within(seconds: float) -> None:
 
 
 def _exit_after(seconds: float, status: int) -> None:
-    """End the process even if a thread that nobody stops, or an exit handler, would keep it for ever."""
+    """End the process even if a running thread or an exit handler would keep it alive."""
 
     def end() -> None:
         print(f"ended: threads were still running {seconds:g} s after the error", file=sys.stderr, flush=True)
@@ -305,31 +534,28 @@ def _exit_after(seconds: float, status: int) -> None:
     timer.start()
 
 
-_imported_by, _hook_of_import = os.getpid(), sys.excepthook
-
-
 def _on_early_mistake(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """End a script by its mistake as a replica, though `init` has not been called.
+    """End a script by the user's mistake as a replica ends, even before `init` was called.
 
-    An interactive session goes on after one, and a forked child's is not the replica's.
+    An interactive session continues, and a forked child is not the replica.
     """
     if isinstance(error, ConfigurationError) and os.getpid() == _imported_by and not hasattr(sys, "ps1"):
-        with contextlib.suppress(ConfigurationError):  # the first mistake is told
+        with contextlib.suppress(ConfigurationError):  # the first mistake is the one to report
             start(None)
         _lifecycle.on_uncaught(kind, error, trace)
     else:
-        _hook_of_import(kind, error, trace)
+        _hook_at_import(kind, error, trace)
 
 
 _forking = threading.local()
 
 
-def _hold_sigterm() -> None:
-    """Let no SIGTERM in between a fork and the reset: the shared pipe would carry it to the parent."""
+def _block_sigterm() -> None:
+    """Block SIGTERM between a fork and the reset: the child would report it to the parent by the pipe."""
     _forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
 
 
-def _release_sigterm() -> None:
+def _unblock_sigterm() -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, _forking.mask)
 
 
@@ -337,9 +563,8 @@ def _reset_in_child() -> None:
     global _lifecycle
     _lifecycle.undo_in_child()
     _lifecycle = _Lifecycle()
-    _release_sigterm()
+    _unblock_sigterm()
 
 
 sys.excepthook = _on_early_mistake
-progress.before_first_report(_lifecycle.observe)
-os.register_at_fork(before=_hold_sigterm, after_in_parent=_release_sigterm, after_in_child=_reset_in_child)
+os.register_at_fork(before=_block_sigterm, after_in_parent=_unblock_sigterm, after_in_child=_reset_in_child)

@@ -1,13 +1,13 @@
-"""How far this replica has come: what the script reports and the runtime counts, and who can read it.
+"""The progress of this replica: what the script reports and what the runtime counts.
 
-One process has one :class:`Progress`. The script calls :func:`report`, the runtime calls :func:`count` and
-says by :func:`follow` how many steps it has made, and everybody who shows progress (the table of
-``fleetjob run``, the operator's status, Prometheus) reads the one snapshot that :func:`start_server` serves.
+A process has one :class:`Progress`, whose methods are this module's functions. `fleet.report` and the runtime
+write to it. `fleet.process.progress_server` serves its snapshot to the table of ``fleetjob run``, the
+operator's status and Prometheus.
 
-Forked children (``DataLoader`` workers) inherit neither the server nor a lock that somebody else holds: the
-child closes its copy of the listening socket and starts with counters of its own that nobody serves.
+Forked children (``DataLoader`` workers) start with counters of their own, which nothing serves.
 """
 
+import logging
 import math
 import os
 import re
@@ -15,47 +15,107 @@ import resource
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, SupportsFloat, SupportsIndex
+from typing import Any, Final, SupportsFloat, SupportsIndex
 
 from fleet.errors import ConfigurationError
-from fleet.process.history import LossCurve, SampleRate
-from fleet.process.progress_server import ProgressServer
 
 __all__ = [
+    "Number",
     "Progress",
-    "close",
     "count",
     "follow",
     "holds",
     "identify",
+    "is_serving",
     "made",
     "report",
     "serves",
     "show_tables",
     "snapshot",
-    "start_server",
     "waits_for",
 ]
 
-NAME = re.compile(r"[a-zA-Z][a-zA-Z0-9_]*")
-
-MOST_TABLES = 50
-"""Of how many tables is told, the largest ones: each is a label of metrics, and adds to what is sent."""
+MAX_HISTORY: Final = 512
+"""The points of the loss curve."""
+MAX_TABLES: Final = 50
+"""The largest tables are shown: each one adds labels to the metrics and bytes to every snapshot."""
+RATE_WINDOW_SECONDS: Final = 10.0
+_METRIC_NAME: Final = re.compile(r"[a-zA-Z][a-zA-Z0-9_]*")
+_log = logging.getLogger(__name__)
 
 Number = SupportsFloat | SupportsIndex
 Tables = Sequence[Mapping[str, Any]]
 
 
+class _LossCurve:
+    """Points of step and loss, at most 512: when full, keeps every second one and records half as often."""
+
+    def __init__(self) -> None:
+        self._points: list[tuple[int, float]] = []
+        self._latest: tuple[int, float] | None = None
+        self._stride = 1
+        self._skipped = 0
+        self._warned = False
+
+    def record(self, step: int | None, loss: float) -> None:
+        """Add a point, if its step is known and the loss is finite."""
+        if not math.isfinite(loss):
+            if not self._warned:
+                self._warned = True
+                _log.warning("the reported loss is %s at step %s", loss, step)
+            return
+        if step is None:
+            return
+        self._latest = (step, loss)
+        if self._skipped > 0:
+            self._skipped -= 1
+            return
+        self._points.append(self._latest)
+        self._skipped = self._stride - 1
+        if len(self._points) == MAX_HISTORY - 1:  # points() may append the latest one
+            self._points = self._points[::2]
+            self._stride *= 2
+            self._skipped = self._stride - 1
+
+    def points(self) -> list[list[float]]:
+        """Return the recorded points; the latest one is always among them."""
+        points = list(self._points)
+        if self._latest is not None and (not points or points[-1] != self._latest):
+            points.append(self._latest)
+        return [[step, loss] for step, loss in points]
+
+
+class _SampleRate:
+    """The growth of a count over the last ten seconds."""
+
+    def __init__(self) -> None:
+        self._counts: deque[tuple[float, int]] = deque()
+
+    def add(self, now: float, count: int) -> None:
+        """Record the count at a time, in seconds of a monotonic clock."""
+        self._counts.append((now, count))
+        while len(self._counts) > 2 and now - self._counts[1][0] >= RATE_WINDOW_SECONDS:
+            self._counts.popleft()
+
+    def per_second(self) -> float | None:
+        """Return the rate; None while it is unknown."""
+        if len(self._counts) < 2:
+            return None
+        (start, before), (end, after) = self._counts[0], self._counts[-1]
+        return (after - before) / (end - start) if end > start and after >= before else None
+
+
 class Progress:
-    """The numbers of one replica, safe to write and read from any thread.
+    """The progress of one replica, safe to write and read from any thread.
 
     Parameters
     ----------
     clock : callable
-        Seconds of a monotonic clock; only the rate of samples depends on it.
+        Returns seconds of a monotonic clock; used for the sample rate only.
     memory : callable
-        Returns how many bytes of memory this process has, None where nobody knows.
+        Returns the resident memory of this process in bytes; None if unknown.
     """
 
     def __init__(
@@ -65,49 +125,82 @@ class Progress:
     ) -> None:
         self._clock = clock
         self._memory = memory
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget everything. The lock is new as well: a fork may have copied it while it was held."""
+        self._lock = threading.Lock()
+        self._serving = False
         self._waits_for: str | None = None
         self._parameter_bytes: int | None = None
-        self._lock = threading.Lock()
         self._replica: tuple[str | None, int | None] = (None, None)
         self._count_made: Callable[[], int] | None = None
         self._made = 0
         self._tables: Callable[[], Tables] = tuple
         self._reported: dict[str, Any] = dict.fromkeys(("step", "totalSteps", "loss", "samples"))
-        """What was reported last, by its name in the snapshot."""
+        """The latest reported values, by their name in the snapshot."""
         self._metrics: dict[str, float] = {}
         self._counters: dict[str, int | float] = {}
-        self._curve = LossCurve()
-        self._rate = SampleRate()
+        self._curve = _LossCurve()
+        self._rate = _SampleRate()
 
     def identify(self, role: str, index: int) -> None:
-        """Say which replica of the job these numbers belong to."""
+        """Set which replica this process is: TRAINER or PSERVER, and its index."""
         with self._lock:
             self._replica = role, index
 
     def follow(self, made: Callable[[], int]) -> None:
-        """Take the step from the runtime for as long as the script reports none; see :func:`follow`."""
+        """Show the runtime's step count for as long as the script reports no step.
+
+        Parameters
+        ----------
+        made : callable
+            Returns how many steps have been made; 0 before the first one, and when the trainer is gone. Any
+            thread may call it.
+        """
         with self._lock:
             self._count_made = made
 
+    def made(self) -> int | None:
+        """Return the runtime's step count; None in a process without one."""
+        with self._lock:
+            return None if self._count_made is None else self._count_made()
+
     def show_tables(self, tables: Callable[[], Tables]) -> None:
-        """Tell of embedding tables; see :func:`show_tables`."""
+        """Show embedding tables, the largest ones if there are many.
+
+        Parameters
+        ----------
+        tables : callable
+            Returns ``name``, ``rows``, ``bytes``, ``rowsOnDisk`` and ``shardSkew`` of each table; a server
+            adds ``lookedUp``, ``found`` and ``rowsOfFullestShard`` of its own part, a trainer
+            ``hitPercentage``. Any thread may call it, and it must not block.
+        """
         with self._lock:
             self._tables = tables
 
     def waits_for(self, what: str | None) -> None:
-        """Say what keeps this replica from training; see :func:`waits_for`."""
+        """Set what this replica waits for before it trains or serves, such as a server; None for nothing."""
         with self._lock:
             self._waits_for = what
 
     def holds(self, num_bytes: int) -> None:
-        """Say how large a server's dense parameters are; see :func:`holds`."""
+        """Set the size of a server's dense parameters in bytes."""
         with self._lock:
             self._parameter_bytes = num_bytes
 
-    def made(self) -> int | None:
-        """Return how many steps the runtime has made; see :func:`made`."""
+    def serves(self, now: bool) -> None:
+        """Set whether this process serves others now; the readiness probe reads it."""
+        self._serving = now
+
+    def is_serving(self) -> bool:
+        """Whether this process serves others now."""
+        return self._serving
+
+    def count(self, name: str, amount: float = 1) -> None:
+        """Add `amount` to the counter `name`, which Prometheus sees as ``fleet_{name}_total``."""
         with self._lock:
-            return None if self._count_made is None else self._count_made()
+            self._counters[name] = self._counters.get(name, 0) + amount
 
     def report(
         self,
@@ -118,7 +211,7 @@ class Progress:
         loss: Number | None = None,
         samples: int | None = None,
     ) -> None:
-        """Replace the given values; see :func:`report`."""
+        """Update the given values; see `fleet.report`."""
         given = {
             "step": _count_of("step", step),
             "totalSteps": _count_of("total_steps", total_steps),
@@ -134,11 +227,6 @@ class Progress:
             if loss is not None:
                 self._curve.record(self._current_step(), self._reported["loss"])
             self._metrics.update(checked)
-
-    def count(self, name: str, amount: float = 1) -> None:
-        """Add to a counter of the runtime; see :func:`count`."""
-        with self._lock:
-            self._counters[name] = self._counters.get(name, 0) + amount
 
     def snapshot(self) -> dict[str, Any]:
         """Return the present state as JSON-ready data; values never reported are None."""
@@ -158,11 +246,11 @@ class Progress:
                 "metrics": {name: _finite(value) for name, value in self._metrics.items()},
                 "history": self._curve.points(),
                 "counters": dict(self._counters),
-                "tables": [dict(table) for table in tables[:MOST_TABLES]],
+                "tables": [dict(table) for table in tables[:MAX_TABLES]],
             }
 
     def _current_step(self) -> int | None:
-        """Return the reported step, else the runtime's, once it has made one: also when it is gone."""
+        """Return the reported step, else the runtime's, which stays after the trainer is gone; None at 0."""
         if (step := self._reported["step"]) is not None:
             return int(step)
         self._made = (self._count_made() if self._count_made is not None else 0) or self._made
@@ -170,7 +258,7 @@ class Progress:
 
 
 def _resident_bytes() -> int | None:
-    """Return how many bytes of this process are in memory; where there is no /proc, how many were at most."""
+    """Return the resident memory of this process; without /proc its peak."""
     try:
         with open("/proc/self/statm", "rb") as file:  # noqa: PTH123  each second: a Path costs more than the read
             return int(file.read().split()[1]) * resource.getpagesize()
@@ -191,7 +279,7 @@ def _count_of(name: str, value: Any) -> int | None:
 
 
 def _number_of(name: str, value: Any) -> float:
-    if hasattr(value, "detach"):  # torch warns about a number taken out of a graph
+    if hasattr(value, "detach"):  # torch warns about converting a tensor that requires grad
         value = value.detach()
     try:
         return float(value)
@@ -211,171 +299,29 @@ def _metrics_of(given: Any) -> dict[str, float]:
 
 
 def _checked_name(name: object) -> str:
-    if not isinstance(name, str) or NAME.fullmatch(name) is None:
+    if not isinstance(name, str) or _METRIC_NAME.fullmatch(name) is None:
         raise ConfigurationError(
-            f"fleet.report: {name!r} is no name for a metric; expected letters, digits and underscores"
+            f"fleet.report: {name!r} is not a valid metric name; expected letters, digits and underscores"
         )
     return name
 
 
 def _finite(value: float | None) -> float | None:
-    """JSON has no NaN and no infinity: a value that is one of them is absent there."""
+    """Return a finite value, else None: JSON has neither NaN nor infinity."""
     return value if value is not None and math.isfinite(value) else None
 
 
 _progress = Progress()
-_server: ProgressServer | None = None
-_serves = False
-_before_first_report: Callable[[], None] | None = None
+os.register_at_fork(after_in_child=_progress.reset)
 
-
-def before_first_report(act: Callable[[], None]) -> None:
-    """Have `act` called once, by the first report: a plain script has no ``fleet.init`` that would."""
-    global _before_first_report
-    _before_first_report = act
-
-
-def report(
-    metrics: Mapping[str, Number] | None = None,
-    *,
-    step: int | None = None,
-    total_steps: int | None = None,
-    loss: Number | None = None,
-    samples: int | None = None,
-) -> None:
-    """Tell everybody who watches this job how far this replica has come.
-
-    Parameters
-    ----------
-    metrics : mapping of str to number or tensor of one element, optional
-        Whatever the script finds worth showing, for example ``{"test_accuracy": 0.97}``. The last value of a
-        name counts. A name has letters, digits and underscores.
-    step, total_steps : int, optional
-        The step just made and how many there will be. Without a step, the one that the runtime has made.
-    loss : number or tensor of one element, optional
-        The loss of this step. Together with the step it becomes a point of the loss curve, which keeps at
-        most 512 points: of a longer run every second, fourth, … report.
-    samples : int, optional
-        How many samples this replica has trained on since it began; their rate is computed from it.
-
-    Raises
-    ------
-    ConfigurationError
-        A value is no number, or a count is negative or no whole number; the message names the argument.
-    """
-    global _before_first_report
-    act, _before_first_report = _before_first_report, None
-    if act is not None:
-        act()
-    _progress.report(metrics, step=step, total_steps=total_steps, loss=loss, samples=samples)
-
-
-def follow(made: Callable[[], int]) -> None:
-    """Show the runtime's own step for as long as the script reports none.
-
-    Parameters
-    ----------
-    made : callable
-        Returns how many steps have been made, 0 before the first and when nobody knows any more. Any
-        thread may call it.
-    """
-    _progress.follow(made)
-
-
-def show_tables(tables: Callable[[], Tables]) -> None:
-    """Tell of embedding tables, of the largest where there are many.
-
-    Parameters
-    ----------
-    tables : callable
-        Returns ``name``, ``rows``, ``bytes``, ``rowsOnDisk`` and ``shardSkew`` of each; a server also
-        ``lookedUp``, ``found`` and ``rowsOfFullestShard``, of its own part, a trainer ``hitPercentage``. Any
-        thread may call it, and it must not wait.
-    """
-    _progress.show_tables(tables)
-
-
-def waits_for(what: str | None) -> None:
-    """Say what this replica waits for before it trains or serves, such as a server; None: for nothing."""
-    _progress.waits_for(what)
-
-
-def holds(num_bytes: int) -> None:
-    """Say how many bytes the dense parameters of a server have."""
-    _progress.holds(num_bytes)
-
-
-def made() -> int | None:
-    """Return how many steps the runtime has made, as :func:`follow` says; None in a process without one."""
-    return _progress.made()
-
-
-def count(name: str, amount: float = 1) -> None:
-    """Add `amount` to the counter `name`, which Prometheus sees as ``fleet_{name}_total``."""
-    _progress.count(name, amount)
-
-
-def snapshot() -> dict[str, Any]:
-    """Return what has been reported and counted so far, as JSON-ready data."""
-    return _progress.snapshot()
-
-
-def serves(now: bool) -> None:
-    """Say whether this process serves others now, for probes."""
-    global _serves
-    _serves = now
-
-
-def identify(role: str, index: int) -> None:
-    """Say which replica this process is: TRAINER or PSERVER, and its index."""
-    _progress.identify(role, index)
-
-
-def start_server(host: str, port: int) -> tuple[str, int]:
-    """Serve the progress over HTTP from a daemon thread.
-
-    Parameters
-    ----------
-    host
-        The address to bind; the empty string means every interface.
-    port
-        The port; 0 lets the system choose.
-
-    Returns
-    -------
-    tuple of str and int
-        The address and port that are bound. A second call changes nothing and returns those of the first.
-
-    Raises
-    ------
-    OSError
-        The address cannot be bound.
-    """
-    global _server
-    if _server is None:
-        _server = ProgressServer(host, port, snapshot, lambda: _serves)
-        _server.start()
-    bound = _server.socket.getsockname()
-    return str(bound[0]), int(bound[1])
-
-
-def close() -> None:
-    """Stop serving; what was reported stays readable in this process."""
-    global _server
-    server, _server = _server, None
-    if server is not None:
-        server.shutdown()
-        server.server_close()
-
-
-def _start_afresh_in_child() -> None:
-    """Leave the parent's server to the parent; a lock copied while it was held would never be released."""
-    global _progress, _server, _before_first_report
-    _before_first_report = None
-    if _server is not None:
-        _server.socket.close()
-    _server = None
-    _progress = Progress()
-
-
-os.register_at_fork(after_in_child=_start_afresh_in_child)
+count = _progress.count
+follow = _progress.follow
+holds = _progress.holds
+identify = _progress.identify
+is_serving = _progress.is_serving
+made = _progress.made
+report = _progress.report
+serves = _progress.serves
+show_tables = _progress.show_tables
+snapshot = _progress.snapshot
+waits_for = _progress.waits_for

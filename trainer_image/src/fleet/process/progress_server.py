@@ -1,9 +1,9 @@
-"""The HTTP server that shows a replica's progress: as JSON, as Prometheus text, and to probes.
+"""The HTTP server of a replica's progress: JSON, Prometheus metrics, and probes.
 
 ``GET /progress``
     The snapshot as JSON. Absent values are null.
 ``GET /metrics``
-    The same numbers as Prometheus text.
+    The same numbers as Prometheus metrics.
 ``GET /healthz``
     200 while the process can answer at all.
 ``GET /readyz``
@@ -15,102 +15,113 @@ import logging
 import os
 import socket
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final
 
+from fleet.process import progress
 from fleet.process.connections import HalfOpen
 
-__all__ = ["ProgressServer", "prometheus_text"]
+if TYPE_CHECKING:
+    from prometheus_client import Metric
 
-REQUEST_TIMEOUT_SECONDS = 5.0
+__all__ = ["close", "prometheus_text", "start_server"]
+
+REQUEST_TIMEOUT_SECONDS: Final = 5.0
 _log = logging.getLogger(__name__)
 
-GAUGES = {
-    "step": ("fleet_step", "The step that the script reported last, else the one that the runtime has made."),
+GAUGES: Final = {
+    "step": ("fleet_step", "The step that the script reported last, or else the runtime's step count."),
     "totalSteps": ("fleet_total_steps", "The number of steps that the script intends to make."),
     "loss": ("fleet_loss", "The loss that the script reported last."),
     "samples": ("fleet_samples", "Samples trained on so far."),
     "samplesPerSecond": ("fleet_samples_per_second", "Samples per second, over the last ten seconds."),
-    "memoryBytes": ("fleet_memory_bytes", "Bytes of this process that are in memory."),
+    "memoryBytes": ("fleet_memory_bytes", "Resident memory of this process, in bytes."),
     "parameterBytes": ("fleet_parameter_bytes", "Bytes of the dense parameters that this server holds."),
 }
 
-TABLES = {
+TABLES: Final = {
     "rows": ("fleet_table_rows", "gauge", "Rows of an embedding table that this server holds."),
-    "bytes": ("fleet_table_bytes", "gauge", "Bytes of memory that they, their state and their index take."),
-    "rowsOnDisk": ("fleet_table_rows_on_disk", "gauge", "Rows that lie on a disk of this server."),
-    "lookedUp": (
-        "fleet_table_ids_looked_up_total",
-        "counter",
-        "Ids of a table that trainers have asked for.",
-    ),
-    "found": ("fleet_table_ids_found_total", "counter", "Of these, ids that had a row."),
+    "bytes": ("fleet_table_bytes", "gauge", "Memory of these rows, their state and their index, in bytes."),
+    "rowsOnDisk": ("fleet_table_rows_on_disk", "gauge", "Rows on this server's disk."),
+    "lookedUp": ("fleet_table_ids_looked_up", "counter", "Ids that trainers have looked up in a table."),
+    "found": ("fleet_table_ids_found", "counter", "Ids looked up that had a row."),
     "shardSkew": (
         "fleet_table_shard_skew",
         "gauge",
-        "How many times the mean's rows the fullest of this server's virtual shards has.",
+        "Rows of this server's fullest virtual shard, as a multiple of the mean.",
     ),
 }
-"""What a server tells of each of its tables. A trainer's numbers are the servers' sums, and no metrics."""
+"""The metrics of a server's tables. A trainer's numbers are sums over the servers, and not exported."""
 
 
-def prometheus_text(state: Mapping[str, Any], environ: Mapping[str, str]) -> str:
+class _Metrics:
+    """A snapshot as a Prometheus collector."""
+
+    def __init__(self, state: Mapping[str, Any], environ: Mapping[str, str]) -> None:
+        self._state = state
+        self._environ = environ
+
+    def collect(self) -> Iterator["Metric"]:
+        """Yield every metric that has a value."""
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+        state = self._state
+        labels = {
+            "job": self._environ.get("FLEET_JOB_NAME", ""),
+            "role": state["role"] or "",
+            "index": "" if state["index"] is None else str(state["index"]),
+            "attempt": self._environ.get("FLEET_RESTARTS", "0"),
+        }
+        info = GaugeMetricFamily(
+            "fleet_replica_info", "The job and the replica of this process.", labels=list(labels)
+        )
+        info.add_metric(list(labels.values()), 1)
+        yield info
+        for key, (name, about) in GAUGES.items():
+            if state.get(key) is not None:
+                yield GaugeMetricFamily(name, about, value=state[key])
+        reported = GaugeMetricFamily(
+            "fleet_metric", "A value that the script reported by name.", labels=["name"]
+        )
+        for name, value in state["metrics"].items():
+            if value is not None:
+                reported.add_metric([name], value)
+        if reported.samples:
+            yield reported
+        tables = [table for table in state["tables"] if "lookedUp" in table]
+        for key, (name, kind, about) in TABLES.items() if tables else ():
+            family = CounterMetricFamily if kind == "counter" else GaugeMetricFamily
+            metric = family(name, about, labels=["table"])
+            for table in tables:
+                metric.add_metric([table["name"]], table[key])
+            yield metric
+        for name, value in state["counters"].items():
+            about = f"Counted by the runtime: {name.replace('_', ' ')}."
+            yield CounterMetricFamily(f"fleet_{name}", about, value=value)
+
+
+def prometheus_text(state: Mapping[str, Any], environ: Mapping[str, str]) -> bytes:
     """Render a snapshot in the Prometheus text format.
 
     Parameters
     ----------
     state : mapping
-        What `fleet.process.progress.snapshot` returned.
+        The result of `fleet.process.progress.snapshot`.
     environ : mapping of str to str
-        The process environment: job name and attempt label ``fleet_replica_info``.
+        The process environment; job name and attempt become labels of ``fleet_replica_info``.
     """
-    labels = {
-        "job": environ.get("FLEET_JOB_NAME", ""),
-        "role": state["role"] or "",
-        "index": "" if state["index"] is None else str(state["index"]),
-        "attempt": environ.get("FLEET_RESTARTS", "0"),
-    }
-    info = ",".join(f'{name}="{_escaped(value)}"' for name, value in labels.items())
-    lines = [
-        "# HELP fleet_replica_info Which replica of which job this is.",
-        "# TYPE fleet_replica_info gauge",
-        f"fleet_replica_info{{{info}}} 1",
-    ]
-    for key, (name, about) in GAUGES.items():
-        if state.get(key) is not None:
-            lines += [f"# HELP {name} {about}", f"# TYPE {name} gauge", f"{name} {state[key]!r}"]
-    reported = {name: value for name, value in state["metrics"].items() if value is not None}
-    if reported:
-        lines += [
-            "# HELP fleet_metric A value that the script reported by name.",
-            "# TYPE fleet_metric gauge",
-        ]
-        lines += [f'fleet_metric{{name="{name}"}} {value!r}' for name, value in reported.items()]
-    lines += _of_tables([table for table in state["tables"] if "lookedUp" in table])
-    for name, value in state["counters"].items():
-        counter = f"fleet_{name}_total"
-        about = f"Counted by the runtime: {name.replace('_', ' ')}."
-        lines += [f"# HELP {counter} {about}", f"# TYPE {counter} counter", f"{counter} {value!r}"]
-    return "\n".join(lines) + "\n"
+    # Imported by the first scrape, and not by every process of a job: it takes a tenth of a second.
+    from prometheus_client import CollectorRegistry, generate_latest
 
-
-def _of_tables(tables: Sequence[Mapping[str, Any]]) -> list[str]:
-    lines = []
-    for key, (name, kind, about) in TABLES.items() if tables else ():
-        lines += [f"# HELP {name} {about}", f"# TYPE {name} {kind}"]
-        lines += [f'{name}{{table="{_escaped(table["name"])}"}} {table[key]!r}' for table in tables]
-    return lines
-
-
-def _escaped(value: str) -> str:
-    return value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Metrics(state, environ))
+    return generate_latest(registry)
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """Answers the four paths; a client that stalls is dropped after REQUEST_TIMEOUT_SECONDS."""
+    """Answers the four paths; drops a client that stalls for REQUEST_TIMEOUT_SECONDS."""
 
-    server: "ProgressServer"
     timeout = REQUEST_TIMEOUT_SECONDS
     server_version = "fleet"
     sys_version = ""
@@ -118,23 +129,20 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         path = self.path.partition("?")[0]
         if path == "/progress":
-            self._answer(200, "application/json", json.dumps(self.server.snapshot()))
+            self._answer(200, "application/json", json.dumps(progress.snapshot()).encode())
         elif path == "/metrics":
-            self._answer(
-                200, "text/plain; version=0.0.4", prometheus_text(self.server.snapshot(), os.environ)
-            )
+            text = prometheus_text(progress.snapshot(), os.environ)
+            self._answer(200, "text/plain; version=0.0.4", text)
         elif path == "/healthz":
-            self._answer(200, "text/plain", "ok\n")
+            self._answer(200, "text/plain", b"ok\n")
         elif path == "/readyz":
-            serves = self.server.serves()
-            self._answer(200 if serves else 503, "text/plain", "ok\n" if serves else "not serving\n")
+            serving = progress.is_serving()
+            self._answer(200 if serving else 503, "text/plain", b"ok\n" if serving else b"not serving\n")
         else:
-            self._answer(
-                404, "text/plain", "not found; there are /progress, /metrics, /healthz and /readyz\n"
-            )
+            known = b"not found; there are /progress, /metrics, /healthz and /readyz\n"
+            self._answer(404, "text/plain", known)
 
-    def _answer(self, status: int, content_type: str, text: str) -> None:
-        body = text.encode()
+    def _answer(self, status: int, content_type: str, body: bytes) -> None:
         self.send_response(status)
         self.send_header("Content-Type", f"{content_type}; charset=utf-8")
         self.send_header("Content-Length", str(len(body)))
@@ -145,19 +153,15 @@ class _Handler(BaseHTTPRequestHandler):
         _log.debug(format, *args)
 
 
-class ProgressServer(ThreadingHTTPServer):
-    """The HTTP server, on a socket of our making: the base class asks DNS for the host's name first.
+class _Server(ThreadingHTTPServer):
+    """The HTTP server, on a socket of its own making: the base class looks the host's name up in DNS first.
 
     Parameters
     ----------
     host : str
         The address to bind; empty for every interface.
     port : int
-        0 lets the system choose.
-    snapshot : callable
-        Returns what is shown; see `fleet.process.progress.snapshot`.
-    serves : callable
-        Whether this process serves others now.
+        The port; 0 lets the system choose.
 
     Raises
     ------
@@ -168,12 +172,8 @@ class ProgressServer(ThreadingHTTPServer):
     daemon_threads = True
     block_on_close = False
 
-    def __init__(
-        self, host: str, port: int, snapshot: Callable[[], dict[str, Any]], serves: Callable[[], bool]
-    ) -> None:
+    def __init__(self, host: str, port: int) -> None:
         super().__init__((host, port), _Handler, bind_and_activate=False)
-        self.snapshot = snapshot
-        self.serves = serves
         self._readers = HalfOpen()
         self.socket.close()
         if host:
@@ -185,15 +185,62 @@ class ProgressServer(ThreadingHTTPServer):
             self.socket = socket.create_server(("", port))
         self.server_address = self.socket.getsockname()
 
-    def start(self) -> None:
-        """Answer from a daemon thread."""
-        threading.Thread(target=self.serve_forever, name="fleet-progress", daemon=True).start()
-
     def finish_request(self, request: Any, client_address: Any) -> None:
-        """Answer, few at a time and each within ten seconds: anybody may ask, as slowly as he likes."""
+        """Answer a bounded number of clients, each within ten seconds: anyone may connect and be slow."""
         with self._readers.bounded(request):
             super().finish_request(request, client_address)
 
     def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002
-        """Note a client that went away or sent garbage; the base class prints a traceback for each."""
+        """Log a client that disconnected or sent garbage; the base class prints a traceback for each."""
         _log.debug("a reader of the progress at %s failed", client_address, exc_info=True)
+
+
+_server: _Server | None = None
+
+
+def start_server(host: str, port: int) -> tuple[str, int]:
+    """Serve the progress over HTTP from a daemon thread.
+
+    Parameters
+    ----------
+    host
+        The address to bind; the empty string means every interface.
+    port
+        The port; 0 lets the system choose.
+
+    Returns
+    -------
+    tuple of str and int
+        The bound address and port. A second call changes nothing and returns those of the first.
+
+    Raises
+    ------
+    OSError
+        The address cannot be bound.
+    """
+    global _server
+    if _server is None:
+        _server = _Server(host, port)
+        threading.Thread(target=_server.serve_forever, name="fleet-progress", daemon=True).start()
+    bound = _server.socket.getsockname()
+    return str(bound[0]), int(bound[1])
+
+
+def close() -> None:
+    """Stop serving; the progress stays readable in this process."""
+    global _server
+    server, _server = _server, None
+    if server is not None:
+        server.shutdown()
+        server.server_close()
+
+
+def _close_in_child() -> None:
+    """Close a forked child's copy of the listening socket; the parent goes on serving."""
+    global _server
+    if _server is not None:
+        _server.socket.close()
+    _server = None
+
+
+os.register_at_fork(after_in_child=_close_in_child)

@@ -1,10 +1,11 @@
-"""The termination message: the last words of a replica, where the kubelet or the local cluster reads them.
+"""The termination message of a replica, which the kubelet or the local cluster reads.
 
 A replica that ends well leaves one line of JSON: whether it had joined its job (`joined`), the trainers that
-it knows to have completed (`completedTrainers`, as ``0-2,4``), of a server also after how many restarts each
-of them did (`completedAfter`, as ``{"0": "0-2", "1": "4"}``), and its progress. One that fails leaves one
-sentence, in which ``(not joined)``, ``(joined, no step made)`` or ``(joined)`` follows its name. Both stay
-under the 4096 bytes that Kubernetes keeps. The operator reads both, so their form is part of the contract.
+it knows to have completed (`completedTrainers`, as ``0-2,4``), and its progress. A server adds after how many
+restarts each trainer completed (`completedAfter`, as ``{"0": "0-2", "1": "4"}``). A replica that fails leaves
+one sentence, in which ``(not joined)``, ``(joined, no step made)`` or ``(joined)`` follows its name. Both
+stay under the 4096 bytes that Kubernetes keeps. The operator parses both, so their form is part of the
+contract.
 """
 
 import json
@@ -35,7 +36,7 @@ MAX_ATTEMPTS_BYTES = 1000
 
 _log = logging.getLogger(__name__)
 _writing = threading.RLock()
-"""One thread writes at a time: the process may end as soon as one of them has."""
+"""Serializes writers: the process may end as soon as one of them has written."""
 
 
 def _renew_lock() -> None:
@@ -47,7 +48,7 @@ os.register_at_fork(after_in_child=_renew_lock)
 
 
 def message_path(environ: Mapping[str, str]) -> Path | None:
-    """Return FLEET_TERMINATION_LOG, else the kubelet's file where it can be written, else None."""
+    """Return FLEET_TERMINATION_LOG, else the kubelet's file if it is writable, else None."""
     named = environ.get("FLEET_TERMINATION_LOG")
     if named:
         return Path(named)
@@ -55,7 +56,7 @@ def message_path(environ: Mapping[str, str]) -> Path | None:
 
 
 def format_indexes(indexes: Collection[int]) -> str:
-    """Write indexes as an Indexed Job does: ranges in order, as in ``0-2,4``."""
+    """Format indexes as an Indexed Job does: sorted ranges, as in ``0-2,4``."""
     ranges = []
     for _, group in groupby(enumerate(sorted(indexes)), key=lambda pair: pair[1] - pair[0]):
         members = [index for _, index in group]
@@ -64,7 +65,7 @@ def format_indexes(indexes: Collection[int]) -> str:
 
 
 def completed_trainers(completed: Collection[int], attempts: Mapping[int, int]) -> dict[str, Any]:
-    """Return who has completed, as the last words tell it; attempts of too many kinds are left out."""
+    """Return the message's fields about completed trainers, without their attempts if these are too long."""
     known: dict[str, Any] = {"completedTrainers": format_indexes(completed)}
     after = {
         str(attempt): format_indexes([trainer for trainer, its in attempts.items() if its == attempt])
@@ -78,8 +79,8 @@ def completed_trainers(completed: Collection[int], attempts: Mapping[int, int]) 
 def progress_message(state: Mapping[str, Any]) -> str:
     """Render a progress snapshot as one line of JSON that fits.
 
-    At most 64 points of the history stay, evenly spaced and the last among them, and the ten largest tables;
-    what is still too long loses more points, then its tables, then its counters, then its metrics.
+    It keeps at most 64 points of the history, evenly spaced and including the last, and the ten largest
+    tables. If it is still too long, more points are dropped, then tables, then counters, then metrics.
     """
     short = dict(state) | {"tables": state["tables"][:MAX_TABLES]}
     points = [[step, float(f"{loss:.6g}")] for step, loss in state["history"]]
@@ -98,7 +99,7 @@ def progress_message(state: Mapping[str, Any]) -> str:
 
 
 def write_progress(state: Mapping[str, Any], environ: Mapping[str, str]) -> None:
-    """Leave the progress as the last words of a replica that ended well."""
+    """Write the progress as the message of a replica that ended well."""
     path = message_path(environ)
     if path is not None:
         with _writing:
@@ -106,28 +107,28 @@ def write_progress(state: Mapping[str, Any], environ: Mapping[str, str]) -> None
 
 
 def write_failure(sentence: str, environ: Mapping[str, str], *, log: str = "") -> None:
-    """Leave one sentence as the last words of a replica that failed.
+    """Write one sentence as the message of a replica that failed.
 
-    Where several processes of a pod fail, the first one's sentence stays: it is the cause, the others' are
+    If several processes of a pod fail, the first one's sentence stays: it names the cause, the others name
     consequences.
 
     Parameters
     ----------
     sentence : str
-        Becomes one line, the last one.
+        Written as one line, the last one.
     environ : mapping
         Read for FLEET_TERMINATION_LOG.
     log : str, optional
-        What was logged before, an exception's traceback for instance; as much of its end as fits.
+        The log before it, such as a traceback; its end is written above the sentence, as far as it fits.
     """
     path = message_path(environ)
     if path is None:
         return
-    words = " ".join(sentence.split()).encode()[:MAX_SENTENCE_BYTES].decode(errors="ignore")
+    line = " ".join(sentence.split()).encode()[:MAX_SENTENCE_BYTES].decode(errors="ignore")
     before = log.strip().encode()[-MAX_LOG_BYTES:].decode(errors="ignore")
     with _writing:
         if not _holds_sentence(path):
-            _write(path, f"{before}\n{words}" if before else words)
+            _write(path, f"{before}\n{line}" if before else line)
 
 
 def _thinned(points: list[Any], keep: int) -> list[Any]:
