@@ -65,12 +65,12 @@ print("torch._dynamo" in sys.modules)
 
 SUPERVISE = """
 import os, sys
-from fleet.launch import decision, supervisor
+from fleet.launch import supervisor
 
 pids = []
 supervisor.os.kill = lambda pid, number: pids.append(pid)
 supervisor.os.killpg = lambda pid, number: None
-supervisor.KILL_SECONDS = decision.STOP_SECONDS = decision.SERVER_SECONDS = 0.2
+supervisor.KILL_SECONDS = supervisor.SERVER_SECONDS = 0.2
 
 
 def command(name, seconds, status):

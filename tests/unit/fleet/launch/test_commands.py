@@ -10,20 +10,21 @@ from typing import Any
 import pytest
 import yaml
 
+from fleet import launch_ps
 from fleet.errors import ConfigurationError
-from fleet.launch import collective, flags, ps
+from fleet.launch import collective, flags
 from fleet.launch.supervisor import Command
 from fleet.process.resources import COPY_PAST_CACHES
 
 
 def ps_commands(*argv: str, environ: dict[str, str] | None = None) -> list[Command]:
-    return ps.commands(ps.parse([*argv, "train.py", "--lr", "0.1"]), environ or {})
+    return launch_ps.commands(launch_ps.parse([*argv, "train.py", "--lr", "0.1"]), environ or {})
 
 
 def collective_commands(*argv: str, environ: dict[str, str] | None = None, visible: int = 0) -> list[Command]:
     arguments = collective.parse([*argv, "train.py"])
     environ = environ or {}
-    place = collective.node(arguments, environ, lambda: visible)
+    place = collective.node(arguments, environ, lambda _: visible, lambda: True)
     return collective.commands(place, arguments, environ)
 
 
@@ -283,8 +284,8 @@ def test_selected_gpus_are_refused_on_a_machine_without_any():
     arguments = collective.parse(["--selected_gpus", "0,1,2,3", "train.py"])
     expected = r"--selected_gpus is '0,1,2,3', and this machine has no GPU.*--worker_num 4"
     with pytest.raises(ConfigurationError, match=expected):
-        collective.node(arguments, {}, has_gpu=lambda: False)
-    alone = collective.node(collective.parse(["train.py"]), {}, has_gpu=lambda: False)
+        collective.node(arguments, {}, lambda _: 0, lambda: False)
+    alone = collective.node(collective.parse(["train.py"]), {}, lambda _: 0, lambda: False)
     assert alone.num_local == 1
 
 
@@ -356,7 +357,7 @@ def test_a_launched_process_has_what_a_replica_of_a_job_has(path):
         expected = {name: value for name, value in replica["env"].items() if not UNKNOWN_HERE.fullmatch(name)}
         environ = environs[replica["role"], replica["index"]]
         if "PADDLE_PSERVER_IPS" in expected and replica["role"] == "trainer":  # which runs on this machine
-            expected |= {"PADDLE_CURRENT_IP": ps.LOOPBACK, "POD_IP": ps.LOOPBACK}
+            expected |= {"PADDLE_CURRENT_IP": launch_ps.LOOPBACK, "POD_IP": launch_ps.LOOPBACK}
         assert {name: environ.get(name) for name in expected} == expected
         assert "PADDLE_TRAINER_IPS" not in environ
 

@@ -1,6 +1,6 @@
-"""Start the processes of a job on one machine, watch them, and end truthfully.
+"""Starts the processes of a job on one machine, watches them, and reports their end by its exit status.
 
-``python -m fleet.launch_ps`` starts parameter servers and workers, ``python -m fleet.launch`` the workers of
-a collective job. Both only differ in the environments that they compute (``ps.py``, ``collective.py``); one
-supervisor runs them: ``decision.py`` decides, without touching a process or a clock, ``supervisor.py`` acts.
+``python -m fleet.launch`` starts the workers of a collective job (`collective`), ``python -m
+fleet.launch_ps`` parameter servers and workers (`fleet.launch_ps`). They differ only in the environments that
+they compute; the same `supervisor` runs both.
 """

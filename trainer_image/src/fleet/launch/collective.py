@@ -1,15 +1,21 @@
 """``python -m fleet.launch``: the workers of a collective job on this node.
 
-Where a FleetJob, torchrun or another scheduler has described the node in the environment (``PET_NNODES``,
+If a FleetJob, torchrun or another scheduler describes the node in the environment (``PET_NNODES``,
 ``PET_NODE_RANK``, ``PET_MASTER_ADDR``, ``PET_MASTER_PORT``, ``PET_NPROC_PER_NODE``, or the same names
-without the prefix), those values are the defaults of the flags, so that a pod with several slots needs no
-arguments. PaddleCloud's own names are read where ``--use_paddlecloud`` is given (``paddle_cloud.py``).
+without the prefix), these values are the defaults of the flags, so that a pod with several slots needs no
+arguments.
+
+``--use_paddlecloud`` reads PaddleCloud's names, as Paddle's own launcher does: ``PADDLE_TRAINERS`` lists the
+hosts of all nodes (in a job with parameter servers it is a number), ``PADDLE_TRAINER_ID`` counts nodes, not
+workers, and ``PADDLE_PORT`` is the first of ``PADDLE_PORTS_NUM`` ports (later versions:
+``TRAINER_PORTS_NUM``).
 """
 
 import argparse
 import logging
 import os
 import signal
+import subprocess
 import sys
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -21,26 +27,28 @@ from fleet.environment.deadlines import Deadlines
 from fleet.environment.endpoints import split_endpoints
 from fleet.environment.interface import choose_interface
 from fleet.errors import ConfigurationError
-from fleet.launch import flags, paddle_cloud, supervisor
-from fleet.launch.decision import STOP_SECONDS
-from fleet.launch.gpus import ask_torch, has_device_files, visible_gpus
-from fleet.launch.supervisor import Command
+from fleet.launch import flags, supervisor
+from fleet.launch.supervisor import STOP_SECONDS, Command
 from fleet.process.lifecycle import POD_GRACE_SECONDS
 
 __all__ = ["Node", "commands", "main", "node", "parse"]
 
 LOOPBACK = "127.0.0.1"
 DEFAULT_PORT = "6170"
+TORCH_SECONDS = 120.0
+_DEVICE_FILES = ("nvidia[0-9]*", "dxg", "kfd")
+"""The device files of NVIDIA's driver, of its driver in WSL, and of AMD's."""
+_COUNT_GPUS = "import torch; print(torch.cuda.device_count())"
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Node:
-    """The place of this node in the job: `num_local` workers here, on each of `num_nodes` nodes.
+    """A node of the job, the one of this launcher: `num_local` workers on each of `num_nodes` nodes.
 
-    `port_name` is the flag or the variable that says the port. `endpoints` are those of all workers as the
-    environment tells them: thousands by a pattern. `gpus` are those that were selected, `gpu_each` whether
-    each worker has one of the visible GPUs.
+    `port_name` is the flag or the variable that sets the port. `endpoints` are those of all workers in the
+    form of the environment, which abbreviates thousands of them by a pattern. `gpus` are the selected GPUs,
+    and `gpu_each` is True if each worker gets one of the visible GPUs.
     """
 
     host: str
@@ -96,65 +104,104 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def node(
-    arguments: argparse.Namespace,
-    environ: Mapping[str, str],
-    count_gpus: Callable[[], int] = lambda: 0,
-    has_gpu: Callable[[], bool] = lambda: True,
-) -> Node:
-    """Find this node's place: from the flags, else from the environment, else alone.
+def visible_gpus(environ: Mapping[str, str]) -> int:
+    """Count the GPUs that a worker in this environment would see.
 
-    Parameters
-    ----------
-    arguments
-        What :func:`parse` returned.
-    environ
-        The environment of the launcher.
-    count_gpus
-        Counts the visible GPUs; called where nothing says how many workers there are.
-    has_gpu
-        Whether this machine can have a GPU; called where some are selected.
+    Only CUDA can resolve ``CUDA_VISIBLE_DEVICES`` (UUIDs, MIG slices, missing indexes), so a process of its
+    own asks torch. On a machine without a GPU driver it does not: torch takes seconds to import.
 
     Raises
     ------
     ConfigurationError
-        A flag or a variable has a value that cannot be used, or they contradict each other; the message
-        names it, its value and what was expected.
+        Torch gives no number; the message says what to do instead.
     """
-    said = _num_local(arguments, environ)
-    counted = count_gpus() if said is None else 0
-    place = _place(arguments, environ, max(1, counted) if said is None else said)
+    hidden = environ.get("CUDA_VISIBLE_DEVICES", "all").strip() in ("", "-1")
+    if hidden or not has_device_files():
+        return 0
+    try:
+        answer = subprocess.run(
+            [sys.executable, "-c", _COUNT_GPUS],
+            env=dict(environ),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=TORCH_SECONDS,
+            check=True,
+        )
+        return int(answer.stdout)
+    except (OSError, subprocess.SubprocessError, ValueError) as error:
+        reason = getattr(error, "stderr", None) or str(error)
+        last = reason.strip().splitlines()[-1:] or [type(error).__name__]
+        raise ConfigurationError(
+            f"torch does not say how many GPUs this node has: {last[0]}; say it with --worker_num or "
+            "--selected_gpus"
+        ) from error
+
+
+def has_device_files(devices: Path = Path("/dev")) -> bool:
+    """Whether this machine or container has the device files of a GPU driver."""
+    return any(next(devices.glob(pattern), None) is not None for pattern in _DEVICE_FILES)
+
+
+def node(
+    arguments: argparse.Namespace,
+    environ: Mapping[str, str],
+    count_gpus: Callable[[Mapping[str, str]], int] = visible_gpus,
+    has_gpu: Callable[[], bool] = has_device_files,
+) -> Node:
+    """Describe this node by the flags, else by the environment, else as the only one.
+
+    Parameters
+    ----------
+    arguments
+        The result of :func:`parse`.
+    environ
+        The environment of the launcher.
+    count_gpus
+        Counts the visible GPUs; called if nothing sets the number of workers.
+    has_gpu
+        Whether this machine can have a GPU; called if GPUs are selected.
+
+    Raises
+    ------
+    ConfigurationError
+        A flag or a variable has an invalid value, or they contradict each other; the message names it, its
+        value and the expected one.
+    """
+    given = _num_local(arguments, environ)
+    counted = count_gpus(environ) if given is None else 0
+    found = _node(arguments, environ, max(1, counted) if given is None else given)
     gpus = _selected(arguments.selected_gpus or "", environ)
     if gpus and not has_gpu():
         raise ConfigurationError(
             f"--selected_gpus is {arguments.selected_gpus!r}, and this machine has no GPU: no driver has put "
-            f"its files into /dev; for workers on the CPU give --worker_num {said} in its place"
+            f"its files into /dev; for workers on the CPU give --worker_num {given} in its place"
         )
-    return replace(place, gpus=gpus, gpu_each=bool(gpus) or counted > 0)
+    return replace(found, gpus=gpus, gpu_each=bool(gpus) or counted > 0)
 
 
 def _selected(gpus: str, environ: Mapping[str, str]) -> str:
-    """Return the selected GPUs as CUDA takes them: of those that are visible, where that is said."""
-    said = environ.get("CUDA_VISIBLE_DEVICES")
-    if not gpus or said is None:
+    """Return the selected GPUs in the form of CUDA_VISIBLE_DEVICES; they count among the visible ones."""
+    limit = environ.get("CUDA_VISIBLE_DEVICES")
+    if not gpus or limit is None:
         return gpus
-    visible = [each.strip() for each in said.split(",") if each.strip() not in ("", "-1")]
+    visible = [each.strip() for each in limit.split(",") if each.strip() not in ("", "-1")]
     if not visible:
         raise ConfigurationError(
-            f"--selected_gpus is {gpus!r}, and CUDA_VISIBLE_DEVICES is {said!r}, which hides every GPU; "
+            f"--selected_gpus is {gpus!r}, and CUDA_VISIBLE_DEVICES is {limit!r}, which hides every GPU; "
             "expected GPUs in CUDA_VISIBLE_DEVICES, or no --selected_gpus"
         )
     for text in gpus.split(","):
         if int(text) >= len(visible):
             raise ConfigurationError(
-                f"--selected_gpus is {gpus!r}, and CUDA_VISIBLE_DEVICES {said!r}; "
+                f"--selected_gpus is {gpus!r}, and CUDA_VISIBLE_DEVICES {limit!r}; "
                 f"expected numbers from 0 to {len(visible) - 1}, which count among those"
             )
     return ",".join(visible[int(text)] for text in gpus.split(","))
 
 
 def grace_seconds(arguments: argparse.Namespace, environ: Mapping[str, str]) -> float:
-    """Return how long workers may take to end when the launcher is told to: nearly as long as a pod."""
+    """Return how long workers may take to end after a signal to the launcher: most of its grace period."""
     if arguments.grace_seconds is not None:
         return flags.whole_number("--grace_seconds", arguments.grace_seconds, least=0)
     if _value(environ, "NNODES") is None and not arguments.use_paddlecloud:
@@ -163,7 +210,7 @@ def grace_seconds(arguments: argparse.Namespace, environ: Mapping[str, str]) -> 
     return flags.whole_number("FLEET_GRACE_SECONDS", of_pod, least=0) * 5 / 6
 
 
-def _place(arguments: argparse.Namespace, environ: Mapping[str, str], num_local: int) -> Node:
+def _node(arguments: argparse.Namespace, environ: Mapping[str, str], num_local: int) -> Node:
     described = _value(environ, "NNODES") is not None
     given = [name for name in ("cluster_node_ips", "node_ip") if getattr(arguments, name) is not None]
     if arguments.use_paddlecloud and given:
@@ -173,9 +220,12 @@ def _place(arguments: argparse.Namespace, environ: Mapping[str, str], num_local:
         )
     if described and not given:
         return _described(arguments, environ, num_local)
-    if arguments.use_paddlecloud and not paddle_cloud.is_one_node(environ):
+    lists_nodes = "," in environ.get("PADDLE_TRAINERS", "")
+    # Paddle's launcher starts the workers of a single node by its flags alone.
+    one_node = environ.get("PADDLE_TRAINERS_NUM") == "1" and not lists_nodes
+    if arguments.use_paddlecloud and not one_node:
         return _in_paddlecloud(arguments, environ, num_local)
-    if not given and paddle_cloud.lists_nodes(environ):
+    if not given and lists_nodes:
         _log.warning(
             "PADDLE_TRAINERS is %r, and is ignored without --use_paddlecloud: this node trains alone",
             environ["PADDLE_TRAINERS"],
@@ -190,15 +240,15 @@ def _place(arguments: argparse.Namespace, environ: Mapping[str, str], num_local:
 
 
 def _at(hosts: Sequence[str], rank: int, port: tuple[str, int], num_local: int) -> Node:
-    """Return the place of a node among those that have these hosts, and all of them the same ports."""
+    """Describe a node of a job whose nodes have these hosts and all use the same ports."""
     name, first = port
     endpoints = ",".join(f"{host}:{first + i}" for host in hosts for i in range(num_local))
     return Node(hosts[rank], rank, len(hosts), num_local, hosts[0], name, first, endpoints)
 
 
 def _in_paddlecloud(arguments: argparse.Namespace, environ: Mapping[str, str], num_local: int) -> Node:
-    hosts, rank = paddle_cloud.hosts_and_rank(environ)
-    given = paddle_cloud.port(environ, num_local)
+    hosts, rank = _paddlecloud_hosts(environ)
+    given = _paddlecloud_port(environ, num_local)
     if given is None:
         return _at(hosts, rank, _port(arguments, num_local), num_local)
     port = flags.whole_number("PADDLE_PORT", given, least=1, most=65536 - num_local)
@@ -207,8 +257,59 @@ def _in_paddlecloud(arguments: argparse.Namespace, environ: Mapping[str, str], n
     return _at(hosts, rank, ("PADDLE_PORT", port), num_local)
 
 
+def _paddlecloud_hosts(environ: Mapping[str, str]) -> tuple[tuple[str, ...], int]:
+    """Return the hosts of all nodes, and the index of this one."""
+    listed = environ.get("PADDLE_TRAINERS", "")
+    if not listed:
+        raise ConfigurationError(
+            "--use_paddlecloud is set, but PADDLE_TRAINERS, PET_NNODES and NNODES are not; expected a "
+            "scheduler's environment"
+        )
+    if listed.isdigit():
+        raise ConfigurationError(
+            f"--use_paddlecloud is set, and PADDLE_TRAINERS is {listed!r}; expected the hosts of all nodes, "
+            "comma separated"
+        )
+    hosts = flags.hosts("PADDLE_TRAINERS", listed)
+    count = environ.get("PADDLE_TRAINERS_NUM") or str(len(hosts))
+    if count != str(len(hosts)):
+        raise ConfigurationError(
+            f"PADDLE_TRAINERS_NUM is {count!r}, and PADDLE_TRAINERS {listed!r} names {len(hosts)} nodes; "
+            "expected their number"
+        )
+    required = {}
+    for name in ("PADDLE_TRAINER_ID", "POD_IP"):
+        required[name] = environ.get(name, "")
+        if not required[name]:
+            raise ConfigurationError(
+                f"--use_paddlecloud is set, and so is PADDLE_TRAINERS, but {name} is not; expected both"
+            )
+    rank = flags.whole_number(
+        "PADDLE_TRAINER_ID", required["PADDLE_TRAINER_ID"], least=0, most=len(hosts) - 1
+    )
+    if (host := required["POD_IP"]) != hosts[rank]:
+        raise ConfigurationError(
+            f"POD_IP is {host!r}, and PADDLE_TRAINER_ID is {rank}, which is {hosts[rank]!r} in "
+            f"PADDLE_TRAINERS {listed!r}; expected the same host"
+        )
+    return hosts, rank
+
+
+def _paddlecloud_port(environ: Mapping[str, str], num_local: int) -> str | None:
+    """Return the first port that PaddleCloud gives the workers of a node; None if it gives too few."""
+    first = environ.get("PADDLE_PORT")
+    for name in ("PADDLE_PORTS_NUM", "TRAINER_PORTS_NUM"):
+        if first and environ.get(name) and flags.whole_number(name, environ[name], least=0) < num_local:
+            _log.warning(
+                "PADDLE_PORT %s is not used: %s is %s, and this node has %d workers",
+                *(first, name, environ[name], num_local),
+            )
+            return None
+    return first or None
+
+
 def _described(arguments: argparse.Namespace, environ: Mapping[str, str], num_local: int) -> Node:
-    """Read the place that a scheduler has put into the environment."""
+    """Describe the node that a scheduler has described in the environment."""
     num_nodes = _number(environ, "NNODES", least=1)
     rank = _number(environ, "NODE_RANK", least=0, most=num_nodes - 1)
     master = _value(environ, "MASTER_ADDR")
@@ -226,7 +327,7 @@ def _described(arguments: argparse.Namespace, environ: Mapping[str, str], num_lo
 
 
 def _num_local(arguments: argparse.Namespace, environ: Mapping[str, str]) -> int | None:
-    """Return the number of workers on this node, None where nobody says it; the flags must say the same."""
+    """Return the number of workers on this node, None if nothing sets it; the flags must agree."""
     gpus = None
     if arguments.selected_gpus is not None:
         texts = arguments.selected_gpus.split(",")
@@ -237,11 +338,11 @@ def _num_local(arguments: argparse.Namespace, environ: Mapping[str, str]) -> int
                 "expected each GPU once: each has one worker"
             )
         gpus = len(texts)
-    if (said := _either(arguments, "worker_num", "nproc_per_node")) is not None:
-        number = flags.whole_number(*said, least=1, most=1024)
+    if (written := _either(arguments, "worker_num", "nproc_per_node")) is not None:
+        number = flags.whole_number(*written, least=1, most=1024)
         if gpus is not None and number != gpus:
             raise ConfigurationError(
-                f"{said[0]} is {number} but --selected_gpus names {gpus}; expected one worker per GPU"
+                f"{written[0]} is {number} but --selected_gpus names {gpus}; expected one worker per GPU"
             )
         return number
     if gpus is None and _value(environ, "NPROC_PER_NODE") is not None:
@@ -267,20 +368,20 @@ def _number(environ: Mapping[str, str], name: str, *, least: int, most: int | No
 def _port(
     arguments: argparse.Namespace, num_local: int, default: tuple[str, str] | None = None
 ) -> tuple[str, int]:
-    """Return the first worker's port after the flag or the variable that says it; a flag wins."""
+    """Return the flag or variable that sets the first worker's port, and the port; a flag wins."""
     written = _either(arguments, "started_port", "start_port")
     name, text = written or default or ("--started_port", DEFAULT_PORT)
     return name, flags.whole_number(name, text, least=1, most=65536 - num_local)
 
 
 def _either(arguments: argparse.Namespace, *names: str) -> tuple[str, str] | None:
-    """Return the flag that was written, of two that say the same, and its text."""
+    """Return which of two synonymous flags was given, and its text."""
     given = [
         (f"--{name}", getattr(arguments, name)) for name in names if getattr(arguments, name) is not None
     ]
     if len({text for _, text in given}) > 1:
-        said = " and ".join(f"{flag} is {text!r}" for flag, text in given)
-        raise ConfigurationError(f"{said}, and the two are one flag; expected one of them, or equal values")
+        both = " and ".join(f"{flag} is {text!r}" for flag, text in given)
+        raise ConfigurationError(f"{both}, and the two are one flag; expected one of them, or equal values")
     return given[0] if given else None
 
 
@@ -313,7 +414,7 @@ def commands(place: Node, arguments: argparse.Namespace, environ: Mapping[str, s
     choose_interface(place.master_host, place.master_port, shared, patience_seconds)
     shared.setdefault("FLEET_JOB_NAME", "launch")
     shared.setdefault("FLEET_JOB_UID", str(uuid.uuid4()))
-    if place.num_nodes == 1:  # else the launchers of all nodes must be given the same
+    if place.num_nodes == 1:  # the launchers of several nodes could not agree on a new one
         flags.give_key(shared)
     argv = flags.script_argv(arguments)
     endpoints = split_endpoints(place.endpoints) if place.endpoints else ()
@@ -331,13 +432,13 @@ def _worker(
     }
     if endpoints:
         environ["PADDLE_CURRENT_ENDPOINT"] = endpoints[rank]
-    if place.gpu_each:  # counted among the visible devices
+    if place.gpu_each:  # an index into the visible devices
         environ["FLAGS_selected_gpus"] = str(local_rank)
     return Command(f"worker {rank}", False, argv, environ, f"workerlog.{rank}")  # nodes may share a folder
 
 
 def _end(number: int, _: FrameType | None) -> None:
-    """End before any worker runs: the first process of a container is not ended by a signal itself."""
+    """Exit before any worker runs: the kernel does not end PID 1 of a container by an unhandled signal."""
     raise SystemExit(128 + number)
 
 
@@ -350,12 +451,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         level = flags.whole_number("--log_level", arguments.log_level, least=0, most=50)
         logging.basicConfig(level=level)
         flags.check_script(arguments.training_script)
-        place = node(
-            arguments,
-            os.environ,
-            lambda: visible_gpus(os.environ, has_device_files, ask_torch),
-            has_device_files,
-        )
+        place = node(arguments, os.environ)
         started = commands(place, arguments, os.environ)
         show = flags.truth("--print_config", arguments.print_config)
         if place.rank == 0:

@@ -1,4 +1,4 @@
-"""What both launchers' command lines have in common: values checked by name, before anything starts."""
+"""The flags that both launchers share, and checks of their values before anything starts."""
 
 import argparse
 import errno
@@ -42,9 +42,9 @@ ROLE_VARIABLES = frozenset(
         *("GROUP_WORLD_SIZE", "ROLE_NAME", "ROLE_RANK", "ROLE_WORLD_SIZE"),
     }
 )
-"""A launcher decides these for each process; values it was itself started with must not leak through."""
+"""A launcher sets these for each process; the values of its own environment must not leak through."""
 TORCHRUN_PREFIXES = ("PET_", "TORCHELASTIC_")
-"""Of what describes a node to torchrun, and torchrun to its own workers: that it has a store, say."""
+"""Prefixes of the variables that configure torchrun, and that torchrun sets for its own workers."""
 
 
 def add_common_flags(parser: argparse.ArgumentParser, *, log_dir: str | None) -> None:
@@ -64,7 +64,7 @@ def add_common_flags(parser: argparse.ArgumentParser, *, log_dir: str | None) ->
 
 
 def whole_number(flag: str, text: str, *, least: int, most: int | None = None) -> int:
-    """Return the number that `text` is, or raise an error that names the flag."""
+    """Parse a whole number; the error names the flag."""
     expected = f"a whole number, {least} or more" if most is None else f"a whole number, {least} to {most}"
     if not re.fullmatch(r"[0-9]{1,9}", text):
         raise ConfigurationError(f"{flag} is {text!r}; expected {expected}")
@@ -75,7 +75,7 @@ def whole_number(flag: str, text: str, *, least: int, most: int | None = None) -
 
 
 def truth(flag: str, text: str) -> bool:
-    """Return the truth value that `text` is, or raise an error that names the flag."""
+    """Parse a truth value; the error names the flag."""
     values = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
     if text.lower() not in values:
         raise ConfigurationError(f"{flag} is {text!r}; expected True or False")
@@ -83,7 +83,7 @@ def truth(flag: str, text: str) -> bool:
 
 
 def hosts(flag: str, text: str) -> tuple[str, ...]:
-    """Return the hosts of a comma-separated list, or raise an error that names the flag."""
+    """Parse a comma-separated list of hosts; the error names the flag."""
     names = tuple(text.split(","))
     for name in names:
         if HOST.fullmatch(name) is None:
@@ -94,7 +94,7 @@ def hosts(flag: str, text: str) -> tuple[str, ...]:
 
 
 def endpoint(flag: str, text: str) -> tuple[str, int]:
-    """Return the host and the port of ``host:port``, or raise an error that names the flag."""
+    """Parse ``host:port``; the error names the flag."""
     host, separator, port = text.rpartition(":")
     if not separator or HOST.fullmatch(host) is None:
         raise ConfigurationError(f"{flag} has {text!r}; expected host:port, as in 127.0.0.1:6170")
@@ -102,7 +102,7 @@ def endpoint(flag: str, text: str) -> tuple[str, int]:
 
 
 def check_script(path: str) -> None:
-    """Raise unless the training script is a file."""
+    """Raise a ConfigurationError unless the training script is a file."""
     if not Path(path).is_file():
         raise ConfigurationError(
             f"training_script is {path!r}, which is no file; expected a Python script, "
@@ -111,9 +111,9 @@ def check_script(path: str) -> None:
 
 
 def check_free(flag: str, endpoints: Iterable[tuple[str, int]]) -> None:
-    """Raise if something on this machine already listens on one of the endpoints.
+    """Raise a ConfigurationError if one of the endpoints cannot be bound.
 
-    A host that is a name is not checked: a pod's own name may resolve a little later than the pod starts.
+    Host names are not checked: a pod's own name may resolve a little later than the pod starts.
     """
     for host, port in endpoints:
         if not _is_address(host):
@@ -140,7 +140,7 @@ def _is_address(host: str) -> bool:
 
 
 def base_environ(environ: Mapping[str, str], num_processes: int) -> dict[str, str]:
-    """Return the environment that all processes share: ours, without any role, with a share of the cores."""
+    """Return the environment that all processes share: ours without a role, and a share of the cores each."""
     shared = {
         name: value
         for name, value in environ.items()
@@ -154,18 +154,18 @@ def base_environ(environ: Mapping[str, str], num_processes: int) -> dict[str, st
 
 
 def give_key(shared: dict[str, str]) -> None:
-    """Give all processes the job's key: the one that the environment has, else a new one."""
+    """Add a new job key, unless the environment has one."""
     if not shared.get("FLEET_JOB_KEY") and not shared.get("FLEET_JOB_KEY_FILE"):
         shared["FLEET_JOB_KEY"] = secrets.token_hex(KEY_BYTES)
 
 
 def script_argv(arguments: argparse.Namespace) -> list[str]:
-    """Return the command of every process: this interpreter on the script."""
+    """Return the command line of every process: this interpreter with the script."""
     return [sys.executable, arguments.training_script, *arguments.script_args]
 
 
 def print_commands(commands: Sequence[Command], log_dir: str | None) -> None:
-    """Print one line per process: its name, its own variables' address, its log file."""
+    """Print one line per process: its name, its address, its log file."""
     for command in commands:
         where = command.environ.get("PADDLE_CURRENT_ENDPOINT") or command.environ["PADDLE_CURRENT_IP"]
         log = "" if log_dir is None else f"  {Path(log_dir) / command.log_name}"

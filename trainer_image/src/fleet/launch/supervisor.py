@@ -1,16 +1,27 @@
-"""Run a set of processes to their common end: start, log, watch, stop. The decisions are `decision.py`'s.
+"""Runs a set of processes to their common end: starts, logs, watches and stops them.
 
-What a launcher has started ends with it:
+`decide` holds the rules, in order, as a pure function of what the processes have done:
 
-- Each process leads a session of its own, so that SIGKILL reaches its whole group, and a Ctrl-C in the
-  terminal reaches only the launcher, which stops the others in order.
-- SIGTERM goes to the process alone, as the kubelet sends it to a container's first process alone: one that
-  saves in its grace may need its children for that, the workers of a DataLoader for example.
-- The launcher is a child subreaper: what a process leaves behind, even in another session, becomes the
-  launcher's child and is killed at the end.
-- A launcher that is itself killed with SIGKILL can do nothing any more, so the kernel does it: each process
-  asked for SIGKILL on its parent's death (PR_SET_PDEATHSIG). What those have started themselves is not told,
-  and may go on, outside a container.
+1. The first process that ends with a status other than 0 is the failure: everything else is stopped, and its
+   status becomes the launcher's.
+2. Stopping sends SIGTERM to each process. When they have ended, or STOP_SECONDS later, it sends SIGKILL to
+   everything that still runs, their children included. If the launcher itself was stopped, the processes get
+   its own grace period.
+3. When every worker has ended well, the servers get SERVER_SECONDS to end by themselves. Stopping one after
+   that is not a failure: the training is done.
+
+Everything that a launcher has started ends with it:
+
+- Each process leads a session of its own. SIGKILL thus reaches its whole group, and a Ctrl-C in the terminal
+  reaches only the launcher, which stops the others in order.
+- SIGTERM goes to the process alone, as the kubelet sends it to a container's first process alone: a process
+  that saves may still need its children, such as the workers of a DataLoader.
+- The launcher is a child subreaper: the children that a process leaves behind, even in another session,
+become
+  the launcher's and are killed at the end.
+- If the launcher itself is killed by SIGKILL, the kernel kills its processes: each has asked for SIGKILL on
+  its parent's death (PR_SET_PDEATHSIG). This does not reach their own children, which outside a container may
+  survive.
 """
 
 import contextlib
@@ -24,37 +35,39 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum, auto
 from pathlib import Path
 from types import FrameType
-from typing import BinaryIO
+from typing import BinaryIO, Final
 
 from fleet.errors import ConfigurationError
-from fleet.launch.decision import STOP_SECONDS, Action, Decision, Observed, Stop, decide, is_of_signal
 from fleet.process import termination
 
-__all__ = ["Command", "last_lines", "run"]
+__all__ = ["STOP_SECONDS", "Command", "run"]
 
-PR_SET_PDEATHSIG = 1
-PR_SET_CHILD_SUBREAPER = 36
-TAIL_LINES = 20
-TAIL_BYTES = 65536
-MOST_READS = 64
-HEAD = "Traceback (most recent call last):"
-RANK = re.compile(r"\[rank\d+\]: ?", re.ASCII)
-"""What torch's own hook puts before each line of an exception, where there is a process group."""
-EXCEPTION = re.compile(r"[^\W\d][\w.<>]*(?::.*)?")
-PASSED_OVER = ("Exception ignored in", "Error in atexit._run_exitfuncs")
-ABORTED = 128 + signal.SIGABRT
-"""The end of a process whose exception left gloo's threads behind."""
-KILL_SECONDS = 10.0
-"""How long a process may take to end after SIGKILL: the kernel gives back its memory, many GB perhaps."""
+STOP_SECONDS: Final = 3.0
+SERVER_SECONDS: Final = 30.0
+KILL_SECONDS: Final = 10.0
+"""How long a process may take to end after SIGKILL: the kernel frees its memory, many GB perhaps."""
+PR_SET_PDEATHSIG: Final = 1
+PR_SET_CHILD_SUBREAPER: Final = 36
+TAIL_LINES: Final = 20
+TAIL_BYTES: Final = 65536
+MAX_READS: Final = 64
+TRACEBACK: Final = "Traceback (most recent call last):"
+RANK: Final = re.compile(r"\[rank\d+\]: ?", re.ASCII)
+"""The prefix that torch's exception hook puts before each line once there is a process group."""
+EXCEPTION: Final = re.compile(r"[^\W\d][\w.<>]*(?::.*)?")
+IGNORED: Final = ("Exception ignored in", "Error in atexit._run_exitfuncs")
+ABORTED: Final = 128 + signal.SIGABRT
+"""The exit status of a process whose exception left gloo's threads behind."""
 
 _libc = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 
 @dataclass(frozen=True)
 class Command:
-    """One process to start: its name in messages, its log file's name, and what it runs."""
+    """A process to start: its name in messages, its command line, and the name of its log file."""
 
     name: str
     is_server: bool
@@ -64,28 +77,32 @@ class Command:
 
 
 @dataclass
-class _Running:
-    """A started process and what became of it."""
+class Process:
+    """A started process and its end.
+
+    `status` is its exit status, 128 + n after signal n, and None while it runs. `ended_at` is in seconds of
+    the monotonic clock.
+    """
 
     command: Command
-    process: subprocess.Popen[bytes]
-    log_path: Path | None
+    popen: subprocess.Popen[bytes]
+    log_path: Path | None = None
     status: int | None = None
     ended_at: float | None = None
     errors: bytes = b""
-    """The end of its standard error, where that passes through the launcher."""
+    """The end of its standard error, if that passes through the launcher."""
 
-    def pass_errors_on(self) -> bool:
-        """Write what has come of its standard error to ours; return whether there was something."""
-        if self.process.stderr is None:
+    def forward_errors(self) -> bool:
+        """Copy its pending standard error to ours; return whether there was any."""
+        if self.popen.stderr is None:
             return False
         try:
-            data = os.read(self.process.stderr.fileno(), TAIL_BYTES)
+            data = os.read(self.popen.stderr.fileno(), TAIL_BYTES)
         except BlockingIOError:
             return False
         if not data:
-            self.process.stderr.close()
-            self.process.stderr = None
+            self.popen.stderr.close()
+            self.popen.stderr = None
             return False
         self.errors = (self.errors + data)[-TAIL_BYTES:]
         sys.stderr.buffer.write(data)
@@ -93,33 +110,118 @@ class _Running:
         return True
 
     def last_lines(self) -> list[str]:
-        """Return the end of what it has logged, as far as the launcher can know it."""
+        """Return the end of its log, as far as the launcher knows it; a long log is not read as a whole."""
+        tail = self.errors
         if self.log_path is not None:
-            return last_lines(self.log_path)
-        for _ in range(MOST_READS):  # what it left behind may go on writing
-            if not self.pass_errors_on():
-                break
-        return self.errors.decode(errors="replace").splitlines()[-TAIL_LINES:]
+            with self.log_path.open("rb") as file:
+                file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
+                tail = file.read(TAIL_BYTES)
+        else:
+            for _ in range(MAX_READS):  # bounded: children that it left behind may still write
+                if not self.forward_errors():
+                    break
+            tail = self.errors
+        return tail.decode(errors="replace").splitlines()[-TAIL_LINES:]
 
     def poll(self) -> None:
-        """Take note of the end, once."""
-        if self.status is None and (code := self.process.poll()) is not None:
+        """Record the end, once."""
+        if self.status is None and (code := self.popen.poll()) is not None:
             self.status = code if code >= 0 else 128 - code
             self.ended_at = time.monotonic()
 
     def terminate(self) -> None:
-        """Tell the process, and not its children, to end."""
+        """Send SIGTERM to the process, and not to its children."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.kill(self.process.pid, signal.SIGTERM)
+            os.kill(self.popen.pid, signal.SIGTERM)
 
     def kill_group(self) -> None:
-        """Kill the process and all of its group; a group that is gone needs no signal."""
+        """Kill the process and its group, if it still exists."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.process.pid, signal.SIGKILL)
+            os.killpg(self.popen.pid, signal.SIGKILL)
+
+
+@dataclass(frozen=True)
+class Stop:
+    """A stop of everything, begun at the time `since`, which may take `seconds`."""
+
+    reason: str
+    status: int
+    since: float
+    seconds: float = STOP_SECONDS
+
+
+class Action(Enum):
+    """The launcher's next action."""
+
+    WAIT = auto()
+    STOP = auto()
+    END = auto()
+    """Kill everything that still runs, and end."""
+
+
+@dataclass(frozen=True)
+class Decision:
+    """An action and its reason.
+
+    `failed` is the process that caused a stop, if one did. `until` is when the next decision is
+    due even if no process ends.
+    """
+
+    action: Action
+    reason: str = ""
+    status: int = 0
+    failed: Process | None = None
+    until: float | None = None
+
+
+def decide(processes: Sequence[Process], stop: Stop | None, now: float) -> Decision:
+    """Decide the next step of a launcher.
+
+    Parameters
+    ----------
+    processes
+        Every process that was started.
+    stop
+        The stop that has begun, if one has.
+    now
+        Seconds of the clock of `ended_at` and `since`.
+    """
+    running = _running(processes)
+    if stop is not None:
+        deadline = stop.since + stop.seconds
+        if not running or now >= deadline:
+            return Decision(Action.END, stop.reason, stop.status)
+        return Decision(Action.WAIT, stop.reason, stop.status, until=deadline)
+    failures = [each for each in processes if each.status not in (None, 0)]
+    if failures:
+        first = min(failures, key=lambda each: each.ended_at or 0.0)
+        status, name = first.status or 0, first.command.name
+        how = f"failed with exit status {status}"
+        if _is_of_signal(status):
+            how = f"was ended by signal {status - 128}"
+        return Decision(Action.STOP, f"{name} {how}", status, first)
+    if not running:
+        return Decision(Action.END)
+    if any(not each.command.is_server for each in running):
+        return Decision(Action.WAIT)
+    done = max((each.ended_at or 0.0 for each in processes if not each.command.is_server), default=now)
+    if now < done + SERVER_SECONDS:
+        return Decision(Action.WAIT, until=done + SERVER_SECONDS)
+    names = ", ".join(each.command.name for each in running)
+    return Decision(Action.STOP, f"every worker ended well; {names} still ran {SERVER_SECONDS:g} s later")
+
+
+def _is_of_signal(status: int) -> bool:
+    """Whether an exit status is 128 + n for a signal n; ``sys.exit(-1)`` gives 255, which is not."""
+    return 128 < status < 128 + signal.NSIG
+
+
+def _running(processes: Sequence[Process]) -> list[Process]:
+    return [each for each in processes if each.status is None]
 
 
 class _Signals:
-    """The signals that the launcher waits for, as a readable descriptor."""
+    """The signals that the launcher handles, behind a readable descriptor."""
 
     def __init__(self) -> None:
         self._reader, self._writer = os.pipe()
@@ -127,24 +229,21 @@ class _Signals:
             os.set_blocking(descriptor, False)
         self._wakeup = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
         numbers = [signal.SIGCHLD, signal.SIGTERM, signal.SIGINT]
-        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # else nohup has us outlive the terminal
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup has SIGHUP ignored
             numbers.append(signal.SIGHUP)
         self._handlers = {number: signal.signal(number, self._ignore) for number in numbers}
 
     @staticmethod
     def _ignore(number: int, frame: FrameType | None) -> None:
-        """Only the wake-up descriptor is of interest; a handler must exist for it to be written."""
+        """Do nothing: Python writes to the wake-up descriptor only for signals that have a handler."""
 
-    def wait(self, seconds: float | None, started: Sequence[_Running] = ()) -> list[int]:
-        """Return the stop signals received by the end of the wait, which any signal ends.
-
-        So does whatever one of the processes writes to its standard error, which is passed on.
-        """
-        errors = {each.process.stderr.fileno(): each for each in started if each.process.stderr is not None}
+    def wait(self, seconds: float | None, started: Sequence[Process] = ()) -> list[int]:
+        """Wait for a signal or for output on standard error, which is forwarded; return the stop signals."""
+        errors = {each.popen.stderr.fileno(): each for each in started if each.popen.stderr is not None}
         readable, _, _ = select.select([self._reader, *errors], [], [], seconds)
         for descriptor in readable:
             if descriptor in errors:
-                errors[descriptor].pass_errors_on()
+                errors[descriptor].forward_errors()
         try:
             received = os.read(self._reader, 1024)
         except BlockingIOError:
@@ -152,7 +251,7 @@ class _Signals:
         return [number for number in received if number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)]
 
     def close(self) -> None:
-        """Give the signals back to whoever had them."""
+        """Restore the previous signal handlers."""
         signal.set_wakeup_fd(self._wakeup)
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
@@ -161,22 +260,22 @@ class _Signals:
 
 
 def run(commands: Sequence[Command], log_dir: Path | None, grace_seconds: float = STOP_SECONDS) -> int:
-    """Start every command, wait for their common end, and leave nothing running.
+    """Start every command, wait until all have ended, and leave nothing running.
 
     Parameters
     ----------
     commands
-        What to start, in this order.
+        The processes to start, in this order.
     log_dir
-        Where each process's output goes, to a file named by its command; None lets all share ours.
+        The folder of the log files, one for each process; with None all processes share our output.
     grace_seconds : float
-        How long what a signal to the launcher stops may take for it.
+        How long the processes may take to end after a signal to the launcher.
 
     Returns
     -------
     int
-        0, or the exit status of the first process that failed, or 128 + n after a signal n to the launcher;
-        1 if nothing failed, and something could not be killed.
+        0, or the exit status of the first process that failed, or 128 + n after signal n to the launcher; 1
+        if nothing failed but a process could not be killed.
 
     Raises
     ------
@@ -186,10 +285,10 @@ def run(commands: Sequence[Command], log_dir: Path | None, grace_seconds: float 
     if _libc is not None:
         _libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     signals = _Signals()
-    started: list[_Running] = []
+    started: list[Process] = []
     try:
         for command in commands:
-            started.append(_start(command, log_dir, grace_seconds))  # noqa: PERF401 (those before a failure must be known)
+            started.append(_start(command, log_dir, grace_seconds))  # noqa: PERF401 (a failure needs the ones before it)
         status = _watch(started, signals, grace_seconds)
     finally:
         left = _end_all(started, signals)
@@ -197,20 +296,19 @@ def run(commands: Sequence[Command], log_dir: Path | None, grace_seconds: float 
     return status or int(bool(left))
 
 
-def _watch(started: Sequence[_Running], signals: _Signals, grace_seconds: float) -> int:
-    """Act on the decisions until the last process has ended; return the exit status."""
+def _watch(started: Sequence[Process], signals: _Signals, grace_seconds: float) -> int:
+    """Carry out decisions until the last process has ended; return the exit status."""
     stop: Stop | None = None
     while True:
-        _unreaped(started)
-        observed = [Observed(r.command.name, r.command.is_server, r.status, r.ended_at) for r in started]
+        _reap(started)
         now = time.monotonic()
-        decision = decide(observed, stop, now)
+        decision = decide(started, stop, now)
         if decision.action is Action.END:
             return decision.status
         if decision.action is Action.STOP:
-            _explain(decision, started)
+            _explain(decision)
             stop = Stop(decision.reason, decision.status, now)
-            for running in _still_running(started):
+            for running in _running(started):
                 running.terminate()
             continue
         waiting = None if decision.until is None else max(0.05, decision.until - now)
@@ -219,17 +317,18 @@ def _watch(started: Sequence[_Running], signals: _Signals, grace_seconds: float)
             if stop is None:
                 _say(f"{name}: stopping every process")
                 stop = Stop(name, 128 + number, time.monotonic(), grace_seconds)
-                for running in _still_running(started):
+                for running in _running(started):
                     running.terminate()
             elif stop.status == 128 + number:
                 _say(f"{name} again: killing every process")
-                for running in _still_running(started):
+                for running in _running(started):
                     running.kill_group()
 
 
-def _start(command: Command, log_dir: Path | None, grace_seconds: float) -> _Running:
+def _start(command: Command, log_dir: Path | None, grace_seconds: float) -> Process:
     path = None if log_dir is None else log_dir / command.log_name
-    errors = None if sys.stderr.isatty() else subprocess.PIPE  # a terminal's colours and width are worth more
+    # A process whose errors go to a terminal keeps it, for colours and width.
+    errors = None if sys.stderr.isatty() else subprocess.PIPE
     with _output(path) as output:
         process = subprocess.Popen(
             command.argv,
@@ -242,7 +341,7 @@ def _start(command: Command, log_dir: Path | None, grace_seconds: float) -> _Run
         )
     if process.stderr is not None:
         os.set_blocking(process.stderr.fileno(), False)
-    return _Running(command, process, path)
+    return Process(command, process, path)
 
 
 @contextlib.contextmanager
@@ -263,51 +362,47 @@ def _output(path: Path | None) -> Iterator[BinaryIO | None]:
 
 
 def _die_with(launcher: int) -> Callable[[], None] | None:
-    """Return what a new process does before it becomes its program: ask to die with the launcher."""
+    """Return the function by which a new process asks the kernel to die with the launcher."""
     if _libc is None:
         return None
     prctl = _libc.prctl
 
     def ask() -> None:
         prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != launcher:  # it died before the request was made
+        if os.getppid() != launcher:  # the launcher died before the request
             os._exit(128 + signal.SIGKILL)
 
     return ask
 
 
-def _still_running(started: Sequence[_Running]) -> list[_Running]:
-    return [running for running in started if running.status is None]
-
-
-def _end_all(started: Sequence[_Running], signals: _Signals) -> list[int]:
-    """Kill and reap what still runs, and what the processes left behind; return and name what stays."""
-    inherits = _children() is not None  # else what an ended process left behind is known by its group only
+def _end_all(started: Sequence[Process], signals: _Signals) -> list[int]:
+    """Kill and reap all processes and the children they left behind; return those that survive."""
+    inherits = _children() is not None  # else we know leftover children only by their group
     for running in started:
         if running.status is None or not inherits:
             running.kill_group()
     deadline = time.monotonic() + KILL_SECONDS
-    while left := _unreaped(started):
+    while left := _reap(started):
         if time.monotonic() >= deadline:
-            names = {running.process.pid: running.command.name for running in started}
+            names = {running.popen.pid: running.command.name for running in started}
             for pid in left:
-                _say(_unkillable(pid, names.get(pid, "which one of the processes left behind")))
+                _say(_unkillable(pid, names.get(pid, "a child that a process left behind")))
             break
         for pid in left:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
         signals.wait(0.05, started)
     for running in started:
-        running.last_lines()  # passes the rest on
+        running.last_lines()  # forwards the rest
     return left
 
 
-def _unreaped(started: Sequence[_Running]) -> list[int]:
-    """Reap who has ended; return who has not. Whom a process left behind is the subreaper's child: ours."""
+def _reap(started: Sequence[Process]) -> list[int]:
+    """Reap ended processes; return the ids of the others, the subreaper's adopted children among them."""
     for running in started:
         running.poll()
-    left = {running.process.pid for running in started if running.status is None} | (_children() or set())
-    for pid in left - {running.process.pid for running in started}:
+    left = {running.popen.pid for running in started if running.status is None} | (_children() or set())
+    for pid in left - {running.popen.pid for running in started}:
         with contextlib.suppress(ChildProcessError):
             if os.waitpid(pid, os.WNOHANG)[0]:
                 left.discard(pid)
@@ -315,7 +410,7 @@ def _unreaped(started: Sequence[_Running]) -> list[int]:
 
 
 def _children() -> set[int] | None:
-    """Return this process's children; None where the system does not tell them."""
+    """Return the ids of this process's children; None if the system does not list them."""
     try:
         return set(map(int, Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()))
     except OSError:
@@ -332,19 +427,20 @@ def _unkillable(pid: int, name: str) -> str:
     )
 
 
-def _explain(decision: Decision, started: Sequence[_Running]) -> None:
-    """Say why everything stops; for a failure with the end of its log, and as the termination message."""
-    failed = next((running for running in started if running.command.name == decision.failed), None)
-    lines = [] if failed is None else failed.last_lines()
+def _explain(decision: Decision) -> None:
+    """Print why everything stops; for a failure, show the end of its log and write a termination message."""
+    failed = decision.failed
+    lines = [] if failed is None else failed.last_lines()  # forwards its errors before we print
     _say(f"{decision.reason}; stopping the others")
     if failed is None:
         return
-    said = ""
-    if not is_of_signal(decision.status) or decision.status == ABORTED:  # else its log is not about its end
-        said = _exception(lines)
-    if not said and not is_of_signal(decision.status):
-        said = next((line.strip() for line in reversed(lines) if line.strip()), "")
-    sentence = f"{decision.reason}: {said}" if said else decision.reason
+    cause = ""
+    killed = _is_of_signal(decision.status)
+    if not killed or decision.status == ABORTED:  # the log of a killed process does not explain its end
+        cause = _exception(lines)
+    if not cause and not killed:
+        cause = next((line.strip() for line in reversed(lines) if line.strip()), "")
+    sentence = f"{decision.reason}: {cause}" if cause else decision.reason
     termination.write_failure(sentence, os.environ, log="\n".join(lines))
     if failed.log_path is None:
         return
@@ -354,22 +450,15 @@ def _explain(decision: Decision, started: Sequence[_Running]) -> None:
 
 
 def _exception(lines: Sequence[str]) -> str:
-    """Return what the last traceback says, without torch's prefix; its head may be further up."""
-    said, inside, above = "", True, ""
+    """Return the exception of the last traceback, without torch's prefix; its head may be cut off."""
+    exception, inside, above = "", True, ""
     for line in (RANK.sub("", each, count=1) for each in lines):
-        if line.endswith(HEAD):
-            inside = not above.startswith(PASSED_OVER)
+        if line.endswith(TRACEBACK):
+            inside = not above.startswith(IGNORED)
         elif inside and above.startswith(" ") and EXCEPTION.fullmatch(line):
-            said, inside = line, False
+            exception, inside = line, False
         above = line
-    return said
-
-
-def last_lines(path: Path) -> list[str]:
-    """Return a log's last lines; a long log is not read for them."""
-    with path.open("rb") as file:
-        file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
-        return file.read(TAIL_BYTES).decode(errors="replace").splitlines()[-TAIL_LINES:]
+    return exception
 
 
 def _say(text: str) -> None:

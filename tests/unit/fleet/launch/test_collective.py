@@ -1,9 +1,9 @@
-"""How many GPUs workers will see, with whoever counts them left out."""
+"""How many GPUs the workers of a node will see."""
 
 import pytest
 
 from fleet.errors import ConfigurationError
-from fleet.launch import gpus
+from fleet.launch import collective
 
 
 @pytest.mark.parametrize(
@@ -11,20 +11,15 @@ from fleet.launch import gpus
     [
         pytest.param({}, True, 4, id="torch-counts-them"),
         pytest.param({"CUDA_VISIBLE_DEVICES": "GPU-5ebe9f43,MIG-1"}, True, 4, id="whatever-their-names"),
-        pytest.param({}, False, 0, id="no-driver-no-question"),
+        pytest.param({}, False, 0, id="no-driver"),
         pytest.param({"CUDA_VISIBLE_DEVICES": ""}, True, 0, id="all-hidden"),
         pytest.param({"CUDA_VISIBLE_DEVICES": "-1"}, True, 0, id="all-hidden-by-a-number"),
     ],
 )
-def test_visible_gpus(environ, has_device, count):
-    asked = []
-
-    def ask(given):
-        asked.append(given)
-        return 4
-
-    assert gpus.visible_gpus(environ, lambda: has_device, ask) == count
-    assert asked == ([environ] if count else [])
+def test_visible_gpus(monkeypatch, environ, has_device, count):
+    monkeypatch.setattr(collective, "has_device_files", lambda: has_device)
+    monkeypatch.setattr(collective, "_COUNT_GPUS", "print(4)")
+    assert collective.visible_gpus(environ) == count
 
 
 @pytest.mark.parametrize(
@@ -33,7 +28,7 @@ def test_visible_gpus(environ, has_device, count):
 )
 def test_a_driver_shows_in_the_devices(tmp_path, name, found):
     (tmp_path / name).touch()
-    assert gpus.has_device_files(tmp_path) is found
+    assert collective.has_device_files(tmp_path) is found
 
 
 @pytest.mark.parametrize(
@@ -44,11 +39,13 @@ def test_a_driver_shows_in_the_devices(tmp_path, name, found):
     ],
 )
 def test_a_count_that_fails_says_how_to_do_without(monkeypatch, question, words):
-    monkeypatch.setattr(gpus, "_QUESTION", question)
+    monkeypatch.setattr(collective, "has_device_files", lambda: True)
+    monkeypatch.setattr(collective, "_COUNT_GPUS", question)
     with pytest.raises(ConfigurationError, match=f"how many GPUs this node has: {words}.*--worker_num"):
-        gpus.ask_torch({})
+        collective.visible_gpus({})
 
 
 def test_the_answer_is_given_in_the_workers_environment(monkeypatch):
-    monkeypatch.setattr(gpus, "_QUESTION", "import os; print(len(os.environ['CUDA_VISIBLE_DEVICES']))")
-    assert gpus.ask_torch({"CUDA_VISIBLE_DEVICES": "0,1"}) == 3
+    monkeypatch.setattr(collective, "has_device_files", lambda: True)
+    monkeypatch.setattr(collective, "_COUNT_GPUS", "import os; print(len(os.getenv('CUDA_VISIBLE_DEVICES')))")
+    assert collective.visible_gpus({"CUDA_VISIBLE_DEVICES": "0,1"}) == 3
