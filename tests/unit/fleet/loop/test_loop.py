@@ -279,7 +279,7 @@ def test_a_scheduler_whose_state_was_loaded_is_brought_on_from_there():
             lambda: Training().steps(
                 [1], lr_scheduler.ReduceLROnPlateau(SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0))
             ),
-            r"ReduceLROnPlateau\.step\(\) wants metrics.*in a checkpoint",
+            r"ReduceLROnPlateau\.step\(\) requires metrics.*in a checkpoint",
             id="plateau",
         ),
     ],
@@ -314,16 +314,15 @@ def test_a_sampler_whose_order_nobody_knows_is_named_where_it_matters(caplog):
 
 
 def test_one_process_by_itself_makes_all_steps(monkeypatch):
-    monkeypatch.setattr(progress, "_progress", progress.Progress())
+    monkeypatch.setattr(progress, "made", lambda: None)
     loop = fleet.epochs(2, DataLoader(DATA, BATCH, shuffle=True, drop_last=True))
     assert [(epoch, len(list(batches))) for epoch, batches in loop] == [(0, 5), (1, 5)]
     assert list(fleet.steps(range(4))) == [0, 1, 2, 3]
 
 
 def test_a_session_without_a_fleet_of_the_script_is_gone_on_with(monkeypatch):
-    monkeypatch.setattr(progress, "_progress", progress.Progress())
+    monkeypatch.setattr(progress, "made", lambda: 3)
     monkeypatch.setattr("fleet.loop.loop._process._loops", Loops())
-    progress.follow(lambda: 3)
     assert list(fleet.steps(range(5))) == [3, 4]
 
 

@@ -1,14 +1,11 @@
-"""Training loops that begin where the training is, and not always at the first batch of the first epoch.
+"""Training loops that resume at the right batch of the right epoch.
 
-A trainer that is started again, or that joins late, makes the steps that are left of the plan, on the batches
-that one which was never stopped would make them on. What that takes is in four modules: which batches are
-left (`batches`), how often schedulers have been stepped (`schedulers`), which steps are which loop's, and
-what a checkpoint keeps of that (`place`), and the loops (`loop`). Beside them, `prefetch` reads batches one
-ahead, so that their rows of tables are fetched meanwhile.
+A trainer that is restarted, or that joins late, makes the remaining steps of the training on the batches that
+an uninterrupted one would use. `loop` holds the loops, their schedulers and their positions in checkpoints;
+`batches` the remaining batches of an epoch and the prefetching of their table rows.
 """
 
-from fleet.loop.loop import LoopCalls, epochs, steps
-from fleet.loop.place import Loops, Place
-from fleet.loop.prefetch import prefetch
+from fleet.loop.batches import prefetch
+from fleet.loop.loop import LoopCalls, Loops, Place, epochs, steps
 
 __all__ = ["LoopCalls", "Loops", "Place", "epochs", "prefetch", "steps"]

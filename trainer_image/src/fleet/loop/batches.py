@@ -1,20 +1,22 @@
-"""Which batches of an epoch are left, in an order that a process which begins anew finds again."""
+"""The batches of an epoch: the remaining ones, in a reproducible order, and prefetching of their rows."""
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import islice
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain, islice, pairwise
 from typing import Any, Final, Generic, TypeVar
 
 import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, Sampler, SequentialSampler
 
-__all__ = ["Batches", "Order", "length_of", "rest_of"]
+from fleet.errors import ConfigurationError
+
+__all__ = ["Batches", "Order", "length_of", "prefetch", "rest_of"]
 
 Batch = TypeVar("Batch")
 
 _log = logging.getLogger(__name__)
 _SEEDS: Final = 1 << 63
-_KEPT: Final = (
+_LOADER_OPTIONS: Final = (
     "dataset",
     "num_workers",
     "collate_fn",
@@ -27,19 +29,20 @@ _KEPT: Final = (
     "pin_memory_device",
     "in_order",
 )
-"""What a loader of the rest has in common with the loader; older versions of PyTorch lack the last ones."""
+"""The options that a loader of the remaining batches copies; older versions of PyTorch lack the last ones."""
 
 
 class Batches(Generic[Batch]):
-    """An epoch's batches without those that have been trained on.
+    """A loader that iterates differently.
 
-    In all else this is the loader: ``len()`` is that of the whole epoch, and every attribute is the loader's.
+    Apart from iteration it is the loader: ``len()`` is that of the whole epoch, and every attribute is the
+    loader's.
 
     Parameters
     ----------
     loader : iterable
     enter : callable
-        Begins an iteration over what is left.
+        Starts an iteration.
     """
 
     def __init__(self, loader: Iterable[Batch], enter: Callable[[], Iterator[Batch]]) -> None:
@@ -50,26 +53,26 @@ class Batches(Generic[Batch]):
         return self._enter()
 
     def __len__(self) -> int:
-        return len(self._loader)  # type: ignore[arg-type]  # the loader says it if it has none
+        return len(self._loader)  # type: ignore[arg-type]  # the loader raises the error if it has no length
 
     def __getattr__(self, name: str) -> Any:
-        if name == "_loader":  # a copy in the making has none yet
+        if name == "_loader":  # copy.copy asks before __init__ has run
             raise AttributeError(name)
         return getattr(self._loader, name)
 
 
 class Order:
-    """Makes the order of a loader's samples a matter of the epoch's number alone.
+    """Makes the order of a loader's samples a function of the epoch alone.
 
-    Parts that have a ``set_epoch`` are told the epoch. Samplers that draw from a generator get one of their
-    own with a seed for each epoch, as `torch.utils.data.DistributedSampler` has it.
+    Parts that have a ``set_epoch`` get the epoch. Samplers that draw from a generator get a new generator for
+    each epoch, seeded as `torch.utils.data.DistributedSampler` seeds its own.
 
     Parameters
     ----------
     loader : iterable
-        Of a DataLoader its dataset and its samplers count as well.
+        A loader; of a DataLoader also its dataset and its samplers.
     seed : int
-        Of samplers without a generator; one that has a generator begins with the seed of that.
+        The seed of samplers without a generator; others keep the seed of their generator.
     """
 
     def __init__(self, loader: Iterable[Any], seed: int) -> None:
@@ -77,28 +80,37 @@ class Order:
         inner = getattr(batch_sampler, "sampler", None)
         present: list[Any] = [each for each in (sampler, batch_sampler, inner) if each is not None]
         samplers = {id(each): each for each in present}
-        told = [loader, getattr(loader, "dataset", None), *samplers.values()]
-        self._told = [each for each in told if callable(getattr(each, "set_epoch", None))]
+        parts = [loader, getattr(loader, "dataset", None), *samplers.values()]
+        self._epoch_aware = [each for each in parts if callable(getattr(each, "set_epoch", None))]
         self._seeded = [
             (each, seed if (own := each.generator) is None else own.initial_seed())
             for each in samplers.values()
             if _draws(each)
         ]
-        known = {id(each) for each in (*self._told, *(each for each, _ in self._seeded))}
+        known = {id(each) for each in (*self._epoch_aware, *(each for each, _ in self._seeded))}
         indexed = not isinstance(getattr(loader, "dataset", None), IterableDataset)
         self.unknown = [
             type(each).__name__
             for each in samplers.values()
             if indexed and id(each) not in known and type(each) not in (BatchSampler, SequentialSampler)
         ]
-        """Samplers, by class, of which nobody knows whether they find an order again."""
+        """The classes of samplers whose order may not be reproducible."""
 
     def begin(self, epoch: int) -> None:
-        """Let what is iterated over next be this epoch."""
-        for part in self._told:
+        """Prepare the next iteration to be that of this epoch."""
+        for part in self._epoch_aware:
             part.set_epoch(epoch)
         for sampler, seed in self._seeded:
             sampler.generator = torch.Generator().manual_seed((seed + epoch) % _SEEDS)
+
+    def warn_of_unknown(self) -> None:
+        """Warn if the order of this epoch may differ from the one before a restart."""
+        if self.unknown:
+            _log.warning(
+                "%s has neither set_epoch(epoch) nor a generator: the order of this epoch may differ from that"
+                " before the restart, so that some samples are used twice and others not at all",
+                " and ".join(self.unknown),
+            )
 
 
 def _draws(sampler: Any) -> bool:
@@ -109,7 +121,7 @@ def _draws(sampler: Any) -> bool:
 
 
 def length_of(batches: Iterable[Any]) -> int | None:
-    """Return how many batches there are in one iteration; None where that is not known."""
+    """Return the number of batches in one iteration; None if unknown."""
     try:
         return len(batches)  # type: ignore[arg-type]
     except TypeError:
@@ -122,21 +134,21 @@ def rest_of(batches: Iterable[Batch], made: int) -> Iterator[Batch]:
     Parameters
     ----------
     batches : iterable
-        A sequence, or a DataLoader of a dataset that is indexed, is entered in the middle: nothing is loaded
-        that is not needed. Of anything else what comes before is read and dropped.
+        A sequence, or a DataLoader of an indexed dataset, is entered in the middle without loading what comes
+        before. Of anything else the first batches are read and dropped.
     made : int
-        How many to leave out.
+        How many batches to skip.
     """
     if made == 0:
         return iter(batches)
     if isinstance(batches, Sequence):
-        return (batches[place] for place in range(made, len(batches)))
+        return (batches[index] for index in range(made, len(batches)))
     if (
         isinstance(batches, DataLoader)
         and type(batches).__iter__ is DataLoader.__iter__
         and not isinstance(batches.dataset, IterableDataset)
     ):
-        return iter(_entered(batches, made))
+        return iter(_rest_of_loader(batches, made))
     _log.info(
         "%s cannot be entered in the middle: the %d batches that have been trained on are read and dropped",
         type(batches).__name__,
@@ -146,7 +158,7 @@ def rest_of(batches: Iterable[Batch], made: int) -> Iterator[Batch]:
 
 
 class _Rest(Sampler[Any]):
-    """What a sampler gives, but the first so many."""
+    """A sampler without its first samples or batches."""
 
     def __init__(self, sampler: Iterable[Any], made: int) -> None:
         self._sampler = sampler
@@ -156,9 +168,54 @@ class _Rest(Sampler[Any]):
         return islice(iter(self._sampler), self._made, None)
 
 
-def _entered(loader: DataLoader[Batch], made: int) -> DataLoader[Batch]:
-    """Return a loader of the rest of one epoch. Its workers end with it, whatever the loader's own do."""
-    kept = {name: getattr(loader, name) for name in _KEPT if hasattr(loader, name)}
+def _rest_of_loader(loader: DataLoader[Batch], made: int) -> DataLoader[Batch]:
+    """Return a loader of the remaining batches of one epoch; its workers end with it."""
+    options = {name: getattr(loader, name) for name in _LOADER_OPTIONS if hasattr(loader, name)}
     if loader.batch_sampler is None:
-        return DataLoader(batch_size=None, sampler=_Rest(loader.sampler, made), **kept)
-    return DataLoader(batch_sampler=_Rest(loader.batch_sampler, made), **kept)
+        return DataLoader(batch_size=None, sampler=_Rest(loader.sampler, made), **options)
+    return DataLoader(batch_sampler=_Rest(loader.batch_sampler, made), **options)
+
+
+def prefetch(batches: Iterable[Batch], ids: Mapping[Any, Callable[[Batch], Any]]) -> Batches[Batch]:
+    """Iterate over batches, fetching the table rows of the next batch while the script trains on this one.
+
+    ``for x, y in fleet.prefetch(loader, {model.users: lambda batch: batch[0]}):``
+
+    The rows of the first batch are fetched when they are needed, and so are those of a batch that belongs to
+    the same step as the one before. In sync mode the training stays the same to the bit. In the other modes a
+    batch sees rows from before the step that precedes it.
+
+    Parameters
+    ----------
+    batches : iterable
+        Also the result of `fleet.epochs` or `fleet.steps`.
+    ids : mapping of module to callable
+        For each `fleet.nn` module, returns the argument of its call for a batch: ids, or the features of a
+        collection. A table that is read in other ways as well is looked up without prefetching.
+
+    Returns
+    -------
+    iterable
+        Apart from iteration it is `batches`.
+
+    Raises
+    ------
+    ConfigurationError
+        A module has no table on the servers; or the ids of a batch are invalid, as when calling the module.
+    """
+    for module in ids:
+        if not callable(getattr(module, "prefetch", None)):
+            raise ConfigurationError(
+                f"fleet.prefetch: {type(module).__name__} has no rows to fetch; expected modules of fleet.nn"
+                ", whose tables are on the parameter servers"
+            )
+    return Batches(batches, lambda: _one_ahead(batches, ids))
+
+
+def _one_ahead(batches: Iterable[Batch], ids: Mapping[Any, Callable[[Batch], Any]]) -> Iterator[Batch]:
+    end: Any = object()
+    for batch, following in pairwise(chain(batches, (end,))):
+        if following is not end:
+            for module, of in ids.items():
+                module.prefetch(of(following))
+        yield batch

@@ -1,12 +1,15 @@
-"""``fleet.epochs`` and ``fleet.steps``: the loops of a script, without what has been made of them.
+"""``fleet.epochs`` and ``fleet.steps``: a script's loops, which resume where the training is.
 
-A loop covers the steps that follow those of the loop before it. Where the training is when the first batch is
-asked for says what is left: the epoch, the batch, and how often schedulers have been stepped.
+Loops follow each other: each covers the steps after those of the loop before. When the script asks for the
+first batch, the number of steps made determines the remaining epochs and batches, and how often schedulers
+have been stepped.
 """
 
+import inspect
 import logging
+import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
@@ -14,42 +17,133 @@ from typing import Any, Final, TypeVar, cast
 
 from fleet.errors import ConfigurationError
 from fleet.loop.batches import Batches, Order, length_of, rest_of
-from fleet.loop.place import Loops
-from fleet.loop.schedulers import Schedulers, advance, schedulers_of
 from fleet.process import progress
 
-__all__ = ["LoopCalls", "epochs", "steps"]
+__all__ = ["LoopCalls", "Loops", "Place", "epochs", "steps"]
 
 Loader = TypeVar("Loader", bound=Iterable[Any])
 Batch = TypeVar("Batch")
+Schedulers = Any
+"""A scheduler, a sequence of them in the order in which the script steps them, or None."""
 
 _END: Final = object()
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
+class Place:
+    """The position of a training in its loops, in a form that does not depend on the number of trainers.
+
+    With more trainers, each one's share of the data has fewer batches. So the position counts steps relative
+    to those of an epoch: completed epochs stay completed, and the same part of the current one is done.
+
+    Attributes
+    ----------
+    loops : int
+        The number of loops before the current one.
+    steps : int
+        The steps made of the current loop.
+    per_epoch : int
+        The steps of one epoch of it; at least 1.
+    """
+
+    loops: int
+    steps: int
+    per_epoch: int
+
+    def steps_of(self, loop: int, per_epoch: int, epochs: int) -> int | None:
+        """Return how many steps of a loop are done; None for a loop after this position.
+
+        The part of the current epoch is rounded down: a batch may be trained on twice, and none is left out
+        if the shares divide evenly.
+        """
+        if loop != self.loops:
+            return epochs * per_epoch if loop < self.loops else None
+        epoch, steps = divmod(self.steps, self.per_epoch)
+        return epoch * per_epoch + steps * per_epoch // self.per_epoch
+
+
+class Loops:
+    """Assigns the steps of a training to its loops: each loop covers the steps after the one before."""
+
+    def __init__(self) -> None:
+        self._covered: int | None = 0
+        """The steps that the loops so far cover; None if unknown."""
+        self._begun = 0
+        self._current: tuple[int, int, int | None] = (0, 0, None)
+        """The number of the latest loop, its first step, and the steps of its epoch."""
+        self._resumed: Place | None = None
+
+    def begin(self, call: str, made: int, per_epoch: int | None, epochs: int) -> int:
+        """Begin a loop; return its first step of the training, which may be negative.
+
+        Parameters
+        ----------
+        call : str
+            The call that begins it, for the error.
+        made : int
+            The number of steps made since the beginning of the job.
+        per_epoch, epochs : int or None, int
+            The steps of an epoch, None if unknown; and the number of epochs.
+
+        Raises
+        ------
+        ConfigurationError
+            The previous loop has not ended.
+        """
+        base, self._covered = self._covered, None
+        if base is None:
+            raise ConfigurationError(
+                f"{call}: an earlier loop has not come to its end, or has no length, so the steps of"
+                " this one are unknown; expected one loop after the other, each over something that has a"
+                " len(), or fleet.epochs once instead of fleet.steps in each epoch"
+            )
+        if self._resumed is not None and per_epoch is not None:
+            steps = self._resumed.steps_of(self._begun, per_epoch, epochs)
+            base = base if steps is None else made - steps
+        # Earlier loops may have made fewer steps than they cover.
+        self._current = (self._begun, min(base, made), per_epoch)
+        self._begun += 1
+        return base
+
+    def end(self, base: int, steps: int | None) -> None:
+        """End a loop that began at step `base` and has `steps` steps; None if unknown."""
+        self._covered = None if steps is None else base + steps
+
+    def place(self, made: int) -> Place | None:
+        """Return the position of a training that has made `made` steps; None if unknown."""
+        loop, base, per_epoch = self._current
+        # A checkpoint loaded meanwhile may be older than the loop.
+        return Place(loop, max(0, made - base), per_epoch) if per_epoch else None
+
+    def resume(self, place: Place | None) -> None:
+        """Continue at this position in the loops that follow."""
+        self._resumed = place
+
+
+@dataclass(frozen=True, slots=True)
 class _Entry:
-    """Where a loop over epochs begins."""
+    """The position at which a loop over epochs resumes."""
 
     batch: int
     rest: Callable[[], Iterator[Any]]
-    """Iterates over what is left of that epoch."""
+    """Iterates over the remaining batches of that epoch."""
     epochs: tuple[int, ...]
-    """How many steps each epoch had that has come to its end."""
+    """The number of steps of each completed epoch."""
     steps: int
-    """How many steps were made of the one that has not."""
+    """The steps made of the current epoch."""
 
     @property
     def epoch(self) -> int:
-        """The epoch to go on with."""
+        """The current epoch."""
         return len(self.epochs)
 
 
 class LoopCalls(ABC):
-    """Loops for a training whose steps somebody counts; the heir knows who."""
+    """The loops of a training whose steps the subclass counts."""
 
-    _compared = False
-    """Whether it has been said that steps and batches do not go together."""
+    _warned = False
+    """Whether the warning about steps and batches that do not match was logged."""
 
     @cached_property
     def _loops(self) -> Loops:
@@ -58,7 +152,7 @@ class LoopCalls(ABC):
 
     @abstractmethod
     def _steps_made(self) -> int | None:
-        """Return the number of steps made, from the job's beginning; None where nobody counts them."""
+        """Return the number of steps made since the beginning of the job; None if it is not counted."""
 
     def epochs(
         self,
@@ -70,84 +164,72 @@ class LoopCalls(ABC):
         batches_per_step: int = 1,
         seed: int = 0,
     ) -> Iterator[tuple[int, Loader]]:
-        """Iterate over the epochs that are left, each with those of its batches that are left.
+        """Iterate over the remaining epochs, each with its remaining batches.
 
         ``for epoch, loader in fleet.epochs(30, loader):`` in place of ``for epoch in range(30):``. A script
-        makes one ``optimizer.step()`` for each batch. The epoch decides the order of a loader that shuffles:
-        its samplers are told by ``set_epoch``, or are given a generator seeded with ``seed + epoch``.
+        makes one ``optimizer.step()`` for each batch. The epoch determines the order of a loader that
+        shuffles: its samplers get it by ``set_epoch``, or get a generator seeded with ``seed + epoch``. In a
+        process that trains alone, all epochs and batches remain.
 
         Parameters
         ----------
         epochs : int
-            How many there are in all.
+            The number of epochs in all.
         loader : iterable
-            Usually a DataLoader over this trainer's share. One whose dataset is an IterableDataset, and any
-            other iterable that is no sequence, is read from the epoch's beginning to find a batch again.
+            Usually a DataLoader over this trainer's share. If its dataset is an IterableDataset, or if it is
+            another iterable that is not a sequence, it is read from the beginning of the epoch to find a
+            batch.
         scheduler : LRScheduler or sequence of them, optional
-            What the script steps at each epoch's end; it is first brought to where it would be.
+            What the script steps at the end of each epoch; it is first brought to its present state.
         step_scheduler : LRScheduler or sequence of them, optional
             What the script steps after each ``optimizer.step()``; likewise.
         batches_per_step : int
-            How many batches one ``optimizer.step()`` is for. What remains at an epoch's end makes no step.
+            How many batches one ``optimizer.step()`` takes. A remainder at the end of an epoch makes no step.
         seed : int
-            Of the shuffle, where the loader has no generator of its own.
+            The seed of the shuffle, if the loader has no generator of its own.
 
         Yields
         ------
         epoch : int
             From 0 on.
         batches : iterable
-            What is left of the epoch. In all else it is as `loader`: its ``len()`` is the whole epoch's.
+            The remaining batches. Apart from iteration it is `loader`: its ``len()`` is the whole epoch's.
 
         Raises
         ------
         ConfigurationError
-            An argument is none that is expected, or the loop before this one did not come to its end.
+            An argument is invalid, or the previous loop has not ended.
         """
         call = "fleet.epochs"
         _check_count(call, "epochs", epochs, 0)
         _check_count(call, "batches_per_step", batches_per_step, 1)
-        by_epoch, by_step = schedulers_of(call, scheduler), schedulers_of(call, step_scheduler)
+        by_epoch, by_step = _schedulers_of(call, scheduler), _schedulers_of(call, step_scheduler)
         length = length_of(loader)
         if length is not None and length < batches_per_step:
             raise ConfigurationError(
                 f"{call}: the loader has {length} batches, and a step is for {batches_per_step}; expected "
                 "enough for one step (with drop_last, a share of the data may be smaller than a batch)"
             )
-        schedulers = by_epoch, by_step
-        return self._epochs_left(
-            call, epochs, loader, length, Order(loader, seed), schedulers, batches_per_step
-        )
+        order = Order(loader, seed)
 
-    def _epochs_left(
-        self,
-        call: str,
-        epochs: int,
-        loader: Loader,
-        length: int | None,
-        order: Order,
-        schedulers: tuple[tuple[Any, ...], tuple[Any, ...]],
-        per_step: int,
-    ) -> Iterator[tuple[int, Loader]]:
-        """Iterate over the epochs that are left from where the training is once the first is asked for.
+        def loop() -> Iterator[tuple[int, Loader]]:
+            per_epoch = None if length is None else length // batches_per_step
+            base, start = self._begin_loop(call, per_epoch, epochs)
+            entry = _entry_of(loader, order, epochs, start, batches_per_step)
+            _advance(by_epoch, by_step, entry.epochs, entry.steps)
+            if start:
+                _log_resumption(base + start, epochs, length, entry, order)
+            for epoch in range(entry.epoch, epochs):
+                order.begin(epoch)
+                before = self._steps_made()
+                enter = self._enter(loader, before, entry.rest) if epoch == entry.epoch else loader.__iter__
+                yield epoch, cast("Loader", Batches(loader, enter))
+                if length is not None:
+                    expected = (length - (entry.batch if epoch == entry.epoch else 0)) // batches_per_step
+                    self._compare_steps(epoch, before, expected)
+            self._end_loop(base, None if per_epoch is None else epochs * per_epoch)
 
-        The schedulers are those that step by epoch, and those that step by step.
-        """
-        per_epoch = None if length is None else length // per_step
-        base, start = self._begin_loop(call, per_epoch, epochs)
-        entry = _entry_of(loader, order, epochs, start, per_step)
-        advance(*schedulers, entry.epochs, entry.steps)
-        if start:
-            _tell(base + start, epochs, length, entry, order)
-        for epoch in range(entry.epoch, epochs):
-            order.begin(epoch)
-            before = self._steps_made()
-            enter = self._enter(loader, before, entry.rest) if epoch == entry.epoch else loader.__iter__
-            yield epoch, cast("Loader", Batches(loader, enter))
-            if length is not None:
-                expected = (length - (entry.batch if epoch == entry.epoch else 0)) // per_step
-                self._compare_steps(epoch, before, expected)
-        self._end_loop(base, None if per_epoch is None else epochs * per_epoch)
+        return loop()
 
     def steps(
         self,
@@ -157,27 +239,33 @@ class LoopCalls(ABC):
         batches_per_step: int = 1,
         seed: int = 0,
     ) -> Iterator[Batch]:
-        """Iterate over the batches that are left of a single pass, each of which is for one step.
+        """Iterate over the remaining batches of a single pass, each of which is for one step.
 
-        ``for step in fleet.steps(range(1000)):`` in place of ``for step in range(1000):``, or
-        ``for x, y in fleet.steps(loader):`` where there are no epochs. The other arguments are as in
-        `epochs`.
+        ``for step in fleet.steps(range(1000)):`` in place of ``for step in range(1000):``, or ``for x, y in
+        fleet.steps(loader):`` without epochs. In a process that trains alone, all batches remain.
 
         Parameters
         ----------
         batches : iterable
+            As `loader` of `epochs`.
         scheduler : LRScheduler or sequence of them, optional
             What the script steps after each ``optimizer.step()``.
         batches_per_step, seed : int
+            As of `epochs`.
+
+        Yields
+        ------
+        batch
+            Each remaining element of `batches`.
 
         Raises
         ------
         ConfigurationError
-            As in `epochs`.
+            As of `epochs`.
         """
         call = "fleet.steps"
         _check_count(call, "batches_per_step", batches_per_step, 1)
-        by_step, length, order = schedulers_of(call, scheduler), length_of(batches), Order(batches, seed)
+        by_step, length, order = _schedulers_of(call, scheduler), length_of(batches), Order(batches, seed)
 
         def loop() -> Iterator[Batch]:
             per_epoch = None if length is None else length // batches_per_step
@@ -185,19 +273,19 @@ class LoopCalls(ABC):
             made = start * batches_per_step
             if length is not None:
                 made = min(made, length - length % batches_per_step)
-            advance((), by_step, (), made // batches_per_step)
+            _advance((), by_step, (), made // batches_per_step)
             order.begin(0)
             if start:
                 of = "" if length is None else f" of {length}"
                 _log.info("the training is at step %d: going on after %d%s batches", base + start, made, of)
-                _warn_of_unknown(order)
+                order.warn_of_unknown()
             yield from rest_of(batches, made)
             self._end_loop(base, per_epoch)
 
         return loop()
 
     def _begin_loop(self, call: str, per_epoch: int | None, epochs: int) -> tuple[int, int]:
-        """Begin a loop; return the step that is its first, and how many of its own are made."""
+        """Begin a loop; return its first step of the training, and how many of its steps are made."""
         made = self._steps_made()
         if made is None:
             return 0, 0
@@ -205,22 +293,21 @@ class LoopCalls(ABC):
         return base, max(0, made - base)
 
     def _end_loop(self, base: int, steps: int | None) -> None:
-        """Note how many steps the loops so far cover, with those of this one."""
         if self._steps_made() is not None:
             self._loops.end(base, steps)
 
     def _enter(
         self, loader: Iterable[Batch], start: int | None, rest: Callable[[], Iterator[Batch]]
     ) -> Callable[[], Iterator[Batch]]:
-        """Return what iterates over the rest of an epoch, and over all of it once a step has been made."""
+        """Return the iteration over the rest of an epoch; once a step was made it is over all of it again."""
         return lambda: rest() if self._steps_made() == start else iter(loader)
 
     def _compare_steps(self, epoch: int, before: int | None, expected: int) -> None:
-        """Say once that steps and batches do not go together: a restart would go on elsewhere."""
+        """Warn once if steps and batches do not match: a restart would resume at the wrong batch."""
         made = (self._steps_made() or 0) - (before or 0)
-        if before is None or made == expected or self._compared:
+        if before is None or made == expected or self._warned:
             return
-        self._compared = True
+        self._warned = True
         _log.warning(
             "epoch %d made %d steps where its batches are for %d: a trainer that is restarted would go on at "
             "another batch. Make one optimizer.step() for each batch, or for every batches_per_step of them "
@@ -231,86 +318,20 @@ class LoopCalls(ABC):
         )
 
 
-class _Process(LoopCalls):
-    """The loops of a script without a `fleet` of its own: where its runtime is, if there is one."""
+class _ProcessLoops(LoopCalls):
+    """The loops of a script without a `fleet` object: its runtime counts the steps, if there is one."""
 
     def _steps_made(self) -> int | None:
         return progress.made()
 
 
-_process = _Process()
-
-
-def epochs(
-    epochs: int,
-    loader: Loader,
-    scheduler: Schedulers = None,
-    *,
-    step_scheduler: Schedulers = None,
-    batches_per_step: int = 1,
-    seed: int = 0,
-) -> Iterator[tuple[int, Loader]]:
-    """Iterate over the epochs that are left; see `LoopCalls.epochs`.
-
-    In a process that trains by itself, without parameter servers and without other trainers, that is all of
-    them.
-
-    Parameters
-    ----------
-    epochs, loader, scheduler, step_scheduler, batches_per_step, seed
-        As of `LoopCalls.epochs`.
-
-    Yields
-    ------
-    epoch : int
-        From 0 on.
-    batches : iterable
-        What is left of the epoch.
-
-    Raises
-    ------
-    ConfigurationError
-        As of `LoopCalls.epochs`.
-    """
-    return _process.epochs(
-        epochs,
-        loader,
-        scheduler,
-        step_scheduler=step_scheduler,
-        batches_per_step=batches_per_step,
-        seed=seed,
-    )
-
-
-def steps(
-    batches: Iterable[Batch],
-    scheduler: Schedulers = None,
-    *,
-    batches_per_step: int = 1,
-    seed: int = 0,
-) -> Iterator[Batch]:
-    """Iterate over the batches that are left of a single pass; see `LoopCalls.steps`.
-
-    Parameters
-    ----------
-    batches, scheduler, batches_per_step, seed
-        As of `LoopCalls.steps`.
-
-    Yields
-    ------
-    batch
-        As it comes from `batches`.
-
-    Raises
-    ------
-    ConfigurationError
-        As of `LoopCalls.steps`.
-    """
-    return _process.steps(batches, scheduler, batches_per_step=batches_per_step, seed=seed)
+_process = _ProcessLoops()
+epochs = _process.epochs
+steps = _process.steps
 
 
 def _entry_of(loader: Iterable[Any], order: Order, epochs: int, start: int, per_step: int) -> _Entry:
-    """Return where a loop begins of which `start` steps have been made."""
+    """Return where a loop resumes after `start` of its steps."""
     length = length_of(loader)
     if length is None:
         return _entry_by_reading(loader, order, epochs, start, per_step)
@@ -321,7 +342,7 @@ def _entry_of(loader: Iterable[Any], order: Order, epochs: int, start: int, per_
 
 
 def _entry_by_reading(loader: Iterable[Any], order: Order, epochs: int, start: int, per_step: int) -> _Entry:
-    """Read, epoch by epoch, what has been made: how long an epoch is, only its end says."""
+    """Read the batches of the steps made: without a length, only reading finds the end of an epoch."""
     made: list[int] = []
     while start > sum(made) and len(made) < epochs:
         order.begin(len(made))
@@ -330,37 +351,94 @@ def _entry_by_reading(loader: Iterable[Any], order: Order, epochs: int, start: i
         while (following := next(batches, _END)) is not _END and batch < left:
             batch += 1
         if following is not _END:
-            entered = chain((following,), batches)
-            return _Entry(batch, entered.__iter__, tuple(made), batch // per_step)
+            rest = chain((following,), batches)
+            return _Entry(batch, rest.__iter__, tuple(made), batch // per_step)
         made.append(batch // per_step)
     return _Entry(0, lambda: iter(loader), tuple(made), 0)
 
 
-def _tell(step: int, epochs: int, length: int | None, entry: _Entry, order: Order) -> None:
+def _log_resumption(step: int, epochs: int, length: int | None, entry: _Entry, order: Order) -> None:
     if entry.epoch == epochs:
         _log.info("the training is at step %d: nothing is left of the %d epochs", step, epochs)
         return
-    of = "" if length is None else f" of {length}"
     _log.info(
         "the training is at step %d: going on after %d of %d epochs and %d%s batches",
-        step,
-        entry.epoch,
-        epochs,
-        entry.batch,
-        of,
+        *(step, entry.epoch, epochs, entry.batch),
+        "" if length is None else f" of {length}",
     )
-    _warn_of_unknown(order)
-
-
-def _warn_of_unknown(order: Order) -> None:
-    if order.unknown:
-        _log.warning(
-            "%s has neither set_epoch(epoch) nor a generator: the order of this epoch may be another than "
-            "before the restart, so that some samples come twice and others not at all",
-            " and ".join(order.unknown),
-        )
+    order.warn_of_unknown()
 
 
 def _check_count(call: str, name: str, value: object, least: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise ConfigurationError(f"{call}: {name} is {value!r}; expected a whole number of at least {least}")
+
+
+def _schedulers_of(call: str, given: Schedulers) -> tuple[Any, ...]:
+    """Return the schedulers that a script passed; refuse those that cannot be stepped for it."""
+    schedulers = tuple(given) if isinstance(given, Sequence) else () if given is None else (given,)
+    for each in schedulers:
+        step = getattr(each, "step", None)
+        if not callable(step) or not hasattr(each, "get_last_lr"):
+            raise ConfigurationError(
+                f"{call}: found {type(each).__name__} where a scheduler belongs; expected one of "
+                "torch.optim.lr_scheduler, or several in a list"
+            )
+        required = [
+            name
+            for name, parameter in inspect.signature(step).parameters.items()
+            if parameter.default is parameter.empty
+            and parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+        ]
+        if required:
+            raise ConfigurationError(
+                f"{call}: {type(each).__name__}.step() requires {', '.join(required)}, which only the script "
+                "knows; keep this scheduler's state_dict() in a checkpoint (fleet.TrainStatus(state=...)), "
+                "and do not pass the scheduler here"
+            )
+    return schedulers
+
+
+def _advance(by_epoch: Sequence[Any], by_step: Sequence[Any], epochs: Sequence[int], steps: int) -> None:
+    """Step schedulers to the state that they have after these steps.
+
+    A scheduler that was never stepped starts from the learning rates that it set when it was built: those in
+    the param groups may come from a checkpoint, and are then later ones.
+
+    Parameters
+    ----------
+    by_epoch, by_step : sequence of LRScheduler
+        Those stepped at the end of each epoch, and those stepped after each step.
+    epochs : sequence of int
+        The number of steps of each completed epoch.
+    steps : int
+        The steps made after them.
+    """
+    made = {id(each): _times_stepped(each) for each in (*by_step, *by_epoch)}
+    for each in (*by_step, *by_epoch):
+        if made[id(each)] == 0 < sum(epochs) + steps:
+            for group, rate in zip(each.optimizer.param_groups, each.get_last_lr(), strict=True):
+                group["lr"] = rate
+
+    def step(schedulers: Sequence[Any], count: int) -> None:
+        for each in schedulers:
+            if made[id(each)] <= count:
+                each.step()
+
+    done = 0
+    with warnings.catch_warnings():  # a scheduler warns if no optimizer.step() came before
+        warnings.simplefilter("ignore", UserWarning)
+        for epoch, length in enumerate(epochs):
+            for count in range(done, done + length):
+                step(by_step, count)
+            done += length
+            step(by_epoch, epoch)
+        for count in range(done, done + steps):
+            step(by_step, count)
+
+
+def _times_stepped(scheduler: Any) -> int:
+    """Return how often a scheduler was stepped; a ChainedScheduler keeps no count of its own."""
+    inner = getattr(scheduler, "_schedulers", ())
+    counted = scheduler if hasattr(scheduler, "last_epoch") or not inner else inner[0]
+    return int(counted.last_epoch)
