@@ -82,8 +82,55 @@ ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "transpile.pservers": ("10.0.0.7:6174", "10.0.0.7:6174,10.0.0.8:6174"),
     "get_trainer_program.wait_port": (False,),
 }
+SHOWN_BY: dict[str, tuple[str, ...]] = {
+    "strategy.sync_mode": ("test_mode",),
+    "strategy.mode": ("test_a_job_trains_with_it_by_its_strategy_alone",),
+    "strategy.overlap": ("test_what_the_strategy_says_reaches_a_session_of_either_form",),
+    "strategy.cross_step": ("test_two_trainers_that_wait_in_the_forward_pass_train_as_one_process_does",),
+    "strategy.server_kernels": ("test_a_fused_update_is_the_fused_optimizers_own",),
+    "strategy.transport": ("test_shared_memory_learns_what_tcp_learns_to_the_bit",),
+    "strategy.wire_dtype": (
+        "test_every_mode_learns_nearly_the_same",
+        "test_rounded_gradients_take_half_the_bytes",
+    ),
+    "strategy.local_sgd": ("test_it_is_what_it_is_said_to_be_to_the_bit",),
+    "strategy.power_sgd": ("test_matrices_travel_as_products_of_narrow_ones",),
+    "strategy.broadcast_buffers": ("test_buffers_follow_trainer_0s_unless_they_are_not_to",),
+    "strategy.non_finite": (
+        "test_a_step_with_a_gradient_that_is_no_number_is_made_by_nobody",
+        "test_a_step_with_a_gradient_that_is_no_number",
+    ),
+    "strategy.grad_clip": ("test_the_result_is_torch_s_and_two_runs_are_equal_to_the_bit",),
+    "config.slice_var_up": ("test_optimizers_of_whole_parameters_are_never_cut",),
+    "config.split_method": ("test_parameter_and_gradient_share_a_server",),
+    "config.min_block_size": ("test_no_block_but_the_last_is_smaller_than_the_least",),
+    "config.enable_dc_asgd": ("test_delay_is_compensated_by_operators_before_everything_else",),
+    "config.mode": (
+        "test_each_value_is_carried_out_or_refused_by_name",
+        "test_two_trainers_learn_what_one_process_learns",
+    ),
+    "config.print_log": ("test_print_log_tells_where_each_block_goes",),
+    "config.wait_port": ("test_wait_port_of_the_config_reaches_a_startup_program_that_runs_first",),
+    "config.runtime_split_send_recv": ("test_mode",),
+    "config.sync_mode": ("test_mode",),
+    "config.half_async": ("test_mode",),
+    "config.completely_not_async": ("test_mode",),
+    "config.geo_sgd_mode": ("test_mode",),
+    "config.geo_sgd_need_push_nums": ("test_geo_pushes_as_often_as_the_strategy_says",),
+    "config.collective_mode": (
+        "test_each_value_is_carried_out_or_refused_by_name",
+        "test_the_configs_local_sgd_averages_after_every_step",
+    ),
+    "DistributeTranspiler.mode": ("test_a_program_does_not_run_without_the_modes_object",),
+    "transpile.sync_mode": ("test_mode",),
+    "transpile.pservers": ("test_parameter_and_gradient_share_a_server",),
+    "get_trainer_program.wait_port": ("test_wait_port_needs_both_and_holds_for_the_startup_program_too",),
+    "Executor.place": ("test_a_place_is_the_trainers",),
+    "FLEET_SYNC_MODE": ("test_mode",),
+}
+"""For each option that some way to train accepts, the tests of its effect, by name."""
 ELSEWHERE = {*ARGUMENTS, "transpile.current_endpoint", "Executor.place"}
-"""Options that are tried below, or by the test that their row names."""
+"""Options that are tried below, or by a test in `SHOWN_BY`."""
 WAYS = [
     *(Where(True, mode, by_executor) for mode in MODES for by_executor in (False, True)),
     Where(False),
@@ -114,14 +161,14 @@ def test_every_field_has_a_row_and_a_trial_and_nothing_else_has():
     assert TRIALS.keys() == fields | {"FLEET_SYNC_MODE"}
 
 
-def test_what_is_carried_out_names_a_test_that_there_is():
-    rules = [rule for rules in OPTIONS.values() for rule in rules]
-    for rule in rules:
-        accepted = rule.verdict in (Verdict.CARRIED_OUT, Verdict.SAYS_THE_MODE)
-        assert bool(rule.shown_by) == accepted, rule
-        if accepted:
-            path, _, name = rule.shown_by.partition("::")
-            assert re.search(rf"^def {name}\(", (ROOT / path).read_text(), re.MULTILINE), rule
+def test_every_accepted_option_has_a_test_of_its_effect():
+    effects = {Verdict.CARRIED_OUT, Verdict.SAYS_THE_MODE}
+    accepted = {name for name, rules in OPTIONS.items() if effects & {rule.verdict for rule in rules}}
+    assert SHOWN_BY.keys() == accepted
+    tests = "\n".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
+    for option, names_of_tests in SHOWN_BY.items():
+        for name in names_of_tests:
+            assert re.search(rf"^def {name}\(", tests, re.MULTILINE), (option, name)
 
 
 def strategy_with(name: str, value: Any, where: Where) -> DistributedStrategy:
@@ -370,7 +417,7 @@ def test_a_current_endpoint_changes_no_program():
 
 def test_a_refusal_says_option_value_way_and_what_works_instead():
     assert refusal("config.nccl_comm_num", 2, 1, Where(servers=False)) == (
-        "config.nccl_comm_num = 2 is not carried out in collective training: all buckets travel through one "
+        "config.nccl_comm_num = 2 is not carried out in collective training: all buckets share one "
         "communicator; leave it at 1"
     )
     with_servers = Where(True, "geo", by_executor=True)

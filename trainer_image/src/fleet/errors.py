@@ -1,22 +1,22 @@
 """Every error that fleet raises on purpose, and the exit status with which each ends a replica.
 
-The tree separates whose mistake it was: the user's (`ConfigurationError`), a peer's or ours on the wire
-(`ProtocolError`), or the world's (`PeerLostError`, `StateLostError`). The operator reads the exit status,
-so the reserved codes below are part of the contract between the two distributions::
+The tree separates causes: the user's mistakes (`ConfigurationError`), protocol errors of a peer or of ours
+(`ProtocolError`), and failures of the environment (`PeerLostError`, `StateLostError`). The operator reads the
+exit status, so the reserved codes below are part of the contract between the two distributions::
 
-    FleetError                        1   something failed while training
-    ├── ConfigurationError            2   the user's mistake, found before any work started
-    │   ├── AlreadyJoinedError            a trainer of this id and attempt lives already, or a later one does
-    │   ├── CheckpointError               a checkpoint that is not whole, or is of another training
+    FleetError                        1   training failed
+    ├── ConfigurationError            2   a mistake of the user, found before any work
+    │   ├── AlreadyJoinedError            a trainer of this id runs already, in this attempt or a later one
+    │   ├── CheckpointError               a checkpoint that is incomplete, or of another training
     │   ├── RoleError                     a role variable is missing, malformed or contradicts another
-    │   └── TranspileError                a program that cannot be distributed as asked
-    ├── DiskFullError                 1   no room on a disk, or no descriptor, for what was to be written
-    ├── ProtocolError                 1   bytes or messages that break the wire protocol
-    │   ├── RemoteProtocolError           the peer sent them
-    │   └── LocalProtocolError            we were about to send them
+    │   └── TranspileError                a program that cannot be distributed as requested
+    ├── DiskFullError                 1   the disk is full, or no descriptor is left for the file
+    ├── ProtocolError                 1   a violation of the wire protocol
+    │   ├── RemoteProtocolError           by the peer
+    │   └── LocalProtocolError            by a message that this process was about to send
     ├── StateLostError               90   a parameter server came back without its state
-    └── PeerLostError                91   a peer vanished for good
-        └── DeadlineExceededError         a wait passed its deadline
+    └── PeerLostError                91   a peer is gone for good
+        └── DeadlineExceededError         a wait exceeded its deadline
 """
 
 import errno
@@ -59,43 +59,43 @@ class FleetError(Exception):
 
 
 class ConfigurationError(FleetError):
-    """The user's mistake, found before any work started: a second try fails the same way."""
+    """A mistake of the user, found before any work started: a retry fails the same way."""
 
     exit_code: ClassVar[int] = EXIT_CONFIGURATION
 
 
 class AlreadyJoinedError(ConfigurationError):
-    """A trainer of this id and attempt lives already, or a later one does."""
+    """A trainer of this id runs already, in this attempt or a later one."""
 
 
 class CheckpointError(ConfigurationError):
-    """A checkpoint cannot be loaded: it is not whole, or is of another training."""
+    """A checkpoint cannot be loaded: it is incomplete, or of another training."""
 
 
 class DiskFullError(FleetError):
-    """There is no room for what was to be written, on the disk or in its place, or no descriptor for it.
+    """A file cannot be written now: the disk is full, a directory is in its place, or no descriptor is left.
 
-    There may be some later.
+    A retry may succeed.
     """
 
 
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE, errno.EISDIR})
-"""The last one: a directory is in the place of the file."""
+"""EISDIR: a directory is in the place of the file."""
 
 
 def no_room(raised: Exception) -> bool:
-    """Whether something could not be written for want of room on a disk, or of a descriptor."""
+    """Whether a write failed because the disk is full or no descriptor is left."""
     return isinstance(raised, DiskFullError) or (isinstance(raised, OSError) and raised.errno in _NO_ROOM)
 
 
 def disk_error(raised: Exception, sentence: str) -> FleetError:
-    """Return a sentence about what a disk has refused as the error that it is."""
+    """Return the error for a failed disk operation: DiskFullError if `no_room`, else FleetError."""
     return (DiskFullError if no_room(raised) else FleetError)(sentence)
 
 
 def meant(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
-    """Return a question about the name that a mistyped one may have meant; empty where none is close."""
-    from difflib import get_close_matches  # imported on the way to an error, and not by every process
+    """Return a question that suggests the closest known name; empty if none is close."""
+    from difflib import get_close_matches  # imported only for an error
 
     close = get_close_matches(name, known, n=1, cutoff=cutoff)
     return f" (did you mean {close[0]}?)" if close else ""
@@ -106,32 +106,32 @@ class RoleError(ConfigurationError):
 
 
 class TranspileError(ConfigurationError):
-    """The program cannot be captured or distributed as asked."""
+    """The program cannot be captured or distributed as requested."""
 
 
 class ProtocolError(FleetError):
-    """Bytes or messages that break the wire protocol."""
+    """A violation of the wire protocol."""
 
 
 class RemoteProtocolError(ProtocolError):
-    """The peer broke the protocol."""
+    """The peer violated the protocol."""
 
 
 class LocalProtocolError(ProtocolError):
-    """A message that this process was about to send would break the protocol."""
+    """A message that this process was about to send would violate the protocol."""
 
 
 class StateLostError(FleetError):
-    """A parameter server came back without the state that the trainers rely on."""
+    """A parameter server restarted without the state that the trainers rely on."""
 
     exit_code: ClassVar[int] = EXIT_STATE_LOST
 
 
 class PeerLostError(FleetError):
-    """A peer vanished for good."""
+    """A peer is gone for good."""
 
     exit_code: ClassVar[int] = EXIT_PEER_LOST
 
 
 class DeadlineExceededError(PeerLostError):
-    """A wait passed its deadline; the message names the peer, the step and what was awaited."""
+    """A wait exceeded its deadline; the message names the peer, the step and the awaited event."""

@@ -107,8 +107,8 @@ class Order:
         """Warn if the order of this epoch may differ from the one before a restart."""
         if self.unknown:
             _log.warning(
-                "%s has neither set_epoch(epoch) nor a generator: the order of this epoch may differ from that"
-                " before the restart, so that some samples are used twice and others not at all",
+                "%s has neither set_epoch(epoch) nor a generator: the order of this epoch may differ from the"
+                " one before a restart, so that some samples are used twice and others not at all",
                 " and ".join(self.unknown),
             )
 
