@@ -13,9 +13,8 @@ from typing import Any
 
 from fleet_operator.api import FleetJob, Role, parse_job
 from fleet_operator.build import ClusterHosts, build_extras, build_pod, build_service
-from fleet_operator.kubernetes.client import ApiClient
+from fleet_operator.kubernetes.client import FEATURES, ApiClient, collection
 from fleet_operator.kubernetes.login import from_kubeconfig
-from fleet_operator.kubernetes.resources import FEATURES, collection
 from fleet_operator.plan.model import Attempt
 
 __all__ = ["NUM_PODS", "job_manifest", "main"]

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import aiohttp
 
-from fleet_operator.kubernetes.client import ApiClient, ApiError
+from fleet_operator.kubernetes.client import FEATURES, ApiClient, ApiError
 from fleet_operator.kubernetes.login import Connection
-from fleet_operator.kubernetes.resources import FEATURES
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from fleet_operator.kubernetes.resources import FEATURES as RESOURCES
+from fleet_operator.kubernetes.client import FEATURES as RESOURCES
 from fleet_operator.settings import FEATURES, Settings, SettingsError
 
 

@@ -9,7 +9,7 @@ import yaml
 
 from fleet_operator.api import Role, parse_job
 from fleet_operator.build import ClusterHosts, build_pod
-from fleet_operator.build.checkpoint import build_claims
+from fleet_operator.build.volumes import build_claims
 from fleet_operator.plan.model import Attempt
 from tests.support import jobs
 from tests.support.manifests import template

@@ -1,21 +1,25 @@
 """FleetJob as frozen types: defaults, validation and names."""
 
-from fleet_operator.api.checkpoint import CheckpointScope, Retention
-from fleet_operator.api.failure_policy import FailureAction, FailurePolicy, FailureRule, RuleAction
 from fleet_operator.api.job import (
+    CheckpointScope,
     CleanPodPolicy,
+    FailureAction,
+    FailurePolicy,
+    FailureRule,
     FleetJob,
     FleetJobSpec,
     Mode,
     ObjectMeta,
     PodTemplate,
+    Retention,
+    RuleAction,
     StartupPolicy,
     SuccessPolicy,
     SyncMode,
 )
+from fleet_operator.api.names import Role
 from fleet_operator.api.parse import parse_job, read_job
 from fleet_operator.api.placement import Gang
-from fleet_operator.api.role import Role
 from fleet_operator.api.status import (
     Condition,
     ConditionStatus,

@@ -1,10 +1,11 @@
-"""A FleetJob as frozen types: what a person may write, and what each field means when left out.
+"""A FleetJob as frozen types: the fields that a person may write, and their defaults.
 
-The CustomResourceDefinition is generated from these models (`fleet_operator.api.crd`), so a field is here
-only if it is honoured. Rules that look at several fields at once are in `fleet_operator.api.rules`.
+The CustomResourceDefinition is generated from these models (`fleet_operator.api.crd`), so every field here is
+implemented. `fleet_operator.api.rules` has the rules that involve several fields.
 """
 
 # No `from __future__ import annotations` here: pydantic reads the annotations when the class is made.
+
 from datetime import datetime
 from enum import StrEnum
 from typing import Annotated, Any, Literal, Self
@@ -24,16 +25,18 @@ from fleet_operator.api.base import (
     Servers,
     Trainers,
 )
-from fleet_operator.api.checkpoint import Checkpoint, CheckpointScope
-from fleet_operator.api.failure_policy import FailureAction, FailurePolicy
-from fleet_operator.api.names import CONTROLLER, MAIN_CONTAINER
+from fleet_operator.api.names import CONTROLLER, MAIN_CONTAINER, Role
 from fleet_operator.api.placement import Gang, Network, NodePool, PortRange, Scheduling, Tls
-from fleet_operator.api.role import Role
 from fleet_operator.api.status import FleetJobStatus
 
 __all__ = [
+    "Checkpoint",
+    "CheckpointScope",
     "CleanPodPolicy",
     "Container",
+    "FailureAction",
+    "FailurePolicy",
+    "FailureRule",
     "FleetJob",
     "FleetJobSpec",
     "Mode",
@@ -41,12 +44,121 @@ __all__ = [
     "PodSpec",
     "PodTemplate",
     "PserverSpec",
+    "Retention",
+    "RuleAction",
     "RunPolicy",
     "StartupPolicy",
     "SuccessPolicy",
     "SyncMode",
     "TrainerSpec",
+    "VolumeClaimTemplate",
 ]
+
+ExitCode = Annotated[StrictInt, Field(ge=1, le=255)]
+Reason = Annotated[str, StringConstraints(min_length=1, max_length=63)]
+
+
+class FailureAction(StrEnum):
+    """What a failed replica leads to."""
+
+    RESTART_REPLICA = "RestartReplica"
+    RESTART_JOB = "RestartJob"
+    FAIL_JOB = "FailJob"
+
+
+class RuleAction(StrEnum):
+    """What a failure that a rule matches leads to."""
+
+    RESTART_REPLICA = "RestartReplica"
+    RESTART_JOB = "RestartJob"
+    FAIL_JOB = "FailJob"
+    IGNORE = "Ignore"
+
+
+class FailureRule(Model):
+    """An exception for some failures: those to which all apply that it names."""
+
+    role: Role | None = Field(default=None, description="Only replicas of this role.")
+    on_exit_codes: Annotated[tuple[ExitCode, ...], Field(min_length=1, max_length=64)] | None = Field(
+        default=None, description="Only these exit codes of the main container."
+    )
+    on_reason: Annotated[tuple[Reason, ...], Field(min_length=1, max_length=16)] | None = Field(
+        default=None,
+        description="Only these reasons of a pod or container, such as OOMKilled, StartError, Evicted.",
+    )
+    action: RuleAction = Field(
+        description="What follows. Ignore: the replica is started again, and it counts as no failure."
+    )
+
+
+class FailurePolicy(Model):
+    """What happens when a replica fails."""
+
+    action: FailureAction | None = Field(
+        default=None, description="Default: RestartReplica in mode ParameterServer, RestartJob in Collective."
+    )
+    rules: Annotated[tuple[FailureRule, ...], Field(max_length=20)] = Field(
+        default=(), description="Exceptions from action. The first rule that matches a failure decides."
+    )
+
+
+class CheckpointScope(StrEnum):
+    """Who shares a volume."""
+
+    JOB = "Job"
+    PSERVER = "Pserver"
+
+
+class Retention(StrEnum):
+    """What becomes of a claim when its job is deleted."""
+
+    RETAIN = "Retain"
+    DELETE = "Delete"
+
+
+class ClaimMetadata(Model):
+    """What a template adds to the metadata of its claims."""
+
+    labels: Labels | None = Field(default=None, description="Beside the operator's own.")
+    annotations: Annotations | None = Field(default=None, description="As they are written.")
+
+
+class ClaimSpec(OpenModel):
+    """The spec of a PersistentVolumeClaim."""
+
+    storage_class_name: str | None = Field(default=None, description="The cluster's default if absent.")
+
+
+class VolumeClaimTemplate(Model):
+    """A template for PersistentVolumeClaims."""
+
+    metadata: ClaimMetadata | None = Field(default=None, description="Labels and annotations of the claims.")
+    spec: ClaimSpec = Field(description="The spec of a PersistentVolumeClaim, as Kubernetes knows it.")
+
+
+class Checkpoint(Model):
+    """A volume that outlives the pods."""
+
+    mount_path: Annotated[str, StringConstraints(pattern="^/[^:]+$", max_length=255)] = Field(
+        default="/checkpoint", description="Where it is mounted; also FLEET_CHECKPOINT_DIR."
+    )
+    claim_name: Annotated[str, StringConstraints(min_length=1, max_length=253)] | None = Field(
+        default=None, description="A PersistentVolumeClaim that is there already, for all pods of the job."
+    )
+    volume_claim_template: VolumeClaimTemplate | None = Field(
+        default=None, description="Makes claims for the job, named after it."
+    )
+    scope: CheckpointScope | None = Field(
+        default=None,
+        description="Job: one claim, mounted by all pods. Pserver: one for each parameter server, mounted by"
+        " it alone. Default: Pserver with a volumeClaimTemplate in mode ParameterServer, else Job.",
+    )
+    retention: Retention = Field(
+        default=Retention.RETAIN,
+        description="Whether claims made from the template outlive the job. A later job of the same name then"
+        " finds them.",
+    )
+
 
 START_DEADLINE_SECONDS = 3600
 """For how long replicas wait for others to start, where runPolicy.pendingDeadlineSeconds does not say."""

@@ -1,11 +1,8 @@
-"""Names of everything a job owns. They follow from its own name, so that nothing is made twice."""
+"""The roles of a job's replicas, and the names of everything that a job owns, which follow from its own."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from fleet_operator.api.role import Role
+from enum import StrEnum
 
 __all__ = [
     "ANNOTATION_MADE_FROM",
@@ -29,12 +26,21 @@ __all__ = [
     "PLURAL",
     "TLS_DIR",
     "TLS_SERVER_NAME",
+    "Role",
     "claim_name",
     "cluster_host",
     "gang_name",
     "pod_name",
     "service_name",
 ]
+
+
+class Role(StrEnum):
+    """What a replica is; the value is the one in pod names and labels."""
+
+    PSERVER = "pserver"
+    TRAINER = "trainer"
+
 
 API_GROUP = "fleetjob.dev"
 API_VERSION = f"{API_GROUP}/v1alpha1"

@@ -14,12 +14,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from fleet_operator.api.base import MAX_PORT
-from fleet_operator.api.checkpoint import CheckpointScope
-from fleet_operator.api.failure_policy import FailureAction, RuleAction
-from fleet_operator.api.job import FleetJob, Mode, SyncMode
-from fleet_operator.api.names import MAX_NAME_LENGTH, METRICS_PORT, NAME_PATTERN
+from fleet_operator.api.job import CheckpointScope, FailureAction, FleetJob, Mode, RuleAction, SyncMode
+from fleet_operator.api.names import MAX_NAME_LENGTH, METRICS_PORT, NAME_PATTERN, Role
 from fleet_operator.api.placement import Gang
-from fleet_operator.api.role import Role
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

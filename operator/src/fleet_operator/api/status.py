@@ -12,7 +12,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, WithJsonSchema
 from pydantic.alias_generators import to_camel
 
-from fleet_operator.api.role import Role
+from fleet_operator.api.names import Role
 
 __all__ = [
     "Condition",

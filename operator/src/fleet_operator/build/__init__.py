@@ -1,13 +1,11 @@
 """Pure: a job in, the manifests of its pods and of its Service out."""
 
 from fleet_operator.build.commands import one_machine_sentence, script_of, unlaunched_sentence
-from fleet_operator.build.env import Start, role_env
+from fleet_operator.build.env import Start, overwritten_sentence, role_env
 from fleet_operator.build.extras import Extra, build_extras
-from fleet_operator.build.hosts import ClusterHosts, Hosts
-from fleet_operator.build.overwritten import overwritten_sentence
 from fleet_operator.build.pod import build_pod
 from fleet_operator.build.ports import ReplicaPorts, replica_ports, told_ports
-from fleet_operator.build.service import build_service
+from fleet_operator.build.service import ClusterHosts, Hosts, build_service
 
 __all__ = [
     "ClusterHosts",

@@ -1,7 +1,8 @@
-"""The environment contract: what tells each replica its place. ``contract/env/*.yaml`` are its examples.
+"""The environment contract, by which each replica knows its role. ``contract/env/*.yaml`` are its examples.
 
-Parameter-server variables are absent in mode Collective and the other way round: PaddleCloudRoleMaker picks
-its path by what it finds. ``PADDLE_TRAINER_IPS`` is never set in parameter-server mode for the same reason.
+Parameter-server variables are absent in mode Collective and vice versa, because PaddleCloudRoleMaker chooses
+its path by the variables that it finds. For the same reason ``PADDLE_TRAINER_IPS`` is never set in
+parameter-server mode.
 """
 
 from __future__ import annotations
@@ -13,13 +14,17 @@ from typing import TYPE_CHECKING
 from fleet_operator.api import Mode, Role
 from fleet_operator.api.names import JOB_KEY
 from fleet_operator.build.ports import first_ports, replica_ports
-from fleet_operator.build.tls import tls_env
+from fleet_operator.build.service import ClusterHosts
+from fleet_operator.build.volumes import tls_env
 
 if TYPE_CHECKING:
-    from fleet_operator.api import FleetJob
-    from fleet_operator.build.hosts import Hosts
+    from collections.abc import Iterator
 
-__all__ = ["FIRST_START", "Start", "role_env"]
+    from fleet_operator.api import FleetJob
+    from fleet_operator.build.service import Hosts
+
+
+__all__ = ["FIRST_START", "Start", "overwritten_sentence", "role_env"]
 
 _RENDEZVOUS = "PET_RDZV_CONF"
 _TORCHRUN_SECONDS = 900  # for which torchrun waits for the other pods, unless it is told for how long
@@ -216,3 +221,28 @@ def _port_pattern(ports: list[int], slots: int) -> str:
     if slots == 1 and apart == 0:
         return str(ports[0])
     return f"[{ports[0]}-{ports[0] + slots - 1}{f'+{apart}' if apart else ''}]"
+
+
+def overwritten_sentence(job: FleetJob) -> str | None:
+    """Name the variables that templates set and replicas get from the job instead, or None where none is."""
+    fields = dict.fromkeys(field for role in job.roles for field in _overwritten(job, role))
+    if not fields:
+        return None
+    return (
+        f"{', '.join(fields)}: the job tells each replica its place by this name itself, and the template's"
+        " value is not used; remove it from the template, or give it another name"
+    )
+
+
+def _overwritten(job: FleetJob, role: Role) -> Iterator[str]:
+    """Give what the template of a role sets in vain, as ``FIELD (NAME)``."""
+    names = role_env(job, role, 0, ClusterHosts(job)).keys()
+    part = job.spec.trainer if role is Role.TRAINER else job.spec.pserver
+    shared = part is None or part.template is None
+    path = f"spec.{'' if shared else f'{role.value}.'}template.spec"
+    spec = job.template(role).spec
+    for kind, containers in (("initContainers", spec.init_containers), ("containers", spec.containers)):
+        for index, container in enumerate(containers or ()):
+            for position, variable in enumerate(container.env or ()):
+                if variable.name in names:
+                    yield f"{path}.{kind}[{index}].env[{position}] ({variable.name})"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from fleet_operator.api import Gang
 from fleet_operator.api.names import LABEL_INDEX, gang_name
-from fleet_operator.build.metadata import job_labels, owner_references
+from fleet_operator.build.service import job_labels, owner_references
 
 if TYPE_CHECKING:
     from fleet_operator.api import FleetJob

@@ -17,21 +17,20 @@ from fleet_operator.api.names import (
     pod_name,
     service_name,
 )
-from fleet_operator.build.checkpoint import mount_checkpoint
 from fleet_operator.build.env import FIRST_START, role_env
 from fleet_operator.build.gang import join_gang
-from fleet_operator.build.metadata import job_labels, owner_references
 from fleet_operator.build.placement import place
 from fleet_operator.build.ports import listening_role, replica_ports
-from fleet_operator.build.tls import mount_certificates
+from fleet_operator.build.service import job_labels, owner_references
+from fleet_operator.build.volumes import mount_certificates, mount_checkpoint
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from fleet_operator.api import FleetJob
     from fleet_operator.build.env import Start
-    from fleet_operator.build.hosts import Hosts
     from fleet_operator.build.ports import ReplicaPorts
+    from fleet_operator.build.service import Hosts
     from fleet_operator.plan.model import Attempt
 
 __all__ = ["build_pod"]

@@ -1,17 +1,67 @@
-"""The headless Service that gives each replica its name."""
+"""The job's Service, the host names that it gives replicas, and the labels and owners of every object."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
 
 from fleet_operator.api import Mode, Role
-from fleet_operator.api.names import LABEL_JOB_NAME, METRICS_PORT, service_name
-from fleet_operator.build.metadata import job_labels, owner_references
+from fleet_operator.api.names import (
+    API_VERSION,
+    KIND,
+    LABEL_JOB_NAME,
+    LABEL_MANAGED_BY,
+    MANAGED_BY,
+    METRICS_PORT,
+    cluster_host,
+    service_name,
+)
 
 if TYPE_CHECKING:
     from fleet_operator.api import FleetJob
 
-__all__ = ["build_service"]
+__all__ = ["ClusterHosts", "Hosts", "build_service", "job_labels", "owner_references"]
+
+
+def job_labels(job: FleetJob) -> dict[str, str]:
+    """Return the labels of everything that belongs to a job."""
+    return {LABEL_JOB_NAME: job.name, LABEL_MANAGED_BY: MANAGED_BY}
+
+
+def owner_references(job: FleetJob) -> list[dict[str, Any]]:
+    """Return the reference by which an object is deleted with its job, and known to be this very job's.
+
+    ``blockOwnerDeletion`` makes a foreground deletion of the job wait for the object. Where the API server
+    checks it, setting it needs the right to update the job's finalizers (docs/adr/0079).
+    """
+    return [
+        {
+            "apiVersion": API_VERSION,
+            "kind": KIND,
+            "name": job.name,
+            "uid": job.metadata.uid,
+            "controller": True,
+            "blockOwnerDeletion": True,
+        }
+    ]
+
+
+class Hosts(Protocol):
+    """Anything that maps a replica to its host: a name or an address, without a port."""
+
+    def __call__(self, role: Role, index: int, /) -> str:
+        """Return the host of one replica; always the same string for the same replica."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterHosts:
+    """The replicas' DNS names under the job's headless Service."""
+
+    job: FleetJob
+
+    def __call__(self, role: Role, index: int, /) -> str:
+        """Return ``{pod}.{service}.{namespace}.svc``."""
+        return cluster_host(self.job.name, self.job.metadata.namespace, role, index)
 
 
 def build_service(job: FleetJob) -> dict[str, Any]:

@@ -11,19 +11,23 @@ from typing import Annotated, NoReturn
 import typer
 
 from fleet_operator import __version__
-from fleet_operator.cli.options import AllowUnknownFields, Manifest, Output, Printed, refusals_told
-from fleet_operator.cli.remote import register
-from fleet_operator.cli.run_options import (
+from fleet_operator.cli.options import (
+    AllowUnknownFields,
     EnvFiles,
     Follow,
     LogDir,
+    Manifest,
     NoRestart,
+    Output,
+    Printed,
     RunPrinted,
     RunTimeout,
     TensorBoard,
     Volumes,
     Workdir,
+    refusals_told,
 )
+from fleet_operator.cli.remote import register
 from fleet_operator.errors import OperatorError
 
 PLUGIN = "kubectl-fleet"  # what kubectl runs for `kubectl fleet`

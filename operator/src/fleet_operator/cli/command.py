@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from fleet_operator.api import Role
-from fleet_operator.cli.clock import now
-from fleet_operator.cli.curve import Picture, draw_loss_curves
 from fleet_operator.cli.display import DisplayHandler, LineDisplay, TableDisplay
 from fleet_operator.cli.given import check_folders, describe
+from fleet_operator.cli.lines import now
 from fleet_operator.cli.local_job import RunOptions, prepare
-from fleet_operator.cli.page import render_page
+from fleet_operator.cli.page import Picture, draw_loss_curves, render_page
 from fleet_operator.cli.result import to_json, to_text
 from fleet_operator.cli.run import run_job
 from fleet_operator.cli.scalars import Scalars

@@ -1,8 +1,9 @@
-"""Pure: what happens in a run, in sentences."""
+"""The sentences, times and placeholders of the command line's output."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from fleet_operator.api import JobState
@@ -16,7 +17,12 @@ if TYPE_CHECKING:
     from fleet_operator.local.pod import LocalPod
 
 ABSENT = "-"
-"""What tables show where there is nothing to show."""
+"""The placeholder of an empty table cell."""
+
+
+def now() -> datetime:
+    """Return the time of day in UTC."""
+    return datetime.now(UTC)
 
 
 def describe_exit(pod: LocalPod, job: FleetJob) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fleet_operator.api import FailureAction, FailurePolicy, Mode, Role, StartupPolicy
-from fleet_operator.cli.clock import now
+from fleet_operator.cli.lines import now
 from fleet_operator.errors import InvalidJob
 from fleet_operator.local.addresses import Claim, claim_ports
 from fleet_operator.local.container import Given

@@ -19,9 +19,8 @@ import typer
 
 from fleet_operator.api.names import LABEL_ATTEMPT, LABEL_INDEX, LABEL_ROLE, PLURAL
 from fleet_operator.cli.summary import Summary
-from fleet_operator.kubernetes.client import REQUEST_SECONDS, ApiError
+from fleet_operator.kubernetes.client import REQUEST_SECONDS, ApiError, collection
 from fleet_operator.kubernetes.observation import main_container
-from fleet_operator.kubernetes.resources import collection
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping, Sequence

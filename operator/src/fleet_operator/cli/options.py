@@ -1,19 +1,45 @@
-"""The options and arguments that commands share.
+"""The options and arguments of the commands, and the completion of job names.
 
-What defines the command line imports nothing that takes long, such as pydantic or aiohttp: each command
-imports what it needs when it runs, so that help and completion are there at once.
+Modules that define the command line import nothing slow, such as pydantic or aiohttp: each command imports
+what it needs when it runs, so that help and completion are immediate.
 """
 
 # No `from __future__ import annotations` here: Typer reads these annotations.
+
 import contextlib
 from collections.abc import Iterator
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fleet_operator.cli.completion import complete_jobs
+from fleet_operator.errors import OperatorError
+
+if TYPE_CHECKING:
+    from fleet_operator.cli.session import Session
+
+PATIENCE_SECONDS = 2.0
+"""How long a person who has pressed Tab waits for the cluster; a credential program's time comes on top."""
+
+
+def complete_jobs(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Return the names of jobs that begin so; none where the cluster does not answer."""
+    import asyncio
+
+    from fleet_operator.cli.session import Where, in_session
+
+    async def names(session: "Session") -> list[str]:
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            return [job["metadata"]["name"] for job in await session.jobs()]
+
+    given = ctx.params
+    file = given.get("kubeconfig")
+    where = Where(Path(file) if file else None, given.get("context"), given.get("namespace"))
+    try:
+        return [name for name in in_session(where, names) if name.startswith(incomplete)]
+    except (OperatorError, OSError):
+        return []
 
 
 class Output(StrEnum):
@@ -92,3 +118,61 @@ Kubeconfig = Annotated[
 ]
 Printed = Annotated[Output, typer.Option("--output", "-o", help="text for people, json for programs.")]
 Timeout = Annotated[float | None, typer.Option(min=0.1, help="Stop waiting after so many seconds.")]
+
+
+RunPrinted = Annotated[
+    Output,
+    typer.Option(
+        "--output",
+        "-o",
+        help="text for people; json for programs: one object on standard output, all else on standard error.",
+    ),
+]
+LogDir = Annotated[
+    Path | None, typer.Option(help="The folder of the replicas' logs. Default: logs/JOB-TIME-PID.")
+]
+Workdir = Annotated[
+    Path | None,
+    typer.Option(
+        exists=True,
+        file_okay=False,
+        resolve_path=True,
+        help="The replicas' working directory. Default: a template's workingDir if it is a folder here,"
+        " else the root of the manifest's project, or the manifest's folder if the script is only there.",
+    ),
+]
+Follow = Annotated[bool, typer.Option("--follow", help="Show what trainer 0 prints, with the times.")]
+TensorBoard = Annotated[
+    Path | None,
+    typer.Option(
+        file_okay=False,
+        metavar="DIR",
+        help="Write the trainers' losses, speeds and metrics for TensorBoard, to a folder in DIR.",
+    ),
+]
+Volumes = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME=FOLDER",
+        help="A folder of this machine in the place of a volume; checkpoint is spec.checkpoint. Paths in"
+        " its mount become paths in the folder, in the command, the args and the variables.",
+    ),
+]
+EnvFiles = Annotated[
+    list[Path] | None,
+    typer.Option(
+        metavar="FILE",
+        help="Variables of the replicas, a line NAME=VALUE each, in the place of Secrets and ConfigMaps."
+        " The manifest's own values count before them.",
+    ),
+]
+RunTimeout = Annotated[
+    float | None, typer.Option(min=0.1, help="Stop the run after so many seconds (exit status 124).")
+]
+NoRestart = Annotated[
+    bool,
+    typer.Option(
+        "--no-restart",
+        help="The first failure fails the job, whatever its failurePolicy says: for finding mistakes.",
+    ),
+]

@@ -177,7 +177,7 @@ def events(
     kubeconfig: Kubeconfig = None,
 ) -> None:
     """Show what has happened to a job."""
-    from fleet_operator.cli.story import show_events
+    from fleet_operator.cli.status import show_events
 
     as_json = output is Output.JSON
     _exit_after(

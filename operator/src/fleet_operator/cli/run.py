@@ -1,8 +1,8 @@
 """``fleetjob run``: one job on this machine, from its manifest to its summary.
 
-The engine drives the local cluster with the same plans as in Kubernetes. Beside it run, each in its own
-task: the replicas' progress, the table or the lines, and the wait for the end. However the run ends, no
-process is left: the cluster's `close` returns when the supervisor has seen the last one go.
+The engine drives the local cluster with the same plans as in Kubernetes. Tasks of their own read the
+replicas' progress, show the table or the lines, and wait for the end. However the run ends, it leaves no
+process behind: the cluster's `close` returns when the supervisor has seen the last one end.
 """
 
 from __future__ import annotations
@@ -22,8 +22,7 @@ from fleet_operator.api import (
     JobState,
 )
 from fleet_operator.api.names import METRICS_PORT
-from fleet_operator.cli.clock import now
-from fleet_operator.cli.follow import Follower
+from fleet_operator.cli.lines import now
 from fleet_operator.cli.local_job import RunOptions, claim_port, local_settings, without_cluster
 from fleet_operator.cli.view import JobView
 from fleet_operator.cluster import Key
@@ -32,6 +31,7 @@ from fleet_operator.kubernetes.progress import fetch_progress
 from fleet_operator.local.addresses import Claim, LocalHosts, claim_addresses, job_ports
 from fleet_operator.local.cluster import ProcessCluster
 from fleet_operator.local.limits import not_applied
+from fleet_operator.local.log import printable, split_time
 from fleet_operator.local.pod import too_few
 from fleet_operator.local.supervisor_client import SupervisorLostError
 from fleet_operator.plan.model import PodPhase
@@ -42,6 +42,60 @@ if TYPE_CHECKING:
     from fleet_operator.api import FleetJob
     from fleet_operator.cli.display import Display
     from fleet_operator.cli.replica import ReplicaView
+
+READ_BYTES = 1 << 18
+"""How much is read at once: a replica that prints faster is shown a little later."""
+
+
+class Follower:
+    """Shows the lines that are added to the log of a replica.
+
+    Parameters
+    ----------
+    log : Path
+        The log, which need not be there yet. What it holds already, of an earlier run, is not shown.
+    replica : str
+        The replica's name, which leads each line.
+    show : callable
+        Called with each line.
+    """
+
+    def __init__(self, log: Path, replica: str, show: Callable[[str], None]) -> None:
+        self._log = log
+        self._replica = replica
+        self._show = show
+        self._rest = b""
+        self._position = 0
+        with contextlib.suppress(FileNotFoundError):
+            self._position = log.stat().st_size
+
+    def read(self) -> bool:
+        """Show what one read brings; return False if there is no more now."""
+        try:
+            with self._log.open("rb") as file:
+                file.seek(self._position)
+                data = file.read(READ_BYTES)
+        except FileNotFoundError:
+            return False
+        self._position += len(data)
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            self._show_line(line)
+        return len(data) == READ_BYTES
+
+    def finish(self) -> None:
+        """Show all that is left, a line without an end as well."""
+        while self.read():
+            pass
+        if self._rest:
+            self._show_line(self._rest)
+            self._rest = b""
+
+    def _show_line(self, line: bytes) -> None:
+        moment, text = split_time(line.decode(errors="replace"))
+        clock = "" if moment is None else f"{moment.astimezone():%H:%M:%S} "
+        self._show(f"[{self._replica}] {clock}{printable(text)}")
+
 
 POLL_SECONDS = 1.0
 TELL_FAILURE_SECONDS = (

@@ -12,11 +12,10 @@ from fleet_operator.api.names import LABEL_JOB_NAME, PLURAL
 from fleet_operator.api.rules import name_problem
 from fleet_operator.cluster import Key
 from fleet_operator.errors import OperatorError
-from fleet_operator.kubernetes.client import ApiClient, ApiError
+from fleet_operator.kubernetes.client import ApiClient, ApiError, collection
 from fleet_operator.kubernetes.indexer import Cache, Entry, Store, key_of, version_of
 from fleet_operator.kubernetes.login import connect_user
 from fleet_operator.kubernetes.reflector import ExpiredError, ListWatch, list_pages
-from fleet_operator.kubernetes.resources import collection
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping

@@ -1,8 +1,9 @@
-"""``fleetjob status``: jobs as they are, once or for as long as somebody watches."""
+"""``fleetjob status`` and ``fleetjob events``: the present state of jobs, and what has happened to one."""
 
 from __future__ import annotations
 
 import json
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -11,18 +12,18 @@ from rich.table import Table
 from rich.text import Text
 
 from fleet_operator.api import JobState
-from fleet_operator.api.names import API_VERSION, PLURAL
-from fleet_operator.cli.clock import now
-from fleet_operator.cli.lines import ABSENT
+from fleet_operator.api.names import API_VERSION, KIND, PLURAL
+from fleet_operator.cli.lines import ABSENT, now
 from fleet_operator.cli.session import ClusterRefusal
 from fleet_operator.cli.summary import Summary, age, details
 from fleet_operator.cli.table import STYLES
+from fleet_operator.kubernetes.client import collection
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-    from datetime import datetime
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from fleet_operator.cli.session import Session, Watched
+
 
 REDRAW_SECONDS = 1.0
 PIPE_COLUMNS = 4096  # a program that reads the table wants whole sentences
@@ -132,3 +133,38 @@ def _numbers(job: Summary) -> Sequence[str]:
         ABSENT if eta is None else age(eta),
         str(status.restarts),
     )
+
+
+async def show_events(session: Session, name: str, *, as_json: bool, say: Callable[[str], None]) -> int:
+    """Show the events of a job; the API server keeps them for an hour."""
+    selector = {"fieldSelector": f"involvedObject.kind={KIND},involvedObject.name={name}"}
+    with session.explained():
+        found = await session.client.get(collection("events", session.namespace), selector)
+    events = sorted(found["items"], key=lambda event: (_last(event), _version(event)))
+    if not events:
+        await session.job(name)  # a name that is not there is a mistake
+    if as_json:
+        say(json.dumps({"apiVersion": "v1", "kind": "EventList", "items": events}, indent=2))
+        return 0
+    if not events:
+        say(f"no events of FleetJob {name}; they are kept for an hour")
+    width = max((len(_word(event, "reason")) for event in events), default=0)
+    for event in events:
+        times = f" (x{event['count']})" if event.get("count", 1) > 1 else ""
+        ago = age((now() - datetime.fromisoformat(_last(event))).total_seconds())
+        kind, reason = _word(event, "type"), _word(event, "reason")
+        say(f"{ago:>4}  {kind:7}  {reason:{width}}  {event.get('message', '')}{times}")
+    return 0
+
+
+def _word(event: Mapping[str, Any], field: str) -> str:
+    """Return a field that whoever wrote the event may have left out."""
+    return str(event.get(field) or ABSENT)
+
+
+def _last(event: Mapping[str, Any]) -> str:
+    return str(event.get("lastTimestamp") or event["metadata"]["creationTimestamp"])
+
+
+def _version(event: Mapping[str, Any]) -> int:
+    return int(event["metadata"].get("resourceVersion") or 0)

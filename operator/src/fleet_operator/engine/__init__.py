@@ -1,9 +1,8 @@
 """What keeps looking: the queue, the workers, the reconciler that carries plans out, and the election."""
 
-from fleet_operator.engine.clock import Clock, SystemClock
 from fleet_operator.engine.election import Election, NotLeadingError
 from fleet_operator.engine.engine import Engine
-from fleet_operator.engine.outcome import Observer, Result
+from fleet_operator.engine.passes import Clock, Observer, Result, SystemClock
 from fleet_operator.engine.queue import WorkQueue
 from fleet_operator.engine.reconcile import Reconciler
 

@@ -28,13 +28,13 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from fleet_operator.cluster import ClusterError
-from fleet_operator.engine.clock import SystemClock
+from fleet_operator.engine.passes import SystemClock
 from fleet_operator.kubernetes.client import ApiError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from fleet_operator.engine.clock import Clock
+    from fleet_operator.engine.passes import Clock
     from fleet_operator.kubernetes.client import ApiClient
 
 logger = logging.getLogger(__name__)

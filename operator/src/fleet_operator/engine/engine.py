@@ -11,8 +11,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from fleet_operator.cluster import ClusterError
-from fleet_operator.engine.clock import SystemClock
-from fleet_operator.engine.outcome import Observer, Outcome, Result
+from fleet_operator.engine.passes import Observer, Outcome, Result, SystemClock
 from fleet_operator.engine.queue import WorkQueue
 from fleet_operator.engine.reconcile import Reconciler, retry_after
 from fleet_operator.plan import plan
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
     from datetime import timedelta
 
     from fleet_operator.cluster import Cluster, Key
-    from fleet_operator.engine.clock import Clock
+    from fleet_operator.engine.passes import Clock
     from fleet_operator.engine.reconcile import Decide
 
 logger = logging.getLogger(__name__)

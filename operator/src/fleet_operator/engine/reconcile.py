@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from fleet_operator.cluster import ClusterError, ConflictError
 from fleet_operator.engine.batching import StatusBatching, debounce
-from fleet_operator.engine.outcome import Observer, Outcome, Result
+from fleet_operator.engine.passes import Observer, Outcome, Result
 from fleet_operator.plan.model import CreatePod, DeletePod, Event
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from fleet_operator.api import FleetJob, FleetJobStatus
     from fleet_operator.build import Hosts
     from fleet_operator.cluster import Cluster, Key
-    from fleet_operator.engine.clock import Clock
+    from fleet_operator.engine.passes import Clock
     from fleet_operator.plan.model import Action, Observed, Plan
 
     Decide = Callable[[FleetJob, Observed, datetime, Hosts], Plan]

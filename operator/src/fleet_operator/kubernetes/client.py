@@ -1,8 +1,11 @@
-"""A thin typed client of the API server, on one aiohttp session that everything shares.
+"""A thin typed client of the API server, on one shared aiohttp session, and the resources that it reads.
 
-Objects go in and come out as plain mappings; an answer that is not a success is an `ApiError`, whose message
-is the server's own sentence. Nothing is retried here: whoever asked knows what looking again means. A token
-bucket limits how fast the API server may be written to, so that a burst of jobs is no attack on it.
+Objects are plain mappings. A response other than a success raises an `ApiError` with the server's own
+message. The client never retries: its callers know whether a retry makes sense. A token bucket limits the
+rate of writes, so that a burst of jobs does not overload the API server.
+
+Every job has pods and a Service. The operator may see and create the other kinds only if the chart grants it
+the right to: `Settings.features` names those that are enabled.
 """
 
 from __future__ import annotations
@@ -12,12 +15,13 @@ import json
 import re
 import time
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import aiohttp
 import orjson
 from yarl import URL
 
+from fleet_operator.api.names import API_VERSION, PLURAL
 from fleet_operator.cluster import ClusterError
 from fleet_operator.kubernetes.login import ConnectionSettingsError
 
@@ -29,6 +33,57 @@ if TYPE_CHECKING:
     from fleet_operator.kubernetes.login import Connection
 
     OnRequest = Callable[[str, str, int, float], None]
+
+__all__ = ["FEATURES", "KINDS", "PODS", "RESOURCES", "SERVICES", "Resource", "collection"]
+
+PODS, SERVICES = "pods", "services"
+
+
+class Resource(NamedTuple):
+    """One kind of object of the API server."""
+
+    api_version: str
+    kind: str
+    plural: str
+
+    @property
+    def key(self) -> str:
+        """What it is called where a plural alone would be ambiguous, as kubectl does."""
+        group = self.api_version.rpartition("/")[0]
+        return f"{self.plural}.{group}" if group else self.plural
+
+    @property
+    def base(self) -> str:
+        """The path of its API."""
+        return f"/apis/{self.api_version}" if "/" in self.api_version else f"/api/{self.api_version}"
+
+
+FEATURES = {
+    "checkpointClaims": Resource("v1", "PersistentVolumeClaim", "persistentvolumeclaims"),
+    "networkPolicies": Resource("networking.k8s.io/v1", "NetworkPolicy", "networkpolicies"),
+    "podDisruptionBudgets": Resource("policy/v1", "PodDisruptionBudget", "poddisruptionbudgets"),
+    "volcano": Resource("scheduling.volcano.sh/v1beta1", "PodGroup", "podgroups"),
+    "coscheduling": Resource("scheduling.x-k8s.io/v1alpha1", "PodGroup", "podgroups"),
+}
+"""By the name of the chart's value that switches it on."""
+
+
+RESOURCES = {each.key: each for each in FEATURES.values()}
+KINDS = {PODS: "Pod", SERVICES: "Service"} | {key: each.kind for key, each in RESOURCES.items()}
+"""By what a kind of object is called here: a plural, or the key of a `Resource`."""
+
+
+def collection(resource: str, namespace: str | None) -> str:
+    """Return the path of a collection, of one namespace or of all of them.
+
+    `resource` is ``fleetjobs`` or one of `KINDS`; every other plural is taken to be of the core API.
+    """
+    if (known := RESOURCES.get(resource)) is not None:
+        base, plural = known.base, known.plural
+    else:
+        base, plural = f"/apis/{API_VERSION}" if resource == PLURAL else "/api/v1", resource
+    return f"{base}/{plural}" if namespace is None else f"{base}/namespaces/{namespace}/{plural}"
+
 
 REQUEST_SECONDS = 30.0
 CONNECT_SECONDS = 5.0

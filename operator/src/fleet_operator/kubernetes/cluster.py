@@ -16,10 +16,9 @@ from fleet_operator.api import FleetJob, FleetJobStatus, JobProgress, Role, read
 from fleet_operator.api.names import API_VERSION, KIND, PLURAL, pod_name, service_name
 from fleet_operator.build import ClusterHosts
 from fleet_operator.cluster import KEY_BYTES, ConflictError, Key
-from fleet_operator.kubernetes.client import ApiError
+from fleet_operator.kubernetes.client import FEATURES, KINDS, PODS, SERVICES, ApiError, collection
 from fleet_operator.kubernetes.events import Subject
 from fleet_operator.kubernetes.refusals import Refusal, Refusals, is_for_good, is_over_quota, needs_somebody
-from fleet_operator.kubernetes.resources import FEATURES, KINDS, PODS, SERVICES, collection
 from fleet_operator.plan.model import (
     CreatePod,
     CreateService,
@@ -38,12 +37,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from fleet_operator.build import Hosts
-    from fleet_operator.kubernetes.client import ApiClient
+    from fleet_operator.kubernetes.client import ApiClient, Resource
     from fleet_operator.kubernetes.events import EventRecorder
     from fleet_operator.kubernetes.indexer import Entry
     from fleet_operator.kubernetes.informer_cache import ClusterView
     from fleet_operator.kubernetes.progress import ProgressReader
-    from fleet_operator.kubernetes.resources import Resource
     from fleet_operator.plan.model import Action, ObservedPod
 
 UNSEEN_SECONDS = 5.0

@@ -14,20 +14,18 @@ from typing import TYPE_CHECKING, Any
 from fleet_operator.api.names import LABEL_JOB_NAME, LABEL_MANAGED_BY, MANAGED_BY
 from fleet_operator.cluster import Key
 from fleet_operator.errors import OperatorError
-from fleet_operator.kubernetes.client import ApiError
+from fleet_operator.kubernetes.client import FEATURES, KINDS, PODS, RESOURCES, SERVICES, ApiError, collection
 from fleet_operator.kubernetes.indexer import Cache, Entry, Store, key_of, owner_of, version_of
 from fleet_operator.kubernetes.jobs import FleetJobs
 from fleet_operator.kubernetes.observation import observe_object, observe_pod
 from fleet_operator.kubernetes.reflector import ListWatch, Scope
-from fleet_operator.kubernetes.resources import FEATURES, KINDS, PODS, RESOURCES, SERVICES, collection
 from fleet_operator.plan.observe.pods import has_ended
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 
-    from fleet_operator.kubernetes.client import ApiClient
+    from fleet_operator.kubernetes.client import ApiClient, Resource
     from fleet_operator.kubernetes.events import EventRecorder
-    from fleet_operator.kubernetes.resources import Resource
     from fleet_operator.plan.model import ObservedObject, ObservedPod
 
 logger = logging.getLogger(__name__)

@@ -16,11 +16,10 @@ from fleet_operator.api import FleetJob, read_job
 from fleet_operator.api.names import PLURAL
 from fleet_operator.cluster import Key
 from fleet_operator.errors import InvalidJob
-from fleet_operator.kubernetes.client import ApiError
+from fleet_operator.kubernetes.client import ApiError, collection
 from fleet_operator.kubernetes.events import Subject
 from fleet_operator.kubernetes.indexer import Entry, Store, key_of, owner_of, version_of
 from fleet_operator.kubernetes.reflector import ExpiredError, list_pages
-from fleet_operator.kubernetes.resources import collection
 from fleet_operator.plan.model import Event
 
 if TYPE_CHECKING:

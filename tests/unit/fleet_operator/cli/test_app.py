@@ -347,7 +347,7 @@ def test_help_imports_nothing_that_takes_long(arguments, absent):
     assert not {each for each in imported if each.startswith("fleet_operator.")} - {
         "fleet_operator.errors",
         "fleet_operator.cli",
-        *(f"fleet_operator.cli.{each}" for each in ("app", "completion", "options", "remote", "run_options")),
+        *(f"fleet_operator.cli.{each}" for each in ("app", "options", "remote")),
     }
 
 

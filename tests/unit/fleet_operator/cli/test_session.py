@@ -9,8 +9,7 @@ import pytest
 from fleet_operator.api.names import PLURAL
 from fleet_operator.cli import session as module
 from fleet_operator.cli.session import ClusterRefusal, Session
-from fleet_operator.kubernetes.client import ApiError
-from fleet_operator.kubernetes.resources import collection
+from fleet_operator.kubernetes.client import ApiError, collection
 from tests.support.fake_api import FakeApi
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from fleet_operator.api import FleetJobStatus, JobState
 from fleet_operator.cluster import ConflictError, Key
 from fleet_operator.engine import Observer, Reconciler, Result
 from fleet_operator.engine.batching import COUNTS, FIRST
-from fleet_operator.engine.outcome import Outcome
+from fleet_operator.engine.passes import Outcome
 from fleet_operator.engine.reconcile import AT_ONCE, UNSEEN_WRITE
 from fleet_operator.kubernetes.client import ApiError
 from fleet_operator.plan.model import (

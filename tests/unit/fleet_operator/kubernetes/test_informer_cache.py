@@ -10,11 +10,10 @@ from fleet_operator.build import build_service
 from fleet_operator.cluster import Key
 from fleet_operator.kubernetes import informer_cache, reflector
 from fleet_operator.kubernetes import jobs as jobs_module
-from fleet_operator.kubernetes.client import ApiError
+from fleet_operator.kubernetes.client import FEATURES, ApiError
 from fleet_operator.kubernetes.cluster import KubernetesCluster
 from fleet_operator.kubernetes.events import EventRecorder
 from fleet_operator.kubernetes.informer_cache import ClusterView, NotSyncedError
-from fleet_operator.kubernetes.resources import FEATURES
 from fleet_operator.plan.model import CreateService
 from tests.support.jobs import manifest
 from tests.support.seen_cluster import JOB, JOBS, KEY, POD, SERVICE, SeenCluster, api_with_a_job, started

@@ -1,19 +1,19 @@
-"""The volume that outlives the pods: its claims, and where they are mounted."""
+"""The volumes that the operator adds to pods: checkpoints, which outlive them, and certificates."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from fleet_operator.api import CheckpointScope, Retention, Role
-from fleet_operator.api.names import claim_name
-from fleet_operator.build.metadata import job_labels, owner_references
+from fleet_operator.api.names import TLS_DIR, TLS_SERVER_NAME, claim_name
+from fleet_operator.build.service import job_labels, owner_references
 
 if TYPE_CHECKING:
     from fleet_operator.api import FleetJob
 
-__all__ = ["build_claims", "mount_checkpoint"]
+__all__ = ["build_claims", "mount_certificates", "mount_checkpoint", "tls_env"]
 
-_VOLUME = "fleet-checkpoint"
+_CHECKPOINT_VOLUME = "fleet-checkpoint"
 
 
 def build_claims(job: FleetJob) -> list[dict[str, Any]]:
@@ -72,7 +72,42 @@ def mount_checkpoint(
     if checkpoint is None or (own and role is not Role.PSERVER):
         return
     name = checkpoint.claim_name or claim_name(job.name, index if own else None)
-    claim = {"name": _VOLUME, "persistentVolumeClaim": {"claimName": name}}
+    claim = {"name": _CHECKPOINT_VOLUME, "persistentVolumeClaim": {"claimName": name}}
     spec["volumes"] = [*spec.get("volumes", []), claim]
-    mount = {"name": _VOLUME, "mountPath": checkpoint.mount_path}
+    mount = {"name": _CHECKPOINT_VOLUME, "mountPath": checkpoint.mount_path}
+    container["volumeMounts"] = [*container.get("volumeMounts", []), mount]
+
+
+_TLS_VOLUME: Final = "fleet-tls"
+_TLS_FOLDER: Final = "/etc/fleet/tls"
+_TLS_MODE: Final = 0o444
+"""By whatever user the template's container has: nothing else runs in it, and nothing else has the mount."""
+
+
+def tls_env(job: FleetJob) -> dict[str, str]:
+    """Return what tells a replica where its certificates are; nothing for a job that does not encrypt."""
+    tls = job.tls
+    if tls is None:
+        return {}
+    return {TLS_DIR: _TLS_FOLDER} | ({TLS_SERVER_NAME: tls.server_name} if tls.server_name else {})
+
+
+def mount_certificates(spec: dict[str, Any], container: dict[str, Any], job: FleetJob) -> None:
+    """Mount the Secret in the main container of a pod, whole, so that the kubelet renews its files.
+
+    Parameters
+    ----------
+    spec : dict
+        The pod's spec, which is changed.
+    container : dict
+        The main container in it, which is changed as well.
+    job : FleetJob
+        The job.
+    """
+    tls = job.tls
+    if tls is None:
+        return
+    secret = {"secretName": tls.secret_name, "defaultMode": _TLS_MODE}
+    spec["volumes"] = [*spec.get("volumes", []), {"name": _TLS_VOLUME, "secret": secret}]
+    mount = {"name": _TLS_VOLUME, "mountPath": _TLS_FOLDER, "readOnly": True}
     container["volumeMounts"] = [*container.get("volumeMounts", []), mount]

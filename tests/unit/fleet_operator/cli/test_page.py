@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from fleet_operator.cli.curve import draw_loss_curves
+from fleet_operator.cli.page import draw_loss_curves
 
 
 def test_a_curve_is_drawn_for_light_pages_and_for_dark_ones():

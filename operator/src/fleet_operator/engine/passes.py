@@ -1,10 +1,12 @@
-"""How a pass over one job ends, and what whoever counts is told: metrics in the operator, nobody locally."""
+"""A pass over one job: its clock, its outcome, and the observer that counts it."""
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from datetime import timedelta
@@ -12,6 +14,28 @@ if TYPE_CHECKING:
     from fleet_operator.api import FleetJob
     from fleet_operator.cluster import Key
     from fleet_operator.plan.model import Action
+
+
+class Clock(Protocol):
+    """Two readings of one clock: what people see, and what never jumps."""
+
+    def now(self) -> datetime:
+        """Return the time of day, with its zone: what plans and statuses are made of."""
+
+    def monotonic(self) -> float:
+        """Return seconds that only grow: what delays are measured with."""
+
+
+class SystemClock:
+    """The clock of this machine."""
+
+    def now(self) -> datetime:
+        """Return the time of day in UTC."""
+        return datetime.now(UTC)
+
+    def monotonic(self) -> float:
+        """Return seconds since some moment in the past."""
+        return time.monotonic()
 
 
 class Result(StrEnum):
