@@ -1,4 +1,4 @@
-"""What the engine asks of a cluster, be it an API server or this machine."""
+"""The interface between the engine and a cluster: an API server or this machine."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from fleet_operator.plan.model import Action, Event, Observed
 
 KEY_BYTES = 32
-"""Of the key that a life of a job gets: 256 random bits."""
+"""The size of the key of a job's life: 256 random bits."""
 
 
 class Key(NamedTuple):
@@ -32,36 +32,36 @@ class Key(NamedTuple):
 
 
 class ClusterError(OperatorError):
-    """The cluster did not do what it was asked to; the message says why. The next pass asks again."""
+    """A request to the cluster failed; the message says why. The next pass retries."""
 
     transient = False
-    """Whether it says nothing about what was asked: the next time may go well with nothing changed."""
+    """Whether the failure is unrelated to the request, so that a retry may succeed unchanged."""
 
     retry_after_seconds = 0.0
-    """How long the cluster asks to be left alone."""
+    """How long the cluster asks clients to wait."""
 
 
 class ConflictError(ClusterError):
-    """The plan is stale, because what it was decided on has changed since: look again."""
+    """The plan is stale: the state on which it is based has changed."""
 
 
 class Cluster(Protocol):
-    """Reads come from memory and never wait; several writes of one job may be under way at the same time."""
+    """Reads come from memory and never block; several writes of one job may run at the same time."""
 
     def job(self, key: Key) -> FleetJob | None:
         """Return the newest known version of a job, or None if it is gone."""
 
     def observe(self, job: FleetJob) -> Observed | None:
-        """Return what is there for `job`, or None while that, or an own write, has not been seen yet."""
+        """Return the objects of `job`, or None while they, or our own writes, have not been observed yet."""
 
     def hosts(self, job: FleetJob) -> Hosts:
-        """Return where each replica of `job` is reached."""
+        """Return the hosts of the replicas of `job`."""
 
     async def write_status(self, job: FleetJob, status: FleetJobStatus) -> FleetJob:
         """Replace the job's status; ConflictError if `job` is not its newest version."""
 
     async def apply(self, job: FleetJob, action: Action) -> None:
-        """Carry one action out. An action that has been carried out already is no error."""
+        """Carry out one action. Repeating an action is not an error."""
 
     async def record(self, job: FleetJob, event: Event) -> None:
-        """Tell people. A failure to tell is logged, never raised."""
+        """Record an event for people. A failure is logged, never raised."""

@@ -1,20 +1,20 @@
-"""What can go wrong, and how what is wrong with a manifest is told. Each class stands where it is raised.
+"""The errors of the operator, and the problems of a manifest. Each class is defined where it is raised.
 
 ::
 
     OperatorError
-    ├── InvalidJob                  a manifest is not a FleetJob that can run: the user's mistake
+    ├── InvalidJob                  a manifest is not a valid FleetJob: the user's mistake
     ├── ManifestError               cli: a file cannot be read as one FleetJob: the user's mistake
     ├── ClusterRefusal              cli: the API server refused or did not answer, and what to do about it
-    ├── SettingsError               an environment variable of the operator has a value that cannot be used
-    ├── ConnectionSettingsError     kubernetes: what says where the API server is cannot be used
-    ├── NotOpenedError              start-up: a port or a name in a certificate cannot be used
-    ├── NotSyncedError              kubernetes: the API server did not list in time what there is
+    ├── SettingsError               an environment variable of the operator has an invalid value
+    ├── ConnectionSettingsError     kubernetes: the configuration of the API server is unusable
+    ├── NotOpenedError              start-up: a port or a name in a certificate is unusable
+    ├── NotSyncedError              kubernetes: the initial lists did not arrive in time
     ├── AddressError                local: this machine has no addresses for a local run
     ├── SupervisorLostError         local: the process that owns a local run has ended
-    └── ClusterError                cluster: what was asked for was not done; another try follows
-        ├── ConflictError           what a plan was decided on has changed since
-        ├── NotLeadingError         engine: another operator may be at work by now
+    └── ClusterError                cluster: a request failed; a retry follows
+        ├── ConflictError           the state on which a plan is based has changed
+        ├── NotLeadingError         engine: another operator may be active by now
         └── ApiError                kubernetes: the API server refused, or did not answer
 """
 
@@ -29,33 +29,33 @@ __all__ = ["InvalidJob", "OperatorError", "Problem"]
 
 
 MOST_SHOWN = 50
-"""How many problems of one manifest a message shows."""
+"""The number of problems of a manifest that a message shows."""
 
 
 class OperatorError(Exception):
     """The base of this package's own errors."""
 
     exit_status = 1
-    """That of a command which ends by it."""
+    """The exit status of a command that ends with this error."""
 
 
 class Problem(NamedTuple):
-    """One thing wrong with a manifest."""
+    """A problem of a manifest."""
 
     path: str  # the field, as kubectl writes it: spec.template.spec.containers[0].image
-    found: str  # what is there, or "nothing"
-    expected: str  # what would have been right, and where it helps, what to do
-    file: str | None = None  # where the manifest has it, if it comes from a file
+    found: str  # the present value, or "nothing"
+    expected: str  # a valid value, and if helpful what to do
+    file: str | None = None  # its location in the manifest's file, if there is one
     line: int | None = None  # counted from 1
 
     def __str__(self) -> str:
-        """Return the problem in one sentence, led by its place as editors and compilers write it."""
+        """Return the problem in one sentence, after its location in the form of a compiler."""
         place = "" if self.file is None else f"{self.file}:{self.line}: "
         return f"{place}{self.path}: found {self.found}, expected {self.expected}"
 
 
 class InvalidJob(OperatorError):  # noqa: N818  the name says what is wrong, as the message does
-    """A manifest is not a valid FleetJob; `problems` holds all that is wrong with it."""
+    """A manifest is not a valid FleetJob; `problems` lists everything that is wrong with it."""
 
     exit_status = 2
 

@@ -1,4 +1,4 @@
-"""How the operator logs: one line a record, with the job that it is about."""
+"""The operator's log: one line per record, with the job that it concerns."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class TextFormatter(logging.Formatter):
     """``2026-01-02T03:04:05.678Z INFO default/digits fleet_operator.engine: a pass failed``."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return one line, and the traceback below it if there is one."""
+        """Return one line, and below it the traceback if there is one."""
         job = getattr(record, "job", None)
         about = f"{job} " if job else ""
         line = f"{_moment(record)} {record.levelname} {about}{record.name}: {record.getMessage()}"
@@ -20,7 +20,7 @@ class TextFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line: time, level, logger, message, and job and exception where there are any."""
+    """One JSON object per line: time, level, logger, message, and job and exception if there are any."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return one line."""
@@ -36,13 +36,13 @@ class JsonFormatter(logging.Formatter):
 
 
 def configure_logging(level: str, form: str) -> None:
-    """Log to standard error, replacing whatever was set up before."""
+    """Log to standard error, replacing any previous configuration."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if form == "json" else TextFormatter())
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
-    # kopf tells each of its watches' ends at level INFO; what matters of it is a warning or worse.
+    # kopf logs the end of each watch at level INFO; only its warnings and errors matter.
     logging.getLogger("kopf").setLevel(max(logging.WARNING, root.level))
 
 

@@ -1,4 +1,4 @@
-"""What the operator is told from outside, all of it by environment variables that the chart sets."""
+"""The operator's settings, from environment variables that the chart sets."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ OPERATORS_WITH_VALUES, OPERATORS_WITHOUT = ("In", "NotIn"), ("Exists", "DoesNotE
 
 
 class SettingsError(OperatorError):
-    """An environment variable has a value that cannot be used."""
+    """An environment variable has an invalid value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,35 +31,35 @@ class Settings:
     Attributes
     ----------
     namespaces : tuple of str
-        ``FLEET_OPERATOR_NAMESPACES``, separated by commas: where FleetJobs are looked for. Default: all.
+        ``FLEET_OPERATOR_NAMESPACES``, separated by commas: the namespaces of the FleetJobs. Default: all.
     features : tuple of str
-        ``FLEET_OPERATOR_FEATURES``, separated by commas: what jobs may have beside pods and Services, of
+        ``FLEET_OPERATOR_FEATURES``, separated by commas: the objects of jobs beyond pods and Services, of
         checkpointClaims, networkPolicies, podDisruptionBudgets, volcano and coscheduling. Default: none.
     metrics_readers : tuple of mapping
-        ``FLEET_OPERATOR_METRICS_READERS``, a list in JSON: who may read the metrics of jobs with a
-        NetworkPolicy beside the operator's namespace, each a peer as a NetworkPolicy has them, with no other
+        ``FLEET_OPERATOR_METRICS_READERS``, a list in JSON: the readers of the metrics of jobs with a
+        NetworkPolicy in addition to the operator's namespace, each a peer of a NetworkPolicy without other
         fields. Default: none.
     workers : int
-        ``FLEET_OPERATOR_WORKERS``: how many jobs are worked on at the same time, a quarter of them new ones.
+        ``FLEET_OPERATOR_WORKERS``: how many jobs are reconciled at the same time, a quarter of them new ones.
         Default: 8.
     resync : timedelta
-        ``FLEET_OPERATOR_RESYNC_SECONDS``: how often every job is looked at even if nothing happened.
+        ``FLEET_OPERATOR_RESYNC_SECONDS``: how often every job is reconciled even without changes.
         Default: 600.
     writes_per_second : int
-        ``FLEET_OPERATOR_WRITES_PER_SECOND``: how fast the API server is written to for long; a second's worth
-        may go at once. Default: 500.
+        ``FLEET_OPERATOR_WRITES_PER_SECOND``: the sustained rate of writes to the API server; a burst may have
+        as many. Default: 500.
     lease : str
-        ``FLEET_OPERATOR_LEASE``: the Lease, in the operator's own namespace, whose holder works while the
+        ``FLEET_OPERATOR_LEASE``: the Lease, in the operator's own namespace, whose holder is active while the
         others stand by. Default: fleet-operator.
     lease_duration : timedelta
-        ``FLEET_OPERATOR_LEASE_SECONDS``: how long after its holder's last renewal another takes it.
+        ``FLEET_OPERATOR_LEASE_SECONDS``: how long after its last renewal the Lease expires.
         Default: 15.
     identity : str
-        ``FLEET_OPERATOR_IDENTITY``: the name under which the Lease is held, the pod's for example. Nobody
-        else may use it at the same time. Default: the host's name and something random.
+        ``FLEET_OPERATOR_IDENTITY``: the unique name of this holder of the Lease, the pod's for example.
+        Default: the host's name and a random suffix.
     http_host, http_port : str, int
-        ``FLEET_OPERATOR_HTTP_HOST`` and ``_PORT``: where /metrics, /healthz and /readyz are served. Default:
-        all interfaces, 8080. Port 0 takes any free one.
+        ``FLEET_OPERATOR_HTTP_HOST`` and ``_PORT``: the address of /metrics, /healthz and /readyz. Default:
+        all interfaces, 8080. Port 0 selects a free one.
     log_level, log_format : str
         ``FLEET_OPERATOR_LOG_LEVEL``: debug, info, warning or error. Default: info.
         ``FLEET_OPERATOR_LOG_FORMAT``: text, or json for one object a line. Default: text.
@@ -86,7 +86,7 @@ class Settings:
         Raises
         ------
         SettingsError
-            A value cannot be used; the message names the variable, the value and what was expected.
+            A value is invalid; the message names the variable, the value and the expected one.
         """
         default = cls()
         return cls(
@@ -156,10 +156,10 @@ def _peers(environ: Mapping[str, str], name: str) -> tuple[Mapping[str, Any], ..
 
 
 def _expected(peer: Mapping[str, Any]) -> str | None:
-    """Return what a peer of a NetworkPolicy should have been, or None if it is one.
+    """Return the expectation that a peer of a NetworkPolicy violates, or None if it is valid.
 
-    A misspelt field must not get any further: the API server drops it, and a selector without fields means
-    everybody. What else is wrong the API server refuses, once jobs want their policies.
+    A misspelt field must be refused here: the API server drops it, and a selector without fields means
+    everyone. The API server refuses other mistakes when a job's policy is created.
     """
     if "ipBlock" in peer:
         if len(peer) > 1:

@@ -1,4 +1,4 @@
-"""What every part of a manifest is made of: frozen models, camelCase outside, and bounded values."""
+"""The building blocks of a manifest: frozen models, camelCase names outside, and bounded values."""
 
 # No `from __future__ import annotations` here: pydantic reads the annotations when the class is made.
 from typing import Annotated, Any
@@ -41,10 +41,10 @@ Port = Annotated[StrictInt, Field(ge=1024, le=MAX_PORT)]
 Seconds = Annotated[StrictInt, Field(ge=0, le=MAX_SECONDS)]
 NonEmpty = Annotated[str, StringConstraints(min_length=1)]
 Quantity = str | StrictInt | Annotated[StrictFloat, Field(allow_inf_nan=False)]
-"""An amount of something, such as 500m or 0.5: the API server reads numbers as their text."""
+"""A quantity, such as 500m or 0.5; the API server reads numbers as text."""
 
-# What Kubernetes asks of names of resources, and of labels and annotations. None of it is looked at where a
-# template is kept, only when a pod is created.
+# Kubernetes' patterns for resource names, labels and annotations. The API server does not check them in a
+# stored template, only when a pod is created.
 MAX_ENTRIES = 128
 _DOMAIN = "[a-z0-9]([-a-z0-9]*[a-z0-9])?([.][a-z0-9]([-a-z0-9]*[a-z0-9])?)*"
 _NAME = "[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
@@ -61,7 +61,7 @@ PATTERNS = {
     OBJECT_NAME: "lower case letters, digits, '-' and '.', with a letter or a digit first and last",
     RESOURCE_NAME: "names of resources: cpu, memory, ephemeral-storage, hugepages-SIZE or DOMAIN/NAME",
 }
-"""What each pattern asks for, in words."""
+"""The expectation of each pattern, in words."""
 
 LabelKey = Annotated[str, StringConstraints(pattern=_LABEL_KEY)]
 LabelValue = Annotated[str, StringConstraints(max_length=63, pattern=_LABEL_VALUE)]
@@ -73,16 +73,16 @@ ResourceName = Annotated[str, StringConstraints(pattern=RESOURCE_NAME)]
 
 
 class Model(BaseModel):
-    """A part of the manifest: frozen, camelCase outside, and no field that is not known."""
+    """A part of the manifest: frozen, camelCase outside, without unknown fields."""
 
     model_config = ConfigDict(alias_generator=to_camel, extra="forbid", frozen=True)
 
 
 class OpenModel(Model):
-    """A part of a pod's template: what is not typed here is kept as it is, for the API server to judge."""
+    """A part of a pod's template; untyped fields are kept unchanged, and the API server validates them."""
 
     model_config = ConfigDict(extra="allow")
 
     def to_manifest(self) -> dict[str, Any]:
-        """Return what was written, as new dictionaries and lists; nothing is added."""
+        """Return the written fields as new dictionaries and lists, without defaults."""
         return self.model_dump(mode="json", by_alias=True, exclude_unset=True)

@@ -29,7 +29,7 @@ _KEPT = (
 )  # fmt: skip
 _LIST_MAP_KEYS = {"conditions": "type", "roles": "role", "restarts": "index"}
 _QUANTITY = {
-    # Text or any number. No type says so, and x-kubernetes-int-or-string refuses 0.5, which pods take.
+    # Text or any number; x-kubernetes-int-or-string would refuse 0.5, which pods accept.
     "x-kubernetes-preserve-unknown-fields": True,
     "maxItems": 0,
     "maxProperties": 0,
@@ -92,7 +92,7 @@ def render_crd() -> str:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes what occurs twice twice, instead of pointing back to it."""
+    """Writes repeated values in full, instead of as aliases."""
 
     def ignore_aliases(self, data: Any) -> bool:
         del data
@@ -102,8 +102,8 @@ class _Dumper(yaml.SafeDumper):
 def _object_schema() -> dict[str, Any]:
     spec = _structural(FleetJobSpec.model_json_schema(mode="validation"))
     status = _structural(FleetJobStatus.model_json_schema(mode="validation"), with_defaults=False)
-    # Only the operator writes it, and writes it whole: to note who has set which of its fields would make
-    # each job larger, and each write of its status dearer.
+    # Only the operator writes it, and always as a whole: managedFields would make each job larger and each
+    # write of its status slower.
     status["x-kubernetes-map-type"] = "atomic"
     for rule in (*RULES, *IMMUTABLE, *CHANGES):
         for validation in rule.validations():
@@ -144,9 +144,9 @@ def _add_validation(spec: dict[str, Any], validation: Validation) -> None:
 
 
 def _structural(schema: dict[str, Any], *, with_defaults: bool = True) -> dict[str, Any]:
-    """Turn a JSON schema of pydantic into a structural one, with its references written out.
+    """Turn pydantic's JSON schema into a structural one with inlined references.
 
-    A status has no defaults in the schema: only the operator writes it, and it writes all that it means.
+    A status has no defaults in the schema: only the operator writes it, and it writes every value.
     """
     definitions = schema.get("$defs", {})
 
@@ -164,7 +164,7 @@ def _structural(schema: dict[str, Any], *, with_defaults: bool = True) -> dict[s
         if "properties" in node:
             result["properties"] = {name: convert(each, name) for name, each in node["properties"].items()}
         extra = node.get("additionalProperties", False)
-        for pattern, values in node.get("patternProperties", {}).items():  # which no structural schema has
+        for pattern, values in node.get("patternProperties", {}).items():  # not part of a structural schema
             extra = values
             result["x-kubernetes-validations"] = [
                 {
@@ -192,7 +192,7 @@ def _without_none(value: Any) -> Any:
 
 
 def _resolve(node: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
-    """Follow references, and reduce "this or null" to this: an absent field is how null is written."""
+    """Inline references, and reduce "T or null" to T: null is written as an absent field."""
     while True:
         if "$ref" in node:
             target = definitions[node["$ref"].rpartition("/")[2]]

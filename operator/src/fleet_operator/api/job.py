@@ -59,7 +59,7 @@ Reason = Annotated[str, StringConstraints(min_length=1, max_length=63)]
 
 
 class FailureAction(StrEnum):
-    """What a failed replica leads to."""
+    """The reaction to a failed replica."""
 
     RESTART_REPLICA = "RestartReplica"
     RESTART_JOB = "RestartJob"
@@ -67,7 +67,7 @@ class FailureAction(StrEnum):
 
 
 class RuleAction(StrEnum):
-    """What a failure that a rule matches leads to."""
+    """The reaction to a failure that a rule matches."""
 
     RESTART_REPLICA = "RestartReplica"
     RESTART_JOB = "RestartJob"
@@ -76,7 +76,7 @@ class RuleAction(StrEnum):
 
 
 class FailureRule(Model):
-    """An exception for some failures: those to which all apply that it names."""
+    """An exception for the failures that match all of its criteria."""
 
     role: Role | None = Field(default=None, description="Only replicas of this role.")
     on_exit_codes: Annotated[tuple[ExitCode, ...], Field(min_length=1, max_length=64)] | None = Field(
@@ -92,7 +92,7 @@ class FailureRule(Model):
 
 
 class FailurePolicy(Model):
-    """What happens when a replica fails."""
+    """The reaction to failed replicas."""
 
     action: FailureAction | None = Field(
         default=None, description="Default: RestartReplica in mode ParameterServer, RestartJob in Collective."
@@ -103,21 +103,21 @@ class FailurePolicy(Model):
 
 
 class CheckpointScope(StrEnum):
-    """Who shares a volume."""
+    """The pods that share a volume."""
 
     JOB = "Job"
     PSERVER = "Pserver"
 
 
 class Retention(StrEnum):
-    """What becomes of a claim when its job is deleted."""
+    """Whether a claim is kept when its job is deleted."""
 
     RETAIN = "Retain"
     DELETE = "Delete"
 
 
 class ClaimMetadata(Model):
-    """What a template adds to the metadata of its claims."""
+    """Additional metadata of a template's claims."""
 
     labels: Labels | None = Field(default=None, description="Beside the operator's own.")
     annotations: Annotations | None = Field(default=None, description="As they are written.")
@@ -161,18 +161,18 @@ class Checkpoint(Model):
 
 
 START_DEADLINE_SECONDS = 3600
-"""For how long replicas wait for others to start, where runPolicy.pendingDeadlineSeconds does not say."""
+"""How long replicas wait for others to start, without runPolicy.pendingDeadlineSeconds."""
 
 
 class Mode(StrEnum):
-    """How the replicas train together."""
+    """The way in which the replicas train together."""
 
     PARAMETER_SERVER = "ParameterServer"
     COLLECTIVE = "Collective"
 
 
 class SyncMode(StrEnum):
-    """When a parameter server applies gradients. Handed to the script's strategy."""
+    """The time at which a parameter server applies gradients; passed to the script's strategy."""
 
     SYNC = "Sync"
     ASYNC = "Async"
@@ -181,7 +181,7 @@ class SyncMode(StrEnum):
 
 
 class SuccessPolicy(StrEnum):
-    """Which trainers must succeed for the job to succeed."""
+    """The trainers that must succeed for the job to succeed."""
 
     ALL = "All"
     ANY = "Any"
@@ -196,7 +196,7 @@ class StartupPolicy(StrEnum):
 
 
 class CleanPodPolicy(StrEnum):
-    """Which pods are deleted when the job has finished."""
+    """The pods that are deleted when the job has finished."""
 
     RUNNING = "Running"
     ALL = "All"
@@ -204,7 +204,7 @@ class CleanPodPolicy(StrEnum):
 
 
 class EnvVar(OpenModel):
-    """One variable of a container's environment."""
+    """A variable of a container's environment."""
 
     name: NonEmpty
 
@@ -245,7 +245,7 @@ class PodSpec(OpenModel):
 
 
 class TemplateMetadata(Model):
-    """What a template adds to the metadata of its pods."""
+    """Additional metadata of a template's pods."""
 
     labels: Labels | None = None
     annotations: Annotations | None = None
@@ -259,17 +259,17 @@ class PodTemplate(Model):
 
     @property
     def labels(self) -> dict[str, str]:
-        """The labels that the pods get beside the operator's."""
+        """The pods' labels in addition to the operator's."""
         return (self.metadata and self.metadata.labels) or {}
 
     @property
     def annotations(self) -> dict[str, str]:
-        """The annotations that the pods get."""
+        """The pods' annotations."""
         return (self.metadata and self.metadata.annotations) or {}
 
     @property
     def main_container(self) -> Container:
-        """The container whose exit code, success and probes are the replica's own."""
+        """The container whose exit code, success and probes count as the replica's."""
         containers = self.spec.containers
         return next((each for each in containers if each.name == MAIN_CONTAINER), containers[0])
 
@@ -305,7 +305,7 @@ class TrainerSpec(Model):
 
 
 class RunPolicy(Model):
-    """How long a job may run and what is left of it. May change at any time, managedBy excepted."""
+    """How long a job may run and what remains of it. Only managedBy is immutable."""
 
     suspend: StrictBool = Field(default=False, description="While true, no pod of the job runs.")
     backoff_limit: Annotated[StrictInt, Field(ge=0, le=MAX_SECONDS)] = Field(
@@ -323,7 +323,7 @@ class RunPolicy(Model):
         default=None, description="The job is deleted so long after it finished. Default: never."
     )
     clean_pod_policy: CleanPodPolicy = Field(
-        default=CleanPodPolicy.RUNNING, description="Which pods are deleted when the job has finished."
+        default=CleanPodPolicy.RUNNING, description="The pods that are deleted when the job has finished."
     )
     managed_by: Annotated[str, StringConstraints(min_length=1, max_length=63)] | None = Field(
         default=None,
@@ -333,7 +333,7 @@ class RunPolicy(Model):
 
 
 class FleetJobSpec(Model):
-    """What to train with, and what to do when something happens."""
+    """The replicas of a job, and the policies for failures, success and cleanup."""
 
     mode: Mode = Field(description="ParameterServer or Collective. It cannot change.")
     template: PodTemplate | None = Field(default=None, description="The pods of every role without its own.")
@@ -360,7 +360,7 @@ class FleetJobSpec(Model):
 
 
 class ObjectMeta(Model):
-    """The part of an object's metadata that decisions need; the rest is the API server's business."""
+    """The part of an object's metadata that decisions need."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -376,9 +376,9 @@ class ObjectMeta(Model):
 
 
 class FleetJob(Model):
-    """One job: what is wanted (`spec`) and how far it is (`status`).
+    """A job: its desired state (`spec`) and its present state (`status`).
 
-    Made by `fleet_operator.api.parse_job`, which checks the rules across fields as well, or by `read_job`,
+    Created by `fleet_operator.api.parse_job`, which also checks the rules across fields, or by `read_job`,
     which leaves them to the API server.
     """
 
@@ -395,18 +395,18 @@ class FleetJob(Model):
 
     @property
     def roles(self) -> tuple[Role, ...]:
-        """The roles this job has, in the order in which they start."""
+        """The roles of this job, in the order in which they start."""
         return (Role.TRAINER,) if self.spec.pserver is None else (Role.PSERVER, Role.TRAINER)
 
     def replicas(self, role: Role) -> int:
-        """Return how many replicas of a role are wanted; 0 for a role that this job does not have."""
+        """Return the desired number of replicas of a role; 0 for a role that this job does not have."""
         if role is Role.TRAINER:
             return self.spec.trainer.replicas
         return 0 if self.spec.pserver is None else self.spec.pserver.replicas
 
     @property
     def num_replicas(self) -> int:
-        """How many replicas are wanted, of all roles together."""
+        """The desired number of replicas of all roles together."""
         return sum(self.replicas(role) for role in self.roles)
 
     def port(self, role: Role) -> int:
@@ -414,7 +414,7 @@ class FleetJob(Model):
         return self._of(role).port
 
     def template(self, role: Role) -> PodTemplate:
-        """Return the template of a role's pods: its own, else the shared one."""
+        """Return the template of a role's pods: its own, or else the shared one."""
         template = self._of(role).template or self.spec.template
         if template is None:
             raise LookupError(
@@ -431,14 +431,14 @@ class FleetJob(Model):
 
     @property
     def most_trainers(self) -> int:
-        """How many trainers the job may come to have."""
+        """The highest number of trainers that the job may scale to."""
         return max(self.spec.trainer.replicas, self.spec.trainer.max_replicas or 0)
 
     @property
     def elastic(self) -> bool:
-        """Whether trainers may come and go while the others train.
+        """Whether trainers may join and leave while others train.
 
-        Sync waits for all of them and Geo divides by their number; Kueue admits a group of a fixed size.
+        Sync waits for all trainers, Geo divides by their number, and Kueue admits groups of a fixed size.
         """
         return (
             self.spec.mode is Mode.PARAMETER_SERVER
@@ -449,7 +449,7 @@ class FleetJob(Model):
 
     @property
     def least_trainers(self) -> int:
-        """How many trainers must be there for the job to run."""
+        """The number of trainers without which the job does not run."""
         fewest = self.spec.trainer.min_replicas if self.elastic else None
         return fewest or self.spec.trainer.replicas
 
@@ -460,29 +460,29 @@ class FleetJob(Model):
 
     @property
     def host_ports(self) -> PortRange | None:
-        """Where the replicas' ports are taken from if they share their nodes' network."""
+        """The range of the replicas' ports if they share their nodes' network."""
         network = self.spec.network
         return network.port_range if network is not None and network.host_network else None
 
     @property
     def tls(self) -> Tls | None:
-        """With which certificates the replicas encrypt what they say; None where they do not."""
+        """The certificates with which the replicas encrypt their traffic; None without encryption."""
         return self.spec.network.tls if self.spec.network is not None else None
 
     @property
     def gang(self) -> Gang:
-        """Who places the pods together."""
+        """The gang scheduler of the pods."""
         return self.spec.scheduling.gang if self.spec.scheduling else Gang.NONE
 
     @property
     def min_available(self) -> int:
-        """How many pods must find a place together."""
+        """How many pods must be scheduled together."""
         asked = self.spec.scheduling.min_available if self.spec.scheduling else None
         return asked or self.replicas(Role.PSERVER) + self.least_trainers
 
     @property
     def checkpoint_scope(self) -> CheckpointScope:
-        """Who shares a volume, by the manifest or by the mode's default."""
+        """The scope of a volume, from the manifest or else the mode's default."""
         checkpoint = self.spec.checkpoint
         if checkpoint is not None and checkpoint.scope is not None:
             return checkpoint.scope
@@ -496,20 +496,20 @@ class FleetJob(Model):
 
     @property
     def managed_elsewhere(self) -> bool:
-        """Whether another controller takes care of the job."""
+        """Whether another controller manages the job."""
         return self.spec.run_policy.managed_by not in (None, CONTROLLER)
 
     @property
     def start_deadline_seconds(self) -> int:
-        """For how long a replica may wait for peers that have never been there, which pull their images."""
+        """How long a replica may wait for peers that have never run, and may still pull their images."""
         return self.spec.run_policy.pending_deadline_seconds or START_DEADLINE_SECONDS
 
     @property
     def starts_together(self) -> bool:
-        """Whether no replica can be started again alone.
+        """Whether a replica can only be restarted together with all others.
 
-        The processes of a collective job find each other at their start only, and Kueue lets go of a pod that
-        has failed, and so of its name, only when its whole group has ended.
+        The processes of a collective job find each other only at their start. Kueue releases a failed pod,
+        and with it the pod's name, only when its whole group has ended.
         """
         return self.spec.mode is Mode.COLLECTIVE or self.gang is Gang.KUEUE
 
@@ -531,7 +531,7 @@ class FleetJob(Model):
         return self.model_copy(update={"status": status})
 
     def to_manifest(self) -> dict[str, Any]:
-        """Return the job as a manifest, with what was left out when it was written left out again."""
+        """Return the job as a manifest, without the fields that its author left out."""
         document = self.model_dump(mode="json", by_alias=True, exclude_unset=True)
         return {"apiVersion": self.api_version, "kind": self.kind, **document}
 

@@ -36,7 +36,7 @@ __all__ = [
 
 
 class Role(StrEnum):
-    """What a replica is; the value is the one in pod names and labels."""
+    """The role of a replica; its value appears in pod names and labels."""
 
     PSERVER = "pserver"
     TRAINER = "trainer"
@@ -53,16 +53,16 @@ LABEL_INDEX = f"{API_GROUP}/index"
 LABEL_ATTEMPT = f"{API_GROUP}/attempt"
 LABEL_MANAGED_BY = "app.kubernetes.io/managed-by"
 MANAGED_BY = "fleet-operator"
-CONTROLLER = f"{API_GROUP}/fleet-operator"  # what runPolicy.managedBy calls this operator
+CONTROLLER = f"{API_GROUP}/fleet-operator"  # this operator's name in runPolicy.managedBy
 
-ANNOTATION_MADE_FROM = f"{API_GROUP}/made-from"  # a digest of what an object was to be when it was made
-ANNOTATION_MAIN = "kubectl.kubernetes.io/default-container"  # kubectl's logs and exec take it too
+ANNOTATION_MADE_FROM = f"{API_GROUP}/made-from"  # a digest of an object's desired state when it was created
+ANNOTATION_MAIN = "kubectl.kubernetes.io/default-container"  # kubectl logs and exec use it too
 MAIN_CONTAINER = "fleet"
-JOB_KEY = "FLEET_JOB_KEY"  # the variable by which a replica proves to the others that it is one of them
-JOB_KEY_FILE = "FLEET_JOB_KEY_FILE"  # or names the file that has it
-TLS_DIR = "FLEET_TLS_DIR"  # names the folder of the certificates with which replicas encrypt what they say
-TLS_SERVER_NAME = "FLEET_TLS_SERVER_NAME"  # and the name that those of the servers have
-METRICS_PORT = 6180  # each replica serves its metrics and its progress there
+JOB_KEY = "FLEET_JOB_KEY"  # the variable of the job key, by which replicas authenticate each other
+JOB_KEY_FILE = "FLEET_JOB_KEY_FILE"  # or the file that contains it
+TLS_DIR = "FLEET_TLS_DIR"  # the folder of the replicas' TLS certificates
+TLS_SERVER_NAME = "FLEET_TLS_SERVER_NAME"  # and the name in the servers' certificates
+METRICS_PORT = 6180  # each replica serves its metrics and progress here
 
 # A pod's name is also its host name, a DNS label of at most 63 characters: "-pserver-" and an index must
 # fit behind the job's name. The Service has the job's own name, and a Service's starts with a letter.
@@ -71,7 +71,7 @@ NAME_PATTERN = "^[a-z]([-a-z0-9]*[a-z0-9])?$"
 
 
 def pod_name(job_name: str, role: Role, index: int) -> str:
-    """Return the name of one replica's pod, which is its host name too."""
+    """Return the name of one replica's pod, which is also its host name."""
     return f"{job_name}-{role.value}-{index}"
 
 
@@ -83,12 +83,10 @@ def service_name(job_name: str) -> str:
 def cluster_host(job_name: str, namespace: str, role: Role, index: int) -> str:
     """Return the DNS name of one replica inside a cluster, known before its pod exists.
 
-    Notes
-    -----
-    ``{pod}.{service}.{namespace}.svc`` is not fully qualified, because the cluster's domain is not ours to
-    know. It has three dots, fewer than the five (``ndots``) from which a pod's resolver would take a name as
-    complete, so the pod's search path is tried and its last entry, the cluster's domain, completes it. Unlike
-    ``{pod}.{service}`` it means the same in every namespace.
+    Notes ----- ``{pod}.{service}.{namespace}.svc`` is not fully qualified, because the operator does not know
+    the cluster's domain. It has three dots, fewer than the five (``ndots``) from which a pod's resolver
+    considers a name complete, so the resolver tries the pod's search path, whose last entry is the cluster's
+    domain. Unlike ``{pod}.{service}`` it means the same in every namespace.
     """
     return f"{pod_name(job_name, role, index)}.{service_name(job_name)}.{namespace}.svc"
 
@@ -100,5 +98,5 @@ def claim_name(job_name: str, server: int | None = None) -> str:
 
 
 def gang_name(job_name: str, life: int) -> str:
-    """Return the name of what places the pods of one life of a job together."""
+    """Return the name of the gang of one life of a job."""
     return f"{job_name}-{life}"

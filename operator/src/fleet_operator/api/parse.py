@@ -1,4 +1,4 @@
-"""A manifest in, a `FleetJob` or all that is wrong with the manifest out."""
+"""Parses a manifest into a `FleetJob`, or reports everything that is wrong with it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["UNKNOWN_FIELD", "parse_job", "read_job"]
 
 UNKNOWN_FIELD = "an unknown field"
-"""What is found where nothing of this name is known."""
+"""The finding for an unknown field."""
 
 _KINDS = {
     "bool_type": "true or false",
@@ -43,18 +43,18 @@ _KINDS = {
 
 
 def parse_job(document: Mapping[str, Any]) -> FleetJob:
-    """Check a manifest and return it as a job.
+    """Validate a manifest and return it as a job.
 
     Parameters
     ----------
     document : mapping
-        The manifest as YAML or JSON gives it; an object from the API server as well.
+        The parsed YAML or JSON of the manifest, or an object from the API server.
 
     Raises
     ------
     InvalidJob
-        With every problem of the manifest, each as (field path, found, expected). Rules across fields are
-        looked at once each field is right by itself.
+        All problems of the manifest, each as (field path, found, expected). Rules across fields are checked
+        once each field is valid by itself.
     """
     if not isinstance(document, Mapping):
         found = "nothing" if document is None else f"{type(document).__name__} {document!r:.60}"
@@ -75,22 +75,22 @@ def parse_job(document: Mapping[str, Any]) -> FleetJob:
 
 
 def read_job(stored: Mapping[str, Any], known: FleetJob | None = None) -> FleetJob:
-    """Return an object of the API server, which has applied the rules of FleetJobs to it, as a job.
+    """Return an object of the API server, which has already validated it, as a job.
 
-    Fields that this build does not know may be there while the operator is upgraded: those of the spec are
-    left out, those of the status are kept.
+    During an upgrade of the operator an object may have fields that this build does not know: those of the
+    spec are dropped, those of the status are kept.
 
     Parameters
     ----------
     stored : mapping
-        An object as the API server gives it. It is not modified.
+        An object from the API server; it is not modified.
     known : FleetJob, optional
-        The job as it was: where only its metadata and its status can have changed, its spec is taken over.
+        The previous version of the job, whose spec is reused if it cannot have changed.
 
     Raises
     ------
     InvalidJob
-        It has not the shape of a job that this build knows.
+        The object does not have the shape of a job that this build knows.
     """
     metadata = {key: value for key, value in stored["metadata"].items() if key != "managedFields"}
     document = without_nulls({**stored, "metadata": metadata})
@@ -111,7 +111,7 @@ def read_job(stored: Mapping[str, Any], known: FleetJob | None = None) -> FleetJ
 
 
 def _is_generation_of(known: FleetJob, metadata: Mapping[str, Any]) -> bool:
-    """Whether an object has the spec of a job that is known."""
+    """Whether an object has the same spec as a known job."""
     return (known.metadata.uid, known.metadata.generation) == (
         metadata.get("uid"),
         metadata.get("generation"),
@@ -119,7 +119,7 @@ def _is_generation_of(known: FleetJob, metadata: Mapping[str, Any]) -> bool:
 
 
 def _without_unknown_fields(document: Mapping[str, Any], error: ValidationError) -> Mapping[str, Any]:
-    """Return a document without the fields that an error calls unknown."""
+    """Return a document without the fields that a validation error reports as unknown."""
     document = copy.deepcopy(document)
     for detail in error.errors(include_url=False):
         if detail["type"] == "extra_forbidden":
@@ -132,14 +132,14 @@ def _without_unknown_fields(document: Mapping[str, Any], error: ValidationError)
 
 
 def shown_name(document: Mapping[str, Any]) -> str:
-    """Return the name by which a manifest is spoken of."""
+    """Return the name of a manifest for messages."""
     metadata = document.get("metadata")
     name = metadata.get("name") if isinstance(metadata, dict) else None
     return name if isinstance(name, str) else "without a name"
 
 
 def name_problems(document: Mapping[str, Any]) -> list[Problem]:
-    """Return what is wrong with a job's name, if it has one."""
+    """Return the problems of a job's name, if it has one."""
     metadata = document.get("metadata")
     name = metadata.get("name") if isinstance(metadata, dict) else None
     expected = name_problem(name) if isinstance(name, str) and name else None
@@ -147,14 +147,14 @@ def name_problems(document: Mapping[str, Any]) -> list[Problem]:
 
 
 def rule_problems(job: FleetJob) -> list[Problem]:
-    """Return which rules across fields a job breaks."""
+    """Return the rules across fields that a job violates."""
     return [
         Problem(f"spec.{rule.field}", rule.found(job), rule.expected) for rule in RULES if not rule.holds(job)
     ]
 
 
 def without_nulls(value: Any) -> Any:
-    """Leave out fields whose value is null, as the API server does: ``replicas:`` with nothing behind it."""
+    """Drop fields whose value is null, as the API server does, such as a bare ``replicas:``."""
     if isinstance(value, dict):
         return {key: without_nulls(item) for key, item in value.items() if item is not None}
     if isinstance(value, list):
@@ -163,7 +163,7 @@ def without_nulls(value: Any) -> Any:
 
 
 def problems_of(error: ValidationError, document: Mapping[str, Any]) -> Iterator[Problem]:
-    """Translate pydantic's errors; where a union has several, the first one tells."""
+    """Translate pydantic's errors; of several errors of a union, keep the first."""
     seen = set()
     for detail in error.errors(include_url=False):
         location = _location(detail, document)
@@ -174,14 +174,14 @@ def problems_of(error: ValidationError, document: Mapping[str, Any]) -> Iterator
 
 
 def _is_echo(detail: ErrorDetails) -> bool:
-    """Whether a list was only found too short because some of its items are wrong, which is told already."""
+    """Whether a list is reported as too short only because of invalid items, which are reported already."""
     return detail["type"] == "too_short" and len(detail["input"]) >= detail["ctx"]["min_length"]
 
 
 def _location(detail: ErrorDetails, document: Mapping[str, Any]) -> tuple[int | str, ...]:
-    """Return where an error is, without what is no field: pydantic names members of unions as well."""
+    """Return the location of an error without the union members that pydantic inserts."""
     loc = detail["loc"]
-    if loc[-1] == "[key]":  # it is the map that has a name which cannot be, to the API server as well
+    if loc[-1] == "[key]":  # an invalid key: the map is the field, for the API server as well
         loc = loc[:-2]
     result: list[int | str] = []
     value: Any = document
@@ -244,7 +244,7 @@ def _expected_constant(field: str) -> str:
 
 
 def _described(location: tuple[int | str, ...]) -> str | None:
-    """Return the first sentence of what the API says about a field."""
+    """Return the first sentence of a field's description."""
     field = _fields_at(location[:-1]).get(str(location[-1]))
     if field is None or not field.description:
         return None
@@ -253,7 +253,7 @@ def _described(location: tuple[int | str, ...]) -> str | None:
 
 
 def _known_fields(location: tuple[int | str, ...]) -> str:
-    """Name the fields that the place of an unknown one has, and the one that was probably meant."""
+    """Name the known fields at the location of an unknown one, and the closest match."""
     known = _fields_at(location[:-1])
     close = difflib.get_close_matches(str(location[-1]), known, n=1)
     hint = f" (did you mean {close[0]}?)" if close else ""

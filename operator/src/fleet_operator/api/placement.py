@@ -1,4 +1,4 @@
-"""What a person says about where pods run and how they are reached."""
+"""The parts of a manifest about scheduling and networking."""
 
 # No `from __future__ import annotations` here: pydantic reads the annotations when the class is made.
 from enum import StrEnum
@@ -14,7 +14,7 @@ ClassName = Annotated[str, StringConstraints(min_length=1, max_length=253)]
 
 
 class NodePool(Model):
-    """Where the pods run and what the trainers get of it."""
+    """The nodes on which the pods run, and the devices of the trainers."""
 
     node_selector: Labels = Field(default={}, description="Added to all pods.")
     tolerations: tuple[dict[str, Any], ...] = Field(default=(), description="Added to all pods.")
@@ -31,7 +31,7 @@ class NodePool(Model):
 
 
 class Gang(StrEnum):
-    """Who places the pods of a job together, or none of them."""
+    """The gang scheduler that places the pods of a job together."""
 
     NONE = "None"
     VOLCANO = "Volcano"
@@ -68,7 +68,7 @@ class PortRange(Model):
 
 
 class Tls(Model):
-    """With which certificates replicas encrypt what they say to each other, and know each other."""
+    """The certificates with which replicas encrypt their traffic and authenticate each other."""
 
     secret_name: ObjectName = Field(
         description="A Secret of the job's namespace, as cert-manager makes one. It has tls.crt, tls.key and"

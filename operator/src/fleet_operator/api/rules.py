@@ -1,10 +1,10 @@
-"""Rules that look at more than one field, each written twice: in CEL for the API server, in Python for us.
+"""Rules across fields, each in CEL for the API server and in Python for the operator.
 
-One table holds both, with one sentence for both: ``fleetjob validate`` and the API server say the same.
+One table holds both, with one message for both: ``fleetjob validate`` and the API server report the same.
 
-The API server evaluates every rule with each write of a status, too, and selecting a field costs it as much
-as the object around has fields. So a rule stands at the deepest field that has all it looks at, and asks
-first what settles it for most jobs.
+The API server also evaluates every rule on each write of a status, and selecting a field costs as much as
+the enclosing object has fields. So each rule is attached to the deepest field that contains everything it
+needs, and first evaluates the condition that decides it for most jobs.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ __all__ = [
 class Validation(NamedTuple):
     """One rule of the API server."""
 
-    node: str  # the field below spec that it stands at, and that `self` is; empty for spec
-    cel: str  # true when all is right
+    node: str  # the field below spec to which it is attached, and which `self` denotes; empty for spec
+    cel: str  # true if the object is valid
     field: str  # the field below spec to point at
     expected: str
 
@@ -49,14 +49,14 @@ class Rule:
     """One rule of the spec."""
 
     field: str  # the field to point at, below spec
-    expected: str  # the sentence of both
-    cel: str  # true when the spec is right
+    expected: str  # the message of both
+    cel: str  # true if the spec is valid
     holds: Callable[[FleetJob], bool]  # the same in Python
     found: Callable[[FleetJob], str]
-    nodes: tuple[str, ...] = ("",)  # the fields below spec, of which `self` is each in turn
+    nodes: tuple[str, ...] = ("",)  # the fields below spec that `self` denotes, one after the other
 
     def validations(self) -> Iterator[Validation]:
-        """Give the rules of the API server."""
+        """Yield the rules of the API server."""
         for node in self.nodes:
             field = self.field if _is_below(self.field, node) else node
             yield Validation(node, self.cel, field, self.expected)
@@ -64,18 +64,18 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class TransitionRule:
-    """A field of the spec that cannot change once the job is there."""
+    """An immutable field of the spec."""
 
     field: str
-    optional: bool  # whether the field may be absent: adding or removing it is a change as well
+    optional: bool  # whether the field may be absent: adding or removing it is a change, too
 
     @property
     def expected(self) -> str:
-        """The sentence of the API server."""
+        """The API server's message."""
         return f"no change of spec.{self.field}: delete the job and create it again"
 
     def validations(self) -> Iterator[Validation]:
-        """Give the rules of the API server: what is absent now or was absent has none of its own."""
+        """Yield the rules of the API server; an absent field has none of its own."""
         yield Validation(self.field, "self == oldSelf", self.field, self.expected)
         if self.optional:
             parent, _, name = self.field.rpartition(".")
@@ -84,15 +84,15 @@ class TransitionRule:
 
 @dataclass(frozen=True, slots=True)
 class ChangeRule:
-    """Under which conditions a field of the spec may change."""
+    """The condition under which a field of the spec may change."""
 
     field: str
     expected: str
-    cel: str  # true while the field is as it was, or may be what it is
+    cel: str  # true if the field is unchanged, or has an allowed value
     node: str = ""
 
     def validations(self) -> Iterator[Validation]:
-        """Give the rule of the API server."""
+        """Yield the rule of the API server."""
         yield Validation(self.node, self.cel, self.field, self.expected)
 
 
@@ -165,7 +165,7 @@ CHANGES = (
 
 
 def name_problem(name: str) -> str | None:
-    """Return what was expected of a job's name, or None when the name is right."""
+    """Return the expectation that a job's name violates, or None if it is valid."""
     if len(name) > MAX_NAME_LENGTH:
         return (
             f"at most {MAX_NAME_LENGTH} characters: names of pods are made of it (this one has {len(name)})"

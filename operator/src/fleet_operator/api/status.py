@@ -1,7 +1,7 @@
-"""What the operator tells about a job, and all that it remembers of it.
+"""The status of a job: what the operator reports about it, and all that it remembers.
 
-A plan is made from the spec, from what the cluster holds and from this; nothing else is kept anywhere. Times
-have whole seconds, as those of Kubernetes, so that what was written reads back equal.
+A plan is made from the spec, from the objects in the cluster and from the status; nothing else is stored.
+Times have whole seconds, as those of Kubernetes, so that a written status reads back equal.
 """
 
 # No `from __future__ import annotations` here: pydantic reads the annotations when the class is made.
@@ -48,12 +48,12 @@ class JobState(StrEnum):
 
     @property
     def final(self) -> bool:
-        """Whether the job has finished: nothing leads out of this state."""
+        """Whether this state is final."""
         return self in (JobState.SUCCEEDED, JobState.FAILED)
 
 
 class ConditionType(StrEnum):
-    """What is told as a condition. At most one of the last two is ever True."""
+    """The types of conditions. At most one of the last two is ever True."""
 
     PODS_CREATED = "PodsCreated"
     RUNNING = "Running"
@@ -82,13 +82,13 @@ class ConditionStatus(StrEnum):
 
 
 class StatusModel(BaseModel):
-    """A part of the status: frozen; fields that a newer build of the operator wrote are kept."""
+    """A part of the status: frozen, and keeping fields that a newer build of the operator wrote."""
 
     model_config = ConfigDict(alias_generator=to_camel, validate_by_name=True, extra="allow", frozen=True)
 
     @property
     def extras(self) -> dict[str, Any]:
-        """The fields that this build does not know, to be written back."""
+        """The fields that this build does not know, which it writes back."""
         return dict(self.model_extra or {})
 
 
@@ -104,7 +104,7 @@ class Condition(StatusModel):
 
 
 class ReplicaRestarts(StatusModel):
-    """How often one replica was started again by itself."""
+    """How often one replica was restarted by itself."""
 
     index: int
     count: int
@@ -148,7 +148,7 @@ class RoleStatus(StatusModel):
 
 
 class LastFailure(StatusModel):
-    """The last thing that went wrong."""
+    """The most recent failure."""
 
     pod: str | None = None
     container: str | None = None
@@ -160,7 +160,7 @@ class LastFailure(StatusModel):
 
 
 class QuotaBackOff(StatusModel):
-    """What a job without a gang remembers of a quota that keeps it from having all of its pods."""
+    """The back-off of a job without a gang that a quota keeps from creating all of its pods."""
 
     refused_since: Timestamp | None = Field(
         default=None, description="Since when pods are refused while the job holds others."
@@ -172,7 +172,7 @@ class QuotaBackOff(StatusModel):
 
 
 class TableStatistics(StatusModel):
-    """An embedding table on the parameter servers, over all of them."""
+    """An embedding table, summed over all parameter servers."""
 
     name: str
     rows: int = Field(description="Rows that have been updated; the others cost nothing.")
@@ -187,7 +187,7 @@ class TableStatistics(StatusModel):
 
 
 class JobProgress(StatusModel):
-    """How far the training is, as trainer 0 tells it: what it reports, else its runtime's step."""
+    """The progress of the training, as trainer 0 reports it, or else its runtime's step."""
 
     summary: str = Field(description="In a word: 42%, or step 120 where nobody said of how many.")
     percentage: int | None = None
@@ -202,7 +202,7 @@ class JobProgress(StatusModel):
 
 
 class FleetJobStatus(StatusModel):
-    """How far a job is."""
+    """The present state of a job."""
 
     observed_generation: int | None = Field(default=None, description="The generation this was decided on.")
     state: Annotated[JobState, WithJsonSchema({"type": "string"})] | None = Field(
@@ -240,16 +240,16 @@ class FleetJobStatus(StatusModel):
     roles: tuple[RoleStatus, ...] = ()
 
     def condition(self, kind: str) -> Condition | None:
-        """Return a condition, if the job has it."""
+        """Return a condition, if present."""
         return next((each for each in self.conditions if each.type == kind), None)
 
     def is_true(self, kind: str) -> bool:
-        """Whether a condition is there and True."""
+        """Whether a condition is present and True."""
         condition = self.condition(kind)
         return condition is not None and condition.status is ConditionStatus.TRUE
 
     def role(self, role: Role) -> RoleStatus:
-        """Return the status of one role; an empty one where nothing is known yet."""
+        """Return the status of one role; an empty one while nothing is known."""
         return next((each for each in self.roles if each.role == role), RoleStatus(role=role))
 
     @property
@@ -259,9 +259,9 @@ class FleetJobStatus(StatusModel):
 
     @property
     def explanation(self) -> Condition | None:
-        """The condition whose reason and sentence say why the job is in its state."""
+        """The condition whose reason and message explain the job's state."""
         return None if self.state is None else self.condition(_EXPLAINED_BY[self.state])
 
     def to_manifest(self) -> dict[str, Any]:
-        """Return the status as the API server takes it: camelCase, and what is unknown left out."""
+        """Return the status in the API server's form: camelCase, without unset values."""
         return self.model_dump(mode="json", by_alias=True, exclude_none=True)

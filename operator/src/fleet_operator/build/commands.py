@@ -1,8 +1,8 @@
-"""What the command of a template runs, as far as its words show: a script, and who starts it.
+"""Recognizes the script and the launcher in the command of a template.
 
-A pod of several slots has no rank of its own: a launcher gives one to each process. A command that starts
-python on a script there would train in each pod alone. It is warned of and not refused: the script may start
-its processes itself. So is a launcher whose options say that there is one machine, in a job of several pods.
+A pod of several slots has no rank of its own: a launcher assigns one to each process. A command that starts
+python on a script would train in each pod alone. The operator warns and does not refuse it: the script may
+start its processes itself. It also warns about launcher options for one machine in a job of several pods.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ _PYTHON = re.compile(r"python(\d(\.\d+)?)?")
 _SHELLS = ("bash", "sh")
 _TORCHRUN = ("torchrun", "torch.distributed.launch", "torch.distributed.run")
 _ACCELERATE = ("accelerate", "accelerate-launch", "accelerate.commands.launch")
-_ACCELERATE_SEVERAL = {"multi_gpu", "use_deepspeed", "use_fsdp", "use_megatron_lm"}  # by torchrun
-_LAUNCHERS = (*_TORCHRUN, *_ACCELERATE)  # their first word that ends in .py is the script
+_ACCELERATE_SEVERAL = {"multi_gpu", "use_deepspeed", "use_fsdp", "use_megatron_lm"}  # these use torchrun
+_LAUNCHERS = (*_TORCHRUN, *_ACCELERATE)  # the first argument that ends in .py is the script
 _LAUNCHING_MODULES = ("fleet.launch", "fleet.launch_ps", *_LAUNCHERS)
-_WITH_VALUE = "WX"  # python's options of one letter that a value follows
+_WITH_VALUE = "WX"  # python's one-letter options that take a value
 
 
 def script_of(words: Sequence[str]) -> str | None:
-    """Return the script that a command runs, or None where it names none or cannot be read as one that does.
+    """Return the script that a command runs, or None if it cannot be recognized.
 
     Parameters
     ----------
@@ -56,7 +56,7 @@ def script_of(words: Sequence[str]) -> str | None:
 
 
 def unlaunched_sentence(job: FleetJob) -> str | None:
-    """Say that python starts a trainer's script once where its pod has several slots; else None."""
+    """Return a warning if python starts a trainer's script once in a pod of several slots; else None."""
     path, words = _trainers_command(job)
     script = _own_script(words) if words else None
     if job.slots_per_pod == 1 or script is None or not script.endswith(".py"):
@@ -70,7 +70,7 @@ def unlaunched_sentence(job: FleetJob) -> str | None:
 
 
 def one_machine_sentence(job: FleetJob) -> str | None:
-    """Say that a launcher is told of one machine where a job has several pods; else None."""
+    """Return a warning if a launcher is set up for one machine in a job of several pods; else None."""
     path, words = _trainers_command(job)
     num_pods = job.replicas(Role.TRAINER)
     if job.spec.mode is not Mode.COLLECTIVE or num_pods == 1 or not words:
@@ -95,13 +95,13 @@ def one_machine_sentence(job: FleetJob) -> str | None:
 
 
 def _is_for_one_machine(options: Mapping[str, str]) -> bool:
-    """Whether accelerate starts several processes of one machine; what a file tells it cannot be seen."""
+    """Whether accelerate is set up for several processes on one machine; its config file is unknown."""
     several = _ACCELERATE_SEVERAL & options.keys() and "config_file" not in options
     return bool(several) and options.get("num_machines", "1") == "1"
 
 
 def _launcher_options(words: Sequence[str]) -> tuple[str, dict[str, str]]:
-    """Return a launcher's name and its own options by name, each with its value or the word after it."""
+    """Return a launcher's name and its own options by name, each with its value or the next argument."""
     program, *rest = words
     name = program.rpartition("/")[2]
     if _PYTHON.fullmatch(name):
@@ -116,7 +116,7 @@ def _launcher_options(words: Sequence[str]) -> tuple[str, dict[str, str]]:
 
 
 def _trainers_command(job: FleetJob) -> tuple[str, list[str]]:
-    """Return the field of the trainers' command, and its words with the args; none where the image has it."""
+    """Return the field of the trainers' command, and the command with its args; empty if the image's runs."""
     container = job.template(Role.TRAINER).main_container
     command, args = (_words((container.model_extra or {}).get(name)) for name in ("command", "args"))
     part = "template" if job.spec.trainer.template is None else "trainer.template"
@@ -126,13 +126,13 @@ def _trainers_command(job: FleetJob) -> tuple[str, list[str]]:
 
 
 def _words(written: object) -> list[str]:
-    """Return a list of texts; what is none is for the API server to refuse."""
+    """Return a list of strings; anything else is empty here, and the API server refuses it."""
     words = written if isinstance(written, list) else []
     return words if all(isinstance(each, str) for each in words) else []
 
 
 def _own_script(words: Sequence[str]) -> str | None:
-    """Return the script that python runs itself; None where it runs a module or text, or another program."""
+    """Return the script that python runs directly; None for a module, inline code or another program."""
     program, *rest = words
     module, left = _python_runs(rest)
     runs_script = _PYTHON.fullmatch(program.rpartition("/")[2]) and not module and left
@@ -140,7 +140,7 @@ def _own_script(words: Sequence[str]) -> str | None:
 
 
 def _python_runs(words: Sequence[str]) -> tuple[str, list[str]]:
-    """Return the module that is named to python, and its arguments; or no module, the script and its own."""
+    """Return python's module and its arguments; or an empty module, and the script with its arguments."""
     left = list(words)
     while left:
         word = left.pop(0)

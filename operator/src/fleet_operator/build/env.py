@@ -27,28 +27,28 @@ if TYPE_CHECKING:
 __all__ = ["FIRST_START", "Start", "overwritten_sentence", "role_env"]
 
 _RENDEZVOUS = "PET_RDZV_CONF"
-_TORCHRUN_SECONDS = 900  # for which torchrun waits for the other pods, unless it is told for how long
-_LONGEST_LIST = 32 << 10  # bytes of names: beyond, endpoints are told by a pattern
+_TORCHRUN_SECONDS = 900  # torchrun's own time limit for the other pods
+_LONGEST_LIST = 32 << 10  # bytes of names; beyond, a pattern replaces the list of endpoints
 _TRAINING_ROLE = {Role.PSERVER: "PSERVER", Role.TRAINER: "TRAINER"}
 _ROLE_INDEX = {Role.PSERVER: "PADDLE_PSERVER_ID", Role.TRAINER: "PADDLE_TRAINER_ID"}
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """What a replica is told of one start of it.
+    """The values of a replica's environment that depend on the present start.
 
     Attributes
     ----------
     life : int
         The life of the job in which its present training began.
     unseen : bool
-        Whether nobody has seen how the pod before this one ended, so that it may have completed.
+        Whether the end of the previous pod was not observed, so that it may have completed.
     peers_run : bool
-        Whether all others run already, so that there is none whose start must be waited for.
+        Whether all other replicas run already, so that this one need not wait for their start.
     key : str, optional
         The key of the job's present life; only the main container has it.
     ports : tuple of int
-        On its node's network, where the replicas that listen do so, as pods of this life have been told it.
+        On the nodes' network, the ports of the listening replicas, as the pods of this life know them.
     """
 
     life: int = 0
@@ -59,7 +59,7 @@ class Start:
 
 
 FIRST_START = Start()
-"""That of a replica of a new job, where nobody needs a key."""
+"""The first start of a replica in a job without a key."""
 
 
 def role_env(
@@ -78,18 +78,18 @@ def role_env(
     job : FleetJob
         The job.
     role, index : Role, int
-        Which replica.
+        The replica.
     hosts : Hosts
-        Where each replica is reached.
+        Maps each replica to its host.
     start : Start
-        What it is told of this start.
+        The values of the present start.
     restarts : int
         How often this replica was started before, alone or with the whole job.
 
     Returns
     -------
     dict of str to str
-        ``PADDLE_CURRENT_IP`` and ``POD_IP`` equal this replica's entry in the lists of hosts to the letter.
+        ``PADDLE_CURRENT_IP`` and ``POD_IP`` equal this replica's entry in the lists of hosts.
     """
     host = hosts(role, index)
     env = {
@@ -111,7 +111,8 @@ def role_env(
     if job.spec.checkpoint is not None:
         env["FLEET_CHECKPOINT_DIR"] = job.spec.checkpoint.mount_path
     env |= _grace(job, role)
-    # Who may find that its training has ended: from servers, who know it, and from a mark beside checkpoints.
+    # A replica may find that its training has completed: servers know it, and so does a marker of
+    # checkpoints.
     by_mark = job.spec.mode is Mode.COLLECTIVE and job.spec.checkpoint is not None
     by_servers = job.spec.mode is not Mode.COLLECTIVE and (start.unseen or role is Role.PSERVER)
     if by_mark or by_servers:
@@ -124,7 +125,7 @@ def role_env(
 
 
 def _grace(job: FleetJob, role: Role) -> dict[str, str]:
-    """Return how long a script may save what it has, and end, where the template says it."""
+    """Return how long a script may take to save and end, if the template sets it."""
     seconds = (job.template(role).spec.model_extra or {}).get("terminationGracePeriodSeconds")
     return {"FLEET_GRACE_SECONDS": str(seconds)} if role is Role.TRAINER and isinstance(seconds, int) else {}
 
@@ -142,21 +143,21 @@ def _parameter_server(
         "PADDLE_TRAINERS_NUM": num_trainers,
         _ROLE_INDEX[role]: str(index),
     }
-    if job.host_ports is None:  # else no one port is that of all servers, and only the list can be told
+    if job.host_ports is None:  # on the nodes' network servers have no common port
         port = str(job.port(Role.PSERVER))
         env |= {"PADDLE_PSERVER_IPS": ",".join(servers), "PADDLE_PSERVER_PORT": port, "PADDLE_PORT": port}
     elif role is Role.PSERVER:
         env["PADDLE_PORT"] = str(ports[index])
-    if job.elastic:  # then PADDLE_TRAINERS is what the replica began with, and the others may differ
+    if job.elastic:  # PADDLE_TRAINERS is the number at this replica's start
         env["FLEET_MAX_TRAINERS"] = str(job.most_trainers)
     return env
 
 
 def _collective(job: FleetJob, index: int, hosts: Hosts, ports: list[int]) -> dict[str, str]:
-    """Return what Paddle's launcher, torch.distributed and torchrun (its ``PET_*``) read.
+    """Return the variables of Paddle's launcher, torch.distributed and torchrun (``PET_*``).
 
     With one slot the pod's process is the rank. With more, the command is a launcher that starts the ranks,
-    so the pod gets only what is the same for all of its processes.
+    so the pod gets only the variables that all of its processes share.
     """
     num_nodes, slots = job.replicas(Role.TRAINER), job.slots_per_pod
     listed = _listed(job, hosts, ports)
@@ -190,18 +191,18 @@ def _collective(job: FleetJob, index: int, hosts: Hosts, ports: list[int]) -> di
 
 
 def _patience(job: FleetJob) -> str:
-    """Return for how long torchrun waits for pods that pull their images, as each of its backends is told it.
+    """Return torchrun's time limits for pods that pull their images, in the options of each of its backends.
 
-    ``timeout`` is the static one's; the others are c10d's: until all have joined, and until its store is up.
+    ``timeout`` is for the static backend; c10d has one limit until all have joined, and one for its store.
     """
     seconds = max(job.start_deadline_seconds, _TORCHRUN_SECONDS)
     return ",".join(f"{name}={seconds}" for name in ("timeout", "join_timeout", "read_timeout"))
 
 
 def _listed(job: FleetJob, hosts: Hosts, ports: list[int]) -> str:
-    """Return the endpoints of all processes of a collective job; by a pattern where they are thousands.
+    """Return the endpoints of all processes of a collective job; thousands of them as a pattern.
 
-    Linux takes at most 128 KiB as one variable, and a pod's manifest has this one in each container.
+    Linux limits a variable to 128 KiB, and a pod's manifest repeats this one in each container.
     """
     num_nodes, slots = job.replicas(Role.TRAINER), job.slots_per_pod
     names = [hosts(Role.TRAINER, node) for node in range(num_nodes)]
@@ -216,7 +217,7 @@ def _listed(job: FleetJob, hosts: Hosts, ports: list[int]) -> str:
 
 
 def _port_pattern(ports: list[int], slots: int) -> str:
-    """Return the ports of the first pod's processes, and by how much each pod's are above those before."""
+    """Return the ports of the first pod's processes, and the offset from pod to pod."""
     apart = ports[1] - ports[0]
     if slots == 1 and apart == 0:
         return str(ports[0])
@@ -224,7 +225,7 @@ def _port_pattern(ports: list[int], slots: int) -> str:
 
 
 def overwritten_sentence(job: FleetJob) -> str | None:
-    """Name the variables that templates set and replicas get from the job instead, or None where none is."""
+    """Return a warning about template variables that the job overrides, or None if there are none."""
     fields = dict.fromkeys(field for role in job.roles for field in _overwritten(job, role))
     if not fields:
         return None
@@ -235,7 +236,7 @@ def overwritten_sentence(job: FleetJob) -> str | None:
 
 
 def _overwritten(job: FleetJob, role: Role) -> Iterator[str]:
-    """Give what the template of a role sets in vain, as ``FIELD (NAME)``."""
+    """Yield the overridden variables in the template of a role, as ``FIELD (NAME)``."""
     names = role_env(job, role, 0, ClusterHosts(job)).keys()
     part = job.spec.trainer if role is Role.TRAINER else job.spec.pserver
     shared = part is None or part.template is None

@@ -31,12 +31,12 @@ __all__ = [
 
 
 def asks_for_network_policy(job: FleetJob) -> bool:
-    """Return whether the manifest asks for a NetworkPolicy, and the job is not to run without."""
+    """Return whether the manifest requires a NetworkPolicy."""
     return job.spec.network is not None and job.spec.network.policy is True
 
 
 def wants_network_policy(job: FleetJob) -> bool:
-    """Return whether a job gets a NetworkPolicy: not if it refuses one, or is on its nodes' network."""
+    """Return whether a job gets a NetworkPolicy: not if it opts out or uses its nodes' network."""
     network = job.spec.network
     if network is None or network.policy is None:
         return network is None or not network.host_network
@@ -51,13 +51,13 @@ def build_network_policy(job: FleetJob, readers: Sequence[Mapping[str, Any]] | N
     job : FleetJob
         The job.
     readers : sequence of mapping, optional
-        Who else may read the metrics port, as peers of a NetworkPolicy; nobody if it is empty, everybody if
-        it is None.
+        The additional readers of the metrics port, as peers of a NetworkPolicy; none if empty, everyone if
+        None.
 
     Notes
     -----
-    Tensors travel on ports that a server picks when it starts, so a job's pods reach each other on all of
-    them. What pods may reach is left alone: data, images and code are anywhere.
+    Servers choose the ports for tensors when they start, so a job's pods reach each other on all ports.
+    Egress is not restricted: data, images and code may be anywhere.
     """
     peers = {"matchLabels": {LABEL_JOB_NAME: job.name}}
     metrics = {
@@ -81,7 +81,7 @@ def build_network_policy(job: FleetJob, readers: Sequence[Mapping[str, Any]] | N
 
 
 def _reading(readers: Sequence[Mapping[str, Any]] | None, ports: Sequence[int]) -> list[dict[str, Any]]:
-    """Return the rule that lets somebody read. One that names no peers would let everybody."""
+    """Return the ingress rule for readers; a rule without peers would admit everyone."""
     shown = {"ports": [{"port": port, "protocol": "TCP"} for port in ports]}
     if readers is None:
         return [shown]
@@ -95,7 +95,7 @@ def _most(job: FleetJob, role: Role) -> int:
 def build_disruption_budget(job: FleetJob) -> dict[str, Any] | None:
     """Return the manifest of the servers' PodDisruptionBudget, if the job asks for one.
 
-    It counts in whole pods (``minAvailable``): shares and ``maxUnavailable`` would be reckoned from the scale
+    It counts whole pods (``minAvailable``): percentages and ``maxUnavailable`` would be relative to the scale
     of the pods' owner, which is the number of trainers.
     """
     if job.spec.pserver is None or not job.spec.pserver.pod_disruption_budget:
@@ -118,20 +118,20 @@ def build_disruption_budget(job: FleetJob) -> dict[str, Any] | None:
 
 @dataclass(frozen=True, slots=True)
 class Extra:
-    """One object, and what of the job asks for it.
+    """An additional object of a job, and the field that requests it.
 
     Attributes
     ----------
     field : str
-        The field of the manifest that asks for it.
+        The field of the manifest that requests it.
     manifest : mapping
         The object.
     while_held : bool
-        Whether it stays while no pod of the job is to run.
+        Whether it stays while the job is held and runs no pods.
     after_end : bool
         Whether it stays when the job has finished.
     by_default : bool
-        Whether the job does not ask for it, and does without it where the operator cannot make it.
+        Whether the job gets it by default, and runs without it if the operator cannot create it.
     """
 
     field: str
@@ -142,7 +142,7 @@ class Extra:
 
     @property
     def made_from(self) -> str | None:
-        """What tells the object from one that an older job or operator wanted; claims have nothing."""
+        """The digest that distinguishes the object from an outdated one; claims have none."""
         said: str | None = self.manifest["metadata"].get("annotations", {}).get(ANNOTATION_MADE_FROM)
         return said
 
@@ -150,18 +150,18 @@ class Extra:
 def build_extras(
     job: FleetJob, life: int, *, readers: Sequence[Mapping[str, Any]] = (), metrics_open: bool = False
 ) -> tuple[Extra, ...]:
-    """Return what one life of a job needs to be there before its pods.
+    """Return the objects that one life of a job needs before its pods.
 
     Parameters
     ----------
     job : FleetJob
         The job.
     life : int
-        How often all of its replicas were started anew.
+        How often all of its replicas were restarted.
     readers : sequence of mapping
-        Who beside the job's own pods may read its metrics, as peers of a NetworkPolicy.
+        The readers of its metrics in addition to its own pods, as peers of a NetworkPolicy.
     metrics_open : bool
-        Whether everybody may, where the job does not ask for a NetworkPolicy.
+        Whether everyone may read the metrics if the manifest does not require a NetworkPolicy.
     """
     found = [
         Extra("spec.checkpoint.volumeClaimTemplate", claim, while_held=True, after_end=True)
@@ -181,10 +181,10 @@ def build_extras(
 
 
 def _signed(manifest: dict[str, Any]) -> dict[str, Any]:
-    """Note in an object what it is made from.
+    """Add the digest of an object's desired state to its annotations.
 
-    The objects themselves would not tell: an API server adds defaults to them, webhooks change them, and
-    people do.
+    The stored object cannot be compared instead: the API server adds defaults, and webhooks and people change
+    it.
     """
     digest = sha256(json.dumps(manifest["spec"], sort_keys=True).encode()).hexdigest()[:16]
     metadata = manifest["metadata"]

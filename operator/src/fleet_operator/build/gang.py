@@ -1,6 +1,6 @@
-"""Gang scheduling: what places the pods of a job together, and how a pod says that it belongs to it.
+"""Gang scheduling: the PodGroup of a job, and how its pods join it.
 
-A restart of the whole job begins a new gang: its pods have to find places together again.
+A restart of the whole job starts a new gang, whose pods are scheduled together again.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["build_pod_group", "join_gang"]
 
 
 class GangScheduler(Protocol):
-    """One way to place pods together."""
+    """A scheduler that places pods together."""
 
     def pod_group(self, job: FleetJob) -> dict[str, Any] | None:
         """Return apiVersion and spec of the PodGroup, if there is one."""
@@ -63,7 +63,7 @@ class Kueue:
     """Kueue's groups of plain pods: its webhook holds them back until its queue admits them all."""
 
     def pod_group(self, job: FleetJob) -> dict[str, Any] | None:  # noqa: ARG002  Kueue makes its own objects
-        """Return nothing: the pods' labels are all there is."""
+        """Return None: Kueue reads the pods' labels."""
         return None
 
     def join(self, pod: dict[str, Any], job: FleetJob, name: str) -> None:
@@ -75,10 +75,10 @@ class Kueue:
         }
         pod["metadata"]["annotations"] |= {
             "kueue.x-k8s.io/pod-group-total-count": str(job.num_replicas),
-            # No pod of a group replaces another here: a group in which one has failed is over once all have
-            # ended, and Kueue lets go of their names.
+            # Pods of a group are never replaced: a group with a failed pod ends once all pods have ended, and
+            # Kueue then releases their names.
             "kueue.x-k8s.io/retriable-in-group": "false",
-            # By their index pods get places in a topology: those next in rank are next on the network.
+            # Kueue places pods in a topology by their index: neighbouring ranks are close on the network.
             "kueue.x-k8s.io/pod-group-pod-index-label": LABEL_INDEX,
         }
 
@@ -91,14 +91,14 @@ _SCHEDULERS: dict[Gang, GangScheduler] = {
 
 
 def build_pod_group(job: FleetJob, life: int) -> dict[str, Any] | None:
-    """Return the manifest of the PodGroup of one life of a job, if its gang has one.
+    """Return the manifest of the PodGroup of one life of a job, if its scheduler uses one.
 
     Parameters
     ----------
     job : FleetJob
         The job.
     life : int
-        How often all of its replicas were started anew.
+        How often all of its replicas were restarted.
     """
     scheduler = _SCHEDULERS.get(job.gang)
     group = scheduler.pod_group(job) if scheduler is not None else None

@@ -1,4 +1,4 @@
-"""Where a pod runs and what it gets of its node: the pool, the priority, the node's network."""
+"""The placement of a pod: its node pool, its priority, its share of the node, and the node's network."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ __all__ = ["place"]
 _SHARED_MEMORY = "fleet-shared-memory"
 _SHARED_MEMORY_PATH = "/dev/shm"  # noqa: S108  shared memory has this path
 _ADDRESS = "FLEET_POD_IP"
-_NCCL = {"NCCL_DEBUG": "WARN"}  # else it keeps to itself what goes wrong
+_NCCL = {"NCCL_DEBUG": "WARN"}  # NCCL is silent about failures by default
 _FLIGHT_RECORDER = {"TORCH_FR_BUFFER_SIZE": "2000", "TORCH_NCCL_DUMP_ON_TIMEOUT": "1"}
-"""Has torch write down, when a collective of NCCL has timed out, which ones came before it on each rank."""
+"""Makes torch dump the preceding collectives of each rank when a collective of NCCL times out."""
 
 
 def place(spec: dict[str, Any], container: dict[str, Any], job: FleetJob, role: Role) -> None:
-    """Put a pod where its job wants it; what the template says itself stays where both are possible.
+    """Apply the job's placement to a pod; the template takes precedence where both set a field.
 
     Parameters
     ----------
     spec : dict
-        The pod's spec, which is changed.
+        The pod's spec; modified in place.
     container : dict
-        The main container in it, which is changed as well.
+        The main container in it; modified in place.
     job : FleetJob
         The job.
     role : Role
@@ -39,14 +39,14 @@ def place(spec: dict[str, Any], container: dict[str, Any], job: FleetJob, role: 
         spec.setdefault("priorityClassName", scheduling.priority_class_name)
     if job.host_ports is not None:
         spec["hostNetwork"] = True
-        # Without it the pod would ask its node's resolver, which does not know the names of its peers.
+        # By default the pod would use its node's resolver, which does not know the names of its peers.
         spec.setdefault("dnsPolicy", "ClusterFirstWithHostNet")
         if job.spec.mode is Mode.COLLECTIVE:
             _tell_address(container)
 
 
 def _apply_pool(spec: dict[str, Any], container: dict[str, Any], job: FleetJob, role: Role) -> None:
-    """Put the pod where the pool is, and give the main container of a trainer its share of it."""
+    """Select the nodes of the pool, and request a trainer's devices."""
     pool = job.spec.node_pool
     if pool is not None and pool.node_selector:
         spec["nodeSelector"] = {**spec.get("nodeSelector", {}), **pool.node_selector}
@@ -65,14 +65,14 @@ def _apply_pool(spec: dict[str, Any], container: dict[str, Any], job: FleetJob, 
 
 
 def _tell_address(container: dict[str, Any]) -> None:
-    """Tell the image's interpreter the address by which peers reach the pod: gloo and NCCL are to have it."""
+    """Set the address at which peers reach the pod, for gloo and NCCL."""
     env = container["env"]
     if all(entry["name"] != _ADDRESS for entry in env):
         env.append({"name": _ADDRESS, "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}})
 
 
 def _nccl(job: FleetJob) -> dict[str, str]:
-    """Return what has NCCL say why it failed; the dump outlives its pod where there is a checkpoint."""
+    """Return the variables that make NCCL report failures; a checkpoint volume keeps its dump."""
     if job.spec.mode is not Mode.COLLECTIVE:
         return _NCCL
     checkpoint = job.spec.checkpoint
@@ -83,14 +83,14 @@ def _nccl(job: FleetJob) -> dict[str, str]:
 
 
 def _share_memory(spec: dict[str, Any], container: dict[str, Any], job: FleetJob) -> None:
-    """Mount memory at /dev/shm where a trainer needs more of it than a container runtime gives: 64 MiB.
+    """Mount memory at /dev/shm if a trainer needs more than the container runtime's 64 MiB.
 
     NCCL, gloo and the workers of a DataLoader exchange tensors there.
     """
     pool = job.spec.node_pool
     size = pool.shared_memory if pool is not None else None
     mounts = container.get("volumeMounts", [])
-    # A path that is no text is for the API server to refuse.
+    # The API server refuses a path that is not a string.
     is_mounted = any(str(each.get("mountPath")).rstrip("/") == _SHARED_MEMORY_PATH for each in mounts)
     is_needed = job.slots_per_pod > 1 or _has_devices(container)
     is_wanted = is_needed if size is None else not _is_nothing(size)
@@ -102,7 +102,7 @@ def _share_memory(spec: dict[str, Any], container: dict[str, Any], job: FleetJob
 
 
 def _has_devices(container: dict[str, Any]) -> bool:
-    """Whether a container has GPUs or the like, by the pool, its template or a claim.
+    """Whether a container gets devices such as GPUs, from the pool, its template or a claim.
 
     A device plugin's resources have a domain in their names.
     """

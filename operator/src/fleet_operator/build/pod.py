@@ -1,4 +1,4 @@
-"""One replica's pod: the user's template with the replica's place filled in."""
+"""One replica's pod: the user's template, completed with the replica's environment and settings."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
 __all__ = ["build_pod"]
 
-_MAIN_ONLY = frozenset({JOB_KEY, TLS_DIR, TLS_SERVER_NAME})  # what only the main container can use
-_MOST_CORES = 10_000  # no node has more: a limit beyond that asks for none
+_MAIN_ONLY = frozenset({JOB_KEY, TLS_DIR, TLS_SERVER_NAME})  # only for the main container
+_MOST_CORES = 10_000  # no node has more: a higher limit is no limit
 _UNITS = {"m": Decimal("0.001"), "": Decimal(1), "k": Decimal(1000)}
 
 
@@ -55,19 +55,19 @@ def build_pod(
     job : FleetJob
         The job.
     role, index : Role, int
-        Which replica.
+        The replica.
     attempt : Attempt
-        Which life of the replica.
+        The attempt of the replica.
     hosts : Hosts
-        Where each replica is reached.
+        Maps each replica to its host.
     start : Start
-        What it is told of this start.
+        The values of the present start.
 
     Returns
     -------
     dict
-        The role's template and what the operator sets. The template wins wherever both are possible (probes,
-        ports, token, termination messages); restartPolicy, hostname, subdomain, our labels and the role's
+        The role's template and the operator's settings. The template takes precedence for probes, ports,
+        token and termination messages; restartPolicy, hostname, subdomain, our labels and the role's
         environment are always the operator's.
     """
     template, name = job.template(role), pod_name(job.name, role, index)
@@ -80,7 +80,7 @@ def build_pod(
             "name": name,
             "namespace": job.metadata.namespace,
             "labels": {**template.labels, **job_labels(job), **labels},
-            # What injects containers may put them first: this says which one is ours, to kubectl as well.
+            # Injected containers may come first; the annotation marks the main one, also for kubectl.
             "annotations": {**template.annotations, ANNOTATION_MAIN: template.main_container.name},
             "ownerReferences": owner_references(job),
         },
@@ -96,7 +96,7 @@ def build_pod(
 
 
 def _spec(job: FleetJob, role: Role, index: int, env: dict[str, str], own: ReplicaPorts) -> dict[str, Any]:
-    """Return the template's spec with what a replica of this environment gets beside."""
+    """Return the template's spec, completed for a replica with this environment."""
     template = job.template(role)
     spec = template.spec.to_manifest()
     main = next(each for each in spec["containers"] if each["name"] == template.main_container.name)
@@ -108,20 +108,20 @@ def _spec(job: FleetJob, role: Role, index: int, env: dict[str, str], own: Repli
     mount_checkpoint(spec, main, job, role, index)
     mount_certificates(spec, main, job)
     spec.setdefault("automountServiceAccountToken", False)
-    # Links add variables for each Service of the namespace: one named fleet-metrics sets FLEET_METRICS_PORT.
+    # Service links add variables: a Service named fleet-metrics would set FLEET_METRICS_PORT.
     spec.setdefault("enableServiceLinks", False)
     return spec
 
 
 def _complete_container(container: dict[str, Any], env: dict[str, str]) -> None:
-    """Give a container its place: first, because a variable can only refer to those before it."""
+    """Add the environment before the container's own, which may refer only to preceding variables."""
     container.setdefault("terminationMessagePolicy", "FallbackToLogsOnError")
     own = [entry for entry in container.get("env", []) if entry["name"] not in env]
     container["env"] = [{"name": name, "value": value} for name, value in env.items()] + own
 
 
 def _complete_main(container: dict[str, Any], job: FleetJob, role: Role, own: ReplicaPorts) -> None:
-    """Add what only the main container has: the ports, the servers' probe, a fitting number of threads."""
+    """Complete the main container: the ports, the servers' probe, the number of threads."""
     ports = container.setdefault("ports", [])
     taken = {entry.get("containerPort") for entry in ports} | {entry.get("name") for entry in ports}
     ports += [
@@ -130,7 +130,7 @@ def _complete_main(container: dict[str, Any], job: FleetJob, role: Role, own: Re
         if name not in taken and port not in taken
     ]
     if role is Role.PSERVER:
-        # Kubernetes' own probe of gRPC knows no TLS.
+        # Kubernetes' gRPC probe does not support TLS.
         asked = {"httpGet": {"path": "/readyz", "port": own.metrics}}
         if job.tls is None:
             asked = {"grpc": {"port": own.first}}
@@ -141,7 +141,7 @@ def _complete_main(container: dict[str, Any], job: FleetJob, role: Role, own: Re
 
 
 def _wanted_ports(job: FleetJob, role: Role, own: ReplicaPorts) -> Iterator[tuple[str, int]]:
-    """Return the ports that a replica listens on, by name; on its node's network, every one."""
+    """Yield the named ports of a replica; on its node's network, those of all slots."""
     if role is listening_role(job):
         yield role.value, own.first
         if job.host_ports is not None and role is Role.TRAINER:
@@ -151,15 +151,15 @@ def _wanted_ports(job: FleetJob, role: Role, own: ReplicaPorts) -> Iterator[tupl
 
 
 def _num_threads(container: dict[str, Any], num_processes: int) -> int | None:
-    """Return each process's share of the CPU limit, rounded up; None without a limit that can be read.
+    """Return each process's share of the CPU limit, rounded up; None without a valid limit.
 
-    torch would start a thread per core of the node, which a limit then throttles.
+    By default torch starts a thread per core of the node, which the limit then throttles.
     """
     limit = str(((container.get("resources") or {}).get("limits") or {}).get("cpu", ""))
     unit = limit[-1:] if limit[-1:] in _UNITS else ""
     try:
         cores = Decimal(limit.removesuffix(unit)) * _UNITS[unit]
-    except ArithmeticError:  # it is no number, or one beyond all bounds
+    except ArithmeticError:  # not a number, or out of range
         return None
     if not cores.is_finite() or cores > _MOST_CORES:
         return None

@@ -1,12 +1,12 @@
-"""Which ports a replica listens on: the manifest's, or its own share of its node's.
+"""The ports of a replica: the manifest's, or its own share of its node's ports.
 
-Pods that share their node's network must not share ports. Every replica gets as many of the range in a row as
-it can need, by its place in the job, so its peers know them before it exists, on whatever node it will run.
-Jobs begin at different places of one range; and because the ports are written into the pod, the scheduler
-puts no pod where another one has them already.
+Pods that share their node's network must not share ports. Each replica gets a block of the range by its index
+in the job, so its peers know its ports before it exists, whatever its node will be. Jobs start at different
+offsets of the range. Because the ports are part of the pod, the scheduler keeps pods with equal ports on
+different nodes.
 
-Where the range is divided in another way, by another version of the operator for example, a pod that takes
-another's place still listens where its peers were told to call: that is read from the peers' environment.
+If the range is divided differently, by another version of the operator for example, a replacement pod still
+listens on the port that its peers know: the operator reads it from the peers' environment.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ if TYPE_CHECKING:
 __all__ = ["ReplicaPorts", "first_ports", "listening_role", "replica_ports", "told_ports"]
 
 _PATTERN = re.compile(r"\[0-(\d+)\].*:\[(\d+)-\d+\+(\d+)\]", re.ASCII)
-"""The endpoints of thousands of processes whose ports differ from pod to pod, as `role_env` lists them."""
+"""The pattern of `role_env` for thousands of endpoints whose ports differ from pod to pod."""
 
 
 class ReplicaPorts(NamedTuple):
     """The ports of one replica."""
 
-    first: int  # of its role: a server's own, or the first of a pod's processes
+    first: int  # a server's port, or that of the first process of a pod
     metrics: int
 
 
 def listening_role(job: FleetJob) -> Role:
-    """Return the role whose replicas are called by the others, so that everybody is told their ports."""
+    """Return the role whose replicas listen, so that all replicas need their ports."""
     return Role.TRAINER if job.spec.mode is Mode.COLLECTIVE else Role.PSERVER
 
 
@@ -50,15 +50,15 @@ def replica_ports(job: FleetJob, role: Role, index: int, told: tuple[int, ...] =
     job : FleetJob
         The job.
     role, index : Role, int
-        Which replica.
+        The replica.
     told : tuple of int
-        The first port of each replica of the listening role, as the job's pods have been told them
-        (`told_ports`); empty where no pod is there.
+        The first port of each replica of the listening role, as the job's pods know them
+        (`told_ports`); empty without pods.
 
     Returns
     -------
     ReplicaPorts
-        Always the same for the same replica of the same life of a job.
+        The same for the same replica throughout a life of the job.
     """
     ports = job.host_ports
     if ports is None:
@@ -74,7 +74,7 @@ def replica_ports(job: FleetJob, role: Role, index: int, told: tuple[int, ...] =
 
 
 def first_ports(job: FleetJob, role: Role, told: tuple[int, ...] = ()) -> list[int]:
-    """Return the first port of each replica of a role that the job has, as `replica_ports` has it."""
+    """Return the first port of each replica of a role."""
     if job.host_ports is not None and role is listening_role(job) and len(told) == job.replicas(role):
         return list(told)
     first = replica_ports(job, role, 0).first
@@ -83,7 +83,7 @@ def first_ports(job: FleetJob, role: Role, told: tuple[int, ...] = ()) -> list[i
 
 
 def told_ports(env: Mapping[str, str | None]) -> tuple[int, ...]:
-    """Return the first port of each replica that listens, from what `role_env` has told a pod."""
+    """Return the first port of each listening replica, from the environment that `role_env` gave a pod."""
     listed = env.get("PADDLE_PSERVERS_IP_PORT_LIST") or env.get("PADDLE_TRAINER_ENDPOINTS") or ""
     slots = env.get("LOCAL_WORLD_SIZE") or "1"
     return _first_of_each(listed, int(slots)) if listed and slots.isdecimal() and int(slots) else ()
@@ -91,7 +91,7 @@ def told_ports(env: Mapping[str, str | None]) -> tuple[int, ...]:
 
 @lru_cache(maxsize=256)
 def _first_of_each(listed: str, slots: int) -> tuple[int, ...]:
-    """Return the port of every endpoint that begins a replica. Pods of one job share list and answer."""
+    """Return the port of the first endpoint of each replica; cached, because pods of a job share the list."""
     if (pattern := _PATTERN.search(listed)) is not None:
         last, first, apart = (int(each) for each in pattern.groups())
         return tuple(range(first, first + last * apart + 1, apart))

@@ -29,10 +29,10 @@ def job_labels(job: FleetJob) -> dict[str, str]:
 
 
 def owner_references(job: FleetJob) -> list[dict[str, Any]]:
-    """Return the reference by which an object is deleted with its job, and known to be this very job's.
+    """Return the owner reference that deletes an object with its job, and identifies it as this job's.
 
-    ``blockOwnerDeletion`` makes a foreground deletion of the job wait for the object. Where the API server
-    checks it, setting it needs the right to update the job's finalizers (docs/adr/0079).
+    ``blockOwnerDeletion`` makes a foreground deletion of the job wait for the object. If the API server
+    enforces it, setting it requires the right to update the job's finalizers (docs/adr/0079).
     """
     return [
         {
@@ -47,7 +47,7 @@ def owner_references(job: FleetJob) -> list[dict[str, Any]]:
 
 
 class Hosts(Protocol):
-    """Anything that maps a replica to its host: a name or an address, without a port."""
+    """Maps a replica to its host: a name or an address, without a port."""
 
     def __call__(self, role: Role, index: int, /) -> str:
         """Return the host of one replica; always the same string for the same replica."""
@@ -67,8 +67,8 @@ class ClusterHosts:
 def build_service(job: FleetJob) -> dict[str, Any]:
     """Return the manifest of a job's headless Service.
 
-    It publishes pods that are not ready: replicas find each other while they start, and a replica that is
-    slow for a moment does not lose its name.
+    It publishes pods that are not ready: replicas find each other while they start, and a replica that fails
+    a probe keeps its name.
     """
     listening = Role.TRAINER if job.spec.mode is Mode.COLLECTIVE else Role.PSERVER
     return {

@@ -17,10 +17,10 @@ _CHECKPOINT_VOLUME = "fleet-checkpoint"
 
 
 def build_claims(job: FleetJob) -> list[dict[str, Any]]:
-    """Return the claims that a job makes: one, one for each parameter server, or none.
+    """Return the claims of a job: one, one for each parameter server, or none.
 
-    A claim that is to outlive its job has no owner. It keeps the job's labels, by which a later job of the
-    same name knows it.
+    A claim that outlives its job has no owner. A later job of the same name recognizes it by the job's
+    labels.
     """
     checkpoint = job.spec.checkpoint
     if checkpoint is None or checkpoint.volume_claim_template is None:
@@ -59,13 +59,13 @@ def mount_checkpoint(
     Parameters
     ----------
     spec : dict
-        The pod's spec, which is changed.
+        The pod's spec; modified in place.
     container : dict
-        The main container in it, which is changed as well.
+        The main container in it; modified in place.
     job : FleetJob
         The job.
     role, index : Role, int
-        Which replica.
+        The replica.
     """
     checkpoint = job.spec.checkpoint
     own = job.checkpoint_scope is CheckpointScope.PSERVER
@@ -81,11 +81,11 @@ def mount_checkpoint(
 _TLS_VOLUME: Final = "fleet-tls"
 _TLS_FOLDER: Final = "/etc/fleet/tls"
 _TLS_MODE: Final = 0o444
-"""By whatever user the template's container has: nothing else runs in it, and nothing else has the mount."""
+"""Readable by any user of the main container, the only one with the mount."""
 
 
 def tls_env(job: FleetJob) -> dict[str, str]:
-    """Return what tells a replica where its certificates are; nothing for a job that does not encrypt."""
+    """Return the variables of a replica's certificates; empty for a job without TLS."""
     tls = job.tls
     if tls is None:
         return {}
@@ -93,14 +93,14 @@ def tls_env(job: FleetJob) -> dict[str, str]:
 
 
 def mount_certificates(spec: dict[str, Any], container: dict[str, Any], job: FleetJob) -> None:
-    """Mount the Secret in the main container of a pod, whole, so that the kubelet renews its files.
+    """Mount the whole Secret in the main container of a pod, so that the kubelet renews its files.
 
     Parameters
     ----------
     spec : dict
-        The pod's spec, which is changed.
+        The pod's spec; modified in place.
     container : dict
-        The main container in it, which is changed as well.
+        The main container in it; modified in place.
     job : FleetJob
         The job.
     """
