@@ -16,8 +16,8 @@ import torch
 from fleet.checkpoint import Checkpoint, TrainStatus, find_checkpoint, write_shard
 from fleet.errors import DiskFullError, FleetError
 from fleet.parameter_server.modes import Async
-from fleet.parameter_server.server import keeper
-from fleet.parameter_server.server.keeper import Keeper
+from fleet.parameter_server.server import shard_checkpointer as keeper
+from fleet.parameter_server.server.shard_checkpointer import Keeper
 from fleet.parameter_server.settings import Settings
 from fleet.process.resources import for_saves
 from tests.support.checkpoints import differing, train

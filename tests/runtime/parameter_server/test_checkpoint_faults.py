@@ -15,8 +15,8 @@ from fleet.checkpoint import Checkpoint, Claims, Manifest, TrainStatus, write_sh
 from fleet.errors import CheckpointError, ConfigurationError, FleetError, StateLostError
 from fleet.parameter_server.control.client import ControlClient
 from fleet.parameter_server.modes import Async
-from fleet.parameter_server.server import keeper
-from fleet.parameter_server.server.keeper import Keeper
+from fleet.parameter_server.server import shard_checkpointer as keeper
+from fleet.parameter_server.server.shard_checkpointer import Keeper
 from fleet.parameter_server.settings import Settings
 from tests.support.checkpoints import differing, flip_a_bit, saved, train
 from tests.support.full_disk import no_room_beyond

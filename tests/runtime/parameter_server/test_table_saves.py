@@ -13,7 +13,7 @@ from torch import Tensor
 import fleet
 from fleet.checkpoint import Manifest, TrainStatus, write_rows
 from fleet.errors import CheckpointError, ConfigurationError, FleetError
-from fleet.parameter_server.server import keeper
+from fleet.parameter_server.server import shard_checkpointer as keeper
 from fleet.plan import DistributeTranspilerConfig
 from fleet.tables import TimeToLive, snapshot
 from tests.support.checkpoints import flip_a_bit

@@ -20,7 +20,7 @@ import torch
 
 import fleet as names
 from fleet.parameter_server import fleet
-from fleet.parameter_server.server import keeper
+from fleet.parameter_server.server import shard_checkpointer as keeper
 from fleet.tables import snapshot
 
 ROWS, DIM = 6000, 4

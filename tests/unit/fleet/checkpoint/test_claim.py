@@ -12,7 +12,7 @@ import torch
 from fleet.checkpoint import Claims, Manifest, Piece, find_checkpoint
 from fleet.errors import DiskFullError, FleetError
 from fleet.parameter_server.failed_step import FailedStep
-from fleet.parameter_server.server.keeper import Keeper
+from fleet.parameter_server.server.shard_checkpointer import Keeper
 from fleet.parameter_server.table_store import TableStore
 from fleet.role_maker import JobIdentity
 

@@ -7,10 +7,10 @@ that it needs, however they were cut when they were written. No pickle anywhere:
 files, everything else is JSON.
 """
 
-from fleet.checkpoint.background import Background
 from fleet.checkpoint.calls import Savable, SavingCalls
 from fleet.checkpoint.claim import Claims
 from fleet.checkpoint.cleaning import tidy
+from fleet.checkpoint.export import export_tables
 from fleet.checkpoint.finished import FINISHED_NAME, end_if_finished, leave_mark, read_mark
 from fleet.checkpoint.folders import (
     CHECKPOINT_PREFIX,
@@ -28,8 +28,8 @@ from fleet.checkpoint.named import named_state
 from fleet.checkpoint.piece import Piece, cut_state, emptied, join_pieces
 from fleet.checkpoint.reader import TRAINERS_STATE, Checkpoint, check_each
 from fleet.checkpoint.rows import base_of, files_of, have_state, read_rows, write_rows
+from fleet.checkpoint.saver import Background
 from fleet.checkpoint.status import TrainStatus
-from fleet.checkpoint.table_export import export_tables
 from fleet.checkpoint.trainer_part import (
     GradientOrder,
     OwnRows,

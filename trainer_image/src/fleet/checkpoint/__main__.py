@@ -3,7 +3,7 @@
 import argparse
 import sys
 
-from fleet.checkpoint.table_export import export_tables
+from fleet.checkpoint.export import export_tables
 from fleet.errors import FleetError
 
 __all__ = ["main"]

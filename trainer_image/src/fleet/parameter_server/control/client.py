@@ -10,7 +10,7 @@ import grpc
 from fleet.errors import FleetError
 from fleet.parameter_server.certificates import Certificates
 from fleet.parameter_server.control.channel import ServerStub, check_encrypts
-from fleet.parameter_server.control.checkpoint_client import CheckpointClient
+from fleet.parameter_server.control.checkpoints import CheckpointClient
 from fleet.parameter_server.control.guard import MOST_TRIES, Prover
 from fleet.parameter_server.control.pending import Pending
 from fleet.parameter_server.control.proto import control_pb2

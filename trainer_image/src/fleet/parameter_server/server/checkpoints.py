@@ -14,9 +14,9 @@ from fleet.checkpoint import MOST_BEFORE, FileRecord
 from fleet.errors import ConfigurationError
 from fleet.parameter_server.control.proto import control_pb2
 from fleet.parameter_server.modes import ServerMode
-from fleet.parameter_server.server.keeper import Keeper
 from fleet.parameter_server.server.membership import Membership
 from fleet.parameter_server.server.parts import TrainerParts
+from fleet.parameter_server.server.shard_checkpointer import Keeper
 from fleet.parameter_server.shard import Shard
 from fleet.process.resources import for_saves
 

@@ -25,11 +25,11 @@ from fleet.parameter_server.server.admission import Admission, check_job
 from fleet.parameter_server.server.barriers import Barriers
 from fleet.parameter_server.server.checkpoints import ServerCheckpoints
 from fleet.parameter_server.server.farewell import Farewell
-from fleet.parameter_server.server.keeper import Keeper
 from fleet.parameter_server.server.membership import Membership
 from fleet.parameter_server.server.overrun import Overrun
 from fleet.parameter_server.server.pacing import Pacing, receive_bytes
 from fleet.parameter_server.server.serving import Serving
+from fleet.parameter_server.server.shard_checkpointer import Keeper
 from fleet.parameter_server.server.siblings import Siblings
 from fleet.parameter_server.server.step_pool import StepPool
 from fleet.parameter_server.server.trainer_session import TrainerSession

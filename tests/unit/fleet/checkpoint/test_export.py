@@ -13,10 +13,10 @@ from fleet.checkpoint import (
     Manifest,
     RowsRecord,
     commit,
+    export,
     export_tables,
     files,
     reader,
-    table_export,
     write_rows,
 )
 from fleet.checkpoint import __main__ as command
@@ -136,7 +136,7 @@ def test_a_checkpoint_that_may_be_older_than_those_named_is_taken(folder, monkey
     path, _ = folder
     found = Manifest.read(path / "checkpoint-1")
     commit(path / "checkpoint-1", replace(found, after=("aa", "bb")).to_json())
-    monkeypatch.setattr(table_export, "MOST_BEFORE", 2)
+    monkeypatch.setattr(export, "MOST_BEFORE", 2)
     export_tables(path / "checkpoint-1", path, since=path / "checkpoint-0")
 
 

@@ -32,7 +32,7 @@ from fleet.checkpoint import (
 from fleet.errors import ConfigurationError, FleetError
 from fleet.parameter_server.modes import ServerMode
 from fleet.parameter_server.server.bases import Bases
-from fleet.parameter_server.server.loader import Loader
+from fleet.parameter_server.server.shard_loader import Loader
 from fleet.parameter_server.server.writing import Writing
 from fleet.parameter_server.shard import Shard
 from fleet.parameter_server.table_store import RowCopy
