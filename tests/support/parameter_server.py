@@ -134,7 +134,7 @@ class Loopback:
         state = state_of(program.source)
         server = Server(plan, program.source.parameters, self.job, self.server_settings, state)
         if directory is not None:
-            assert server.keeper.load(str(directory)) is not None
+            assert server.loader.load(str(directory)) is not None
         server.start()
 
         def serve() -> None:

@@ -195,13 +195,13 @@ def test_what_is_damaged_costs_one_save_on_every_trainer(trainers, tmp_path):
         assert [
             json.loads(line) for line in (tmp_path / f"output-{rank}").read_text().splitlines()
         ] == expected
-    warnings = [line for line in found[0][1].splitlines() if "passed over a checkpoint" in line]
+    warnings = [line for line in found[0][1].splitlines() if "skipped a damaged checkpoint" in line]
     assert len(warnings) == len(expected)
-    assert "passed over a checkpoint" not in found[1][1], "trainer 0 tells it for all"
+    assert "skipped a damaged checkpoint" not in found[1][1], "trainer 0 tells it for all"
     for (name, path), warning in zip(told.items(), warnings, strict=False):
         named = path.parent if name.startswith("manifest") else path
         assert str(named.relative_to(tmp_path)) in warning
-        assert f"Training goes on from {name}/checkpoint-{epochs.get(name, 2)}" in warning
+        assert f"Training continues from {name}/checkpoint-{epochs.get(name, 2)}" in warning
     assert all(str(path.relative_to(tmp_path)) in warnings[-1] for path in apart)
     assert "trainer 1 (127.0.0.1:" in warnings[-1]
 
@@ -221,4 +221,4 @@ def test_without_a_whole_save_no_trainer_begins(trainers, tmp_path, named):
         assert f"{path.relative_to(tmp_path)} has the SHA-256" in error
         assert "Traceback" not in error
         if named == "checkpoint":
-            assert "The newest whole one beside it is none/checkpoint-0: name that, or none" in error
+            assert "The newest whole checkpoint there is none/checkpoint-0: name it, or none" in error

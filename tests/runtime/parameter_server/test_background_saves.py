@@ -15,9 +15,10 @@ import torch
 
 from fleet.checkpoint import Checkpoint, TrainStatus, find_checkpoint, write_shard
 from fleet.errors import DiskFullError, FleetError
+from fleet.parameter_server.control.proto import control_pb2
 from fleet.parameter_server.modes import Async
-from fleet.parameter_server.server import shard_checkpointer as keeper
-from fleet.parameter_server.server.shard_checkpointer import Keeper
+from fleet.parameter_server.server import shard_checkpointer
+from fleet.parameter_server.server.shard_checkpointer import ShardCheckpointer
 from fleet.parameter_server.settings import Settings
 from fleet.process.resources import for_saves
 from tests.support.checkpoints import differing, train
@@ -46,7 +47,7 @@ class SlowWrites:
             assert self.may_go_on.wait(20)
             return write_shard(*arguments)
 
-        monkeypatch.setattr(keeper, "write_shard", slowly)
+        monkeypatch.setattr(shard_checkpointer, "write_shard", slowly)
 
 
 @pytest.mark.parametrize("mode", [None, Async()], ids=["sync", "async"])
@@ -65,7 +66,7 @@ def test_training_goes_on_while_a_checkpoint_is_written_and_the_copy_stays_as_it
         assert trainer.current_step == 6
         assert not list(tmp_path.rglob("manifest.json"))  # nothing counts as saved
         disk.may_go_on.set()
-        trainer.checkpoints.background.wait()
+        trainer.checkpoints.wait()
     with loopback(tmp_path, servers=2, **({"mode": mode} if mode else {})) as job:
         trainer, model, _ = job.make_trainer()
         trainer.start()
@@ -105,12 +106,12 @@ def test_a_full_disk_pauses_saving_with_a_warning_and_ends_nobody(tmp_path, monk
         trainer, model, _ = job.make_trainer()
         trainer.start()
         trainer.save_numbered(str(tmp_path), TrainStatus(), keep=0)
-        trainer.checkpoints.background.wait()
+        trainer.checkpoints.wait()
         full.set()
         for step in range(2):
             train(trainer, model, range(step, step + 1))
             trainer.save_numbered(str(tmp_path), TrainStatus(), keep=1)
-            trainer.checkpoints.background.wait()
+            trainer.checkpoints.wait()
             # What the other server had written is given back, and the one before is there.
             assert sorted(path.name for path in tmp_path.glob("checkpoint-*")) == ["checkpoint-0"]
         trainer.save(str(tmp_path / "own"), TrainStatus())
@@ -140,7 +141,7 @@ def test_a_process_without_descriptors_pauses_saving_unless_some_are_kept(tmp_pa
             for step in range(3):
                 train(trainer, model, range(step, step + 1))
                 trainer.save_numbered(str(tmp_path), TrainStatus(), keep=0)
-                trainer.checkpoints.background.wait()
+                trainer.checkpoints.wait()
             trainer.save(str(tmp_path / "own"), TrainStatus())
         assert ("there is no room for a checkpoint" in caplog.text) is not kept
         assert ("Too many open files" in caplog.text) is not kept
@@ -176,7 +177,7 @@ def test_training_that_ends_without_its_last_checkpoint_says_so(tmp_path, monkey
     def full(*_: Any) -> Any:
         raise DiskFullError("no room")
 
-    monkeypatch.setattr(keeper, "write_shard", full)
+    monkeypatch.setattr(shard_checkpointer, "write_shard", full)
     with loopback() as job:
         trainer, _, _ = job.make_trainer()
         trainer.start()
@@ -186,10 +187,10 @@ def test_training_that_ends_without_its_last_checkpoint_says_so(tmp_path, monkey
 
 
 def test_a_server_whose_disk_hangs_is_named_and_not_waited_for_without_end(tmp_path, monkeypatch):
-    def hangs(*_: Any) -> None:
-        return None
+    def hangs(*_: Any) -> control_pb2.WrittenReply:
+        return control_pb2.WrittenReply()
 
-    monkeypatch.setattr(Keeper, "written", hangs)
+    monkeypatch.setattr(ShardCheckpointer, "written", hangs)
     settings = Settings(heartbeat_seconds=0.05, deadline_seconds=0.5)
     with loopback(settings=settings) as job:
         trainer, _, _ = job.make_trainer()
@@ -203,7 +204,7 @@ def test_what_fails_in_the_background_for_another_reason_is_raised_at_the_next_c
     def refused(*_: Any) -> Any:
         raise FleetError("the disk is read-only now")
 
-    monkeypatch.setattr(keeper, "write_shard", refused)
+    monkeypatch.setattr(shard_checkpointer, "write_shard", refused)
     with loopback() as job:
         trainer, _, _ = job.make_trainer()
         trainer.start()

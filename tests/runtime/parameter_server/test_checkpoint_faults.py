@@ -14,9 +14,11 @@ import torch
 from fleet.checkpoint import Checkpoint, Claims, Manifest, TrainStatus, write_shard
 from fleet.errors import CheckpointError, ConfigurationError, FleetError, StateLostError
 from fleet.parameter_server.control.client import ControlClient
+from fleet.parameter_server.control.proto import control_pb2
 from fleet.parameter_server.modes import Async
-from fleet.parameter_server.server import shard_checkpointer as keeper
-from fleet.parameter_server.server.shard_checkpointer import Keeper
+from fleet.parameter_server.server import shard_checkpointer
+from fleet.parameter_server.server.shard_checkpointer import ShardCheckpointer
+from fleet.parameter_server.server.shard_loader import ShardLoader
 from fleet.parameter_server.settings import Settings
 from tests.support.checkpoints import differing, flip_a_bit, saved, train
 from tests.support.full_disk import no_room_beyond
@@ -46,7 +48,7 @@ def test_a_save_that_a_server_cannot_finish_names_it_and_leaves_the_one_before(t
         train(trainer, model, range(2))
         trainer.save(str(tmp_path), TrainStatus())
         train(trainer, model, range(2, 3))
-        monkeypatch.setattr(keeper, "write_shard", full)
+        monkeypatch.setattr(shard_checkpointer, "write_shard", full)
         with pytest.raises(FleetError, match=rf"{job.endpoints[1]}.*shard-1-of-2.*no space left"):
             trainer.save(str(tmp_path), TrainStatus())
         assert Checkpoint(tmp_path).manifest.step == 2
@@ -85,7 +87,7 @@ def saved_after_each_step(folder: Path, saves: int) -> list[dict[str, torch.Tens
             at_once(lambda: train(zero, model, step), lambda: train(one, other, step))  # noqa: B023
             one.hand_in(TrainStatus(epoch, state={"of": 1}))
             zero.save_numbered(str(folder), TrainStatus(epoch, state={"of": 0}), keep=0)
-            zero.checkpoints.background.wait()
+            zero.checkpoints.wait()
             states.append(copy.deepcopy(dict(model.state_dict())))
     return states
 
@@ -140,10 +142,10 @@ def test_one_bit_costs_one_save_and_every_process_goes_on_from_the_one_before(
     warnings = [record.getMessage() for record in caplog.records if str(path) in record.getMessage()]
     assert len(warnings) == readers, "each server says once what it has found"
     for warning in warnings:
-        assert warning.startswith(f"passed over a checkpoint: {path} ")
+        assert warning.startswith(f"skipped a damaged checkpoint: {path} ")
         assert found in warning
         assert expected in warning
-        assert warning.endswith(f". Training goes on from {tmp_path}/checkpoint-0")
+        assert warning.endswith(f". Training continues from {tmp_path}/checkpoint-0")
 
 
 def test_all_damaged_files_of_a_save_are_named_in_one_warning(tmp_path, caplog):
@@ -152,7 +154,7 @@ def test_all_damaged_files_of_a_save_are_named_in_one_warning(tmp_path, caplog):
     digests = {str(path): flip_a_bit(path) for path in paths}
     caplog.clear()
     go_on(tmp_path, tmp_path)
-    warnings = [text for record in caplog.records if "passed over" in (text := record.getMessage())]
+    warnings = [text for record in caplog.records if "skipped a damaged" in (text := record.getMessage())]
     assert len(warnings) == 2
     for server, warning in enumerate(warnings):
         of_this = {path for path in digests if "shard-" not in path or f"shard-{server}" in path}
@@ -194,7 +196,7 @@ def test_a_save_that_was_named_is_an_error_which_names_the_newest_whole_one(tmp_
         pass
     assert f"{path} has the SHA-256 {digest}, expected " in str(caught.value)
     assert str(caught.value).endswith(
-        f"The newest whole one beside it is {tmp_path}/checkpoint-0: name that, or {tmp_path}"
+        f"The newest whole checkpoint there is {tmp_path}/checkpoint-0: name it, or {tmp_path}"
     )
 
 
@@ -207,7 +209,7 @@ def test_a_trainer_that_comes_back_gets_the_newest_status_that_is_whole(tmp_path
         for epoch in range(1, 4 if whole == 2 else 2):
             train(trainer, model, range(epoch, epoch + 1))
             trainer.save_numbered(str(tmp_path / "own"), TrainStatus(epoch), keep=0)
-            trainer.checkpoints.background.wait()
+            trainer.checkpoints.wait()
         path = trainer_part_of(max((tmp_path / "own").glob("checkpoint-*")))
         flip_a_bit(path)
         train(trainer, model, range(5, 6))
@@ -223,7 +225,7 @@ def test_a_trainer_that_comes_back_gets_the_newest_status_that_is_whole(tmp_path
             assert status.epoch_no == (2 if whole == 2 else 0)
             assert alike(dict(other.state_dict()), dict(model.state_dict())), "the servers' values stay"
             assert again.current_step == trainer.current_step
-    assert caplog.text.count(f"passed over a checkpoint: {path} has") == (2 if whole else 0)
+    assert caplog.text.count(f"skipped a damaged checkpoint: {path} has") == (2 if whole else 0)
 
 
 def test_a_server_that_comes_back_on_a_full_disk_reads_first_and_claims_when_there_is_room(tmp_path, caplog):
@@ -241,12 +243,12 @@ def test_a_server_that_comes_back_on_a_full_disk_reads_first_and_claims_when_the
         with no_room_beyond(16):
             train(trainer, model, range(2, 3))
             trainer.save_numbered(str(tmp_path), TrainStatus(), keep=0)
-            trainer.checkpoints.background.wait()
+            trainer.checkpoints.wait()
         assert "there is no room for a checkpoint: parameter server" in caplog.text
         assert not (tmp_path / "checkpoint-1").exists(), "nothing is written without a claim"
         assert json.loads(claim.read_text())["attempt"] == 0
         trainer.save_numbered(str(tmp_path), TrainStatus(), keep=0)
-        trainer.checkpoints.background.wait()
+        trainer.checkpoints.wait()
         assert Checkpoint(tmp_path / "checkpoint-1").manifest.step == 3
         assert json.loads(claim.read_text())["attempt"] == 1
         with pytest.raises(FleetError, match=r"has claimed .* with attempt 1"):
@@ -261,13 +263,13 @@ def test_a_restarted_trainer_gets_its_part_although_the_checkpoint_is_gone(tmp_p
         trainer.start()
         optimizer.param_groups[0]["lr"] = 0.025
         trainer.save_numbered(str(tmp_path), TrainStatus(), keep=0)
-        trainer.checkpoints.background.wait()
+        trainer.checkpoints.wait()
     with loopback(tmp_path, servers=1) as job:
         trainer, model, _ = job.make_trainer()
         trainer.start()
         train(trainer, model, range(1))
         trainer.save_numbered(str(tmp_path), TrainStatus(), keep=1)
-        trainer.checkpoints.background.wait()
+        trainer.checkpoints.wait()
         assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-1"]
         again, _, optimizer = job.make_trainer(attempt=1)
         again.start()
@@ -286,30 +288,31 @@ def test_a_sending_thread_that_meets_the_sessions_end_finds_its_servers():
             client.session.check()
 
 
-class Apart(Keeper):
-    """Keeps what it writes in a directory of its server's own, as with a volume per replica."""
+class OwnDirectory(ShardCheckpointer):
+    """Writes to a directory of the server's own, as with a volume per replica."""
 
-    def _apart(self, directory: str) -> str:
-        return f"{directory}/{self._plan.server}" if directory else ""
+    def save(self, request: Any) -> Any:
+        request.directory += f"/{self._shard.plan.server}"
+        return super().save(request)
 
-    def save(self, directory: str, *arguments: Any, **options: Any) -> Any:
-        return super().save(self._apart(directory), *arguments)
+    def commit(self, request: Any) -> Any:
+        request.directory += f"/{self._shard.plan.server}"
+        return super().commit(request)
 
-    def commit(self, directory: str, manifest: str) -> None:
-        super().commit(self._apart(directory), manifest)
 
-    def tidy(self, directory: str) -> None:
-        super().tidy(self._apart(directory))
+class OwnDirectoryLoader(ShardLoader):
+    """Reads from it."""
 
     def load(self, directory: str, save: str = "") -> Any:
-        return super().load(self._apart(directory), save)
+        return super().load(f"{directory}/{self._shard.plan.server}" if directory else "", save)
 
 
 @pytest.mark.parametrize("how", ["servers", "trainers"])
 def test_servers_with_directories_of_their_own_go_on_from_the_newest_that_all_have(
     tmp_path, monkeypatch, how
 ):
-    monkeypatch.setattr("fleet.parameter_server.server.server.Keeper", Apart)
+    monkeypatch.setattr("fleet.parameter_server.server.server.ShardCheckpointer", OwnDirectory)
+    monkeypatch.setattr("fleet.parameter_server.server.server.ShardLoader", OwnDirectoryLoader)
     with loopback(servers=2, trainers=1) as job:
         trainer, model, _ = job.make_trainer()
         trainer.start()
@@ -321,7 +324,7 @@ def test_servers_with_directories_of_their_own_go_on_from_the_newest_that_all_ha
         def dead(*_: object) -> None:
             raise FleetError("the server died after its reply to Save")
 
-        monkeypatch.setattr(job.servers[1].server.keeper, "commit", dead)
+        monkeypatch.setattr(job.servers[1].server.checkpoints, "commit", dead)
         with pytest.raises(FleetError, match="died after its reply"):
             trainer.save(str(tmp_path), TrainStatus(epoch_no=2))
     assert [Checkpoint(tmp_path / number).manifest.step for number in "01"] == [2, 1]
@@ -397,7 +400,7 @@ class SlowDisk:
     def __init__(self, job: Loopback, monkeypatch: pytest.MonkeyPatch) -> None:
         self.reads = threading.Event()
         self.may_go_on = threading.Event()
-        loader = job.servers[0].server.keeper.loader
+        loader = job.servers[0].server.loader
         read = loader._read
 
         def slowly(checkpoint: Checkpoint) -> Any:
@@ -504,12 +507,12 @@ def test_a_wait_for_a_servers_reply_ends_with_the_sessions_failure(tmp_path, mon
         trainer.start()
         client = trainer.checkpoints._client
 
-        def hangs(*_: object, **__: object) -> list[Any]:
+        def hangs(_: object) -> control_pb2.SaveReply:
             client.waits.fail(FleetError("the other server vanished"))
             released.wait(20)
-            return []
+            return control_pb2.SaveReply()
 
-        monkeypatch.setattr(job.servers[0].server.keeper, "save", hangs)
+        monkeypatch.setattr(job.servers[0].server.checkpoints, "save", hangs)
         try:
             with pytest.raises(FleetError, match="the other server vanished"):
                 trainer.save(str(tmp_path), TrainStatus())
@@ -528,7 +531,7 @@ def test_what_a_failed_step_has_left_is_not_saved(tmp_path, monkeypatch, between
         trainer.save(str(tmp_path), TrainStatus(epoch_no=1))
         before = Checkpoint(tmp_path).manifest
         server = job.servers[0].server
-        owner = server._shard.store if between == "snapshot" else server.keeper
+        owner = server._shard.store if between == "snapshot" else server.checkpoints
         go_on = getattr(owner, between)
 
         def after_a_failure(*arguments: Any) -> Any:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from fleet.checkpoint import Checkpoint, TrainStatus, commit, find_checkpoint
+from fleet.checkpoint import Checkpoint, TrainStatus, commit, find_checkpoint, list_numbers
 from fleet.errors import CheckpointError, ConfigurationError, FleetError
 from fleet.parameter_server.modes import Async, Geo, HalfAsync
 from tests.support.checkpoints import BATCHES, OPTIMIZERS, alone, differing, loss_of, saved, train
@@ -82,7 +82,7 @@ def test_a_trainer_may_join_while_one_server_has_loaded_and_another_has_not(tmp_
         (zero, model, _), (one, other, _) = job.make_trainer(0), job.make_trainer(1)
         zero.start()
         client, seen = one._client, threading.Event()
-        first, second = (server.server.checkpoints.keeper.loader for server in job.servers)
+        first, second = (server.server.loader for server in job.servers)
         connect, agree, read = client._connect, client.agree, second._read
 
         def read_later(checkpoint: Any) -> Any:
@@ -137,8 +137,8 @@ def test_a_trainer_may_take_a_tables_rows_while_another_has_the_servers_load(tmp
             zero.load(str(tmp_path))
             if begins:
                 stepping.start()
-                loaders = [server.server.checkpoints.keeper.loader for server in job.servers]
-                wait_for(lambda: all(each.begun for each in loaders), "the step to begin")
+                loaders = [server.server.loader for server in job.servers]
+                wait_for(lambda: all(each._begun for each in loaders), "the step to begin")
             take_all()
 
         stepping = threading.Thread(target=step, args=(zero, mine))
@@ -348,12 +348,12 @@ def test_numbered_checkpoints_are_counted_up_and_the_newest_are_kept(tmp_path):
         for step in range(3):
             train(trainer, model, range(step, step + 1))
             assert trainer.save_numbered(folder, TrainStatus(step), keep=0) == step
-        trainer.checkpoints.background.wait()
-        assert trainer.checkpoints.numbers(folder) == [0, 1, 2]
+        trainer.checkpoints.wait()
+        assert list_numbers(tmp_path) == [0, 1, 2]
         trainer.checkpoints.clean(folder, 2)
-        assert trainer.checkpoints.numbers(folder) == [1, 2]
+        assert list_numbers(tmp_path) == [1, 2]
         assert trainer.save_numbered(folder, TrainStatus(3), keep=1) == 3
-        trainer.checkpoints.background.wait()
+        trainer.checkpoints.wait()
     assert sorted(path.name for path in tmp_path.glob("checkpoint-*")) == ["checkpoint-3"]
     newest = find_checkpoint(tmp_path)
     assert newest is not None
@@ -398,7 +398,7 @@ def test_each_trainer_of_an_async_job_goes_on_at_its_own_step_with_its_own_statu
             train(trainer, model, range(steps))
         trainers[1][0].hand_in(TrainStatus(1, state={"seen": [1, 2]}))
         trainers[0][0].save_numbered(str(tmp_path), TrainStatus(6), keep=0)
-        trainers[0][0].checkpoints.background.wait()
+        trainers[0][0].checkpoints.wait()
         # Restarted alone, while the others go on: what it has said itself, and never what another has.
         again, _, _ = job.make_trainer(1, attempt=1)
         again.start()
@@ -406,7 +406,7 @@ def test_each_trainer_of_an_async_job_goes_on_at_its_own_step_with_its_own_statu
         other, _, _ = job.make_trainer(2, attempt=1)
         other.start()
         assert other.load(str(tmp_path)) == TrainStatus(-1, 5)
-        assert "nothing says how far the script of trainer 2 had come, which has made 5 steps" in caplog.text
+        assert "the checkpoint has no status of trainer 2, which has made 5 steps" in caplog.text
     manifest = Checkpoint(tmp_path / "checkpoint-0").manifest
     assert [file.trainer for file in manifest.files] == [-1, 0, 1, -1]
     # The whole job anew, with a trainer more: that one has no share behind it, and takes trainer 0's word.
@@ -449,7 +449,7 @@ def test_a_trainer_that_comes_back_finds_its_status_though_its_checkpoint_was_cl
         at_once(*(trainer.start for trainer, _, _ in trainers))
         one.hand_in(TrainStatus(4))
         zero.save_numbered(str(tmp_path), TrainStatus(4), keep=0)
-        zero.checkpoints.background.wait()
+        zero.checkpoints.wait()
     with loopback(tmp_path, servers=2, trainers=2) as job:
         trainers = [job.make_trainer(index) for index in range(2)]
         at_once(*(trainer.start for trainer, _, _ in trainers))
@@ -467,7 +467,7 @@ def test_a_status_that_is_gone_is_damage(tmp_path, caplog):
         for epoch in range(2):
             one.hand_in(TrainStatus(epoch))
             zero.save_numbered(str(tmp_path), TrainStatus(epoch), keep=0)
-        zero.checkpoints.background.wait()
+        zero.checkpoints.wait()
     (path,) = (tmp_path / "checkpoint-1").glob("trainer-1-*.safetensors")
     path.unlink()
     with loopback(tmp_path, servers=1, trainers=2, mode=Async()) as job:
@@ -476,4 +476,4 @@ def test_a_status_that_is_gone_is_damage(tmp_path, caplog):
         status = one.load(str(tmp_path))
         assert status is not None
         assert status.epoch_no == 0
-    assert f"passed over a checkpoint: {path} cannot be read" in caplog.text
+    assert f"skipped a damaged checkpoint: {path} cannot be read" in caplog.text

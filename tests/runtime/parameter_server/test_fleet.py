@@ -150,7 +150,7 @@ def test_a_server_whose_script_loads_passes_a_damaged_one_over_and_says_so_once(
         assert trainer.fleet.step == 1
         assert trainer.fleet.load_check_point(folder) == TrainStatus(0, 1)
         trainer.train(1)
-    assert caplog.text.count("passed over a checkpoint") == 1
+    assert caplog.text.count("skipped a damaged checkpoint") == 1
     assert str(part) in caplog.text
 
 

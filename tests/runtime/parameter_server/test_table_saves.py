@@ -4,6 +4,7 @@ import threading
 from itertools import chain
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor
 import fleet
 from fleet.checkpoint import Manifest, TrainStatus, write_rows
 from fleet.errors import CheckpointError, ConfigurationError, FleetError
-from fleet.parameter_server.server import shard_checkpointer as keeper
+from fleet.parameter_server.server import shard_checkpointer
 from fleet.plan import DistributeTranspilerConfig
 from fleet.tables import TimeToLive, snapshot
 from tests.support.checkpoints import flip_a_bit
@@ -70,7 +71,7 @@ def writes(monkeypatch: pytest.MonkeyPatch) -> Any:
         assert go_on.wait(20)
         return write_rows(directory, name, shard, record, copied, chain([first], parts))
 
-    monkeypatch.setattr(keeper, "write_rows", slowly)
+    monkeypatch.setattr(shard_checkpointer, "write_rows", slowly)
     return begun, go_on
 
 
@@ -84,7 +85,7 @@ def test_training_goes_on_while_rows_are_written_and_a_file_is_of_one_step(tmp_p
         train(made, range(3, 12))  # the disk has not moved yet
         assert not torch.equal(rows_of(made), expected)
         go_on.set()
-        made[0].checkpoints.background.wait()
+        made[0].checkpoints.wait()
     with job(3, tmp_path) as (made,):
         assert made[0].current_step == 3
         assert torch.equal(rows_of(made), expected)
@@ -100,7 +101,7 @@ def ids_in(directory: Path) -> set[int]:
 
 def save(made: Any, folder: Path, **options: Any) -> None:
     made[0].save_numbered(str(folder), TrainStatus(), **({"keep": 0} | options))
-    made[0].checkpoints.background.wait()
+    made[0].checkpoints.wait()
 
 
 def names_in(folder: Path) -> list[str]:
@@ -137,7 +138,7 @@ def test_one_that_is_cut_short_or_has_lost_its_base_is_passed_over(tmp_path, mon
         save(made, tmp_path)
         expected = rows_of(made)
         train(made, range(4, 6))
-        monkeypatch.setattr(keeper, "commit", lambda *_: (_ for _ in ()).throw(FleetError("killed")))
+        monkeypatch.setattr(shard_checkpointer, "commit", Mock(side_effect=FleetError("killed")))
         with pytest.raises(FleetError, match="killed"):
             save(made, tmp_path, incremental=True)
         monkeypatch.undo()
@@ -152,7 +153,7 @@ def test_one_that_is_cut_short_or_has_lost_its_base_is_passed_over(tmp_path, mon
     with job(1, tmp_path / "checkpoint-00") as (made,):
         assert torch.equal(rows_of(made), expected)
     with (
-        pytest.raises(CheckpointError, match="without it they are no table"),
+        pytest.raises(CheckpointError, match="which cannot be used"),
         job(1, tmp_path / "checkpoint-1"),
     ):
         pass
@@ -178,7 +179,7 @@ def test_a_bit_in_a_tables_rows_or_in_those_that_they_build_on_costs_the_saves_t
         train(made, range(2, 3))
     (warning,) = [text for record in caplog.records if str(path) in (text := record.getMessage())]
     assert f"{path} has the SHA-256 {digest}, expected " in warning
-    assert warning.endswith(f"Training goes on from {tmp_path}/checkpoint-0")
+    assert warning.endswith(f"Training continues from {tmp_path}/checkpoint-0")
 
 
 def test_an_exported_model_has_the_rows_of_given_ids():

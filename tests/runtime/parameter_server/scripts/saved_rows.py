@@ -20,7 +20,7 @@ import torch
 
 import fleet as names
 from fleet.parameter_server import fleet
-from fleet.parameter_server.server import shard_checkpointer as keeper
+from fleet.parameter_server.server import shard_checkpointer
 from fleet.tables import snapshot
 
 ROWS, DIM = 6000, 4
@@ -36,7 +36,7 @@ def die(number: int) -> None:
 def kill_at(point: str) -> None:
     """Have this process end at a point of its third save."""
     name, calls = POINTS[point], 1 if point == "remove" else 0  # which comes with the second one first
-    does = getattr(keeper, name)
+    does = getattr(shard_checkpointer, name)
 
     def counted(*arguments: Any) -> Any:
         nonlocal calls
@@ -46,7 +46,7 @@ def kill_at(point: str) -> None:
         die(calls)
         return does(*arguments)
 
-    setattr(keeper, name, counted)
+    setattr(shard_checkpointer, name, counted)
 
 
 def _cut(parts: Iterator[Any], number: int) -> Iterator[Any]:

@@ -1,5 +1,7 @@
-"""Tables of a checkpoint as files for what serves: all rows, or what has changed."""
+"""Export: a model for one process, and tables as files of ids and rows."""
 
+import io
+import logging
 from dataclasses import replace
 from pathlib import Path
 from unittest.mock import Mock
@@ -7,6 +9,8 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.torch import load_file
 
 from fleet.checkpoint import (
     FileRecord,
@@ -16,17 +20,109 @@ from fleet.checkpoint import (
     export,
     export_tables,
     files,
+    named_state,
+    read_table_file,
     reader,
     write_rows,
+    write_table_file,
 )
 from fleet.checkpoint import __main__ as command
-from fleet.checkpoint.table_files import read_rows
-from fleet.errors import CheckpointError, ConfigurationError
-from fleet.tables import Table, TableConfig
+from fleet.checkpoint.export import write_model
+from fleet.errors import CheckpointError, ConfigurationError, FleetError
+from fleet.fluid import Program
+from fleet.tables import Normal, Table, TableConfig, TimeToLive
 from fleet.tables.export import apply_delta
-from fleet.tables.rules import SGD
+from fleet.tables.rules import SGD, Adagrad
 from fleet.tables.shards import SHARDS, shard_of
 from tests.support.saved_tables import saved, two_checkpoints
+
+
+def test_a_model_is_what_load_state_dict_takes_even_with_tied_weights(tmp_path):
+    weight = torch.randn(2, 2)
+    path = write_model(tmp_path, {"a.weight": weight, "b.weight": weight}, {"step": 3})
+    assert path == tmp_path / "model.safetensors"
+    assert torch.equal(load_file(path)["b.weight"], weight)
+
+
+class Scaled(torch.nn.Linear):
+    """Keeps something beside its parameters and buffers, as quantized and FP8 layers do."""
+
+    def __init__(self, extra: object) -> None:
+        super().__init__(2, 1)
+        self._extra = extra
+
+    def get_extra_state(self) -> object:
+        return self._extra
+
+    def set_extra_state(self, state: object) -> None:
+        self._extra = state
+
+
+@pytest.mark.parametrize("extra", [{"amax": 3.0}, io.BytesIO(b"bytes")])
+def test_what_is_no_tensor_is_left_out_and_named_once(extra, caplog):
+    caplog.set_level(logging.INFO)
+    name = type(extra).__name__
+    model = torch.nn.ModuleDict({name: Scaled(extra), "other": Scaled(torch.ones(3))})
+    source = Program.from_optimizer(torch.optim.SGD(model.parameters(), lr=0.1), model).source
+    assert source is not None
+    values = {each: torch.full_like(value, 7.0) for each, value in source.parameters.items()}
+    for _ in range(2):
+        state = named_state(source, values)
+    assert set(state) == {*values, "other._extra_state"}
+    assert (state[f"{name}.weight"] == 7).all()
+    assert state["other._extra_state"].tolist() == [1, 1, 1]
+    (said,) = caplog.messages
+    assert f"exported state dict leaves out {name}._extra_state" in said
+    model.load_state_dict(state, strict=False)
+
+
+def trained(dimension=5):
+    table = Table(TableConfig("t", dimension, Adagrad(), None, Normal(), eviction=(TimeToLive(8),)))
+    table.update(np.arange(-3000, 3000), torch.ones(6000, dimension), 1)
+    return table
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dimension", [1, 5])
+def test_a_file_has_every_row(dtype, dimension, tmp_path):
+    table, path = trained(dimension), tmp_path / "t.safetensors"
+    write_table_file(path, table.snapshot(), dtype)
+    with safe_open(path, "pt") as file:
+        assert file.metadata() == {"format": "pt", "step": "1", "since": ""}
+        assert file.get_tensor("rows").dtype == dtype
+        assert file.get_tensor("ids").shape == (6000,)
+    rows, removed = read_table_file(path)
+    assert np.array_equal(rows.ids, np.arange(-3000, 3000))
+    assert torch.equal(rows.values, table.rows().values.to(dtype).float())
+    assert removed.tolist() == []
+    assert [each.name for each in tmp_path.iterdir()] == ["t.safetensors"]
+
+
+def test_a_delta_has_what_changed_and_what_went(tmp_path):
+    table = trained()
+    table.snapshot().close()
+    table.update(np.arange(1000), torch.ones(1000, 5), 20)
+    path = tmp_path / "delta.safetensors"
+    write_table_file(path, table.snapshot(1))
+    rows, removed = read_table_file(path)
+    assert np.array_equal(rows.ids, np.arange(1000))
+    assert removed.numel() > 4000
+    assert np.array_equal(np.sort(np.append(removed, table.rows().ids)), np.arange(-3000, 3000))
+    with safe_open(path, "pt") as file:
+        assert file.metadata()["since"] == "1"
+
+
+def test_an_empty_table_has_a_file(tmp_path):
+    table = Table(TableConfig("t", 3, Adagrad()))
+    write_table_file(tmp_path / "t", table.snapshot())
+    rows, _ = read_table_file(tmp_path / "t")
+    assert rows.values.shape == (0, 3)
+
+
+def test_a_file_in_the_place_of_the_folder_is_named(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(FleetError, match=r"file/t could not be written"):
+        write_table_file(tmp_path / "file" / "t", trained().snapshot())
 
 
 @pytest.fixture
@@ -37,7 +133,7 @@ def folder(tmp_path: Path) -> tuple[Path, Table]:
 def test_a_file_has_all_rows_whether_the_checkpoint_has_them_or_its_base(folder):
     path, table = folder
     (file,) = export_tables(path / "checkpoint-1", path / "served").values()
-    rows, removed = read_rows(file)
+    rows, removed = read_table_file(file)
     assert np.array_equal(rows.ids, table.rows().ids)
     assert torch.equal(rows.values, table.rows().values)
     assert removed.tolist() == []
@@ -55,8 +151,8 @@ def test_a_delta_makes_the_later_table_of_the_earlier(base, folder):
     path, table = folder
     if not base:
         saved(table, path / "checkpoint-1", 19)
-    earlier, _ = read_rows(export_tables(path / "checkpoint-0", path / "served")["t"])
-    changed, removed = read_rows(
+    earlier, _ = read_table_file(export_tables(path / "checkpoint-0", path / "served")["t"])
+    changed, removed = read_table_file(
         export_tables(path / "checkpoint-1", path / "delta", since=path / "checkpoint-0", dtype="float32")[
             "t"
         ]
@@ -89,7 +185,7 @@ def test_a_delta_has_what_came_late_to_a_server_whose_part_of_the_earlier_one_la
     update(1, 2)
     save(tmp_path / "later", 2, 2)
     (file,) = export_tables(tmp_path / "later", tmp_path, since=tmp_path / "earlier").values()
-    changed, _ = read_rows(file)
+    changed, _ = read_table_file(file)
     assert set(ids[1]) <= set(changed.ids)
 
 
@@ -98,10 +194,10 @@ def test_the_command_writes_files_and_says_which(folder, capsys):
     served = path / "served"
     assert command.main([str(path / "checkpoint-1"), str(served), "--dtype", "bfloat16"]) == 0
     assert capsys.readouterr().out == f"t: {served}/t.safetensors\n"
-    rows, _ = read_rows(served / "t.safetensors")
+    rows, _ = read_table_file(served / "t.safetensors")
     assert torch.equal(rows.values, table.rows().values.bfloat16().float())
     assert command.main([str(served), str(served)]) == 1
-    assert "is no checkpoint" in capsys.readouterr().err
+    assert "is not a checkpoint" in capsys.readouterr().err
 
 
 def test_an_earlier_checkpoint_of_another_model_is_refused_with_what_differs(folder):

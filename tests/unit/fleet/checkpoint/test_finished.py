@@ -73,7 +73,7 @@ def test_a_folder_that_takes_no_mark_is_told_of_and_ends_nothing(
 ):
     with caplog.at_level(logging.WARNING):
         leave_mark(environ(tmp_path / "gone"), {0})
-    assert "could not be noted in" in caplog.text
+    assert "could not be recorded in" in caplog.text
 
 
 def test_a_trainer_ends_well_by_a_mark_that_names_it_and_says_so_in_one_line(
@@ -90,4 +90,4 @@ def test_a_trainer_ends_well_by_a_mark_that_names_it_and_says_so_in_one_line(
     assert ended.value.code == 0
     assert said == [(0, 2)]
     [line] = caplog.messages
-    assert "this training has ended before, as finished.json in" in line
+    assert "this training has ended before, according to finished.json in" in line

@@ -1,4 +1,4 @@
-"""Numbered checkpoints: which is the newest, and which may go."""
+"""Folders of checkpoints: the newest whole one, what is removed, and the claims of writers."""
 
 import contextlib
 import errno
@@ -19,20 +19,20 @@ from fleet.checkpoint import (
     Claims,
     Manifest,
     Piece,
-    cleaning,
     commit,
     find_checkpoint,
     leave_mark,
-    numbers_in,
+    list_checkpoints,
+    list_numbers,
+    list_whole_numbers,
+    removable_numbers,
     remove_numbers,
-    saves_in,
-    superfluous,
     tidy,
-    whole_numbers,
     write_shard,
     write_trainer_part,
+    writer,
 )
-from fleet.checkpoint.writer import write_model
+from fleet.checkpoint.export import write_model
 from fleet.errors import CheckpointError, DiskFullError, FleetError
 from fleet.role_maker import JobIdentity
 from tests.support.descriptors import no_descriptor_left
@@ -61,7 +61,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_the_newest_whole_one_counts_by_number_not_by_name(folder):
-    assert numbers_in(folder) == [1, 2, 5, 9, 10, 11]
+    assert list_numbers(folder) == [1, 2, 5, 9, 10, 11]
     assert found_in(folder) == folder / "checkpoint-10"
     assert found_in(folder / "checkpoint-2") == folder / "checkpoint-2"
 
@@ -73,7 +73,7 @@ def test_one_in_the_folder_itself_counts_by_its_step(folder, step, newest):
 
 
 def damage_in(folder: Path) -> list[str]:
-    return [str(reason) for reason in saves_in(folder)[1]]
+    return [str(reason) for reason in list_checkpoints(folder)[1]]
 
 
 def test_a_damaged_one_is_passed_over_unless_it_is_named_and_the_newest_whole_one_is_told_then(folder):
@@ -82,9 +82,9 @@ def test_a_damaged_one_is_passed_over_unless_it_is_named_and_the_newest_whole_on
     assert found_in(folder) == folder / "checkpoint-9"
     (told,) = damage_in(folder)
     assert told.startswith(f"{broken}/manifest.json is truncated")
-    with pytest.raises(CheckpointError, match="is truncated or no manifest") as caught:
+    with pytest.raises(CheckpointError, match="is truncated or not a manifest") as caught:
         find_checkpoint(broken)
-    assert f"The newest whole one beside it is {folder}/checkpoint-9: name that, or {folder}" in str(
+    assert f"The newest whole checkpoint there is {folder}/checkpoint-9: name it, or {folder}" in str(
         caught.value
     )
 
@@ -129,11 +129,11 @@ def test_what_is_no_file_in_a_files_place_is_damage(tmp_path, place, intruder):
     if place or intruder != "directory":  # a folder without a manifest is of a save that was cut short
         assert found_in(tmp_path) == tmp_path / "checkpoint-0"
         (told,) = damage_in(tmp_path)
-        assert str(path) in told or f"{path.parent} is no checkpoint: {path.name} cannot be read" in told
+        assert str(path) in told or f"{path.parent} is not a checkpoint: {path.name} cannot be read" in told
         expected = {"directory": "it is a directory", "fifo": "it is a FIFO", "socket": "it is a socket"}
         assert not place or expected.get(intruder, "No such file or directory") in told
     keep(tmp_path, 1)
-    assert numbers_in(tmp_path)[:1] == [0]
+    assert list_numbers(tmp_path)[:1] == [0]
     shutil.rmtree(tmp_path / "checkpoint-0")
     with pytest.raises(CheckpointError) if place or intruder != "directory" else contextlib.nullcontext():
         assert found_in(tmp_path) is None
@@ -159,7 +159,7 @@ def test_what_is_no_file_where_one_was_neither_holds_a_save_up_nor_is_removed_as
 
 def keep(folder: Path, count: int) -> None:
     """Remove all but the newest whole ones, as who has all files does."""
-    remove_numbers(folder, superfluous(numbers_in(folder), whole_numbers(folder, bool), count))
+    remove_numbers(folder, removable_numbers(list_numbers(folder), list_whole_numbers(folder, bool), count))
 
 
 def test_what_cannot_be_removed_is_named(folder, monkeypatch):
@@ -174,21 +174,21 @@ def test_what_cannot_be_removed_is_named(folder, monkeypatch):
 def test_where_there_is_none_none_is_found(folder, tmp_path):
     assert found_in(folder / "checkpoint-5") is None
     assert found_in(tmp_path / "nowhere") is None
-    assert numbers_in(tmp_path / "nowhere") == []
+    assert list_numbers(tmp_path / "nowhere") == []
 
 
 @pytest.mark.parametrize("intruder", ["fifo", "socket", "dangling-link"])
 def test_what_is_no_folder_is_not_taken_for_one_without_checkpoints(tmp_path, intruder):
     path = tmp_path / "checkpoints"
     INTRUDERS[intruder](path)
-    with pytest.raises(CheckpointError, match="checkpoints cannot be looked into for checkpoints"):
+    with pytest.raises(CheckpointError, match="checkpoints cannot be searched for checkpoints"):
         find_checkpoint(path)
 
 
 @pytest.mark.parametrize(("count", "kept"), [(1, [10, 11]), (2, [9, 10, 11]), (9, [1, 2, 9, 10, 11])])
 def test_the_newest_stay_and_so_does_what_may_become_one(folder, count, kept):
     keep(folder, count)
-    assert numbers_in(folder) == kept
+    assert list_numbers(folder) == kept
     assert (folder / "notes").is_dir()
     assert (folder / "checkpoint-x").is_dir()
 
@@ -198,7 +198,7 @@ def test_a_number_that_no_save_gives_is_passed_over_by_name_and_is_never_counted
     make(beyond, 12)
     make(folder / "checkpoint-0099", 13)
     make(folder / "checkpoint-\u0661\u0662", 14)  # digits of another script
-    assert numbers_in(folder) == [1, 2, 5, 9, 10, 11]
+    assert list_numbers(folder) == [1, 2, 5, 9, 10, 11]
     assert found_in(folder) == folder / "checkpoint-10"
     assert [told.partition(";")[0] for told in damage_in(folder)] == [
         f"{path} has a number that no save gives" for path in (folder / "checkpoint-0099", beyond)
@@ -217,7 +217,7 @@ def test_a_manifest_of_any_depth_is_passed_over_for_the_one_before(folder):
     broken.write_text('{"facts": ' + "[" * 200_000 + "]" * 200_000 + "}")
     assert found_in(folder) == folder / "checkpoint-9"
     (told,) = damage_in(folder)
-    assert told.startswith(f"{broken} is truncated or no manifest")
+    assert told.startswith(f"{broken} is truncated or not a manifest")
 
 
 def write(directory: Path, step: int, save: str) -> Path:
@@ -229,7 +229,7 @@ def write(directory: Path, step: int, save: str) -> Path:
 
 
 def verified(folder: Path) -> list[int]:
-    return whole_numbers(folder, lambda checkpoint: checkpoint.verify({}, [("w", 0, 4)]))
+    return list_whole_numbers(folder, lambda checkpoint: checkpoint.verify({}, [("w", 0, 4)]))
 
 
 @pytest.mark.parametrize("spoilt", ["missing", "truncated", "changed", "no-part"])
@@ -245,8 +245,8 @@ def test_keep_counts_only_those_whose_files_are_as_they_were_written(tmp_path, s
         case "no-part":
             (shards[3].parent / "trainer-a3.safetensors").unlink()
     assert verified(tmp_path) == [0, 1, 2]
-    remove_numbers(tmp_path, superfluous(numbers_in(tmp_path), verified(tmp_path), 2))
-    assert numbers_in(tmp_path) == [1, 2, 3]  # 3 may be about to become whole; 1 and 2 are
+    remove_numbers(tmp_path, removable_numbers(list_numbers(tmp_path), verified(tmp_path), 2))
+    assert list_numbers(tmp_path) == [1, 2, 3]  # 3 may be about to become whole; 1 and 2 are
 
 
 @pytest.mark.parametrize("gone", ["shard", "trainer"])
@@ -275,7 +275,7 @@ def test_cleaning_follows_no_link_and_removes_only_what_a_manifest_names(tmp_pat
     linked.rename(kept)
     linked.symlink_to(kept)
     keep(folder, 1)
-    assert numbers_in(folder) == [0, 2, 4]
+    assert list_numbers(folder) == [0, 2, 4]
     assert [path.name for path in (folder / "checkpoint-2").iterdir()] == [of_others.name]
     assert kept.read_bytes() == b"part"
     assert len(list(elsewhere.iterdir())) == 5  # shard, part, what announced them, and the manifest
@@ -307,7 +307,7 @@ def test_what_a_save_that_was_cut_short_has_left_is_known_and_goes(tmp_path, mon
         write(tmp_path / "checkpoint-1", 1, "a1")
     (tmp_path / "checkpoint-1" / "shard-0-of-1-a1.safetensors.tmp").write_bytes(b"half")
     keep(tmp_path, 2)
-    assert numbers_in(tmp_path) == [0, 2]
+    assert list_numbers(tmp_path) == [0, 2]
 
 
 def test_every_file_gets_the_mode_of_any_new_file(tmp_path):
@@ -354,7 +354,7 @@ def test_what_a_killed_process_has_not_removed_goes_with_the_next(tmp_path, unli
         remove_numbers(tmp_path, [0])
     assert found_in(tmp_path) == tmp_path / "checkpoint-1"
     keep(tmp_path, 1)
-    assert numbers_in(tmp_path) == [1]
+    assert list_numbers(tmp_path) == [1]
 
 
 @pytest.mark.parametrize("unlinked", range(6))
@@ -380,7 +380,7 @@ def test_servers_that_remove_one_at_the_same_time_hinder_nobody(tmp_path, unlink
     folder = tmp_path / "checkpoint-0"
     write(folder, 0, "a0")
     tidy(folder)
-    names_in = cleaning._names_in
+    names_in = writer._names_in
 
     def and_another_removes(opened: int) -> list[str]:
         monkeypatch.undo()
@@ -389,7 +389,7 @@ def test_servers_that_remove_one_at_the_same_time_hinder_nobody(tmp_path, unlink
             remove_numbers(tmp_path, [0])
         return names
 
-    monkeypatch.setattr(cleaning, "_names_in", and_another_removes)
+    monkeypatch.setattr(writer, "_names_in", and_another_removes)
     remove_numbers(tmp_path, [0])
     assert "stays" not in caplog.text
     assert not folder.exists()
@@ -405,7 +405,7 @@ def test_why_a_folder_stays_is_said(tmp_path, caplog):
         "checkpoint-0 stays: it has files that no manifest of a checkpoint names, such as notes.t"
         in caplog.text
     )
-    assert "checkpoint-1 stays: it is a link, or no folder" in caplog.text
+    assert "checkpoint-1 stays: it is a link, or not a folder" in caplog.text
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc tells what is open")
@@ -431,4 +431,131 @@ def test_one_that_no_descriptor_was_left_for_is_not_passed_over(folder, monkeypa
         find_checkpoint(folder)
     with pytest.raises(DiskFullError):  # it may need another's rows
         remove_numbers(folder, [1, 2])
-    assert numbers_in(folder) == [1, 2, 5, 9, 10, 11]
+    assert list_numbers(folder) == [1, 2, 5, 9, 10, 11]
+
+
+def claims(attempt: int = 0, uid: str = "u", writer: str = "server-0") -> Claims:
+    return Claims(writer, JobIdentity("digits", uid, attempt))
+
+
+def test_numbered_checkpoints_are_claimed_together_and_others_alone(tmp_path):
+    claims().hold(tmp_path / "runs" / "checkpoint-3")
+    claims().hold(tmp_path / "best")
+    assert [path.relative_to(tmp_path).as_posix() for path in sorted(tmp_path.rglob("*.json"))] == [
+        "best/claim-server-0.json",
+        "runs/claim-server-0.json",
+    ]
+
+
+def test_a_later_life_takes_a_folder_over_and_the_earlier_one_is_told(tmp_path):
+    earlier, later = claims(0), claims(1)
+    earlier.hold(tmp_path)
+    later.hold(tmp_path / "checkpoint-0")
+    with pytest.raises(FleetError, match=r"server-0 of job digits \(u\) has claimed .* with attempt 1"):
+        earlier.hold(tmp_path)
+    later.hold(tmp_path)
+
+
+def test_replicas_that_were_restarted_alone_write_side_by_side(tmp_path):
+    restarted, other = claims(3), claims(0, writer="server-1")
+    for each in (restarted, other, restarted, other):
+        each.hold(tmp_path)
+
+
+def test_another_job_takes_a_folder_over_once_and_for_good(tmp_path):
+    deleted, new = claims(5, uid="deleted"), claims(0, uid="new")
+    deleted.hold(tmp_path)
+    new.hold(tmp_path)
+    with pytest.raises(FleetError, match="each job needs a folder of its own"):
+        deleted.hold(tmp_path)
+    new.hold(tmp_path)
+
+
+def test_a_process_outside_any_job_claims_nothing(tmp_path):
+    claims(uid="").hold(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_looking_for_a_checkpoint_claims_only_where_the_job_has_written(tmp_path):
+    earlier, later = claims(0), claims(1)
+    later.renew(tmp_path)
+    assert list(tmp_path.iterdir()) == [], "somebody else's checkpoints may lie there, to begin with"
+    earlier.hold(tmp_path)
+    claims(0, uid="other").renew(tmp_path)
+    earlier.hold(tmp_path)
+    later.renew(tmp_path)
+    with pytest.raises(FleetError, match="is not written"):
+        earlier.hold(tmp_path)
+
+
+@pytest.mark.parametrize("refused", [errno.ENOSPC, errno.EROFS, errno.EACCES])
+def test_where_the_disk_refuses_a_claim_checkpoints_are_read_and_not_written(
+    tmp_path, monkeypatch, caplog, refused
+):
+    def refuse(path: Path, _: bytes) -> int:
+        raise OSError(refused, os.strerror(refused), str(path))
+
+    earlier, later = claims(0), claims(1)
+    earlier.hold(tmp_path)
+    monkeypatch.setattr(Path, "write_bytes", refuse)
+    later.renew(tmp_path)
+    assert f"checkpoints in {tmp_path} are read without a claim" in caplog.text
+    with pytest.raises(
+        DiskFullError if refused == errno.ENOSPC else FleetError, match="could not be written"
+    ):
+        later.hold(tmp_path / "checkpoint-0")
+    monkeypatch.undo()
+    claims(0, uid="other").hold(tmp_path)
+    with pytest.raises(FleetError, match="each job needs a folder of its own"):
+        later.hold(tmp_path)  # the folder was this job's when it was looked into
+
+
+def test_a_claim_that_cannot_be_read_may_be_a_later_lifes(tmp_path, monkeypatch, caplog):
+    def refuse(*_: object, **__: object) -> int:
+        raise OSError(errno.EIO, "Input/output error")
+
+    survivor, successor = claims(0), claims(1)
+    survivor.hold(tmp_path)
+    successor.hold(tmp_path)
+    monkeypatch.setattr(os, "open", refuse)
+    survivor.renew(tmp_path)
+    assert "claim-server-0.json could not be read: [Errno 5] Input/output error" in caplog.text
+    with pytest.raises(FleetError, match=r"could not be read: .*Input/output error; nothing is written"):
+        survivor.hold(tmp_path)
+    monkeypatch.undo()
+    successor.hold(tmp_path)
+    assert '"attempt": 1' in (tmp_path / "claim-server-0.json").read_text()
+
+
+@pytest.mark.timeout(20)
+def test_what_is_no_file_in_a_claims_place_hinders_no_reading_and_ends_nobody(tmp_path):
+    path = tmp_path / "claim-server-0.json"
+    os.mkfifo(path)
+    claims().renew(tmp_path)
+    claims().hold(tmp_path)
+    assert path.is_file()
+    path.unlink()
+    path.mkdir()
+    claims().renew(tmp_path)
+    with pytest.raises(DiskFullError, match=r"claim-server-0\.json could not be written: .*Is a directory"):
+        claims().hold(tmp_path)
+
+
+def test_what_is_no_claim_is_replaced(tmp_path, caplog):
+    (tmp_path / "claim-server-0.json").write_text('{"job": 1')
+    claims().hold(tmp_path)
+    assert "is not a claim" in caplog.text
+    claims().hold(tmp_path)
+    assert len(caplog.records) == 1
+
+
+def test_what_lives_killed_amid_a_claim_have_left_goes_with_a_later_claim(tmp_path):
+    left, present = (tmp_path / f"claim-server-0.json.{name}.tmp" for name in ("0a1b2c3d", "4e5f6a7b"))
+    of_another = tmp_path / "claim-server-1.json.0a1b2c3d.tmp"
+    for path in (left, present, of_another):
+        path.write_text("{")
+    for path in (left, of_another):
+        os.utime(path, (path.stat().st_atime, path.stat().st_mtime - 120))
+    claims().hold(tmp_path)
+    names = {path.name for path in tmp_path.iterdir()}
+    assert names == {"claim-server-0.json", present.name, of_another.name}, "one may just be written"

@@ -73,7 +73,7 @@ def test_what_belongs_to_the_elements_as_a_whole_is_not_cut_anew(tmp_path):
     commit(tmp_path, Manifest("aa", 1, FACTS, (file,)).to_json())
     checkpoint = Checkpoint(tmp_path)
     assert torch.equal(checkpoint.piece("w", 0, 30, (10, 3)).state["row"], torch.ones(10))
-    with pytest.raises(CheckpointError, match=r"row of w has the shape \[10\].*cannot be cut anew"):
+    with pytest.raises(CheckpointError, match=r"row of w has the shape \[10\].*cannot be cut differently"):
         checkpoint.piece("w", 0, 15, (5, 3))
 
 
@@ -93,7 +93,7 @@ def test_state_within_lists_and_arrays_comes_back_and_is_not_cut_anew(tmp_path):
 
 def test_a_directory_without_a_manifest_is_no_checkpoint(tmp_path):
     write_shard(tmp_path, "aa", "0-of-1", [piece(0, 10)])
-    with pytest.raises(CheckpointError, match=f"{tmp_path} is no checkpoint"):
+    with pytest.raises(CheckpointError, match=f"{tmp_path} is not a checkpoint"):
         Checkpoint(tmp_path)
 
 
@@ -146,7 +146,7 @@ def break_text(path: Path) -> None:
         pytest.param(break_changed, r"has the SHA-256 .* expected .*: it was changed", id="changed"),
         pytest.param(break_foreign, r"belongs to the save 'bb', and the manifest to 'aa'", id="foreign"),
         pytest.param(break_missing, r"cannot be read \(No such file.* needed here", id="missing"),
-        pytest.param(break_text, r"it was changed, or is no safetensors file", id="no-safetensors"),
+        pytest.param(break_text, r"it was changed, or is not a safetensors file", id="no-safetensors"),
     ],
 )
 def test_a_file_that_is_not_the_one_written_is_refused_by_name(tmp_path, spoil, words):
@@ -163,11 +163,11 @@ def test_a_file_that_is_not_the_one_written_is_refused_by_name(tmp_path, spoil, 
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        pytest.param(lambda text: text[:40], "is truncated or no manifest", id="truncated"),
+        pytest.param(lambda text: text[:40], "is truncated or not a manifest", id="truncated"),
         pytest.param(lambda _: '{"a": 1}', "has the format None; expected 'fleet-.*another", id="foreign"),
         pytest.param(
             lambda _: Manifest("aa", 1, {}, (1,)).to_json(),  # type: ignore[arg-type]
-            "is no manifest: .*load another checkpoint",
+            "is not a manifest: .*load another checkpoint",
             id="no-record",
         ),
         pytest.param(lambda text: text.replace('"step": 7', '"step": 8'), "was changed after", id="changed"),
@@ -216,11 +216,11 @@ def test_a_second_save_in_the_same_directory_leaves_the_first_until_it_is_tidied
 def test_a_manifest_that_is_no_text_is_refused_by_name(tmp_path):
     write(tmp_path)
     (tmp_path / "manifest.json").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(CheckpointError, match=r"manifest\.json is truncated or no manifest"):
+    with pytest.raises(CheckpointError, match=r"manifest\.json is truncated or not a manifest"):
         Checkpoint(tmp_path)
 
 
-def test_pieces_of_which_only_one_has_state_are_not_put_together(tmp_path):
+def test_pieces_of_which_only_one_has_state_are_not_joined(tmp_path):
     bare = Piece("w", 0, 18, WHOLE[:6].clone()), Piece("w", 18, 30, WHOLE[6:].clone())
     for order, pieces in enumerate(([piece(0, 6), bare[1]], [bare[0], piece(6, 10)])):
         directory = tmp_path / str(order)
@@ -274,7 +274,7 @@ def test_a_field_of_another_type_or_out_of_its_range_is_refused_by_the_files_nam
     write(tmp_path)
     path = tmp_path / "manifest.json"
     path.write_text(sealed({**json.loads(path.read_text()), name: value}))
-    with pytest.raises(CheckpointError, match=rf"{path} is no manifest: .*load another"):
+    with pytest.raises(CheckpointError, match=rf"{path} is not a manifest: .*load another"):
         Checkpoint(tmp_path)
 
 

@@ -1,16 +1,30 @@
 """Rows of tables in files of a checkpoint."""
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
-from fleet.checkpoint import BaseRecord, Checkpoint, Manifest, RowsRecord, commit, read_rows, rows, write_rows
+from fleet.checkpoint import (
+    BaseRecord,
+    Checkpoint,
+    Manifest,
+    RowsRecord,
+    commit,
+    export_tables,
+    read_rows,
+    read_table_file,
+    rows,
+    write_rows,
+)
 from fleet.errors import CheckpointError
-from fleet.tables import Constant, Table, TableConfig, TableRows, snapshot
-from fleet.tables.rules import SGD
+from fleet.tables import Constant, LocalDisk, Memory, Table, TableConfig, TableRows, snapshot
+from fleet.tables.export import dense
+from fleet.tables.rules import SGD, Adam
 from fleet.tables.shards import SHARDS
 from tests.support.saved_tables import CONFIG, saved, two_checkpoints
 from tests.support.tables import assert_equal
@@ -51,10 +65,10 @@ def test_what_has_changed_and_what_has_gone_is_read_on_top_of_all_rows(folder):
 @pytest.mark.parametrize(
     ("harm", "said"),
     [
-        (lambda base: (base / "manifest.json").unlink(), "without it they are no table: .* is no checkpoint"),
+        (lambda base: (base / "manifest.json").unlink(), "which cannot be used: .* is not a checkpoint"),
         (
             lambda base: saved(Table(CONFIG), base, 7),
-            "without it they are no table: that is the save 'save7'",
+            "which cannot be used: that is the save 'save7'",
         ),
         (lambda base: next(base.glob("*.safetensors")).unlink(), "cannot be read .No such file"),
     ],
@@ -70,10 +84,46 @@ def test_a_base_that_is_not_there_any_more_is_named(harm, said, folder):
 def test_a_base_that_is_not_whole_itself_is_refused(folder):
     path, table = folder
     saved(table, path / "checkpoint-2", 20, BaseRecord("checkpoint-1", "save19"), 2)
-    with pytest.raises(
-        CheckpointError, match="needs the rows of checkpoint-1, which has not all of them either"
-    ):
+    with pytest.raises(CheckpointError, match="needs the rows of checkpoint-1, which is incremental itself"):
         read_rows(Checkpoint(path / "checkpoint-2"), CONFIG, ALL)
+
+
+NUM_ROWS = 3000
+
+
+def trained(folder: Path, storage: Memory | LocalDisk) -> Iterator[Tensor]:
+    """Yield a table's rows as they are looked up, read from checkpoints, and exported."""
+    config = TableConfig("t", 3, Adam(), num_embeddings=NUM_ROWS, storage=storage)
+    table = Table(config)
+    gradient = torch.arange(NUM_ROWS * 3, dtype=torch.float32).view(NUM_ROWS, 3)
+    ids = np.arange(NUM_ROWS)
+    for step in (1, 2):
+        table.update(ids[: NUM_ROWS // 2], gradient[: NUM_ROWS // 2], step)
+    saved(table, folder / "whole", 2)
+    table.update(ids[100:200], gradient[100:200], 3)
+    saved(table, folder / "changed", 3, BaseRecord("whole", "save2"), 2)
+    yield table.look_up(ids)
+    for name in ("whole", "changed"):
+        read, _ = read_rows(Checkpoint(folder / name), config, tuple(range(SHARDS)))
+        rows = read.rows()
+        yield from (rows.values, *rows.state.values(), *rows.marks.values())
+    yield dense(config, table.rows())
+    (path,) = export_tables(folder / "changed", folder, since=folder / "whole").values()
+    exported, _ = read_table_file(path)
+    yield exported.values
+
+
+@pytest.mark.parametrize("storage", [Memory(), LocalDisk(1)], ids=["in-memory", "on-disk"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_rows_are_float32_whatever_the_default_dtype_is(tmp_path, storage, dtype):
+    expected = list(trained(tmp_path / "float32", storage))
+    torch.set_default_dtype(dtype)
+    try:
+        found = list(trained(tmp_path / "other", storage))
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert [each.dtype for each in found] == [each.dtype for each in expected]
+    assert all(torch.equal(mine, theirs) for mine, theirs in zip(found, expected, strict=True))
 
 
 parts_of = rows.parts_of

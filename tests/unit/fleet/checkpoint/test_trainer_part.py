@@ -1,11 +1,13 @@
 """What is in no shard comes back, and the state of an optimizer as itself would have laid it out."""
 
+import json
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save
 
 from fleet.checkpoint import (
     GradientOrder,
@@ -69,7 +71,7 @@ def test_the_order_of_gradients_comes_back(order):
     ],
 )
 def test_an_order_of_what_are_no_parameters_is_refused(order):
-    with pytest.raises(CheckpointError, match="the order of gradients holds what is no parameter's name"):
+    with pytest.raises(CheckpointError, match="the order of gradients has an entry that is not a parameter"):
         TrainerPart.from_bytes(TrainerPart(order=order).to_bytes(), "the file")
 
 
@@ -155,7 +157,7 @@ def test_a_part_of_an_earlier_version_leaves_frozen_parameters_alone_and_says_so
     before = model["teacher"].weight.clone()
     restore_part(part, source_of(model))
     assert torch.equal(model["teacher"].weight, before)
-    assert "has no values of teacher.weight, teacher.bias: they stay what the script has made" in caplog.text
+    assert "has no values of teacher.weight, teacher.bias: these keep the values" in caplog.text
 
 
 def test_a_frozen_parameter_of_another_shape_is_refused_before_anything_is_changed():
@@ -174,3 +176,83 @@ def test_what_no_file_of_tensors_can_hold_is_left_out_and_named(caplog):
     assert sorted(part.parameters) == ["teacher.bias", "teacher.weight"]
     assert "a checkpoint leaves out teacher.graph" in caplog.text
     part.to_bytes()
+
+
+def test_metadata_of_another_type_or_depth_is_refused():
+    kept = json.loads(load_metadata(TrainerPart(TrainStatus(3, 4)).to_bytes())["trainer"])
+    changed = [
+        json.dumps({**kept, field: value})
+        for field, value in [
+            ("step", "4"),
+            ("step", -1),
+            ("step", 2**64),
+            ("epoch_no", -2),
+            ("epoch_no", 1.5),
+            ("state", []),
+            ("groups", {"dict": []}),
+            ("groups", [1]),
+            ("optimizer_state", [1]),
+            ("loop", [0, 1]),
+            ("loop", [0, 1, 0]),
+            ("buffers", 1),
+        ]
+    ]
+    deep = json.dumps({**kept, "state": None}).replace("null", "[" * 100_000 + "]" * 100_000)
+    for story in [*changed, deep, "[]", "1"]:
+        with pytest.raises(CheckpointError, match="what was read is not the trainer's part"):
+            TrainerPart.from_bytes(save({}, {"format": "pt", "trainer": story}), "what was read")
+
+
+def load_metadata(data: bytes) -> dict[str, str]:
+    """Return what a safetensors file says of itself."""
+    header: dict[str, dict[str, str]] = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+    return header["__metadata__"]
+
+
+@pytest.mark.parametrize("data", [b"", b"nonsense", b"\x02\0\0\0\0\0\0\0{}"])
+def test_bytes_that_are_no_trainers_part_are_refused(data):
+    with pytest.raises(CheckpointError, match="what was read is not the trainer's part"):
+        TrainerPart.from_bytes(data, "what was read")
+
+
+def test_a_trainers_own_state_goes_to_the_device_of_its_parameter():
+    parameter = torch.nn.Parameter(torch.zeros(2, device="meta"))
+    optimizer = torch.optim.Adam([parameter])
+    source = Program.from_optimizer(optimizer).source
+    assert source is not None
+    (name,) = source.parameters
+    groups = [{key: value for key, value in optimizer.param_groups[0].items() if key != "params"}]
+    kept = {"step": torch.tensor(3.0), "exp_avg": torch.ones(2)}
+    restore_part(TrainerPart(groups=groups, optimizer_state={name: kept}), source)
+    state = optimizer.state[parameter]
+    assert state["exp_avg"].device.type == "meta"
+    assert float(state["step"]) == 3.0
+
+
+@pytest.mark.parametrize(
+    ("capturable", "step_device"), [pytest.param(False, "cpu", id="step-on-cpu"), (True, "meta")]
+)
+def test_the_state_of_a_scalar_parameter_goes_to_its_device_and_its_count_where_torch_keeps_it(
+    capturable, step_device
+):
+    parameter = torch.nn.Parameter(torch.zeros((), device="meta"))
+    optimizer = torch.optim.Adam([parameter], capturable=capturable)
+    source = Program.from_optimizer(optimizer).source
+    assert source is not None
+    (name,) = source.parameters
+    entries = {"step": torch.tensor(3.0), "exp_avg": torch.tensor(1.0), "history": [torch.ones(2), "text"]}
+    restore_states({name: entries, "of another model": {}}, source)
+    state = optimizer.state[parameter]
+    assert state["exp_avg"].device.type == state["history"][0].device.type == "meta"
+    assert state["step"].device.type == step_device
+    assert state["history"][1] == "text"
+
+
+def test_how_a_step_is_computed_stays_this_processs_choice():
+    optimizer = torch.optim.Adam([torch.nn.Parameter(torch.zeros(2))], lr=0.1, foreach=False)
+    source = Program.from_optimizer(optimizer).source
+    assert source is not None
+    saved = {"lr": 0.5, "foreach": None, "fused": True, "capturable": True, "differentiable": False}
+    restore_part(TrainerPart(groups=[saved]), source)
+    (group,) = optimizer.param_groups
+    assert (group["lr"], group["foreach"], group["fused"], group["capturable"]) == (0.5, False, None, False)

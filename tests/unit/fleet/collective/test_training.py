@@ -76,21 +76,21 @@ def test_a_checkpoint_without_its_trainer_part_is_passed_over(tmp_path, caplog):
     for epoch in (1, 2):
         optimizer.param_groups[0]["lr"] = epoch
         training.save_numbered(str(tmp_path), TrainStatus(epoch), keep=0)
-        training.background.wait()
+        training.wait()
     (part,) = (tmp_path / "checkpoint-1").glob("trainer-*.safetensors")
     part.unlink()
     again, other = make()
     status = again.load(str(tmp_path))
     assert status == TrainStatus(1, step=7)
     assert (again.current_step, other.param_groups[0]["lr"]) == (7, 1)
-    assert f"passed over a checkpoint: {part} cannot be read" in caplog.text
+    assert f"skipped a damaged checkpoint: {part} cannot be read" in caplog.text
 
 
 def test_a_replaced_trainer_cannot_save(tmp_path):
     survivor, _ = make(3, JobIdentity("digits", "u", 0))
     successor, _ = make(0, JobIdentity("digits", "u", 1))
     survivor.save_numbered(str(tmp_path), TrainStatus(0), keep=1)
-    survivor.background.wait()
+    survivor.wait()
     assert successor.load(str(tmp_path)) is not None
     with pytest.raises(FleetError, match=r"has claimed .* with attempt 1"):
         survivor.save_numbered(str(tmp_path), TrainStatus(1), keep=1)
@@ -113,7 +113,7 @@ def test_a_background_save_writes_the_copy(tmp_path, monkeypatch):
     with torch.no_grad():
         parameter.add_(1)
     may_go_on.set()
-    training.background.wait()
+    training.wait()
     training.load(str(tmp_path))
     assert torch.equal(parameter.detach(), expected)
 
@@ -131,7 +131,7 @@ def test_a_checkpoint_can_be_loaded_wherever_the_loops_are(tmp_path, begun_at, s
     loops.begin("fleet.steps", begun_at, 20, 1)
     training, _ = make(saved_at, loops=loops)
     training.save(str(tmp_path / "checkpoint"), TrainStatus(0))
-    training.background.wait()
+    training.wait()
     loops = Loops()
     again, _ = make(loops=loops)
     assert again.load(str(tmp_path / "checkpoint")) == TrainStatus(0, step=saved_at)

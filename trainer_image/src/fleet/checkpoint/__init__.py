@@ -1,45 +1,41 @@
-"""Checkpoints: files that hold a model, its optimizers' state and the place where training was.
+"""Checkpoints: files with a model, its optimizers' state and the progress of the training.
 
-A checkpoint is a directory with a manifest. Each writer leaves a file of its own, under a temporary name
-until it is whole and on the disk; the manifest, which names them all with their sizes and digests, comes
-last and makes them a checkpoint. A directory without a manifest is none. Whoever reads takes the elements
-that it needs, however they were cut when they were written. No pickle anywhere: tensors are in safetensors
-files, everything else is JSON.
+A checkpoint is a directory with a manifest. Each writer creates files of its own, under temporary names until
+they are complete and durable. The manifest, which names all files with sizes and digests, is written last and
+makes them a checkpoint; a directory without one is not a checkpoint. A reader takes the elements that it
+needs, however they were cut. Tensors are in safetensors files, everything else is JSON: loading runs no code.
 """
 
 from fleet.checkpoint.calls import Savable, SavingCalls
-from fleet.checkpoint.claim import Claims
-from fleet.checkpoint.cleaning import tidy
-from fleet.checkpoint.export import export_tables
+from fleet.checkpoint.export import export_tables, named_state, read_table_file, write_table_file
 from fleet.checkpoint.finished import FINISHED_NAME, end_if_finished, leave_mark, read_mark
 from fleet.checkpoint.folders import (
     CHECKPOINT_PREFIX,
+    Claims,
     find_checkpoint,
-    none_is_whole,
-    numbers_in,
+    list_checkpoints,
+    list_numbers,
+    list_whole_numbers,
+    no_whole_checkpoint,
+    removable_numbers,
     remove_numbers,
-    saves_in,
-    superfluous,
-    tell_passed_over,
-    whole_numbers,
+    warn_of_skipped,
 )
 from fleet.checkpoint.manifest import MANIFEST_NAME, MOST_BEFORE, BaseRecord, FileRecord, Manifest, RowsRecord
-from fleet.checkpoint.named import named_state
-from fleet.checkpoint.piece import Piece, cut_state, emptied, join_pieces
-from fleet.checkpoint.reader import TRAINERS_STATE, Checkpoint, check_each
-from fleet.checkpoint.rows import base_of, files_of, have_state, read_rows, write_rows
-from fleet.checkpoint.saver import Background
-from fleet.checkpoint.status import TrainStatus
+from fleet.checkpoint.reader import TRAINERS_STATE, Checkpoint, Piece, check_files, cut_state, join_pieces
+from fleet.checkpoint.rows import open_base, read_rows, row_files, rows_have_state, write_rows
+from fleet.checkpoint.saver import Saver
 from fleet.checkpoint.trainer_part import (
     GradientOrder,
     OwnRows,
     TrainerPart,
+    TrainStatus,
     capture_part,
     restore_part,
     restore_states,
 )
 from fleet.checkpoint.values import decode, encode
-from fleet.checkpoint.writer import commit, write_shard, write_trainer_part
+from fleet.checkpoint.writer import commit, is_written, tidy, write_shard, write_trainer_part
 
 __all__ = [
     "CHECKPOINT_PREFIX",
@@ -47,7 +43,6 @@ __all__ = [
     "MANIFEST_NAME",
     "MOST_BEFORE",
     "TRAINERS_STATE",
-    "Background",
     "BaseRecord",
     "Checkpoint",
     "Claims",
@@ -58,38 +53,41 @@ __all__ = [
     "Piece",
     "RowsRecord",
     "Savable",
+    "Saver",
     "SavingCalls",
     "TrainStatus",
     "TrainerPart",
-    "base_of",
     "capture_part",
-    "check_each",
+    "check_files",
     "commit",
     "cut_state",
     "decode",
-    "emptied",
     "encode",
     "end_if_finished",
     "export_tables",
-    "files_of",
     "find_checkpoint",
-    "have_state",
+    "is_written",
     "join_pieces",
     "leave_mark",
+    "list_checkpoints",
+    "list_numbers",
+    "list_whole_numbers",
     "named_state",
-    "none_is_whole",
-    "numbers_in",
+    "no_whole_checkpoint",
+    "open_base",
     "read_mark",
     "read_rows",
+    "read_table_file",
+    "removable_numbers",
     "remove_numbers",
     "restore_part",
     "restore_states",
-    "saves_in",
-    "superfluous",
-    "tell_passed_over",
+    "row_files",
+    "rows_have_state",
     "tidy",
-    "whole_numbers",
+    "warn_of_skipped",
     "write_rows",
     "write_shard",
+    "write_table_file",
     "write_trainer_part",
 ]

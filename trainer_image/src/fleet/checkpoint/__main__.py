@@ -1,4 +1,4 @@
-"""``python -m fleet.checkpoint``: writes the tables of a checkpoint for what serves them."""
+"""``python -m fleet.checkpoint``: exports tables of a checkpoint for serving."""
 
 import argparse
 import sys
@@ -10,16 +10,20 @@ __all__ = ["main"]
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Export as the command line says; return the exit code."""
+    """Run the command line; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m fleet.checkpoint", description=__doc__)
     parser.add_argument(
-        "checkpoint", help="a directory that save_check_point wrote, as /checkpoints/checkpoint-3"
+        "checkpoint", help="a directory that save_check_point wrote, such as /checkpoints/checkpoint-3"
     )
-    parser.add_argument("directory", help="where {table}.safetensors go: ids, rows and removed")
     parser.add_argument(
-        "--since", help="an earlier checkpoint: only what has changed, and which ids have gone"
+        "directory", help="where to write {table}.safetensors, with the tensors ids, rows and removed"
     )
-    parser.add_argument("--table", action="append", default=[], help="only this one; may be given again")
+    parser.add_argument(
+        "--since", help="an earlier checkpoint: write only the changed rows, and the ids of removed ones"
+    )
+    parser.add_argument(
+        "--table", action="append", default=[], help="write only this table; may be given several times"
+    )
     parser.add_argument("--dtype", default="float32", help="float32 or bfloat16 (default: %(default)s)")
     given = parser.parse_args(arguments)
     try:

@@ -1,4 +1,4 @@
-"""The calls of `fleet` that save, load and export, with the original's signatures and short ones."""
+"""The public calls that save, load and export, with the original's signatures and short forms."""
 
 import os
 from abc import ABC, abstractmethod
@@ -8,9 +8,9 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from fleet.checkpoint.arguments import directory_of, refuse_file_system, status_of
-from fleet.checkpoint.status import TrainStatus
-from fleet.checkpoint.writer import write_model
+from fleet.checkpoint.export import write_model
+from fleet.checkpoint.trainer_part import TrainStatus
+from fleet.checkpoint.values import as_count, as_mapping
 from fleet.errors import CheckpointError, ConfigurationError
 from fleet.fluid import Program
 
@@ -18,37 +18,37 @@ __all__ = ["Savable", "SavingCalls"]
 
 
 class Savable(Protocol):
-    """What the calls work on: one trainer's training."""
+    """One trainer's training, as the calls use it."""
 
     @property
     def current_step(self) -> int:
-        """The number of steps made, from the job's beginning."""
+        """The number of steps made since the beginning of the job."""
 
     def save(self, directory: str, status: TrainStatus) -> None:
-        """Save a checkpoint; it is whole when this returns."""
+        """Save a checkpoint; see `Saver.save`."""
 
     def save_numbered(self, folder: str, status: TrainStatus, *, keep: int, incremental: bool = False) -> int:
-        """Save one under a folder's next number, in the background; with `keep`, only the newest stay."""
+        """Save a checkpoint under the next number of a folder; see `Saver.save_numbered`."""
 
     def hand_in(self, status: TrainStatus) -> None:
-        """Say how far this trainer has come, which is not the one that saves."""
+        """Hand in the status of a trainer other than 0, for the following checkpoints."""
 
     def clean(self, folder: str, keep: int) -> None:
-        """Remove a folder's checkpoints but the newest."""
+        """Remove all checkpoints of a folder except the newest; see `Saver.clean`."""
 
     def load(self, directory: str) -> TrainStatus | None:
-        """Go on from the newest checkpoint in a directory; None when there is none."""
+        """Continue from the newest checkpoint of a directory; None if there is none."""
 
     def export(self, table_ids: Mapping[str, Any] | None = None) -> dict[str, Tensor]:
-        """Return the model as one process's ``load_state_dict`` takes it, and rows of tables on servers."""
+        """Return the model's state dict, and the rows of some ids of tables on servers."""
 
 
 class SavingCalls(ABC):
-    """Saves, loads and exports; the heir knows what."""
+    """Saves, loads and exports the training of this process."""
 
     @abstractmethod
     def _checkpoint_root(self) -> str | None:
-        """Return where checkpoints go when nobody says; ConfigurationError before ``init``."""
+        """Return the default directory of checkpoints; ConfigurationError before ``init``."""
 
     @abstractmethod
     def _training(self, program: Program | None) -> Savable:
@@ -56,10 +56,10 @@ class SavingCalls(ABC):
 
     @abstractmethod
     def is_first_worker(self) -> bool:
-        """Whether this process is trainer 0, which saves for all."""
+        """Return whether this process is trainer 0, which saves for all."""
 
-    def _before_export(self, call: str) -> None:  # noqa: B027 (servers have one model)
-        """Make the model one, where each trainer has its own; every trainer that makes `call` calls this."""
+    def _before_export(self, call: str) -> None:  # noqa: B027 (optional: servers hold a single model)
+        """Average the models of trainers that have one each. Every trainer that makes `call` calls this."""
 
     def _load(self, directory: str, program: Program | None) -> TrainStatus | None:
         return self._training(program).load(directory)
@@ -72,31 +72,31 @@ class SavingCalls(ABC):
         *,
         state: Mapping[str, Any] | None = None,
     ) -> None:
-        """Save a checkpoint; every server writes its own part. It is whole when this returns.
+        """Save a checkpoint to exactly this directory. It is whole when this returns.
 
-        Trainer 0 saves; another trainer hands in its `state`, which the checkpoints that follow have:
-        a script calls it on all. A full disk is told in a warning, and ends nobody. The short form is
-        ``save_persistables(dirname)``.
+        Every trainer makes this call. Trainer 0 saves, and every server writes its own part; another trainer
+        hands in its `state` for the following checkpoints. A full disk skips the save with a warning. The
+        short form is ``save_persistables(dirname)``.
 
         Parameters
         ----------
         executor : Executor, optional
-            As in the original; not needed.
+            Accepted as in the original; not needed.
         dirname : path, optional
             The directory, as the servers see it; ``FLEET_CHECKPOINT_DIR`` otherwise.
         main_program : Program, optional
             The trainer's program; that of this job otherwise.
         state : mapping, optional
-            What the script wants to find again, as in `TrainStatus`.
+            The script's own values, as in `TrainStatus`.
 
         Raises
         ------
         ConfigurationError
-            There is no directory, or the state holds what no checkpoint can.
+            There is no directory, or a checkpoint cannot hold the state.
         FleetError
-            A server could not write, or gradients are on their way.
+            A server could not write, or gradients are in flight.
         """
-        directory = directory_of("save_persistables", executor, dirname, self._checkpoint_root())
+        directory = _directory_of("save_persistables", executor, dirname, self._checkpoint_root())
         training = self._training(main_program)
         status = TrainStatus(state=state or {})
         if self.is_first_worker():
@@ -110,10 +110,10 @@ class SavingCalls(ABC):
         dirname: str | os.PathLike[str] | None = None,
         main_program: Program | None = None,
     ) -> TrainStatus:
-        """Go on from a checkpoint: on a server before it serves, or on every trainer before its first step.
+        """Continue from a checkpoint, on a server before it serves or on every trainer before its first step.
 
-        A trainer that was restarted while the others trained keeps the servers' values; `step` says where
-        they are. The short form is ``load_persistables(dirname)``.
+        A trainer that was restarted while the others trained keeps the servers' values; `step` gives their
+        step. The short form is ``load_persistables(dirname)``.
 
         Parameters
         ----------
@@ -123,14 +123,14 @@ class SavingCalls(ABC):
         Returns
         -------
         TrainStatus
-            What was saved with it, the step among it.
+            The saved status, with the step.
 
         Raises
         ------
         CheckpointError
-            There is no checkpoint, it is not whole, or it is of another model.
+            There is no checkpoint, or it is damaged or of another model.
         """
-        directory = directory_of("load_persistables", executor, dirname, self._checkpoint_root())
+        directory = _directory_of("load_persistables", executor, dirname, self._checkpoint_root())
         status = self._load(directory, main_program)
         if status is None:
             raise CheckpointError(f"{directory} has no checkpoint; expected what save_persistables wrote")
@@ -147,41 +147,41 @@ class SavingCalls(ABC):
         *,
         incremental: bool = False,
     ) -> None:
-        """Save a checkpoint under the next number of a folder, while training goes on.
+        """Save a checkpoint under the next number of a folder, while training continues.
 
-        Trainer 0 has the servers copy what they hold; the copy is written in the background, and is a
-        checkpoint once its manifest is durable. `stop_worker` waits for it, and so does the next save.
-        Another trainer hands in its status, which the checkpoints that follow have. The short form is
+        Every trainer makes this call. Trainer 0 lets the servers copy their values. The copy is written in
+        the background, and becomes a checkpoint when its manifest is durable; `stop_worker` and the next save
+        wait for it. Another trainer hands in its status for the following checkpoints. The short form is
         ``save_check_point(path, status)``.
 
         Parameters
         ----------
         executor : Executor, optional
-            As in the original; not needed.
+            Accepted as in the original; not needed.
         path : path, optional
             The folder, as the servers see it; ``FLEET_CHECKPOINT_DIR`` otherwise.
         train_status : TrainStatus, optional
-            How far the script has come.
+            The progress of the script.
         main_program : Program, optional
         fs : None
-            The original's other file systems are refused.
+            The original's other file systems are not supported.
         remain_all_checkpoint : bool
             False removes all older checkpoints of the folder.
         incremental : bool
-            True saves of tables on the servers only the rows that have changed since the last checkpoint of
-            all rows that this job has written into the folder, which stays as long as it is needed. Without
-            one, all rows. Everything else is saved whole.
+            True saves only those rows of tables on the servers that have changed since the last checkpoint of
+            all rows that this job wrote into the folder; that checkpoint stays as long as it is needed. If
+            there is none, all rows are saved. Everything else is always saved in full.
 
         Raises
         ------
         ConfigurationError, FleetError
             As in `save_persistables`.
         """
-        refuse_file_system("save_check_point", fs)
+        _refuse_file_system("save_check_point", fs)
         if isinstance(path, TrainStatus) and train_status is None:
             path, train_status = None, path
-        directory = directory_of("save_check_point", executor, path, self._checkpoint_root())
-        status = status_of("save_check_point", train_status)
+        directory = _directory_of("save_check_point", executor, path, self._checkpoint_root())
+        status = _status_of("save_check_point", train_status)
         training = self._training(main_program)
         if self.is_first_worker():
             keep = 0 if remain_all_checkpoint else 1
@@ -193,19 +193,19 @@ class SavingCalls(ABC):
         self,
         executor: Any = None,
         path: Any = None,
-        trainer_id: int | None = None,  # noqa: ARG002 - the original's, for its cache of downloads
+        trainer_id: int | None = None,  # noqa: ARG002 - the original's, for its download cache
         main_program: Program | None = None,
         fs: object = None,
         ignore_empty: bool = True,
     ) -> TrainStatus:
-        """Go on from the newest checkpoint of a folder; as `load_persistables`, but there may be none yet.
+        """Continue from the newest checkpoint of a folder, if there is one; otherwise as `load_persistables`.
 
         Parameters
         ----------
         executor, path
             As in `save_check_point`.
         trainer_id : int, optional
-            As in the original; not needed.
+            Accepted as in the original; not needed.
         main_program, fs
             As in `save_check_point`.
         ignore_empty : bool
@@ -214,15 +214,15 @@ class SavingCalls(ABC):
         Returns
         -------
         TrainStatus
-            What was saved with it; ``TrainStatus()`` when there is none.
+            The saved status; ``TrainStatus()`` if there is no checkpoint.
 
         Raises
         ------
         CheckpointError
             As in `load_persistables`.
         """
-        refuse_file_system("load_check_point", fs)
-        directory = directory_of("load_check_point", executor, path, self._checkpoint_root())
+        _refuse_file_system("load_check_point", fs)
+        directory = _directory_of("load_check_point", executor, path, self._checkpoint_root())
         status = self._load(directory, main_program)
         if status is None and not ignore_empty:
             raise CheckpointError(f"{directory} has no checkpoint; expected what save_check_point wrote")
@@ -234,9 +234,9 @@ class SavingCalls(ABC):
         fs: object = None,
         checkpoint_num: int = 1,
     ) -> None:
-        """Remove all but the newest checkpoints of a folder, and what saves that were cut short have left.
+        """Remove all but the newest checkpoints of a folder, and the files of interrupted saves.
 
-        Trainer 0 does, as in `save_persistables`.
+        Only trainer 0 removes files; on another trainer the call does nothing.
 
         Parameters
         ----------
@@ -245,10 +245,15 @@ class SavingCalls(ABC):
         fs : None
         checkpoint_num : int
             How many to keep, at least 1.
+
+        Raises
+        ------
+        ConfigurationError
+            `checkpoint_num` is not a positive integer.
         """
         call = "clean_redundant_check_points"
-        refuse_file_system(call, fs)
-        folder = directory_of(call, None, root_path, self._checkpoint_root())
+        _refuse_file_system(call, fs)
+        folder = _directory_of(call, None, root_path, self._checkpoint_root())
         if isinstance(checkpoint_num, bool) or not isinstance(checkpoint_num, int) or checkpoint_num < 1:
             raise ConfigurationError(
                 f"fleet.{call}: checkpoint_num is {checkpoint_num!r}; expected a whole number of at least 1"
@@ -258,16 +263,16 @@ class SavingCalls(ABC):
             training.clean(folder, checkpoint_num)
 
     def export_state_dict(self) -> dict[str, Tensor]:
-        """Fetch the model as one PyTorch process's ``load_state_dict`` takes it, on the CPU.
+        """Fetch the model's state dict, on the CPU, for ``load_state_dict`` in one PyTorch process.
 
-        Any trainer may call it. With LocalSGD the trainers' models differ between two averages: every trainer
-        calls it there, after the same step, and all go on from the mean, which is what they export.
+        Any trainer may call it. With LocalSGD the trainers' models differ between two averages: there every
+        trainer calls it after the same step, and all export and continue from the mean.
 
         Raises
         ------
         ConfigurationError
-            The parameters have no names; the message says how to give them theirs. Or, with LocalSGD, another
-            trainer has called something else.
+            The parameters have no names; the message says how to name them. Or, with LocalSGD, another
+            trainer has made a different call.
         """
         training = self._training(None)
         self._before_export("export_state_dict")
@@ -283,37 +288,93 @@ class SavingCalls(ABC):
         *,
         table_ids: Mapping[str, Any] | None = None,
     ) -> None:
-        """Write the model, without its optimizers, to ``model.safetensors`` in a directory of this trainer.
+        """Write the model, without optimizer state, to ``model.safetensors`` in a directory of this trainer.
 
         ``model.load_state_dict(safetensors.torch.load_file(path))`` loads it in one process. Trainer 0
-        writes; on another trainer this does nothing, but for LocalSGD, as in `export_state_dict`. The short
-        form is ``save_inference_model(dirname)``.
+        writes. On another trainer the call does nothing, except with LocalSGD, as in `export_state_dict`. The
+        short form is ``save_inference_model(dirname)``.
 
         Parameters
         ----------
         executor : Executor, optional
-            As in the original; not needed.
+            Accepted as in the original; not needed.
         dirname : path
-            The directory, as this trainer sees it: the job's checkpoints may be on the servers alone.
+            The directory, as this trainer sees it: only the servers may see the job's checkpoints.
         feeded_var_names : sequence of str, optional
         target_vars : sequence, optional
-            Names of what goes in and what comes out, or their Variables; noted in the file's description.
+            Names of the inputs, and names or Variables of the outputs; recorded in the file's metadata.
         main_program : Program, optional
             As in `save_persistables`.
         table_ids : mapping of str to int[n], optional
-            By the name of each table on the servers, the ids that are served: the file has ``{table}.ids``,
-            int64[m], ascending and each once, and ``{table}.rows``, float32[m, dimension]. It is needed
-            where there are such tables.
+            The ids to serve, by table on the servers; required for each such table. The file then has
+            ``{table}.ids``, int64[m], ascending and unique, and ``{table}.rows``, float32[m, dimension].
 
         Raises
         ------
         ConfigurationError
             As in `export_state_dict`; or there is no directory.
         """
-        directory = directory_of("save_inference_model", executor, dirname)
+        directory = _directory_of("save_inference_model", executor, dirname)
         training = self._training(main_program)
         self._before_export("save_inference_model")
         if self.is_first_worker():
             targets = [str(getattr(target, "name", target)) for target in target_vars]
             facts = {"step": training.current_step, "feeds": list(feeded_var_names), "targets": targets}
             write_model(Path(directory), training.export(table_ids), facts)
+
+
+def _directory_of(call: str, executor: Any, dirname: Any, default: str | None = "") -> str:
+    """Return the directory in ``(executor, dirname)`` or ``(dirname)``.
+
+    Parameters
+    ----------
+    call : str
+        Names the public call in error messages.
+    executor, dirname
+        As in the original, an executor, which is not needed, and a path; or only a path.
+    default : str or None
+        ``FLEET_CHECKPOINT_DIR``; the empty string for a call that requires a directory.
+
+    Raises
+    ------
+    ConfigurationError
+        There is no directory, or an argument of another type.
+    """
+    if isinstance(executor, str | os.PathLike) and dirname is None:
+        executor, dirname = None, executor
+    if executor is not None and not hasattr(executor, "run"):
+        raise ConfigurationError(
+            f"fleet.{call}: the executor is {executor!r}; expected a fleet.Executor or None before the "
+            "directory, or the directory alone"
+        )
+    expected = "a path" if default == "" else "a path, or FLEET_CHECKPOINT_DIR to be set"
+    if dirname is None:
+        dirname = default or None
+    if isinstance(dirname, os.PathLike):
+        dirname = os.fspath(dirname)
+    if not isinstance(dirname, str) or not dirname:
+        raise ConfigurationError(f"fleet.{call}: the directory is {dirname!r}; expected {expected}")
+    return dirname
+
+
+def _status_of(call: str, status: object) -> TrainStatus:
+    """Return a call's status, or a new one for None; ConfigurationError if it could not be read back."""
+    if status is None:
+        return TrainStatus()
+    if not isinstance(status, TrainStatus):
+        raise ConfigurationError(f"fleet.{call}: train_status is {status!r}; expected a fleet.TrainStatus")
+    try:
+        as_count("epoch_no", status.epoch_no, least=-1)
+        as_count("step", status.step)
+        as_mapping("state", status.state)
+    except (ValueError, TypeError) as error:
+        raise ConfigurationError(f"fleet.{call}: {error} in train_status") from error
+    return status
+
+
+def _refuse_file_system(call: str, fs: object) -> None:
+    if fs is not None:
+        raise ConfigurationError(
+            f"fleet.{call}: fs is {fs!r}; expected None: checkpoints go to mounted directories, so mount the "
+            "other file system, or copy a checkpoint's directory there after the save"
+        )

@@ -1,33 +1,101 @@
-"""Tables of a checkpoint as files of ids and rows, for what serves or trains elsewhere.
+"""Export for other programs: a model's state dict, and tables of a checkpoint as files of ids and rows.
 
-All rows, or what has changed since an earlier checkpoint and the ids whose rows have gone. Nothing is read
-whole but ids: a table may be larger than memory.
+Only ids of a table are read as a whole: the table may be larger than memory.
 """
 
-from collections.abc import Iterator, Sequence
-from functools import cached_property
+import json
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache, cached_property
 from os import PathLike
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 from urllib.parse import quote
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from safetensors.torch import load_file
+from safetensors.torch import save as serialize
+from torch import Tensor
 
+from fleet.checkpoint.files import disk_errors, write_bytes, write_parts
 from fleet.checkpoint.manifest import MOST_BEFORE
 from fleet.checkpoint.reader import TRAINERS_STATE, Checkpoint
-from fleet.checkpoint.rows import files_of, parts_of
-from fleet.checkpoint.table_files import write_rows
+from fleet.checkpoint.rows import parts_of, row_files
 from fleet.errors import CheckpointError, ConfigurationError
-from fleet.plan import describe_difference
+from fleet.plan import Source, describe_difference
 from fleet.tables.index import find_among
 from fleet.tables.rows import TableRows, rows_at
 from fleet.tables.shards import SHARDS
 
-__all__ = ["export_tables"]
+if TYPE_CHECKING:
+    from fleet.tables.snapshot import Snapshot
 
-_TYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+__all__ = ["export_tables", "named_state", "read_table_file", "write_model", "write_table_file"]
+
+_log = logging.getLogger(__name__)
+_DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+def named_state(source: Source, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return a state dict under the names of the user's module.
+
+    Parameters
+    ----------
+    source : Source
+    values : mapping of name to Tensor
+        The trained parameters. Buffers and frozen parameters are taken from the module; entries that are not
+        tensors are left out.
+
+    Raises
+    ------
+    ConfigurationError
+        The parameters have no names.
+    """
+    if not source.named:
+        raise ConfigurationError(
+            "the parameters have no names to export, only positions (param_0_0, …); give them theirs: "
+            "fleet.distributed_optimizer(optimizer, model=model), or build the optimizer from "
+            "model.named_parameters()"
+        )
+    if source.module is None:
+        return dict(values)
+    trained: dict[Tensor, Tensor] = {parameter: values[name] for name, parameter in source.parameters.items()}
+    kept = source.module.state_dict(keep_vars=True)
+    tensors = {name: value for name, value in kept.items() if isinstance(value, Tensor)}
+    if others := kept.keys() - tensors.keys():
+        _warn_of_extra_state(", ".join(sorted(others)))
+    return {
+        name: trained[tensor] if tensor in trained else tensor.detach().cpu().clone()
+        for name, tensor in tensors.items()
+        if not hasattr(tensor, "fleet_table")  # a placeholder without elements for a table on the servers
+    }
+
+
+def write_model(directory: Path, state: Mapping[str, Tensor], facts: Mapping[str, object]) -> Path:
+    """Write a state dict that `safetensors.torch.load_file` reads.
+
+    Parameters
+    ----------
+    directory : Path
+        Receives the file ``model.safetensors``.
+    state : mapping of name to Tensor
+    facts : mapping of str
+        Further facts, stored as JSON in the file's metadata.
+
+    Returns
+    -------
+    Path
+        The file.
+    """
+    metadata = {"format": "pt", **{name: json.dumps(fact) for name, fact in facts.items()}}
+    path = directory / "model.safetensors"
+    with disk_errors(path):
+        # Tied weights share memory, which safetensors refuses.
+        copies = {name: tensor.clone().contiguous() for name, tensor in state.items()}
+        write_bytes(path, serialize(copies, metadata))
+    return path
 
 
 def export_tables(
@@ -43,16 +111,16 @@ def export_tables(
     Parameters
     ----------
     checkpoint : path
-        A directory that `save_check_point` or `save_persistables` wrote, whichever rows it has.
+        A directory that `save_check_point` or `save_persistables` wrote, incremental or not.
     directory : path
-        Gets a file ``{table}.safetensors`` for each table; made where it is missing.
+        Receives ``{table}.safetensors`` for each table; created if it is missing.
     since : path, optional
-        An earlier checkpoint of the same training. Files then have only the rows that have changed since,
-        and in ``removed`` the ids that had a row and have none now.
+        An earlier checkpoint of the same training. The files then have only the rows that have changed since,
+        and in ``removed`` the ids whose rows were removed.
     tables : sequence of str
-        Which; all of the checkpoint's otherwise.
+        The tables to write; all if empty.
     dtype : str
-        What rows are written as: ``float32`` or ``bfloat16``.
+        The dtype of the rows: ``float32`` or ``bfloat16``.
 
     Returns
     -------
@@ -62,15 +130,14 @@ def export_tables(
     Raises
     ------
     CheckpointError
-        One of the checkpoints is not whole, or the earlier one is later, of another model or optimizer, or
-        of another training.
+        A checkpoint is not whole; or `since` is later, or of another model, optimizer or training.
     ConfigurationError
-        There is no such table or type.
+        There is no such table or dtype.
     FleetError
         The disk refuses; the message names the file.
     """
-    if dtype not in _TYPES:
-        raise ConfigurationError(f"rows as {dtype!r}, expected {' or '.join(_TYPES)}")
+    if dtype not in _DTYPES:
+        raise ConfigurationError(f"rows as {dtype!r}, expected {' or '.join(_DTYPES)}")
     found = Checkpoint(Path(checkpoint))
     earlier = None if since is None else Checkpoint(Path(since))
     if earlier is not None:
@@ -83,21 +150,138 @@ def export_tables(
     written = {}
     for table in tables or known:
         path = Path(directory) / f"{quote(table, safe='')}.safetensors"
-        write_rows(path, _SavedTable(found, table, earlier), _TYPES[dtype])
+        write_table_file(path, _SavedTable(found, table, earlier), _DTYPES[dtype])
         written[table] = path
     return written
 
 
+def write_table_file(path: Path, rows: "Snapshot | _SavedTable", dtype: torch.dtype = torch.float32) -> None:
+    """Write rows to a safetensors file, with one part in memory at a time.
+
+    The file has ``ids``, int64[n], and ``rows``, of `dtype` and shape [n, dimension], in no order.
+    ``removed``, int64[m], are the ids whose rows were removed since the step ``since`` in its metadata.
+
+    Parameters
+    ----------
+    path : Path
+    rows : Snapshot
+        The result of `Table.snapshot`; is read to the end.
+    dtype : torch.dtype
+        float32 or bfloat16.
+
+    Raises
+    ------
+    FleetError
+        The disk refuses; the message names the file.
+    """
+
+    def columns(part: TableRows) -> dict[str, Tensor]:
+        return {"ids": torch.from_numpy(part.ids), "rows": part.values.to(dtype)}
+
+    since = "" if rows.since is None else str(rows.since)
+    with disk_errors(path):
+        write_parts(
+            path,
+            {"removed": torch.from_numpy(rows.removed)},
+            columns(rows.none),
+            rows.num_rows,
+            map(columns, rows.parts()),
+            {"format": "pt", "step": str(rows.step), "since": since},
+        )
+
+
+def read_table_file(path: Path) -> tuple[TableRows, Tensor]:
+    """Read a file that `write_table_file` or `export_tables` wrote.
+
+    Returns
+    -------
+    rows : TableRows
+        By ascending id, without optimizer state.
+    removed : int64[m]
+        The ids whose rows were removed.
+
+    Raises
+    ------
+    SafetensorError
+        The file is not a safetensors file.
+    """
+    tensors = load_file(path)
+    ids = tensors["ids"].numpy()
+    order = np.argsort(ids)
+    rows = tensors["rows"].float()[torch.from_numpy(order)]
+    return TableRows(ids[order], rows, {}), tensors["removed"]
+
+
+class _SavedTable:
+    """The rows of a table in a checkpoint, with the interface of a `Snapshot`."""
+
+    def __init__(self, checkpoint: Checkpoint, table: str, earlier: Checkpoint | None = None) -> None:
+        self._checkpoint = checkpoint
+        self._table = table
+        self._files = row_files(checkpoint, table, range(SHARDS))
+        self.step = checkpoint.manifest.step
+        self.since: int | None = None
+        self.removed = np.zeros(0, dtype=np.int64)
+        self._after = -1
+        """Only rows with a later update are written."""
+        if earlier is not None:
+            before = _SavedTable(earlier, table)
+            # The smallest count of the servers: without barriers some have received more updates.
+            own = [record.updates for found, _, record in before._files if found is earlier]
+            self.since, self._after = before.step, min(own)
+            self.removed = np.setdiff1d(before._ids(), self._ids())
+
+    @cached_property
+    def none(self) -> TableRows:
+        """No rows, with the dtypes and shapes of the parts."""
+        return rows_at(next(self._all_rows("ids", "values")), np.zeros(0, dtype=np.int64))
+
+    @cached_property
+    def num_rows(self) -> int:
+        """The number of rows to write."""
+        return sum(part.ids.size for part in self._changed_rows("ids", "marks.last"))
+
+    def parts(self) -> Iterator[TableRows]:
+        """Yield the rows to write."""
+        return self._changed_rows("ids", "values", "marks.last")
+
+    def _ids(self) -> NDArray[np.int64]:
+        return np.concatenate([part.ids for part in self._all_rows("ids")])
+
+    def _changed_rows(self, *columns: str) -> Iterator[TableRows]:
+        for part in self._all_rows(*columns):
+            yield rows_at(part, np.flatnonzero(part.marks["last"].numpy() > self._after))
+
+    def _all_rows(self, *columns: str) -> Iterator[TableRows]:
+        """Yield every row once, with some of its columns."""
+        for found, file, _ in self._files:
+            for _, part in parts_of(found, file, self._table, columns):
+                if found is not self._checkpoint:
+                    part = rows_at(part, np.flatnonzero(~find_among(part.ids, self._superseded)[0]))
+                yield part
+
+    @cached_property
+    def _superseded(self) -> NDArray[np.int64]:
+        """The ids, ascending, whose rows in a base have since changed or been removed."""
+        changed = [np.zeros(0, dtype=np.int64)]
+        for found, file, record in self._files:
+            if found is self._checkpoint and record.base is not None:
+                for removed, rows in parts_of(found, file, self._table, ["ids"]):
+                    changed += [removed, rows.ids]
+        return np.unique(np.concatenate(changed))
+
+
 def _check_earlier(earlier: Checkpoint, found: Checkpoint) -> None:
-    """Refuse a checkpoint that is no earlier one of the same training, as far as the manifests tell."""
+    """Refuse a checkpoint that is not an earlier one of the same training, as far as manifests tell."""
     if earlier.manifest.step > found.manifest.step:
         raise CheckpointError(
             f"{earlier.directory} is of step {earlier.manifest.step}, and {found.directory} of step "
             f"{found.manifest.step}; expected an earlier checkpoint of the same training as since"
         )
     after = found.manifest.after
+    # A full list has dropped the oldest saves, so `earlier` may be one of those.
     before = None if after is None or len(after) >= MOST_BEFORE else (*after, found.manifest.save)
-    if before is not None and earlier.manifest.save not in before:  # else nobody knows them all
+    if before is not None and earlier.manifest.save not in before:
         raise CheckpointError(
             f"{earlier.directory} is the save {earlier.manifest.save}, which is none of the "
             f"{len(before) - 1} before {found.directory}: another training has made it, or this one has gone "
@@ -105,7 +289,7 @@ def _check_earlier(earlier: Checkpoint, found: Checkpoint) -> None:
         )
     here, there = dict(earlier.manifest.facts), dict(found.manifest.facts)
     for facts in (here, there):
-        facts.pop(TRAINERS_STATE, None)  # before its first step a trainer has none
+        facts.pop(TRAINERS_STATE, None)  # a trainer has no state before its first step
     if difference := describe_difference(here, there):
         raise CheckpointError(
             f"{earlier.directory} (here) and {found.directory} (there) are of two trainings: {difference}; "
@@ -113,63 +297,11 @@ def _check_earlier(earlier: Checkpoint, found: Checkpoint) -> None:
         )
 
 
-class _SavedTable:
-    """What of a table is to be written; see `fleet.checkpoint.table_files.Source`."""
-
-    def __init__(self, checkpoint: Checkpoint, table: str, earlier: Checkpoint | None = None) -> None:
-        self._checkpoint = checkpoint
-        self._table = table
-        self._files = files_of(checkpoint, table, range(SHARDS))
-        self.step = checkpoint.manifest.step
-        self.since: int | None = None
-        self.removed = np.zeros(0, dtype=np.int64)
-        self._after = -1
-        """Rows whose last update came later are written."""
-        if earlier is not None:
-            before = _SavedTable(earlier, table)
-            self.since, self._after = before.step, before.updates()
-            self.removed = np.setdiff1d(before.ids(), self.ids())
-
-    def ids(self) -> NDArray[np.int64]:
-        """Return the ids that have a row."""
-        return np.concatenate([part.ids for part in self._read("ids")])
-
-    def updates(self) -> int:
-        """Return how many updates every server's part has had: without barriers some have had more."""
-        return min(record.updates for found, _, record in self._files if found is self._checkpoint)
-
-    @cached_property
-    def none(self) -> TableRows:
-        """No rows."""
-        return rows_at(next(self._read("ids", "values")), np.zeros(0, dtype=np.int64))
-
-    @cached_property
-    def num_rows(self) -> int:
-        """How many rows are to be written."""
-        return sum(part.ids.size for part in self._wanted("ids", "marks.last"))
-
-    def parts(self) -> Iterator[TableRows]:
-        """Yield the rows that are to be written."""
-        return self._wanted("ids", "values", "marks.last")
-
-    def _wanted(self, *columns: str) -> Iterator[TableRows]:
-        for part in self._read(*columns):
-            yield rows_at(part, np.flatnonzero(part.marks["last"].numpy() > self._after))
-
-    def _read(self, *columns: str) -> Iterator[TableRows]:
-        """Yield all rows, each once, with some of their columns."""
-        for found, file, _ in self._files:
-            for _, part in parts_of(found, file, self._table, columns):
-                if found is not self._checkpoint:
-                    part = rows_at(part, np.flatnonzero(~find_among(part.ids, self._newer)[0]))
-                yield part
-
-    @cached_property
-    def _newer(self) -> NDArray[np.int64]:
-        """Ids of rows of a base that have changed or gone since, ascending; none without a base."""
-        changed = [np.zeros(0, dtype=np.int64)]
-        for found, file, record in self._files:
-            if found is self._checkpoint and record.base is not None:
-                for removed, rows in parts_of(found, file, self._table, ["ids"]):
-                    changed += [removed, rows.ids]
-        return np.unique(np.concatenate(changed))
+@cache
+def _warn_of_extra_state(names: str) -> None:
+    """Warn, once, about entries that a file of tensors cannot hold."""
+    _log.warning(
+        "the exported state dict leaves out %s, which get_extra_state() returns and which is not a tensor; "
+        "load it with load_state_dict(..., strict=False)",
+        names,
+    )

@@ -1,6 +1,6 @@
-"""Files that appear whole: written under a temporary name, brought to the disk, and then given their own.
+"""Files that appear complete or not at all: temporary name, fsync, rename.
 
-All of them get the mode that the process gives to any new file (its umask), whoever writes them.
+Every file gets the mode of any new file of this process (its umask).
 """
 
 import contextlib
@@ -26,9 +26,8 @@ from fleet.errors import disk_error, no_room
 
 __all__ = [
     "TEMPORARY",
-    "naming",
+    "disk_errors",
     "open_file",
-    "publish",
     "sha256_of",
     "write_bytes",
     "write_parts",
@@ -36,6 +35,7 @@ __all__ = [
 ]
 
 TEMPORARY: Final = ".tmp"
+"""The suffix of a file that is being written."""
 _KINDS: Final = {stat.S_IFDIR: "a directory", stat.S_IFIFO: "a FIFO"}
 
 
@@ -46,19 +46,19 @@ def open_file(path: str | Path, *, flags: int = 0, dir_fd: int | None = None) ->
     ----------
     path : str or Path
     flags : int
-        For ``open(2)``, beside the usual ones.
+        Additional flags of ``open(2)``.
     dir_fd : int, optional
-        The open directory that a relative `path` is in.
+        The open directory that a relative `path` starts from.
 
     Raises
     ------
     OSError
-        It cannot be opened. A FileNotFoundError where something else is in its place: a FIFO, for whose
-        writer nobody waits, or a directory.
+        The file cannot be opened; FileNotFoundError if the path is a directory, FIFO, socket or device.
     DiskFullError
-        This process has no descriptor left, which says nothing about the file.
+        The process has no free descriptor. This says nothing about the file.
     """
     try:
+        # O_NONBLOCK: opening a FIFO would otherwise block until somebody writes to it.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | flags, dir_fd=dir_fd)
     except OSError as error:
         if no_room(error):
@@ -74,13 +74,13 @@ def open_file(path: str | Path, *, flags: int = 0, dir_fd: int | None = None) ->
 
 
 def write_bytes(path: Path, data: bytes | bytearray) -> str:
-    """Write a file in one go, and return its SHA-256."""
-    _make(path.parent)
-    # Several servers write one manifest at once, and in containers all of them are process 1.
+    """Write a file, and return its SHA-256."""
+    _make_directory(path.parent)
+    # A random name: several servers write the same manifest at once, and in containers all have process id 1.
     temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}{TEMPORARY}")
     try:
         temporary.write_bytes(data)
-        publish(temporary, path)
+        _publish(temporary, path)
     except OSError:
         with contextlib.suppress(OSError):
             temporary.unlink()
@@ -89,7 +89,7 @@ def write_bytes(path: Path, data: bytes | bytearray) -> str:
 
 
 def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: Mapping[str, str]) -> tuple[int, str]:
-    """Write a safetensors file, tensor by tensor; each is let go when it is written.
+    """Write a safetensors file, and free each tensor once it is written.
 
     Parameters
     ----------
@@ -103,20 +103,20 @@ def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: Mapping[str,
     bytes : int
     sha256 : str
     """
-    _make(path.parent)
+    _make_directory(path.parent)
     shapes = {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()}
-    header, begins, end = _header(shapes, metadata)
+    header, offsets, size = _header(shapes, metadata)
     temporary = path.with_name(path.name + TEMPORARY)
     digest = hashlib.sha256(header)
     with temporary.open("wb", buffering=0) as file:
         _write_all(file.fileno(), memoryview(header))
-        for name in begins:
+        for name in offsets:
             tensor = tensors.pop(name).detach().cpu().contiguous()
             content = _bytes_of(tensor)
             _write_all(file.fileno(), content)
             digest.update(content)
-    publish(temporary, path)
-    return end, digest.hexdigest()
+    _publish(temporary, path)
+    return size, digest.hexdigest()
 
 
 def write_parts(
@@ -127,105 +127,68 @@ def write_parts(
     parts: Iterable[Mapping[str, Tensor]],
     metadata: Mapping[str, str],
 ) -> int:
-    """Write a safetensors file of tensors that come in parts, one held at a time; return its bytes.
+    """Write a safetensors file whose columns arrive in parts, with one part in memory at a time.
 
     Parameters
     ----------
     path : Path
     whole : mapping of name to Tensor
-        What does not come in parts.
+        Tensors that are written as they are.
     none : mapping of name to Tensor
-        What does, without any rows.
+        The columns without any rows; gives their names, dtypes and shapes.
     num_rows : int
-        Of all parts.
+        The number of rows of all parts.
     parts : iterable of mapping of name to Tensor
-        The rows that follow each other in the file.
+        Consecutive rows of every column.
     metadata : mapping of str to str
+
+    Returns
+    -------
+    bytes : int
+        The size of the file.
 
     Raises
     ------
     RuntimeError
-        There are more or fewer rows.
+        The parts have more or fewer rows.
     """
-    _make(path.parent)
+    _make_directory(path.parent)
     shapes = {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in whole.items()}
     shapes |= {name: (tensor.dtype, (num_rows, *tensor.shape[1:])) for name, tensor in none.items()}
-    header, begins, end = _header(shapes, metadata)
+    header, offsets, size = _header(shapes, metadata)
     temporary = path.with_name(path.name + TEMPORARY)
     with temporary.open("wb", buffering=0) as file:
         _write_all(file.fileno(), memoryview(header))
         for name, tensor in whole.items():
-            _write_at(file, begins[name], tensor)
+            _write_at(file, offsets[name], tensor)
         done = 0
         for part in parts:
             for name, tensor in part.items():
-                _write_at(file, begins[name] + done * _row_bytes(tensor), tensor)
+                row_bytes = prod(tensor.shape[1:]) * tensor.itemsize
+                _write_at(file, offsets[name] + done * row_bytes, tensor)
             done += len(next(iter(part.values())))
         if done != num_rows:
-            raise RuntimeError(f"{path.name} has got {done} rows, expected {num_rows}")
-    publish(temporary, path)
-    return end
+            raise RuntimeError(f"{path.name} received {done} rows, expected {num_rows}")
+    _publish(temporary, path)
+    return size
 
 
 def sha256_of(path: Path) -> str:
-    """Return the SHA-256 of a file, which is read for it."""
+    """Read a file, and return its SHA-256."""
     with open_file(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _header(
-    shapes: Mapping[str, tuple[torch.dtype, tuple[int, ...]]], metadata: Mapping[str, str]
-) -> tuple[bytes, dict[str, int], int]:
-    """Return how a file begins, at which of its bytes each tensor does, in their order, and its size."""
-    names = sorted(shapes, key=lambda name: (-shapes[name][0].itemsize, name))  # each is aligned
-    header: dict[str, Any] = {"__metadata__": dict(metadata)}
-    begins, end = {}, 0
-    for name in names:
-        dtype, shape = shapes[name]
-        begins[name], end = end, end + prod(shape) * dtype.itemsize
-        header[name] = {
-            "dtype": _dtype_name(dtype),
-            "shape": list(shape),
-            "data_offsets": [begins[name], end],
-        }
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    head = len(text).to_bytes(8, "little") + text
-    return head, {name: len(head) + begin for name, begin in begins.items()}, len(head) + end
-
-
-def _row_bytes(tensor: Tensor) -> int:
-    return prod(tensor.shape[1:]) * tensor.itemsize
-
-
-def _write_at(file: IO[bytes], begin: int, tensor: Tensor) -> None:
-    file.seek(begin)
-    _write_all(file.fileno(), _bytes_of(tensor.detach().contiguous()))
-
-
-def _bytes_of(tensor: Tensor) -> memoryview:
-    """Return the bytes of a contiguous tensor; torch cannot view each one without elements as bytes."""
-    return tensor.reshape(-1).view(torch.uint8).numpy().data if tensor.numel() else memoryview(b"")
-
-
-def publish(temporary: Path, path: Path) -> None:
-    """Bring a file to the disk, and give it its name."""
-    with temporary.open("rb") as file:
-        os.fsync(file.fileno())
-    temporary.replace(path)
-    _bring_to_disk(path.parent)
-
-
 @contextlib.contextmanager
-def naming(path: Path) -> Iterator[None]:
-    """Turn what a disk refuses into a sentence that names the file, and leave no part of it.
+def disk_errors(path: Path) -> Iterator[None]:
+    """Turn errors of the disk into errors that name the file, and remove its temporary files.
 
     Raises
     ------
     DiskFullError
-        There is no room for it.
+        The disk or the process has no room for the file.
     FleetError
-        Anything else.
+        Any other refusal.
     """
     try:
         yield
@@ -240,28 +203,68 @@ def naming(path: Path) -> Iterator[None]:
         ) from error
 
 
-def _write_all(descriptor: int, content: memoryview) -> None:
-    while content:
-        content = content[os.write(descriptor, content) :]
+def _header(
+    shapes: Mapping[str, tuple[torch.dtype, tuple[int, ...]]], metadata: Mapping[str, str]
+) -> tuple[bytes, dict[str, int], int]:
+    """Return the header of a safetensors file, the offset of each tensor in file order, and the file size."""
+    names = sorted(shapes, key=lambda name: (-shapes[name][0].itemsize, name))  # keeps every tensor aligned
+    header: dict[str, Any] = {"__metadata__": dict(metadata)}
+    offsets, end = {}, 0
+    for name in names:
+        dtype, shape = shapes[name]
+        offsets[name], end = end, end + prod(shape) * dtype.itemsize
+        header[name] = {
+            "dtype": _dtype_name(dtype),
+            "shape": list(shape),
+            "data_offsets": [offsets[name], end],
+        }
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    head = len(text).to_bytes(8, "little") + text
+    return head, {name: len(head) + offset for name, offset in offsets.items()}, len(head) + end
 
 
 @cache
 def _dtype_name(dtype: torch.dtype) -> str:
-    """Return what safetensors calls a type, as it says itself."""
+    """Return the name that safetensors has for a dtype."""
+    # The library exposes no table of names, so read the header of an empty tensor.
     data = save({"x": torch.empty(0, dtype=dtype)})
     name: str = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])["x"]["dtype"]
     return name
 
 
-def _make(directory: Path) -> None:
-    """Make a directory where it is missing, so that its name is on the disk before what is in it."""
+def _write_at(file: IO[bytes], offset: int, tensor: Tensor) -> None:
+    file.seek(offset)
+    _write_all(file.fileno(), _bytes_of(tensor.detach().contiguous()))
+
+
+def _write_all(descriptor: int, content: memoryview) -> None:
+    while content:
+        content = content[os.write(descriptor, content) :]
+
+
+def _bytes_of(tensor: Tensor) -> memoryview:
+    # torch refuses to view some empty tensors as bytes.
+    return tensor.reshape(-1).view(torch.uint8).numpy().data if tensor.numel() else memoryview(b"")
+
+
+def _publish(temporary: Path, path: Path) -> None:
+    """Flush a file to the disk, and rename it to its final name."""
+    with temporary.open("rb") as file:
+        os.fsync(file.fileno())
+    temporary.replace(path)
+    _fsync_directory(path.parent)
+
+
+def _make_directory(directory: Path) -> None:
+    """Create a directory and its parents, each durable before anything is written into it."""
     missing = [each for each in (directory, *directory.parents) if not each.exists()]
     for each in reversed(missing):
         each.mkdir(exist_ok=True)
-        _bring_to_disk(each.parent)
+        _fsync_directory(each.parent)
 
 
-def _bring_to_disk(directory: Path) -> None:
+def _fsync_directory(directory: Path) -> None:
     descriptor = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(descriptor)

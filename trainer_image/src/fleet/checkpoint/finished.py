@@ -1,12 +1,12 @@
-"""The mark that a training leaves in the job's checkpoint folder when all of it has completed.
+"""The mark of a finished training in the job's checkpoint folder.
 
-The pods of a job may all be gone before its operator has seen how they ended. It starts them again then, with
-the training of before (``FLEET_LIFE``), and they find here that nothing is left to do. A job that was started
-anew for a failure, a suspension or another number of trainers has another training, and another job has
-another uid: to them the mark says nothing.
+All pods of a job may be gone before its operator has seen how they ended. The operator then starts them again
+with the same training (``FLEET_LIFE``), and they find here that no work is left. A restart after a failure, a
+suspension or a change of the number of trainers begins another training, and another job has another uid: the
+mark does not apply to those.
 
-Trainers beside servers are told of the training only where nobody has seen how the pod before ended: one that
-was seen to fail in saving its result, when all had completed, would end well without the result.
+Trainers beside servers receive ``FLEET_LIFE`` only if the end of the previous pod was not observed. A trainer
+that failed to save its result after all had completed must not end successfully without the result.
 """
 
 import errno
@@ -27,7 +27,7 @@ _log = logging.getLogger(__name__)
 
 
 def leave_mark(environ: Mapping[str, str], completed: Collection[int]) -> None:
-    """Note that the training has ended with these trainers; a folder that refuses it is only told of."""
+    """Record that these trainers have completed the training; log a warning if the folder refuses."""
     training = _training(environ)
     if training is None:
         return
@@ -38,11 +38,11 @@ def leave_mark(environ: Mapping[str, str], completed: Collection[int]) -> None:
         text = json.dumps({**identity, "completedTrainers": sorted(completed)})
         write_bytes(folder / FINISHED_NAME, text.encode())
     except OSError as error:
-        _log.warning("that the training has ended could not be noted in %s: %s", folder, error)
+        _log.warning("the end of the training could not be recorded in %s: %s", folder, error)
 
 
 def read_mark(environ: Mapping[str, str]) -> tuple[int, ...] | None:
-    """Return the trainers with which this very training has ended; None where no mark says that it has."""
+    """Return the trainers that completed this training; None if there is no valid mark of this training."""
     training = _training(environ)
     if training is None:
         return None
@@ -55,29 +55,29 @@ def read_mark(environ: Mapping[str, str]) -> tuple[int, ...] | None:
     if not isinstance(found, dict) or any(found.get(key) != value for key, value in identity.items()):
         return None
     trainers = found.get("completedTrainers")
-    numbers = isinstance(trainers, list) and all(type(each) is int and each >= 0 for each in trainers)
-    return tuple(trainers) if numbers and trainers else None
+    are_indexes = isinstance(trainers, list) and all(type(each) is int and each >= 0 for each in trainers)
+    return tuple(trainers) if are_indexes and trainers else None
 
 
 def end_if_finished(environ: Mapping[str, str], trainer: int | None = None) -> None:
-    """End this replica well if its training has ended already; it must have been told who it is.
+    """End this process successfully if its training has finished before; `lifecycle` must have started.
 
     Parameters
     ----------
     environ : mapping of str to str
     trainer : int, optional
-        The index of a trainer of whom the mark must say that it has completed: others may have been given up.
+        The index of this trainer, which must have completed. The training may have given it up.
 
     Raises
     ------
     SystemExit
-        With status 0: there is nothing left to do.
+        With status 0: no work is left.
     """
     completed = read_mark(environ)
     if completed is None or (trainer is not None and trainer not in completed):
         return
     _log.warning(
-        "this training has ended before, as %s in %s says: nothing is left to do",
+        "this training has ended before, according to %s in %s: nothing is left to do",
         FINISHED_NAME,
         environ["FLEET_CHECKPOINT_DIR"],
     )
@@ -85,7 +85,7 @@ def end_if_finished(environ: Mapping[str, str], trainer: int | None = None) -> N
 
 
 def _training(environ: Mapping[str, str]) -> tuple[Path, dict[str, Any]] | None:
-    """Return the folder and what this training is known by; None where the operator has not told them."""
+    """Return the folder and the identity of this training; None outside of an operator's job."""
     folder, uid, life = (
         environ.get(name) for name in ("FLEET_CHECKPOINT_DIR", "FLEET_JOB_UID", "FLEET_LIFE")
     )

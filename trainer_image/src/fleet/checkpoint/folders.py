@@ -1,70 +1,72 @@
-"""Numbered checkpoints below one folder: ``checkpoint-0``, ``checkpoint-1``, …; the highest is the newest."""
+"""Folders of numbered checkpoints, ``checkpoint-0``, ``checkpoint-1``, …, and the claims of their writers.
 
+The checkpoint with the highest number is the newest. A claim keeps a replaced process from writing: the pod
+of a lost node is replaced while it may still run there, with the same folder mounted. Each writer leaves its
+attempt in the folder before it writes, and looks for a higher one before every step of a save. The look and
+the write are two calls, so a write that was allowed just before the successor's claim may end just after it.
+Its checkpoint is then whole, or no checkpoint at all; files of two saves never mix.
+"""
+
+import contextlib
+import json
 import logging
 import os
 import re
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from fleet.checkpoint.cleaning import remove_checkpoint
+from fleet.checkpoint.files import TEMPORARY, disk_errors, open_file, write_bytes
 from fleet.checkpoint.manifest import MANIFEST_NAME, REPLACED_NAME, Manifest
 from fleet.checkpoint.reader import Checkpoint
-from fleet.errors import CheckpointError, DiskFullError, no_room
+from fleet.checkpoint.values import PARSE_ERRORS, as_count, as_text
+from fleet.checkpoint.writer import remove_checkpoint
+from fleet.errors import CheckpointError, DiskFullError, FleetError, disk_error, no_room
+from fleet.role_maker import JobIdentity
 
 __all__ = [
     "CHECKPOINT_PREFIX",
+    "Claims",
     "find_checkpoint",
-    "none_is_whole",
-    "numbers_in",
+    "list_checkpoints",
+    "list_numbers",
+    "list_whole_numbers",
+    "no_whole_checkpoint",
+    "removable_numbers",
     "remove_numbers",
-    "saves_in",
-    "superfluous",
-    "tell_passed_over",
-    "whole_numbers",
+    "warn_of_skipped",
 ]
 
 CHECKPOINT_PREFIX: Final = "checkpoint-"
 _log = logging.getLogger(__name__)
 _NUMBERED: Final = re.compile(rf"{CHECKPOINT_PREFIX}(0|[1-9][0-9]{{0,17}})")
-_BEYOND: Final = re.compile(rf"{CHECKPOINT_PREFIX}[0-9]+")
-"""What looks like a number, and is one that no save gives: too large, or with a zero before it."""
+_LIKE_NUMBERED: Final = re.compile(rf"{CHECKPOINT_PREFIX}[0-9]+")
+"""Also matches numbers that no save assigns: too large, or with a leading zero."""
+_STALE_SECONDS: Final = 60.0
+"""A temporary claim of this age was left by a killed process."""
 
 
-def numbers_in(folder: Path) -> list[int]:
-    """Return the numbers that are taken, in ascending order, whether the checkpoints are whole or not."""
+def list_numbers(folder: Path) -> list[int]:
+    """Return the numbers in use, ascending, whether the checkpoints are whole or not."""
     matches = (_NUMBERED.fullmatch(name) for name in _names_in(folder))
     return sorted(int(match[1]) for match in matches if match)
 
 
-def _names_in(folder: Path) -> list[str]:
-    try:
-        return [path.name for path in folder.iterdir()]
-    except OSError as error:
-        if isinstance(error, FileNotFoundError) and not folder.is_symlink():
-            return []  # the first save makes it
-        sentence = f"{folder} cannot be looked into for checkpoints ({error.strerror})"
-        if no_room(error):  # without a descriptor a save is left out, as on a full disk
-            raise DiskFullError(sentence) from error
-        raise CheckpointError(f"{sentence}; expected a folder that this process may read") from error
-
-
 def find_checkpoint(folder: Path, read: Callable[[Checkpoint], object] = bool) -> Checkpoint | None:
-    """Return the newest whole checkpoint that a folder is or has; None where there is none at all.
+    """Return the newest whole checkpoint that a folder is or contains; None if there is no checkpoint.
 
     Parameters
     ----------
     folder : Path
     read : callable
-        Raises a CheckpointError for one of which a file is not as it was written.
+        Raises a CheckpointError if a needed file is damaged.
 
     Raises
     ------
     CheckpointError
-        There are some, and none is whole.
+        There are checkpoints, and none is whole.
     """
-    found, damage = saves_in(folder)
+    found, damage = list_checkpoints(folder)
     for checkpoint in found:
         try:
             read(checkpoint)
@@ -73,22 +75,30 @@ def find_checkpoint(folder: Path, read: Callable[[Checkpoint], object] = bool) -
         else:
             return checkpoint
     if damage:
-        raise none_is_whole(folder, damage, read)
+        raise no_whole_checkpoint(folder, damage, read)
     return None
 
 
-def saves_in(
+def list_checkpoints(
     folder: Path, check: Callable[[Checkpoint], object] = bool
 ) -> tuple[list[Checkpoint], list[CheckpointError]]:
-    """Return the checkpoints that a folder is or has, the newest first, and what is wrong with others.
+    """List the checkpoints that a folder is or contains.
 
     Parameters
     ----------
     folder : Path
     check : callable
-        Raises a CheckpointError for one that is not whole. It is asked of all, so it reads no large files.
+        Raises a CheckpointError if the checkpoint is not whole. It is called for every checkpoint, so it
+        should not read large files.
+
+    Returns
+    -------
+    found : list of Checkpoint
+        Newest first.
+    damage : list of CheckpointError
+        The reasons against the others.
     """
-    numbered = [folder / f"{CHECKPOINT_PREFIX}{number}" for number in reversed(numbers_in(folder))]
+    numbered = [folder / f"{CHECKPOINT_PREFIX}{number}" for number in reversed(list_numbers(folder))]
     found = []
     damage = [
         CheckpointError(
@@ -96,13 +106,13 @@ def saves_in(
             "rename it, or load it by its own path"
         )
         for name in sorted(_names_in(folder))
-        if _BEYOND.fullmatch(name) and not _NUMBERED.fullmatch(name)
+        if _LIKE_NUMBERED.fullmatch(name) and not _NUMBERED.fullmatch(name)
     ]
     for path in [folder, *numbered]:
         if path is not folder and os.path.lexists(path) and not path.is_dir():
-            damage.append(CheckpointError(f"{path} is no directory, or leads to none; expected a checkpoint"))
+            damage.append(CheckpointError(f"{path} is not a directory; expected a checkpoint"))
         for name in (MANIFEST_NAME, REPLACED_NAME):
-            if not os.path.lexists(path / name):  # a save that was cut short has written none
+            if not os.path.lexists(path / name):  # an interrupted save has written no manifest
                 continue
             try:
                 checkpoint = Checkpoint(path, name)
@@ -114,55 +124,57 @@ def saves_in(
                 found.append(checkpoint)
     own = [checkpoint for checkpoint in found if checkpoint.directory == folder]
     others = [checkpoint for checkpoint in found if checkpoint.directory != folder]
-    ahead = not others or not own or own[0].manifest.step >= others[0].manifest.step
-    return ([*own, *others] if ahead else [*others, *own]), damage
+    own_first = not others or not own or own[0].manifest.step >= others[0].manifest.step
+    return ([*own, *others] if own_first else [*others, *own]), damage
 
 
-def none_is_whole(
+def no_whole_checkpoint(
     folder: Path, damage: Sequence[CheckpointError | str], read: Callable[[Checkpoint], object]
 ) -> CheckpointError:
-    """Return the error that no checkpoint is whole where some were looked for.
+    """Return the error for a folder in which no checkpoint is whole.
 
     Parameters
     ----------
     folder : Path
-        The checkpoint that was named, or the folder.
+        A folder, or one checkpoint.
     damage : sequence of CheckpointError or str
-        What is wrong with each.
+        The reason against each checkpoint.
     read : callable
-        As in `find_checkpoint`: where one of numbered checkpoints was named, the newest whole one beside it
-        is named in the message, and never used instead.
+        As in `find_checkpoint`. If `folder` is a numbered checkpoint, the message suggests the newest whole
+        one of its folder, which is never used without being asked for.
     """
     reasons = "; ".join(map(str, damage))
     if not _NUMBERED.fullmatch(folder.name):
         return CheckpointError(
             reasons if len(damage) == 1 else f"no checkpoint in {folder} is whole: {reasons}"
         )
-    with suppress(CheckpointError):
+    with contextlib.suppress(CheckpointError):
         if (whole := find_checkpoint(folder.parent, read)) is not None:
-            reasons += f". The newest whole one beside it is {whole.directory}: name that, or {folder.parent}"
+            reasons += (
+                f". The newest whole checkpoint there is {whole.directory}: name it, or {folder.parent}"
+            )
     return CheckpointError(reasons)
 
 
-def tell_passed_over(damage: Sequence[CheckpointError | str], used: str) -> None:
-    """Say in one warning which checkpoints were passed over, each file with its reason, and what is used."""
+def warn_of_skipped(damage: Sequence[CheckpointError | str], used: str) -> None:
+    """Log one warning about the damaged checkpoints, if there are any, and about the one that is used."""
     if damage:
         reasons = "; ".join(map(str, damage))
-        _log.warning("passed over a checkpoint: %s. Training goes on from %s", reasons, used)
+        _log.warning("skipped a damaged checkpoint: %s. Training continues from %s", reasons, used)
 
 
-def whole_numbers(folder: Path, check: Callable[[Checkpoint], object]) -> list[int]:
-    """Return the numbers of the checkpoints that are whole, in ascending order.
+def list_whole_numbers(folder: Path, check: Callable[[Checkpoint], object]) -> list[int]:
+    """Return the numbers of the whole checkpoints, ascending.
 
     Parameters
     ----------
     folder : Path
-        A link in it is no checkpoint of this folder, wherever it leads to.
+        Links in it do not count.
     check : callable
-        Raises a CheckpointError for one that is not.
+        Raises a CheckpointError if the checkpoint is not whole.
     """
     whole = []
-    for number in numbers_in(folder):
+    for number in list_numbers(folder):
         path = folder / f"{CHECKPOINT_PREFIX}{number}"
         if path.is_symlink() or not os.path.lexists(path / MANIFEST_NAME):
             continue
@@ -171,25 +183,26 @@ def whole_numbers(folder: Path, check: Callable[[Checkpoint], object]) -> list[i
             checkpoint.check_here()
             check(checkpoint)
         except CheckpointError as error:
-            _log.warning("a checkpoint that is not whole counts for nothing: %s", error)
+            _log.warning("a damaged checkpoint does not count as one of those to keep: %s", error)
         else:
             whole.append(number)
     return whole
 
 
-def superfluous(numbers: Sequence[int], whole: Sequence[int], count: int) -> list[int]:
-    """Return the numbers that may go, so that `count` whole checkpoints are left.
+def removable_numbers(numbers: Sequence[int], whole: Sequence[int], keep: int) -> list[int]:
+    """Return the numbers to remove so that the newest `keep` whole checkpoints remain.
 
-    What is newer than the newest whole one stays: it may be about to become one. Without a whole one, all do.
+    Numbers above the newest whole one stay, as those checkpoints may be in progress. Without a whole one all
+    stay.
     """
-    kept, newest = set(whole[-count:]), whole[-1] if whole else -1
+    kept, newest = set(whole[-keep:]), whole[-1] if whole else -1
     return [number for number in numbers if number not in kept and number < newest]
 
 
 def remove_numbers(folder: Path, numbers: Iterable[int]) -> None:
-    """Remove numbered checkpoints; see `remove_checkpoint`. One stays whose rows another needs that stays."""
+    """Remove numbered checkpoints, except those whose rows a remaining one needs; see `remove_checkpoint`."""
     numbers = set(numbers)
-    needed = _needed_by(folder, set(numbers_in(folder)) - numbers)
+    needed = _numbers_needed_by(folder, set(list_numbers(folder)) - numbers)
     for number in sorted(numbers):
         path = folder / f"{CHECKPOINT_PREFIX}{number}"
         if number in needed:
@@ -200,11 +213,154 @@ def remove_numbers(folder: Path, numbers: Iterable[int]) -> None:
             _log.info("%s stays: %s", path, why)
 
 
-def _needed_by(folder: Path, numbers: Iterable[int]) -> set[int]:
-    """Return the numbers of the checkpoints that some others need."""
+class Claims:
+    """The claims of one process on folders of checkpoints.
+
+    Parameters
+    ----------
+    writer : str
+        The replica, such as ``server-0``. Replicas of a job write side by side, and may restart alone.
+    job : JobIdentity
+        The job and attempt. A process outside any job claims nothing, because nothing replaces it.
+    """
+
+    def __init__(self, writer: str, job: JobIdentity) -> None:
+        self._writer = writer
+        self._job = job
+        self._held: set[Path] = set()
+
+    def hold(self, directory: Path) -> None:
+        """Claim the folder of a checkpoint before a write, or check that the claim still holds.
+
+        Parameters
+        ----------
+        directory : Path
+            A checkpoint, or a folder. Numbered checkpoints share the claim of their folder.
+
+        Raises
+        ------
+        FleetError
+            A later attempt of this replica or another job has claimed the folder, or the disk refuses.
+        """
+        folder = _folder_of(directory)
+        if not self._job.uid or (found := self._read(folder)) == self._job:
+            return
+        self._check_may_write(directory, folder, found)
+        self._write(folder)
+
+    def renew(self, directory: Path) -> None:
+        """Claim a folder before a read, if this job has written there.
+
+        From then on an earlier attempt adds nothing that nobody would load. If the disk refuses, full or
+        read-only, the checkpoints are read anyway: `hold` claims the folder before the first write.
+
+        Raises
+        ------
+        FleetError
+            A later attempt of this replica has claimed the folder.
+        """
+        folder = _folder_of(directory)
+        try:
+            found = self._read(folder)
+        except FleetError as error:
+            _warn_unclaimed(folder, error)
+            return
+        if found is None or found.uid != self._job.uid or found == self._job:
+            return
+        self._check_may_write(directory, folder, found)
+        self._held.add(
+            folder
+        )  # even if the disk refuses below: another job that claims it now is an intruder
+        try:
+            self._write(folder)
+        except FleetError as error:
+            _warn_unclaimed(folder, error)
+
+    def _check_may_write(self, directory: Path, folder: Path, found: JobIdentity | None) -> None:
+        if found is None:
+            return
+        same_job = found.uid == self._job.uid
+        if found.attempt > self._job.attempt if same_job else folder in self._held:
+            raise FleetError(
+                f"{directory} is not written: {self._writer} of job {found.name} ({found.uid}) has claimed "
+                f"{folder} with attempt {found.attempt}, and this process is of job {self._job.name} "
+                f"({self._job.uid}), attempt {self._job.attempt}; a replaced process writes no more, and "
+                "each job needs a folder of its own"
+            )
+
+    def _write(self, folder: Path) -> None:
+        path, job = self._path(folder), self._job
+        claim = json.dumps({"job": job.name, "uid": job.uid, "attempt": job.attempt}) + "\n"
+        with disk_errors(path):
+            write_bytes(path, claim.encode())
+        self._held.add(folder)
+        with contextlib.suppress(OSError):  # a few bytes are left, and a later claim tries again
+            now = path.stat().st_mtime  # the disk's clock, which may be another host's
+            for left in folder.glob(f"{path.name}.*{TEMPORARY}"):
+                if left.stat().st_mtime < now - _STALE_SECONDS:
+                    left.unlink()
+
+    def _read(self, folder: Path) -> JobIdentity | None:
+        """Return the job and attempt that claim a folder; None if there is no claim.
+
+        Raises
+        ------
+        FleetError
+            The claim cannot be read: it may be a later attempt's.
+        """
+        path = self._path(folder)
+        try:
+            with open_file(path) as file:  # opened each time: NFS then revalidates its cache
+                fields = json.load(file)
+            return JobIdentity(
+                as_text("job", fields["job"]),
+                as_text("uid", fields["uid"]),
+                as_count("attempt", fields["attempt"]),
+            )
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            raise disk_error(
+                error, f"{path} could not be read: {error}; nothing is written until the claim can be read"
+            ) from error
+        except PARSE_ERRORS:
+            _log.warning("%s is not a claim; expected the JSON that a save writes: it is replaced", path)
+            return None
+
+    def _path(self, folder: Path) -> Path:
+        return folder / f"claim-{self._writer}.json"
+
+
+def _names_in(folder: Path) -> list[str]:
+    try:
+        return [path.name for path in folder.iterdir()]
+    except OSError as error:
+        if isinstance(error, FileNotFoundError) and not folder.is_symlink():
+            return []  # the first save creates it
+        sentence = f"{folder} cannot be searched for checkpoints ({error.strerror})"
+        if no_room(error):  # without a free descriptor a save is skipped, as on a full disk
+            raise DiskFullError(sentence) from error
+        raise CheckpointError(f"{sentence}; expected a folder that this process may read") from error
+
+
+def _numbers_needed_by(folder: Path, numbers: Iterable[int]) -> set[int]:
+    """Return the numbers of the checkpoints whose rows others need."""
     names: set[str] = set()
     for number in numbers:
-        with suppress(CheckpointError):
+        with contextlib.suppress(CheckpointError):
             manifest = Manifest.read(folder / f"{CHECKPOINT_PREFIX}{number}")
             names.update(base.directory for base in manifest.bases)
     return {int(match[1]) for match in map(_NUMBERED.fullmatch, names) if match}
+
+
+def _folder_of(directory: Path) -> Path:
+    return directory.parent if _LIKE_NUMBERED.fullmatch(directory.name) else directory
+
+
+def _warn_unclaimed(folder: Path, error: FleetError) -> None:
+    _log.warning(
+        "checkpoints in %s are read without a claim of this process: %s. Nothing is saved there until the "
+        "claim succeeds; the next save tries again",
+        folder,
+        error,
+    )

@@ -1,4 +1,4 @@
-"""The manifest: which files a checkpoint has, what is in each, and how to know that it is whole."""
+"""The manifest of a checkpoint: its files, their contents, and the digests that prove them complete."""
 
 import hashlib
 import json
@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path, PurePath
 from typing import Any, Final
 
-from fleet.checkpoint.fields import PARSE_ERRORS, items, mapping, text, whole_number
 from fleet.checkpoint.files import open_file
+from fleet.checkpoint.values import PARSE_ERRORS, as_count, as_list, as_mapping, as_text
 from fleet.errors import CheckpointError
 from fleet.tables.shards import SHARDS
 
@@ -27,19 +27,19 @@ __all__ = [
 
 MANIFEST_NAME: Final = "manifest.json"
 REPLACED_NAME: Final = "manifest.replaced.json"
-"""The manifest before, kept until every server has the new one."""
+"""The previous manifest, kept until every server has the new one."""
 BEGUN_SUFFIX: Final = ".begun"
-"""Ends the name of a manifest that names one file which is about to be written."""
+"""The suffix of a manifest that announces one file before it is written."""
 FORMAT: Final = "fleet-checkpoint-2"
 MOST_BEFORE: Final = 1000
-"""How many saves before it a manifest names."""
+"""How many earlier saves a manifest names at most."""
 _READABLE: Final = {"fleet-checkpoint-1", FORMAT}
-"""The first one told of no files that lie beside it."""
+"""Format 1 has no `Manifest.here`."""
 
 
 @dataclass(frozen=True, slots=True)
 class BlockRecord:
-    """One piece, as a file holds it."""
+    """One `Piece` of a parameter, as a file holds it."""
 
     param: str
     begin: int
@@ -49,35 +49,35 @@ class BlockRecord:
     tensor: str
     """The name of the value in the file."""
     state: Mapping[str, Any]
-    """The optimizer's entries, as `values.encode` writes them."""
+    """The optimizer's entries, encoded by `values.encode`."""
 
     @classmethod
     def from_fields(cls, fields: object) -> "BlockRecord":
-        """Return a record from its fields; raises as `FileRecord.from_fields`."""
-        found = mapping("a block", fields)
-        shape = tuple(whole_number("shape", each) for each in items("shape", found["shape"]))
-        begin = whole_number("begin", found["begin"])
-        end = whole_number("end", found["end"])
+        """Parse a record; raises as `FileRecord.from_fields`."""
+        found = as_mapping("a block", fields)
+        shape = tuple(as_count("shape", each) for each in as_list("shape", found["shape"]))
+        begin = as_count("begin", found["begin"])
+        end = as_count("end", found["end"])
         if end - begin != math.prod(shape):
             raise ValueError(f"a block has the elements {begin} to {end} and the shape {list(shape)}")
-        param, dtype, tensor = (text(name, found[name]) for name in ("param", "dtype", "tensor"))
-        return cls(param, begin, end, shape, dtype, tensor, mapping("state", found["state"]))
+        param, dtype, tensor = (as_text(name, found[name]) for name in ("param", "dtype", "tensor"))
+        return cls(param, begin, end, shape, dtype, tensor, as_mapping("state", found["state"]))
 
 
 @dataclass(frozen=True, slots=True)
 class BaseRecord:
-    """The checkpoint to whose rows those of a file belong."""
+    """The checkpoint of all rows that an incremental file of rows builds on."""
 
     directory: str
-    """Beside that of the checkpoint which has the file."""
+    """Its directory name, in the same folder."""
     save: str
     """The random name of its save."""
 
     @classmethod
     def from_fields(cls, fields: object) -> "BaseRecord":
-        """Return a record from its fields; raises as `FileRecord.from_fields`."""
-        found = mapping("a base", fields)
-        return cls(_plain_name(text("directory", found["directory"])), text("save", found["save"]))
+        """Parse a record; raises as `FileRecord.from_fields`."""
+        found = as_mapping("a base", fields)
+        return cls(_plain_name(as_text("directory", found["directory"])), as_text("save", found["save"]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,24 +86,24 @@ class RowsRecord:
 
     table: str
     shards: tuple[int, ...]
-    """The virtual shards of which the file has all rows."""
+    """The virtual shards whose rows are all in the file."""
     updates: int
-    """How many updates the table has had."""
+    """The number of updates that the table had received."""
     base: BaseRecord | None = None
-    """Where all rows are, if the file has only those that have changed since."""
+    """Set for an incremental file: the checkpoint that holds the unchanged rows."""
 
     @classmethod
     def from_fields(cls, fields: object) -> "RowsRecord":
-        """Return a record from its fields; raises as `FileRecord.from_fields`."""
-        found = mapping("rows", fields)
-        shards = tuple(whole_number("a shard", each) for each in items("shards", found["shards"]))
+        """Parse a record; raises as `FileRecord.from_fields`."""
+        found = as_mapping("rows", fields)
+        shards = tuple(as_count("a shard", each) for each in as_list("shards", found["shards"]))
         if any(shard >= SHARDS for shard in shards):
             raise ValueError(f"rows are of the shards {list(shards)}, expected 0 to {SHARDS - 1}")
         base = found.get("base")
         return cls(
-            text("table", found["table"]),
+            as_text("table", found["table"]),
             shards,
-            whole_number("updates", found["updates"]),
+            as_count("updates", found["updates"]),
             None if base is None else BaseRecord.from_fields(base),
         )
 
@@ -117,9 +117,9 @@ class FileRecord:
     sha256: str
     blocks: tuple[BlockRecord, ...] = ()
     trainer: int = -1
-    """Whose own part it is; -1 for a shard."""
+    """The trainer whose part the file holds; -1 for a server's shard."""
     rows: RowsRecord | None = None
-    """The rows of a table that the file has, if it does."""
+    """Set if the file holds rows of a table."""
 
     def to_json(self) -> str:
         """Return the record as JSON."""
@@ -127,56 +127,56 @@ class FileRecord:
 
     @classmethod
     def from_json(cls, text: str) -> "FileRecord":
-        """Return what `to_json` wrote."""
+        """Parse the result of `to_json`."""
         return cls.from_fields(json.loads(text))
 
     @classmethod
     def from_fields(cls, fields: object) -> "FileRecord":
-        """Return a record from its fields.
+        """Parse a record.
 
         Raises
         ------
         ValueError, TypeError, KeyError
-            These are no record's.
+            A field is missing, or has a wrong type or value.
         """
-        found = mapping("a file", fields)
-        name = _plain_name(text("name", found["name"]))
+        found = as_mapping("a file", fields)
+        name = _plain_name(as_text("name", found["name"]))
         rows = found.get("rows")
-        blocks = tuple(BlockRecord.from_fields(block) for block in items("blocks", found["blocks"]))
+        blocks = tuple(BlockRecord.from_fields(block) for block in as_list("blocks", found["blocks"]))
         return cls(
             name,
-            whole_number("bytes", found["bytes"]),
-            text("sha256", found["sha256"]),
+            as_count("bytes", found["bytes"]),
+            as_text("sha256", found["sha256"]),
             blocks,
-            whole_number("trainer", found.get("trainer", -1), least=-1),
+            as_count("trainer", found.get("trainer", -1), least=-1),
             None if rows is None else RowsRecord.from_fields(rows),
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """All of one checkpoint.
+    """The manifest of one checkpoint.
 
     Attributes
     ----------
     save : str
-        The random name of the save, which the files carry in theirs.
+        The random name of the save. Every file name contains it.
     step : int
         The number of steps that every block had made.
     facts : mapping of str to str
-        What whoever loads it must have in common with who saved it: names, shapes and types of the
-        parameters, and the optimizers' classes.
+        What the loading process must share with the saving one: names, shapes and dtypes of the parameters,
+        and the optimizer classes.
     files : tuple of FileRecord
     trainer_part : str
-        The name of the file with the trainer's own part; empty when there is none.
+        The name of the file with trainer 0's part; empty if there is none.
     here : tuple of str
-        The names of the files that lay beside this manifest when it was written: those that are damage when
-        they are missing. The others are in other servers' directories.
+        The files that were in this directory when the manifest was written. A missing one is damage; all
+        other files are in directories of other servers.
     steps : mapping of str to int
-        The number of steps of each trainer, by its index, where trainers are not in step.
+        The number of steps of each trainer, by index, in modes without a common step.
     after : tuple of str or None
-        The random names of the saves before this one in the same training, the newest last, `MOST_BEFORE` at
-        most. None where nobody has said.
+        The random names of the earlier saves of this training, oldest first, at most `MOST_BEFORE`. None if
+        they are unknown.
     """
 
     save: str
@@ -191,7 +191,7 @@ class Manifest:
 
     @property
     def bases(self) -> frozenset[BaseRecord]:
-        """The checkpoints that this one needs beside its own files."""
+        """The other checkpoints whose rows this one needs."""
         found = (file.rows.base for file in self.files if file.rows is not None)
         return frozenset(base for base in found if base is not None)
 
@@ -202,12 +202,12 @@ class Manifest:
 
     @classmethod
     def read(cls, directory: Path, name: str = MANIFEST_NAME) -> "Manifest":
-        """Read a directory's manifest.
+        """Read the manifest of a directory.
 
         Raises
         ------
         CheckpointError
-            There is none, or it is not what `to_json` writes.
+            The file is missing or damaged.
         """
         path = directory / name
         try:
@@ -215,78 +215,93 @@ class Manifest:
                 data = file.read()
         except OSError as error:
             raise CheckpointError(
-                f"{directory} is no checkpoint: {path.name} cannot be read ({error.strerror}); expected a "
-                "directory that fleet.save_persistables or fleet.save_check_point has finished to write"
+                f"{directory} is not a checkpoint: {path.name} cannot be read ({error.strerror}); expected a "
+                "directory that fleet.save_persistables or fleet.save_check_point has finished writing"
             ) from error
         return cls.from_bytes(data, str(path))
 
     @classmethod
     def from_bytes(cls, data: bytes, path: str) -> "Manifest":
-        """Return the manifest that a file's content is, as `parse` does."""
+        """Parse the content of a manifest file, as `parse` does."""
         return cls.parse(data.decode("utf-8", errors="backslashreplace"), path)
 
     @classmethod
     def parse(cls, text: str, path: str) -> "Manifest":
-        """Return the manifest that a text is; `path` is for messages."""
+        """Parse the JSON of a manifest.
+
+        Parameters
+        ----------
+        text : str
+        path : str
+            Names the file in error messages.
+
+        Raises
+        ------
+        CheckpointError
+            The text is truncated, changed, of an unknown format, or not a manifest.
+        """
         try:
             fields = json.loads(text)
             found = fields.get("format")
-            said = fields.pop("sha256", None)
+            recorded = fields.pop("sha256", None)
             digest = _digest(fields)
         except PARSE_ERRORS as error:
             raise CheckpointError(
-                f"{path} is truncated or no manifest: {error}; expected the JSON that a save writes last; "
+                f"{path} is truncated or not a manifest: {error}; expected the JSON that a save writes last; "
                 "load another checkpoint"
             ) from error
         if not isinstance(found, str) or found not in _READABLE:
             raise CheckpointError(
-                f"{path} has the format {found!r}; expected {FORMAT!r}: it was written by something else, or "
-                "by another version; load another checkpoint"
+                f"{path} has the format {found!r}; expected {FORMAT!r}: another program or another version "
+                "wrote it; load another checkpoint"
             )
-        if said != digest:
+        if recorded != digest:
             raise CheckpointError(
-                f"{path} was changed after it had been written: its digest is {said}, expected "
+                f"{path} was changed after it had been written: its digest is {recorded}, expected "
                 f"{digest}; load another checkpoint"
             )
         try:
             return cls._from_fields(fields)
         except PARSE_ERRORS as error:
             raise CheckpointError(
-                f"{path} is no manifest: {error}; expected the JSON that a save writes last; load another "
+                f"{path} is not a manifest: {error}; expected the JSON that a save writes last; load another "
                 "checkpoint"
             ) from error
 
     @classmethod
     def _from_fields(cls, fields: Mapping[str, Any]) -> "Manifest":
-        files = tuple(FileRecord.from_fields(file) for file in items("files", fields["files"]))
+        files = tuple(FileRecord.from_fields(file) for file in as_list("files", fields["files"]))
         names = {file.name for file in files}
         if len(names) < len(files):
-            raise ValueError("two files have one name")
-        trainer_part = text("trainer_part", fields["trainer_part"])
+            raise ValueError("two files have the same name")
+        trainer_part = as_text("trainer_part", fields["trainer_part"])
         if trainer_part and trainer_part not in names:
-            raise ValueError(f"the trainer's part {trainer_part!r} is none of the files")
-        facts = mapping("facts", fields["facts"])
-        steps = mapping("steps", fields.get("steps", {}))
-        after = fields.get("after")
-        here = tuple(text("here", name) for name in items("here", fields.get("here", ())))
+            raise ValueError(f"the trainer's part {trainer_part!r} is not one of the files")
+        here = tuple(as_text("here", name) for name in as_list("here", fields.get("here", ())))
         if not names.issuperset(here):
             raise ValueError(f"here is {list(here)}; expected names of its files")
+        facts = as_mapping("facts", fields["facts"])
+        steps = as_mapping("steps", fields.get("steps", {}))
+        after = fields.get("after")
         return cls(
-            save=text("save", fields["save"]),
-            step=whole_number("step", fields["step"]),
-            facts={text("a fact", name): text(name, fact) for name, fact in facts.items()},
+            save=as_text("save", fields["save"]),
+            step=as_count("step", fields["step"]),
+            facts={as_text("a fact", name): as_text(name, fact) for name, fact in facts.items()},
             files=files,
             trainer_part=trainer_part,
             here=here,
             steps={
-                str(whole_number("a trainer", int(each))): whole_number(f"steps of {each}", step)
+                str(as_count("a trainer", int(each))): as_count(f"steps of {each}", step)
                 for each, step in steps.items()
             },
-            after=None if after is None else tuple(text("after", save) for save in items("after", after)),
+            after=None
+            if after is None
+            else tuple(as_text("after", save) for save in as_list("after", after)),
         )
 
 
 def _plain_name(name: str) -> str:
+    # A manifest may come from anywhere, and its names are opened and deleted.
     if name in {"", ".", ".."} or "\0" in name or PurePath(name).name != name:
         raise ValueError(f"the file name {name!r} leads out of the directory")
     return name

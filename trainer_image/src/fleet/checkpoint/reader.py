@@ -1,28 +1,97 @@
-"""Reading: what a process needs of a checkpoint, however it was cut, or an error that names the file."""
+"""Reading a checkpoint: any elements of a parameter, however they were cut when they were saved.
+
+A process reads only the files that it needs, and verifies size and digest of each before it uses the content.
+Every error names the file.
+"""
 
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from fleet.checkpoint.fields import PARSE_ERRORS
 from fleet.checkpoint.files import open_file, sha256_of
 from fleet.checkpoint.manifest import MANIFEST_NAME, BlockRecord, FileRecord, Manifest
-from fleet.checkpoint.piece import Piece, cut_state
-from fleet.checkpoint.values import decode
+from fleet.checkpoint.values import PARSE_ERRORS, decode
 from fleet.errors import CheckpointError
 from fleet.plan import describe_difference
 
-__all__ = ["TRAINERS_STATE", "Checkpoint", "check_each"]
+__all__ = ["TRAINERS_STATE", "Checkpoint", "Piece", "check_files", "cut_state", "join_pieces"]
 
 TRAINERS_STATE: Final = "state of the optimizer"
-"""The fact that it is in the trainer's part, as in GEO; it is in the shards otherwise."""
+"""The fact that trainer 0's part holds the optimizer state, as in GEO; otherwise the shards hold it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A run of elements of one parameter in row-major order, with their optimizer state."""
+
+    param: str
+    begin: int
+    """First element in the flattened parameter."""
+    end: int
+    """One past the last element."""
+    value: Tensor
+    """Of the parameter's shape, cut along the first dimension."""
+    state: Mapping[str, Any] = field(default_factory=dict)
+    """The optimizer's entries for these elements: tensors, or plain values such as a step count."""
+
+
+def cut_state(
+    state: Mapping[str, Any], whole: tuple[int, ...], begin: int, end: int, shape: tuple[int, ...]
+) -> dict[str, Any]:
+    """Cut an optimizer's state to some elements of a tensor.
+
+    Parameters
+    ----------
+    state : mapping
+        The entries for a tensor of the shape `whole`. An entry of the same shape is cut; any other entry,
+        such as a step count, belongs to the tensor as a whole and is kept.
+    whole, shape : tuple of int
+        The shapes of the tensor and of the result.
+    begin, end : int
+        The elements, in row-major order.
+    """
+    cut = {}
+    for name, entry in state.items():
+        elementwise = isinstance(entry, Tensor) and tuple(entry.shape) == whole
+        cut[name] = entry.detach().reshape(-1)[begin:end].view(shape) if elementwise else entry
+    return cut
+
+
+def join_pieces(pieces: Sequence[Piece]) -> Sequence[Piece]:
+    """Join consecutive pieces of one parameter; the inverse of cutting.
+
+    Parameters
+    ----------
+    pieces : sequence of Piece
+        At least one, in order.
+
+    Returns
+    -------
+    sequence of Piece
+        One piece; the given pieces if they differ in an entry that belongs to each as a whole.
+    """
+    first = pieces[0]
+    if len(pieces) == 1 or any(piece.state.keys() != first.state.keys() for piece in pieces):
+        return pieces
+    state: dict[str, Any] = {}
+    for name, entry in first.state.items():
+        entries = [piece.state[name] for piece in pieces]
+        if all(_is_elementwise(piece, name) for piece in pieces):
+            state[name] = torch.cat(entries)
+        elif all(_is_equal(each, entry) for each in entries):
+            state[name] = entry
+        else:
+            return pieces
+    value = torch.cat([piece.value for piece in pieces])
+    return [Piece(first.param, first.begin, pieces[-1].end, value, state)]
 
 
 class Checkpoint:
@@ -31,20 +100,20 @@ class Checkpoint:
     Parameters
     ----------
     directory : Path
-        With a manifest. The files are opened, and checked, when something in them is asked for.
+        Contains the manifest. Other files are opened and verified when their content is needed.
     name : str
-        The manifest's, where it is not the usual one.
+        The file name of the manifest.
 
     Raises
     ------
     CheckpointError
-        The directory is no checkpoint.
+        The manifest is missing or damaged.
     """
 
     def __init__(self, directory: Path, name: str = MANIFEST_NAME) -> None:
         self.directory = directory
         self.manifest = Manifest.read(directory, name)
-        self._whole: set[str] = set()
+        self._verified: set[str] = set()
         self._trainer_part: bytes | None = None
         self._statuses: dict[int, bytes] = {}
         self._records: dict[str, list[tuple[BlockRecord, FileRecord]]] = {}
@@ -54,20 +123,30 @@ class Checkpoint:
         for records in self._records.values():
             records.sort(key=lambda record: record[0].begin)
 
+    @property
+    def key(self) -> tuple[Path, str]:
+        """Identifies this save in this directory."""
+        return self.directory, self.manifest.save
+
+    @property
+    def has_state(self) -> bool:
+        """Whether the shards hold optimizer state of parameters."""
+        return any(block.state for records in self._records.values() for block, _ in records)
+
     def check(self, facts: Mapping[str, str], *, trainers_step: bool = False) -> None:
-        """Check that it is of the same model and optimizer.
+        """Check that the checkpoint is of the same model and optimizer.
 
         Parameters
         ----------
         facts : mapping of str to str
-            Those of this process.
+            The facts of this process; see `Manifest.facts`.
         trainers_step : bool
-            Whether trainers have optimizers of their own, which take the state that they have saved.
+            Whether trainers have their own optimizers, and so can load the state in trainer 0's part.
 
         Raises
         ------
         CheckpointError
-            It is not; the message says how they differ.
+            The facts differ; the message says how.
         """
         theirs = dict(self.manifest.facts)
         if trainers_step:
@@ -81,17 +160,25 @@ class Checkpoint:
             )
 
     def piece(self, param: str, begin: int, end: int, shape: tuple[int, ...]) -> Piece:
-        """Return some elements of a parameter, with their state.
+        """Read some elements of a parameter, with their optimizer state.
+
+        Parameters
+        ----------
+        param : str
+        begin, end : int
+            The elements, in row-major order.
+        shape : tuple of int
+            The shape of the result.
 
         Raises
         ------
         CheckpointError
-            A file is missing, truncated, changed or another checkpoint's; or no file has these elements.
+            A file is missing, truncated, changed or of another checkpoint; or no file has the elements.
         """
         found = [
             (block, self._read(block, file))
             for block, file in self._records.get(param, ())
-            if _has_some(block, begin, end)
+            if _overlaps(block, begin, end)
         ]
         covered = begin
         for block, _ in found:
@@ -106,20 +193,53 @@ class Checkpoint:
             piece = found[0][1]
             return Piece(param, begin, end, piece.value.view(shape), piece.state)
         try:
-            return self._put_together(param, begin, end, shape, found)
+            return self._assemble(param, begin, end, shape, found)
         except PARSE_ERRORS as error:
             raise CheckpointError(
                 f"{self.directory} has elements of {param} in {len(found)} parts that do not fit together: "
                 f"{error}; load another checkpoint"
             ) from error
 
-    @property
-    def has_state(self) -> bool:
-        """Whether the shards hold state of optimizers."""
-        return any(block.state for records in self._records.values() for block, _ in records)
+    def trainer_part(self) -> bytes | None:
+        """Return trainer 0's part; None if there is none, or if only another server has it.
+
+        The result is kept: the file may be gone when a restarted trainer asks again.
+        """
+        for file in self.manifest.files if self._trainer_part is None else ():
+            if file.name == self.manifest.trainer_part and os.path.lexists(self.directory / file.name):
+                self._trainer_part = self._content(file)
+        return self._trainer_part
+
+    def status_of(self, trainer: int) -> bytes | None:
+        """Return the status of a trainer other than 0; None if it is not in this directory.
+
+        The result is kept, as that of `trainer_part`.
+
+        Raises
+        ------
+        CheckpointError
+            The file is missing or damaged.
+        """
+        for file in self.manifest.files if trainer not in self._statuses else ():
+            if file.trainer == trainer and file.name in self.manifest.here:
+                self._statuses[trainer] = self._content(file)
+        return self._statuses.get(trainer)
+
+    def keep_parts(self) -> None:
+        """Read the parts of all trainers now: the files may be gone when a trainer asks.
+
+        Raises
+        ------
+        CheckpointError
+            A file is missing or damaged.
+        """
+        self.trainer_part()
+        for file in self.manifest.files:
+            if file.trainer > 0:
+                self.status_of(file.trainer)
 
     def files_with(self, spans: Iterable[tuple[str, int, int]]) -> list[FileRecord]:
-        """Return the files with some elements of parameters, and those of trainers' parts that lie here.
+        """Return the files with some elements of parameters, and the trainers' parts in this directory.
 
         Parameters
         ----------
@@ -129,36 +249,38 @@ class Checkpoint:
             file.name: file
             for param, begin, end in spans
             for block, file in self._records.get(param, ())
-            if _has_some(block, begin, end)
+            if _overlaps(block, begin, end)
         }
         return [*found.values(), *filter(self._is_part_here, self.manifest.files)]
 
     def check_here(self) -> None:
-        """Check that every file that lay beside the manifest is there, and of the right size.
+        """Check presence and size of every file that was in this directory when the manifest was written.
 
         Raises
         ------
         CheckpointError
-            Some are not; the message names each.
+            The message names every missing or truncated file.
         """
         here = self.manifest.here
-        check_each(((self, file) for file in self.manifest.files if file.name in here), Checkpoint.check_size)
+        check_files(
+            ((self, file) for file in self.manifest.files if file.name in here), Checkpoint.check_size
+        )
 
     def verify(
         self, known: MutableMapping[tuple[int, ...], str], spans: Iterable[tuple[str, int, int]]
     ) -> None:
-        """Check the digests of files with some elements of parameters, and of trainers' parts that lie here.
+        """Verify the digests of the files in `files_with`, and of the rows of tables in this directory.
 
         Parameters
         ----------
         known : mapping
-            The digests of files that were read before; those that are as old as then are not read again.
+            Digests from earlier calls, by inode, size and times. Unchanged files are not read again.
         spans : iterable of (name of parameter, begin, end)
 
         Raises
         ------
         CheckpointError
-            A file is not the one that was written.
+            A file is missing or damaged.
         """
         wanted = {file.name: file for file in self.manifest.files if not file.blocks}
         wanted = {name: file for name, file in wanted.items() if name in self.manifest.here}
@@ -166,98 +288,75 @@ class Checkpoint:
         for file in wanted.values():
             self.check_size(file)
             found = (self.directory / file.name).stat()
-            place = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
-            if known.get(place) != file.sha256:
-                self.checked(file)
-                known[place] = file.sha256
+            identity = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+            if known.get(identity) != file.sha256:
+                self.verify_file(file)
+                known[identity] = file.sha256
 
-    def status_of(self, trainer: int) -> bytes | None:
-        """Return what a trainer other than 0 has said of itself; None where it has not, or it is not here.
+    def check_size(self, file: FileRecord) -> None:
+        """Check that a file is present and has the recorded size; CheckpointError otherwise."""
+        path = self.directory / file.name
+        try:
+            with open_file(path) as opened:
+                size = os.fstat(opened.fileno()).st_size
+        except OSError as error:
+            raise _unreadable(path, error) from error
+        if size != file.bytes:
+            raise CheckpointError(
+                f"{path} has {size} bytes, expected {file.bytes}: it is "
+                f"{'truncated' if size < file.bytes else 'another file'}; load another checkpoint, or "
+                "copy the file again from where it was written"
+            )
 
-        It is kept, as `trainer_part` is.
+    def verify_file(self, file: FileRecord) -> Path:
+        """Verify a file's digest, once, and return its path; CheckpointError if the digest differs."""
+        path = self.directory / file.name
+        if file.name in self._verified:
+            return path
+        self.check_size(file)
+        try:
+            digest = sha256_of(path)
+        except OSError as error:
+            raise _unreadable(path, error) from error
+        if digest != file.sha256:
+            raise CheckpointError(
+                f"{path} has the SHA-256 {digest}, expected {file.sha256}: {self._explain(path)}; load "
+                "another checkpoint, or copy the file again from where it was written"
+            )
+        self._verified.add(file.name)
+        return path
 
-        Raises
-        ------
-        CheckpointError
-            It is not what was written.
-        """
-        for file in self.manifest.files if trainer not in self._statuses else ():
-            if file.trainer == trainer and file.name in self.manifest.here:
-                self._statuses[trainer] = self._content(file)
-        return self._statuses.get(trainer)
-
-    def keep_parts(self) -> None:
-        """Read what trainers have said of themselves: the files may be gone when one of them asks for it.
-
-        Raises
-        ------
-        CheckpointError
-            Some of it is not what was written.
-        """
-        self.trainer_part()
-        for file in self.manifest.files:
-            if file.trainer > 0:
-                self.status_of(file.trainer)
-
-    def trainer_part(self) -> bytes | None:
-        """Return the trainer's own part; None where there is none, or another server has it.
-
-        It is kept: the file may be gone when a trainer that was restarted asks for it again.
-        """
-        for file in self.manifest.files if self._trainer_part is None else ():
-            if file.name == self.manifest.trainer_part and os.path.lexists(self.directory / file.name):
-                self._trainer_part = self._content(file)
-        return self._trainer_part
+    def _explain(self, path: Path) -> str:
+        """Return the likely reason why a digest differs."""
+        try:
+            with safe_open(path, framework="pt") as opened:
+                save = (opened.metadata() or {}).get("save", self.manifest.save)  # a trainer's part has none
+        except (SafetensorError, OSError):
+            return "it was changed, or is not a safetensors file"
+        if save != self.manifest.save:
+            return f"it belongs to the save {save!r}, and the manifest to {self.manifest.save!r}"
+        return "it was changed after it had been written"
 
     def _is_part_here(self, file: FileRecord) -> bool:
-        """Whether a file is a trainer's part, and not one that only another server has."""
         is_part = file.trainer >= 0 or file.name == self.manifest.trainer_part
         return is_part and (file.name in self.manifest.here or os.path.lexists(self.directory / file.name))
 
     def _content(self, file: FileRecord) -> bytes:
-        path = self.checked(file)
+        path = self.verify_file(file)
         try:
             return path.read_bytes()
         except OSError as error:
             raise _unreadable(path, error) from error
 
-    def _put_together(
-        self,
-        param: str,
-        begin: int,
-        end: int,
-        shape: tuple[int, ...],
-        found: list[tuple[BlockRecord, Piece]],
-    ) -> Piece:
-        """Cut what is wanted from each piece that has some of it, and join the parts."""
-        values: list[Tensor] = []
-        states = []
-        for block, piece in found:
-            _check_cuttable(self.directory, block, piece)
-            first, last = max(begin, block.begin) - block.begin, min(end, block.end) - block.begin
-            values.append(piece.value.reshape(-1)[first:last])
-            states.append(cut_state(piece.state, block.shape, first, last, (last - first,)))
-        if any(part.keys() != states[0].keys() for part in states):
-            raise CheckpointError(
-                f"{self.directory} has other optimizer state for some elements of {param} than for others, "
-                "so they cannot be put together; load it with the number of servers and the slicing that it "
-                "was saved with"
-            )
-        state = dict(states[0])  # what is no tensor of elements is the first one's
-        for name, entry in found[0][1].state.items():
-            if isinstance(entry, Tensor) and tuple(entry.shape) == found[0][0].shape:
-                state[name] = torch.cat([part[name] for part in states]).view(shape)
-        return Piece(param, begin, end, torch.cat(values).view(shape), state)
-
     def _read(self, block: BlockRecord, file: FileRecord) -> Piece:
-        path = self.checked(file)
+        path = self.verify_file(file)
         try:
             with safe_open(path, framework="pt") as opened:
-                within = f"{block.tensor}."  # how the names of what its state has begin
+                prefix = f"{block.tensor}."
                 tensors = {
                     name: opened.get_tensor(name)
-                    for name in opened.keys()  # noqa: SIM118 - no mapping
-                    if name == block.tensor or name.startswith(within)
+                    for name in opened.keys()  # noqa: SIM118 - not a mapping
+                    if name == block.tensor or name.startswith(prefix)
                 }
             value = tensors[block.tensor]
             state = {name: decode(entry, tensors) for name, entry in block.state.items()}
@@ -274,52 +373,36 @@ class Checkpoint:
             )
         return Piece(block.param, block.begin, block.end, value, state)
 
-    def checked(self, file: FileRecord) -> Path:
-        """Return the path of a file that is the one the manifest means; CheckpointError if it is not."""
-        path = self.directory / file.name
-        if file.name in self._whole:
-            return path
-        self.check_size(file)
-        try:
-            digest = sha256_of(path)
-        except OSError as error:
-            raise _unreadable(path, error) from error
-        if digest != file.sha256:
+    def _assemble(
+        self,
+        param: str,
+        begin: int,
+        end: int,
+        shape: tuple[int, ...],
+        found: list[tuple[BlockRecord, Piece]],
+    ) -> Piece:
+        """Cut the wanted elements from every piece, and join them."""
+        values: list[Tensor] = []
+        states = []
+        for block, piece in found:
+            _check_cuttable(self.directory, block, piece)
+            first, last = max(begin, block.begin) - block.begin, min(end, block.end) - block.begin
+            values.append(piece.value.reshape(-1)[first:last])
+            states.append(cut_state(piece.state, block.shape, first, last, (last - first,)))
+        if any(part.keys() != states[0].keys() for part in states):
             raise CheckpointError(
-                f"{path} has the SHA-256 {digest}, expected {file.sha256}: {self._whose(path)}; load another "
-                "checkpoint, or copy the file again from where it was written"
+                f"{self.directory} has other optimizer state for some elements of {param} than for others, "
+                "so they cannot be joined; load it with the number of servers and the slicing that it was "
+                "saved with"
             )
-        self._whole.add(file.name)
-        return path
-
-    def check_size(self, file: FileRecord) -> None:
-        """Check that a file is there, and of the right size; CheckpointError if not."""
-        path = self.directory / file.name
-        try:
-            with open_file(path) as opened:
-                size = os.fstat(opened.fileno()).st_size
-        except OSError as error:
-            raise _unreadable(path, error) from error
-        if size != file.bytes:
-            raise CheckpointError(
-                f"{path} has {size} bytes, expected {file.bytes}: it is "
-                f"{'truncated' if size < file.bytes else 'another file'}; load another checkpoint, or "
-                "copy the file again from where it was written"
-            )
-
-    def _whose(self, path: Path) -> str:
-        """Say what may have happened to a file whose digest is wrong."""
-        try:
-            with safe_open(path, framework="pt") as opened:
-                save = (opened.metadata() or {}).get("save", self.manifest.save)  # a trainer's part has none
-        except (SafetensorError, OSError):
-            return "it was changed, or is no safetensors file"
-        if save != self.manifest.save:
-            return f"it belongs to the save {save!r}, and the manifest to {self.manifest.save!r}"
-        return "it was changed after it had been written"
+        state = dict(states[0])  # entries that belong to a piece as a whole are the first piece's
+        for name, entry in found[0][1].state.items():
+            if isinstance(entry, Tensor) and tuple(entry.shape) == found[0][0].shape:
+                state[name] = torch.cat([part[name] for part in states]).view(shape)
+        return Piece(param, begin, end, torch.cat(values).view(shape), state)
 
 
-def check_each(
+def check_files(
     files: Iterable[tuple[Checkpoint, FileRecord]], check: Callable[[Checkpoint, FileRecord], object]
 ) -> None:
     """Check files, each with the checkpoint that has it.
@@ -327,7 +410,7 @@ def check_each(
     Raises
     ------
     CheckpointError
-        `check` has raised it of some; the message names each of them.
+        `check` raised it for some of them; the message joins all of theirs.
     """
     damage = []
     for checkpoint, file in files:
@@ -339,8 +422,19 @@ def check_each(
         raise CheckpointError("; ".join(map(str, damage))) from damage[0]
 
 
-def _has_some(block: BlockRecord, begin: int, end: int) -> bool:
+def _overlaps(block: BlockRecord, begin: int, end: int) -> bool:
     return (block.begin < end and block.end > begin) or block.begin == block.end == begin == end
+
+
+def _is_elementwise(piece: Piece, name: str) -> bool:
+    entry = piece.state[name]
+    return isinstance(entry, Tensor) and entry.shape == piece.value.shape
+
+
+def _is_equal(one: object, other: object) -> bool:
+    if isinstance(one, Tensor) or isinstance(other, Tensor):
+        return isinstance(one, Tensor) and isinstance(other, Tensor) and torch.equal(one, other)
+    return bool(one == other)
 
 
 def _unreadable(path: Path, error: OSError) -> CheckpointError:
@@ -360,13 +454,13 @@ def _check_cuttable(directory: Path, block: BlockRecord, piece: Piece) -> None:
                 raise CheckpointError(
                     f"{directory}: the optimizer's {name} of {block.param} has the shape "
                     f"{list(shape)} and belongs to {list(block.shape)} elements as a whole, so it "
-                    "cannot be cut anew; load it with the number of servers and the slicing that it was "
-                    "saved with"
+                    "cannot be cut differently; load it with the number of servers and the slicing that it "
+                    "was saved with"
                 )
 
 
 def _shapes_in(entry: object) -> Iterator[Sequence[int]]:
-    """Return the shapes of the tensors and arrays that an entry of an optimizer's state is or has."""
+    """Yield the shapes of all tensors and arrays in an entry of an optimizer's state."""
     if isinstance(entry, Tensor | np.ndarray):
         yield entry.shape
     elif isinstance(entry, list | tuple | dict):

@@ -1,7 +1,7 @@
-"""Rows of tables in checkpoints: a file for each table and server, read by whoever holds shards of it.
+"""Rows of tables in checkpoints: one file per table and server.
 
-Files are written and read part by part, so that neither takes the memory of a table. A file may have only the
-rows that have changed since another checkpoint, its base, and the ids of those that have gone.
+Files are written and read in parts, so neither takes the memory of a table. An incremental file has only the
+rows that have changed since another checkpoint, its base, and the ids of the rows that were removed.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -13,19 +13,17 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from fleet.checkpoint.fields import PARSE_ERRORS
-from fleet.checkpoint.files import naming, sha256_of, write_parts
+from fleet.checkpoint.files import disk_errors, sha256_of, write_parts
 from fleet.checkpoint.manifest import BaseRecord, FileRecord, RowsRecord
 from fleet.checkpoint.reader import Checkpoint
+from fleet.checkpoint.values import PARSE_ERRORS
 from fleet.checkpoint.writer import announce
 from fleet.errors import CheckpointError
 from fleet.tables import Table, TableConfig, TableRows
 from fleet.tables.rows import part
 from fleet.tables.snapshot import PART_BYTES, Snapshot
 
-__all__ = ["base_of", "files_of", "have_state", "parts_of", "read_rows", "write_rows"]
-
-_GROUPS = ("state", "marks", "policies")
+__all__ = ["open_base", "parts_of", "read_rows", "row_files", "rows_have_state", "write_rows"]
 
 
 def write_rows(
@@ -36,26 +34,26 @@ def write_rows(
     snapshot: Snapshot,
     parts: Iterable[TableRows],
 ) -> FileRecord:
-    """Write rows to a file of their own.
+    """Write rows to one file.
 
     Parameters
     ----------
     directory : Path
-        Made where it is missing.
+        Created if it is missing.
     save_name : str
         The random name of the save.
     shard : str
-        Which part this is, of which table: ``0-of-2-table-1``.
+        The server's part of the checkpoint, and the table: ``0-of-2-table-1``.
     record : RowsRecord
-        What the manifest says of them.
+        The description for the manifest.
     snapshot : Snapshot
     parts : iterable of TableRows
-        Those of the snapshot.
+        The rows of the snapshot.
 
     Returns
     -------
     FileRecord
-        For the manifest.
+        The file's entry in the manifest.
 
     Raises
     ------
@@ -67,43 +65,34 @@ def write_rows(
         f"policies.{name}": torch.from_numpy(np.ascontiguousarray(a)) for name, a in snapshot.policies.items()
     }
     path = directory / f"shard-{shard}-{save_name}.safetensors"
-    with naming(path):
+    with disk_errors(path):
         announce(path, save_name)
         size = write_parts(
             path,
             whole,
-            _columns(snapshot.none),
+            _columns_of(snapshot.none),
             snapshot.num_rows,
-            map(_columns, parts),
+            map(_columns_of, parts),
             {"format": "pt", "save": save_name},
         )
         return FileRecord(path.name, size, sha256_of(path), rows=record)
 
 
-def have_state(checkpoint: Checkpoint, table: str, shards: Collection[int]) -> bool:
-    """Whether the rows of some shards of a table have state of optimizers; raises as `read_rows`."""
-    for found, file, _ in files_of(checkpoint, table, shards):
-        found.check_size(file)
-        try:
-            with safe_open(found.directory / file.name, framework="pt") as opened:
-                if any(name.startswith("state.") for name in opened.keys()):  # noqa: SIM118 - no mapping
-                    return True
-        except (SafetensorError, OSError) as error:
-            raise CheckpointError(
-                f"{found.directory / file.name} cannot be read: {error}; load another checkpoint"
-            ) from error
-    return False
-
-
 def read_rows(checkpoint: Checkpoint, config: TableConfig, shards: Collection[int]) -> tuple[Table, int]:
-    """Return a table with the rows of some shards, and how many updates it has had.
+    """Read the rows of some virtual shards of a table.
+
+    Returns
+    -------
+    table : Table
+    updates : int
+        The number of updates that the table has received.
 
     Raises
     ------
     CheckpointError
-        A file is missing, truncated, changed or another checkpoint's; or no file has one of the shards.
+        A file is missing, damaged or of another checkpoint; or no file has one of the shards.
     """
-    files = files_of(checkpoint, config.name, shards)
+    files = row_files(checkpoint, config.name, shards)
     updates = max(record.updates for _, _, record in files)
     table = Table(config, updates)
     for found, file, _ in files:
@@ -113,39 +102,30 @@ def read_rows(checkpoint: Checkpoint, config: TableConfig, shards: Collection[in
     return table, updates
 
 
-def base_of(checkpoint: Checkpoint, base: BaseRecord) -> Checkpoint:
-    """Return the checkpoint that another one needs.
-
-    Raises
-    ------
-    CheckpointError
-        It is not there any more.
-    """
-    directory = checkpoint.directory.parent / base.directory
-    reason = ""
-    try:
-        found = Checkpoint(directory)
-    except CheckpointError as error:
-        reason = str(error)
-    else:
-        if found.manifest.save == base.save:
-            return found
-        reason = f"that is the save {found.manifest.save!r}"
-    raise CheckpointError(
-        f"{checkpoint.directory} has the rows that have changed since the save {base.save!r} in {directory}, "
-        f"and without it they are no table: {reason}; copy it there again, or load another checkpoint"
-    )
+def rows_have_state(checkpoint: Checkpoint, table: str, shards: Collection[int]) -> bool:
+    """Return whether the rows of some shards of a table have optimizer state; raises as `read_rows`."""
+    for found, file, _ in row_files(checkpoint, table, shards):
+        found.check_size(file)
+        try:
+            with safe_open(found.directory / file.name, framework="pt") as opened:
+                if any(name.startswith("state.") for name in opened.keys()):  # noqa: SIM118 - not a mapping
+                    return True
+        except (SafetensorError, OSError) as error:
+            raise CheckpointError(
+                f"{found.directory / file.name} cannot be read: {error}; load another checkpoint"
+            ) from error
+    return False
 
 
-def files_of(
+def row_files(
     checkpoint: Checkpoint, table: str, shards: Collection[int]
 ) -> list[tuple[Checkpoint, FileRecord, RowsRecord]]:
-    """Return the files with some shards of a table, in the order in which they are to be read.
+    """Return the files with some shards of a table, in reading order: those of a base come first.
 
     Raises
     ------
     CheckpointError
-        There is none with one of the shards, or what they build on is not there.
+        No file has one of the shards, or a base is missing.
     """
     wanted = set(shards)
     found = [
@@ -155,8 +135,9 @@ def files_of(
     ]
     if missing := wanted.difference(*(record.shards for _, _, record in found)):
         raise CheckpointError(
-            f"{checkpoint.directory} has no rows of table {table} of {len(missing)} of {len(wanted)} shards, "
-            f"such as {min(missing)}; its manifest names no file with the rest: load another checkpoint"
+            f"{checkpoint.directory} has no rows of table {table} for {len(missing)} of {len(wanted)} "
+            f"shards, such as {min(missing)}; its manifest names no file with the rest: load another "
+            "checkpoint"
         )
     bases: dict[BaseRecord, set[int]] = {}
     for _, _, record in found:
@@ -164,24 +145,37 @@ def files_of(
             bases.setdefault(record.base, set()).update(wanted.intersection(record.shards))
     of_bases = []
     for base, of in bases.items():
-        of_base = files_of(base_of(checkpoint, base), table, of)
+        of_base = row_files(open_base(checkpoint, base), table, of)
         if any(record.base is not None for _, _, record in of_base):
             raise CheckpointError(
-                f"{checkpoint.directory} needs the rows of {base.directory}, which has not all of them "
-                "either; expected a checkpoint of all rows: load another checkpoint"
+                f"{checkpoint.directory} needs the rows of {base.directory}, which is incremental itself; "
+                "expected a checkpoint of all rows: load another checkpoint"
             )
         of_bases += of_base
     return of_bases + found
 
 
-def _columns(rows: TableRows) -> dict[str, Tensor]:
-    """Return rows as a file has them."""
-    return {
-        "ids": torch.from_numpy(rows.ids),
-        "values": rows.values,
-        **{f"state.{name}": entry for name, entry in rows.state.items()},
-        **{f"marks.{name}": entry for name, entry in rows.marks.items()},
-    }
+def open_base(checkpoint: Checkpoint, base: BaseRecord) -> Checkpoint:
+    """Open the base of an incremental checkpoint.
+
+    Raises
+    ------
+    CheckpointError
+        The base is missing or was replaced.
+    """
+    directory = checkpoint.directory.parent / base.directory
+    try:
+        found = Checkpoint(directory)
+    except CheckpointError as error:
+        reason = str(error)
+    else:
+        if found.manifest.save == base.save:
+            return found
+        reason = f"that is the save {found.manifest.save!r}"
+    raise CheckpointError(
+        f"{checkpoint.directory} has only the rows that have changed since the save {base.save!r} in "
+        f"{directory}, which cannot be used: {reason}; copy it there again, or load another checkpoint"
+    )
 
 
 def parts_of(
@@ -192,33 +186,32 @@ def parts_of(
     *,
     with_policies: bool = False,
 ) -> Iterator[tuple[NDArray[np.int64], TableRows]]:
-    """Yield what a file has, some rows at a time.
+    """Read a file of rows in parts.
 
     Parameters
     ----------
     checkpoint : Checkpoint
     file : FileRecord
-        One of it.
+        One of its files.
     table : str
-        For messages.
+        Names the table in error messages.
     columns : collection of str
-        Which of a row's there are to be, ``ids`` among them; without any, all. Of values that are not, rows
-        have no elements.
+        The columns to read, ``ids`` among them; all if empty. Without ``values`` the values have no elements.
     with_policies : bool
-        Whether the first rows come with what the table's rules remember.
+        Whether the first part has the state of the table's admission and eviction rules.
 
     Yields
     ------
     removed : int64[n]
-        Ids that have no row any more; all of them come first.
+        Ids whose rows were removed. The first part has all of them.
     rows : TableRows
 
     Raises
     ------
     CheckpointError
-        The file is not what the manifest says.
+        The file is missing, damaged, or not what the manifest says.
     """
-    path = checkpoint.checked(file)
+    path = checkpoint.verify_file(file)
     try:
         with safe_open(path, framework="pt") as opened:
             names = set(opened.keys())
@@ -242,8 +235,19 @@ def parts_of(
         ) from error
 
 
+def _columns_of(rows: TableRows) -> dict[str, Tensor]:
+    """Return rows as the columns of a file."""
+    return {
+        "ids": torch.from_numpy(rows.ids),
+        "values": rows.values,
+        **{f"state.{name}": entry for name, entry in rows.state.items()},
+        **{f"marks.{name}": entry for name, entry in rows.marks.items()},
+    }
+
+
 def _rows_of(columns: Mapping[str, Tensor]) -> TableRows:
-    groups: dict[str, dict[str, Tensor]] = {group: {} for group in _GROUPS}
+    """Return the rows that the columns of a file hold; the inverse of `_columns_of`."""
+    groups: dict[str, dict[str, Tensor]] = {"state": {}, "marks": {}, "policies": {}}
     for name, tensor in columns.items():
         group, _, entry = name.partition(".")
         if entry:

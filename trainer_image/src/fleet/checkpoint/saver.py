@@ -1,79 +1,137 @@
-"""Writing while training goes on: one save at a time, and a disk without room is no reason to end."""
+"""Saving while training continues: a copy now, and the write in a background thread.
+
+The trainers of both runtimes save through this flow. A full disk never ends a training: the save is skipped
+with a warning, the previous checkpoint stays, and the next save tries again.
+"""
 
 import contextlib
 import logging
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 
+from fleet.checkpoint.folders import CHECKPOINT_PREFIX
+from fleet.checkpoint.trainer_part import TrainStatus
 from fleet.errors import FleetError, no_room
 from fleet.process.resources import for_saves
 
-__all__ = ["Background"]
+__all__ = ["Saver"]
 
 _log = logging.getLogger(__name__)
+_LONG_SECONDS = 1.0
 
 
-class Background:
-    """Finishes saves in a thread of its own; a save that comes meanwhile waits for the one before."""
+class Saver(ABC):
+    """Saves the checkpoints of one training, one at a time.
+
+    A subclass says what is copied, and lists and removes the checkpoints of a folder. Its methods may raise a
+    FleetError, which the save or the call after it raises.
+    """
 
     def __init__(self) -> None:
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
-        self.full = ""
-        """Which save found no room, if the last one did."""
+        self._skipped = ""
+        """The directory of the last save, if that found no room."""
 
-    def begin(self, directory: str, step: int, copy: Callable[[], Callable[[], None]]) -> None:
-        """Make a copy now, and write it in the background.
+    @property
+    @abstractmethod
+    def current_step(self) -> int:
+        """The number of steps made since the beginning of the job."""
+
+    @abstractmethod
+    def _copy(self, directory: str, status: TrainStatus, *, incremental: bool = False) -> Callable[[], None]:
+        """Copy what the checkpoint will hold; return the function that writes and commits it."""
+
+    @abstractmethod
+    def _list_numbers(self, folder: str) -> list[int]:
+        """Return the numbers of a folder's checkpoints."""
+
+    @abstractmethod
+    def _remove(self, folder: str, number: int) -> None:
+        """Remove a numbered checkpoint that could not be finished."""
+
+    @abstractmethod
+    def _keep_newest(self, folder: str, keep: int) -> None:
+        """Remove all checkpoints of a folder except the newest `keep` whole ones."""
+
+    def save(self, directory: str, status: TrainStatus) -> None:
+        """Save a checkpoint. It is durable when this returns, unless the disk is full.
 
         Parameters
         ----------
         directory : str
-            Where to, for messages.
-        step : int
-            After which step.
-        copy : callable
-            Makes the copy, and returns what writes it.
+            As the process that writes sees it.
+        status : TrainStatus
+            The script's status; the step is filled in.
 
         Raises
         ------
-        Exception
-            What `copy` raises, but for a full disk; or what the save before this one has raised.
+        ConfigurationError
+            The status holds a value that a checkpoint cannot hold.
+        FleetError
+            The disk refuses for another reason; the message names the file. Or the previous save failed.
         """
-        began = time.monotonic()
+        began = self._wait_for_previous(directory)
+        self._start(directory, began, lambda: self._copy(directory, status))
         self.wait()
-        waited = time.monotonic() - began
-        if waited > 1.0:
-            _log.warning(
-                "training waited %.1f s until the checkpoint before %s was written", waited, directory
-            )
-        write: Callable[[], None] | None = None
-        with self.pausing(directory):
-            write = copy()
-        if write is None:
-            return
-        stalled = time.monotonic() - began
 
-        def finish() -> None:
-            try:
-                with self.pausing(directory):
+    def save_numbered(self, folder: str, status: TrainStatus, *, keep: int, incremental: bool = False) -> int:
+        """Save a checkpoint under the next number of a folder, in the background.
+
+        Parameters
+        ----------
+        folder : str
+            As the process that writes sees it.
+        status : TrainStatus
+        keep : int
+            How many whole checkpoints to keep; 0 for all.
+        incremental : bool
+            Whether to save only the changed rows of tables.
+
+        Returns
+        -------
+        int
+            The number; -1 if there is no room, which the log says.
+
+        Raises
+        ------
+        FleetError
+            As `save`; a failure of the write is raised by the next call.
+        """
+        began, number = self._wait_for_previous(folder), -1
+        with self._skip_if_full(folder):
+            number = max(self._list_numbers(folder), default=-1) + 1
+        if number < 0:
+            return number
+        directory = f"{folder}/{CHECKPOINT_PREFIX}{number}"
+
+        def copy() -> Callable[[], None]:
+            write = self._copy(directory, status, incremental=incremental)
+
+            def write_and_clean() -> None:
+                try:
                     write()
-                    self._note(directory, step, stalled, time.monotonic() - began)
-            except BaseException as error:  # noqa: BLE001 - whoever waits raises it
-                self._failure = error
-                _log.warning("%s was not saved: %s", directory, error)
+                except FleetError:
+                    with contextlib.suppress(FleetError):  # the first error is the one that matters
+                        self._remove(folder, number)
+                    raise
+                if keep:
+                    self._keep_newest(folder, keep)
 
-        # No daemon: a script that just ends has its last checkpoint written.
-        self._thread = threading.Thread(target=finish, name="fleet-checkpoint")
-        self._thread.start()
+            return write_and_clean
 
-    def save(self, directory: str, step: int, copy: Callable[[], Callable[[], None]]) -> None:
-        """Make a copy and write it; it is durable when this returns, unless a disk is full. See `begin`."""
-        self.begin(directory, step, copy)
+        self._start(directory, began, copy)
+        return number
+
+    def clean(self, folder: str, keep: int) -> None:
+        """Remove all checkpoints of a folder except the newest `keep` whole ones."""
         self.wait()
+        self._keep_newest(folder, keep)
 
     def wait(self) -> None:
-        """Wait until nothing is being written any more, and raise what has failed."""
+        """Wait until the last save is written, and raise its failure."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -81,36 +139,66 @@ class Background:
         if failure is not None:
             raise failure
 
-    def end(self) -> None:
-        """Wait for the last save, as training is over, and say so if there was no room for it."""
+    def finish(self) -> None:
+        """Wait for the last save at the end of the training; log an error if there was no room for it."""
         self.wait()
-        if self.full:
-            _log.error("training ends without its last checkpoint: there was no room for %s", self.full)
+        if self._skipped:
+            _log.error("training ends without its last checkpoint: there was no room for %s", self._skipped)
+
+    def _wait_for_previous(self, directory: str) -> float:
+        """Wait for the previous save; return the time at which the wait began."""
+        began = time.monotonic()
+        self.wait()
+        waited = time.monotonic() - began
+        if waited > _LONG_SECONDS:
+            _log.warning("training waited %.1f s for the save before %s to be written", waited, directory)
+        return began
+
+    def _start(self, directory: str, began: float, copy: Callable[[], Callable[[], None]]) -> None:
+        """Make the copy now, and write it in the background."""
+        step = self.current_step
+        write: Callable[[], None] | None = None
+        with self._skip_if_full(directory):
+            write = copy()
+        if write is None:
+            return
+        stalled = time.monotonic() - began
+
+        def run() -> None:
+            try:
+                with self._skip_if_full(directory):
+                    write()
+                    if self._skipped:
+                        _log.warning("there is room for checkpoints again")
+                        self._skipped = ""
+                    took = time.monotonic() - began
+                    _log.info(
+                        "%s holds step %d: training waited %.2f s, and it was durable after %.2f s",
+                        directory,
+                        step,
+                        stalled,
+                        took,
+                    )
+            except BaseException as error:  # noqa: BLE001 - the next call raises it
+                self._failure = error
+                _log.warning("%s was not saved: %s", directory, error)
+
+        # Not a daemon: a script that ends without stop_worker() still gets its last checkpoint.
+        self._thread = threading.Thread(target=run, name="fleet-checkpoint")
+        self._thread.start()
 
     @contextlib.contextmanager
-    def pausing(self, directory: str) -> Iterator[None]:
-        """Go on without what the block was to save where a disk, or the system, has no room for it."""
+    def _skip_if_full(self, directory: str) -> Iterator[None]:
+        """Abandon the block, with a warning, if the disk or the process has no room."""
         try:
             with for_saves.lent():
                 yield
         except (FleetError, OSError) as error:
             if not no_room(error):
                 raise
-            self.full = directory
+            self._skipped = directory
             _log.warning(
-                "there is no room for a checkpoint: %s. Training goes on without it, the one before stays, "
-                "and the next save tries again",
+                "there is no room for a checkpoint: %s. Training continues without it, the previous one "
+                "stays, and the next save tries again",
                 error,
             )
-
-    def _note(self, directory: str, step: int, stalled: float, took: float) -> None:
-        if self.full:
-            _log.warning("there is room for checkpoints again")
-            self.full = ""
-        _log.info(
-            "%s holds step %d: training waited %.2f s, and it was durable after %.2f s",
-            directory,
-            step,
-            stalled,
-            took,
-        )

@@ -1,13 +1,14 @@
-"""A trainer's own part of a checkpoint.
+"""A trainer's part of a checkpoint: everything that is in no server's shard.
 
-Buffers, the parameters that nobody steps, the options of the param groups, and the script's words.
+The script's status, the module's buffers, parameters that no server steps, and the options of the param
+groups. Trainers that step by themselves add the optimizer state.
 """
 
 import json
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import Any, Final
 
 import torch
 from safetensors import SafetensorError
@@ -16,63 +17,99 @@ from torch import Tensor
 from torch.nn import Module
 from torch.nn.parameter import is_lazy
 
-from fleet.checkpoint.fields import PARSE_ERRORS, items, mapping, whole_number
-from fleet.checkpoint.status import TrainStatus
-from fleet.checkpoint.values import decode, encode
+from fleet.checkpoint.values import PARSE_ERRORS, as_count, as_list, as_mapping, decode, encode
 from fleet.errors import CheckpointError
 from fleet.plan import Source
 from fleet.plan.optimizers import KERNEL_FLAGS
 from fleet.plan.source import parameter_names
 from fleet.tables import TableRows
 
-__all__ = ["GradientOrder", "OwnRows", "TrainerPart", "capture_part", "restore_part", "restore_states"]
+__all__ = [
+    "GradientOrder",
+    "OwnRows",
+    "TrainStatus",
+    "TrainerPart",
+    "capture_part",
+    "restore_part",
+    "restore_states",
+]
 
-_STORY = "trainer"
-_NAMED = 3
-# A param group's list of parameters and their names are the process's own, not options.
-_NOT_OPTIONS = frozenset({"params", "param_names"})
+_METADATA: Final = "trainer"
+"""The key of the JSON in the file's metadata."""
+_MOST_NAMES: Final = 3
+"""How many parameters a message names."""
+# A param group's list of parameters and their names belong to the process, and are no options.
+_NOT_OPTIONS: Final = frozenset({"params", "param_names"})
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
+class TrainStatus:
+    """What a script needs, besides the values, to continue from a checkpoint.
+
+    Attributes
+    ----------
+    epoch_no : int
+        The last completed epoch; -1 before the end of the first one.
+    step : int
+        The number of steps made when the checkpoint was saved. The save fills it in.
+    state : mapping
+        Further values to restore, such as ``{"scheduler": scheduler.state_dict()}``: numbers, strings, None,
+        tensors, arrays, and lists, tuples and dicts of these.
+
+    Notes
+    -----
+    The original's ``fluid.incubate.fleet.collective.TrainStatus``, which has only `epoch_no`.
+    """
+
+    epoch_no: int = -1
+    step: int = 0
+    state: Mapping[str, Any] = field(default_factory=dict)
+
+    def next(self) -> int:
+        """Return the epoch to continue with."""
+        return self.epoch_no + 1
+
+
+@dataclass(frozen=True, slots=True)
 class OwnRows:
-    """The optimizer's state of rows that a trainer steps by itself."""
+    """The optimizer state of rows that a trainer steps by itself."""
 
     steps: int = 0
-    """How many it has made."""
+    """The number of steps made."""
     tables: Mapping[str, TableRows] = field(default_factory=dict)
-    """By name, with ascending ids and without values, which the servers have."""
+    """By table, with ascending ids. The values are empty: the servers have them."""
 
 
 @dataclass(frozen=True, slots=True)
 class GradientOrder:
-    """The order in which gradients travel: sums of three and more depend on it in their last bits."""
+    """The order in which gradients are reduced: the last bits of sums of three and more depend on it."""
 
     names: tuple[str | None, ...]
-    """Of all parameters, and None in the place of what the trainers tell each other beside."""
+    """The parameters; None stands for the trainers' control data."""
     once_unused: tuple[str, ...] = ()
-    """The parameters that nobody has used in some pass, so that the order no longer changes for them."""
+    """The parameters that some backward pass did not use. The order is final for them."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrainerPart:
-    """What a checkpoint holds beside the parameters and their optimizers' state."""
+    """The content of a trainer's part."""
 
     status: TrainStatus = field(default_factory=TrainStatus)
     buffers: Mapping[str, Tensor] = field(default_factory=dict)
-    """The module's, by name: BatchNorm's running statistics, for instance."""
+    """The module's buffers by name, such as BatchNorm's running statistics."""
     groups: Sequence[Mapping[str, Any]] = ()
-    """The options of each param group, the learning rate among them."""
+    """The options of each param group, such as the learning rate."""
     optimizer_state: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """By parameter, where trainers step by themselves; otherwise it is in the shards."""
+    """By parameter, if trainers step by themselves; otherwise the shards have it."""
     loop: tuple[int, int, int] | None = None
-    """Where a collective training is in its loops, as `fleet.loop.Place` has it; None where nobody knows."""
+    """The position of a collective training in its loops, as a `fleet.loop.Place`; None if unknown."""
     own_rows: OwnRows = field(default_factory=OwnRows)
-    """Of tables, where trainers step by themselves."""
+    """The optimizer state of tables, if trainers step by themselves."""
     order: GradientOrder | None = None
-    """Of collective training whose gradients are averaged."""
+    """Set for collective training that averages gradients."""
     parameters: Mapping[str, Tensor] = field(default_factory=dict)
-    """Those that are in no shard, by name: frozen ones, and those that no optimizer has."""
+    """The parameters in no shard, by name: frozen ones, and those that no optimizer has."""
 
     def to_bytes(self) -> bytes:
         """Return the part as a safetensors file.
@@ -80,11 +117,11 @@ class TrainerPart:
         Raises
         ------
         ConfigurationError
-            The status holds something that no checkpoint can; the message says where.
+            The status holds a value that a checkpoint cannot hold; the message gives its path.
         """
         tensors = {f"buffers.{name}": buffer for name, buffer in self.buffers.items()}
         tensors |= {f"parameters.{name}": value for name, value in self.parameters.items()}
-        story = {
+        metadata = {
             "epoch_no": self.status.epoch_no,
             "step": self.status.step,
             "state": encode(self.status.state, tensors, "state"),
@@ -96,44 +133,44 @@ class TrainerPart:
             "order": asdict(self.order) if self.order is not None else None,
             "rows": {"steps": self.own_rows.steps, "tables": _encode_rows(self.own_rows, tensors)},
         }
-        apart = {name: tensor.cpu().clone().contiguous() for name, tensor in tensors.items()}
-        return save(apart, {"format": "pt", _STORY: json.dumps(story)})
+        copies = {name: tensor.cpu().clone().contiguous() for name, tensor in tensors.items()}
+        return save(copies, {"format": "pt", _METADATA: json.dumps(metadata)})
 
     @classmethod
     def from_bytes(cls, data: bytes, where: str) -> "TrainerPart":
-        """Return what `to_bytes` wrote.
+        """Parse the result of `to_bytes`.
+
+        Parameters
+        ----------
+        data : bytes
+        where : str
+            Names the source in error messages.
 
         Raises
         ------
         CheckpointError
-            It did not write this; `where` names it in the message.
+            The data is not a trainer's part.
         """
         try:
             tensors = load(data)
             header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
-            story = json.loads(header["__metadata__"][_STORY])
+            found = json.loads(header["__metadata__"][_METADATA])
+            groups = as_list("groups", decode(found["groups"], tensors))
+            states = as_mapping("optimizer_state", decode(found["optimizer_state"], tensors))
+            # Earlier versions wrote no loop, rows, order and parameters.
             return cls(
                 TrainStatus(
-                    whole_number("epoch_no", story["epoch_no"], least=-1),
-                    whole_number("step", story["step"]),
-                    mapping("state", decode(story["state"], tensors)),
+                    as_count("epoch_no", found["epoch_no"], least=-1),
+                    as_count("step", found["step"]),
+                    as_mapping("state", decode(found["state"], tensors)),
                 ),
-                {name: tensors[f"buffers.{name}"] for name in story["buffers"]},
-                [
-                    mapping("a param group", group)
-                    for group in items("groups", decode(story["groups"], tensors))
-                ],
-                {
-                    name: mapping("the state of a parameter", entries)
-                    for name, entries in mapping(
-                        "optimizer_state", decode(story["optimizer_state"], tensors)
-                    ).items()
-                },
-                _loop(story.get("loop")),
-                _decode_rows(story.get("rows"), tensors),
-                _order(story.get("order")),
-                # Earlier versions wrote none.
-                {name: tensors[f"parameters.{name}"] for name in story.get("parameters", ())},
+                {name: tensors[f"buffers.{name}"] for name in found["buffers"]},
+                [as_mapping("a param group", group) for group in groups],
+                {name: as_mapping("the state of a parameter", each) for name, each in states.items()},
+                _decode_loop(found.get("loop")),
+                _decode_rows(found.get("rows"), tensors),
+                _decode_order(found.get("order")),
+                {name: tensors[f"parameters.{name}"] for name in found.get("parameters", ())},
             )
         except (SafetensorError, *PARSE_ERRORS) as error:
             raise CheckpointError(
@@ -149,20 +186,32 @@ def capture_part(
     loop: tuple[int, int, int] | None = None,
     own_rows: OwnRows | None = None,
 ) -> TrainerPart:
-    """Return this process's part, as it is after `step` steps; `own_state` is by parameter."""
+    """Collect this process's part.
+
+    Parameters
+    ----------
+    status : TrainStatus
+    step : int
+        Is filled into the status.
+    source : Source
+    own_state : mapping of name to mapping
+        The state of this trainer's own optimizer, by parameter.
+    loop, own_rows
+        As in `TrainerPart`.
+    """
     groups = [
         {name: option for name, option in group.items() if name not in _NOT_OPTIONS}
         for group in source.optimizer.param_groups
     ]
-    others = _others(source)
-    parameters = {name: value for name, value in others.items() if _is_plain(value)}
-    _tell(
-        "a checkpoint leaves out %s: sharded, sparse or quantized, they fit into no file of tensors",
+    others = _parameters_in_no_shard(source)
+    parameters = {name: value for name, value in others.items() if _is_storable(value)}
+    _warn(
+        "a checkpoint leaves out %s: a file of tensors cannot hold sharded, sparse or quantized ones",
         [name for name in others if name not in parameters],
     )
     return TrainerPart(
         replace(status, step=step),
-        _buffers(source.module),
+        _buffers_of(source.module),
         groups,
         own_state,
         loop,
@@ -173,27 +222,26 @@ def capture_part(
 
 @torch.no_grad()
 def restore_part(part: TrainerPart, source: Source) -> None:
-    """Set all that is in no shard, the parameters among it, to what a checkpoint has.
+    """Restore buffers, parameters in no shard, param groups and the trainer's own optimizer state.
 
     Raises
     ------
     CheckpointError
-        The module has other buffers, or such a parameter is another; or the optimizer has another number of
-        param groups.
+        Names, shapes or dtypes of buffers or parameters differ, or the number of param groups does.
     """
     module, optimizer = source.module, source.optimizer
-    found = _buffers(module)
+    buffers = _buffers_of(module)
     if module is not None:
-        _check_alike("buffers", {**found, **part.buffers}, found, part.buffers)
-    others = _others(source)
-    kept = {name: each for name, each in others.items() if name in part.parameters and _is_plain(each)}
-    _check_alike("parameters", kept, kept, part.parameters)
-    for name, buffer in found.items():
+        _check_same("buffers", {**buffers, **part.buffers}, buffers, part.buffers)
+    others = _parameters_in_no_shard(source)
+    kept = {name: each for name, each in others.items() if name in part.parameters and _is_storable(each)}
+    _check_same("parameters", kept, kept, part.parameters)
+    for name, buffer in buffers.items():
         buffer.copy_(part.buffers[name])
     for name, value in kept.items():
         value.copy_(part.parameters[name])
-    _tell(
-        "the checkpoint has no values of %s: they stay what the script has made them",
+    _warn(
+        "the checkpoint has no values of %s: these keep the values that the script gave them",
         [name for name in others if name not in kept],
     )
     if len(part.groups) != len(optimizer.param_groups):
@@ -202,21 +250,21 @@ def restore_part(part: TrainerPart, source: Source) -> None:
             f"{len(optimizer.param_groups)}; expected the optimizer that was saved"
         )
     for group, options in zip(optimizer.param_groups, part.groups, strict=True):
-        # How a step is computed is this process's choice, on its device.
+        # Kernel flags depend on this process's device, not on the checkpoint.
         group.update({name: option for name, option in options.items() if name not in KERNEL_FLAGS})
     restore_states(part.optimizer_state, source)
 
 
 def restore_states(states: Mapping[str, Mapping[str, Any]], source: Source) -> None:
-    """Give an optimizer the state of parameters, on the device where torch keeps each entry.
+    """Set the optimizer state of parameters, on the devices where torch keeps it.
 
-    That is the parameter's, but for the count of steps, which only kernels that need it there have on a
-    device; see ``torch.optim.Optimizer.load_state_dict``.
+    That is the parameter's device. Only the step count stays on the CPU, unless a fused or capturable kernel
+    needs it on the device; see ``torch.optim.Optimizer.load_state_dict``.
 
     Parameters
     ----------
     states : mapping of name to mapping
-        The entries of each parameter; names that the source lacks are passed over.
+        The entries of each parameter; names that the source lacks are ignored.
     source : Source
     """
     names = {parameter: name for name, parameter in source.parameters.items()}
@@ -226,26 +274,27 @@ def restore_states(states: Mapping[str, Mapping[str, Any]], source: Source) -> N
             name = names.get(parameter)
             if name is not None and name in states:
                 source.optimizer.state[parameter] = {
-                    entry: kept if entry == "step" and not counts_on_device else _of(parameter, kept)
+                    entry: kept if entry == "step" and not counts_on_device else _laid_out_as(parameter, kept)
                     for entry, kept in states[name].items()
                 }
 
 
-def _of(parameter: Tensor, kept: Any) -> Any:
-    """Return an entry with its tensors on the parameter's device, and laid out as the parameter is."""
+def _laid_out_as(parameter: Tensor, kept: Any) -> Any:
+    """Return an entry with its tensors on the parameter's device and in its memory format."""
     if isinstance(kept, Tensor):
         if kept.shape != parameter.shape:
             return kept.to(parameter.device)
-        return torch.empty_like(parameter, dtype=kept.dtype).copy_(kept)  # fused kernels read the memory
+        # Fused kernels ignore strides and read the memory in order.
+        return torch.empty_like(parameter, dtype=kept.dtype).copy_(kept)
     if isinstance(kept, list | tuple):
-        return type(kept)(_of(parameter, item) for item in kept)
+        return type(kept)(_laid_out_as(parameter, item) for item in kept)
     if type(kept) is dict:
-        return {key: _of(parameter, item) for key, item in kept.items()}
+        return {key: _laid_out_as(parameter, item) for key, item in kept.items()}
     return kept
 
 
 def _encode_rows(rows: OwnRows, tensors: dict[str, Tensor]) -> dict[str, list[str]]:
-    """Add rows to the tensors of a file; return which entries each table has."""
+    """Add rows to the tensors of a file, and return the names of each table's entries."""
     for name, found in rows.tables.items():
         tensors[f"rows.{name}.ids"] = torch.from_numpy(found.ids)
         tensors.update({f"rows.{name}.state.{entry}": state for entry, state in found.state.items()})
@@ -253,15 +302,14 @@ def _encode_rows(rows: OwnRows, tensors: dict[str, Tensor]) -> dict[str, list[st
 
 
 def _decode_rows(found: object, tensors: Mapping[str, Tensor]) -> OwnRows:
-    """Return what `_encode_rows` wrote; earlier versions wrote none."""
     if found is None:
         return OwnRows()
-    story, tables = mapping("rows", found), {}
-    for name, entries in mapping("tables", story["tables"]).items():
+    fields, tables = as_mapping("rows", found), {}
+    for name, entries in as_mapping("tables", fields["tables"]).items():
         ids = tensors[f"rows.{name}.ids"]
-        state = {entry: tensors[f"rows.{name}.state.{entry}"] for entry in items("entries", entries)}
+        state = {entry: tensors[f"rows.{name}.state.{entry}"] for entry in as_list("entries", entries)}
         if ids.dtype != torch.int64 or ids.dim() != 1 or not bool((ids[1:] > ids[:-1]).all()):
-            raise ValueError(f"the ids of table {name} do not ascend, or are no int64")
+            raise ValueError(f"the ids of table {name} are not ascending int64")
         for entry, each in state.items():
             if each.dtype != torch.float32 or each.dim() != 2 or len(each) != len(ids):
                 raise ValueError(
@@ -269,34 +317,32 @@ def _decode_rows(found: object, tensors: Mapping[str, Tensor]) -> OwnRows:
                     f"{len(ids)} rows"
                 )
         tables[name] = TableRows(ids.numpy(), torch.empty(len(ids), 0, dtype=torch.float32), state)
-    return OwnRows(whole_number("steps", story["steps"]), tables)
+    return OwnRows(as_count("steps", fields["steps"]), tables)
 
 
-def _loop(found: object) -> tuple[int, int, int] | None:
-    """Return the numbers of a place; earlier versions wrote none."""
+def _decode_loop(found: object) -> tuple[int, int, int] | None:
     if found is None:
         return None
-    loops, steps, per_epoch = items("loop", found)
+    loops, steps, per_epoch = as_list("loop", found)
     return (
-        whole_number("loops", loops),
-        whole_number("steps", steps),
-        whole_number("per_epoch", per_epoch, least=1),
+        as_count("loops", loops),
+        as_count("steps", steps),
+        as_count("per_epoch", per_epoch, least=1),
     )
 
 
-def _order(found: object) -> GradientOrder | None:
-    """Return the order of gradients; earlier versions wrote none."""
+def _decode_order(found: object) -> GradientOrder | None:
     if found is None:
         return None
-    story = mapping("order", found)
-    names, unused = (items(key, story[key]) for key in ("names", "once_unused"))
+    fields = as_mapping("order", found)
+    names, unused = (as_list(key, fields[key]) for key in ("names", "once_unused"))
     if not all(name is None or isinstance(name, str) for name in names) or not set(unused) <= set(names):
-        raise ValueError("the order of gradients holds what is no parameter's name")
+        raise ValueError("the order of gradients has an entry that is not a parameter's name")
     return GradientOrder(tuple(names), tuple(unused))
 
 
-def _buffers(module: Module | None) -> dict[str, Tensor]:
-    """Return the buffers that a module's state dict has."""
+def _buffers_of(module: Module | None) -> dict[str, Tensor]:
+    """Return the buffers in a module's state dict."""
     if module is None:
         return {}
     kept = module.state_dict(keep_vars=True)
@@ -304,11 +350,11 @@ def _buffers(module: Module | None) -> dict[str, Tensor]:
     return {name: buffer for name, buffer in kept.items() if name in buffers}
 
 
-def _others(source: Source) -> dict[str, Tensor]:
-    """Return the parameters that no shard has.
+def _parameters_in_no_shard(source: Source) -> dict[str, Tensor]:
+    """Return the parameters that no server has, as far as they are in the module's state dict.
 
-    Of a module those that its state dict has too: what a script leaves out of that, such as a large model
-    that it reads from elsewhere, is left out here.
+    A script may leave parameters out of the state dict, such as a large model that it loads from elsewhere;
+    the checkpoint leaves them out as well.
     """
     held = {id(each) for each in (*source.parameters.values(), *source.own_tables.values())}
     names, _ = parameter_names(source.optimizer, source.module)
@@ -319,35 +365,34 @@ def _others(source: Source) -> dict[str, Tensor]:
     }
     if source.module is not None and others:
         state = source.module.state_dict(keep_vars=True)
-        kept = {id(value) for value in state.values()}  # which may go by other names there
+        kept = {id(value) for value in state.values()}  # a hook may have renamed the entry
         others = {name: value for name, value in others.items() if name in state or id(value) in kept}
     return {name: value.detach() for name, value in others.items()}
 
 
-def _is_plain(value: Tensor) -> bool:
-    """Whether a file of tensors can hold one as it is."""
-    whole = type(value) is Tensor and value.layout is torch.strided  # neither sharded nor sparse
-    return whole and value.dtype is not torch.complex128 and not (value.is_meta or value.is_quantized)
+def _is_storable(value: Tensor) -> bool:
+    """Return whether a safetensors file can hold a tensor as it is."""
+    dense = type(value) is Tensor and value.layout is torch.strided  # neither sharded nor sparse
+    return dense and value.dtype is not torch.complex128 and not (value.is_meta or value.is_quantized)
 
 
-def _tell(message: str, names: Sequence[str]) -> None:
+def _warn(message: str, names: Sequence[str]) -> None:
     """Log a warning about some parameters, if there are any."""
     if names:
-        more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-        _log.warning(message, ", ".join(names[:_NAMED]) + more)
+        more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
+        _log.warning(message, ", ".join(names[:_MOST_NAMES]) + more)
 
 
-def _check_alike(
+def _check_same(
     what: str, names: Iterable[str], ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]
 ) -> None:
-    differing = sorted(name for name in names if not _alike(name, ours, theirs))
+    differing = sorted(name for name in names if _form(ours.get(name)) != _form(theirs.get(name)))
     if differing:
         raise CheckpointError(
-            f"the checkpoint and the model have different {what}: {', '.join(differing[:_NAMED])}; "
+            f"the checkpoint and the model have different {what}: {', '.join(differing[:_MOST_NAMES])}; "
             "expected the model that was saved"
         )
 
 
-def _alike(name: str, ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> bool:
-    mine, other = ours.get(name), theirs.get(name)
-    return mine is not None and other is not None and (mine.shape, mine.dtype) == (other.shape, other.dtype)
+def _form(tensor: Tensor | None) -> tuple[torch.Size, torch.dtype] | None:
+    return None if tensor is None else (tensor.shape, tensor.dtype)

@@ -1,16 +1,21 @@
-"""Writing: what a save is about to write is named first, then come the files, and the manifest last."""
+"""Writing and cleaning the directory of one checkpoint.
+
+A save announces each file in a small manifest of its own (``….begun``), then writes the file, and writes the
+manifest last. So an interrupted save leaves the previous checkpoint intact, and everything that it wrote is
+known by name. Cleaning removes only files that one of our manifests names, and follows no link below the
+directory. Any other file belongs to somebody else, and keeps its directory in place.
+"""
 
 import contextlib
-import json
-from collections.abc import Iterable, Mapping
+import errno
+import os
+import re
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from safetensors.torch import save as serialize
-from torch import Tensor
-
-from fleet.checkpoint.files import TEMPORARY, naming, open_file, write_bytes, write_tensors
+from fleet.checkpoint.files import TEMPORARY, disk_errors, open_file, write_bytes, write_tensors
 from fleet.checkpoint.manifest import (
     BEGUN_SUFFIX,
     MANIFEST_NAME,
@@ -19,34 +24,47 @@ from fleet.checkpoint.manifest import (
     FileRecord,
     Manifest,
 )
-from fleet.checkpoint.piece import Piece
+from fleet.checkpoint.reader import Piece
 from fleet.checkpoint.values import encode
-from fleet.errors import CheckpointError
+from fleet.errors import CheckpointError, disk_error
 
-__all__ = ["announce", "commit", "write_claim", "write_model", "write_shard", "write_trainer_part"]
+if TYPE_CHECKING:
+    from torch import Tensor
 
-_LEFT_SECONDS: Final = 60.0
-"""A claim that has not got its name for so long is of a process that was killed."""
+__all__ = [
+    "announce",
+    "commit",
+    "is_written",
+    "remove_checkpoint",
+    "tidy",
+    "write_shard",
+    "write_trainer_part",
+]
+
+_MANIFESTS: Final = {MANIFEST_NAME, REPLACED_NAME}
+_NO_FOLDER: Final = "it is a link, or not a folder"
+_TEMPORARY: Final = re.compile(rf"(.*?)(\.[0-9a-f]{{8}})?{re.escape(TEMPORARY)}", re.DOTALL)
 
 
-def write_shard(directory: Path, save_name: str, shard: str, pieces: Iterable[Piece]) -> FileRecord:
-    """Write pieces to a file of their own.
+def write_shard(directory: Path, save_name: str, shard: str, pieces: list[Piece]) -> FileRecord:
+    """Write pieces of parameters to one file.
 
     Parameters
     ----------
     directory : Path
-        Made where it is missing.
+        Created if it is missing.
     save_name : str
         The random name of the save.
     shard : str
-        Which part this is: ``0-of-2``.
-    pieces : iterable of Piece
-        Nobody may change them meanwhile. Each is let go when it is written, if nobody else holds it.
+        The server's part of the checkpoint, such as ``0-of-2``.
+    pieces : list of Piece
+        Is empty afterwards, so that each tensor is freed once it is written. No other thread may change the
+        tensors.
 
     Returns
     -------
     FileRecord
-        For the manifest.
+        The file's entry in the manifest.
 
     Raises
     ------
@@ -64,9 +82,9 @@ def write_shard(directory: Path, save_name: str, shard: str, pieces: Iterable[Pi
         dtype = str(piece.value.dtype).removeprefix("torch.")
         shape = tuple(piece.value.shape)
         blocks.append(BlockRecord(piece.param, piece.begin, piece.end, shape, dtype, name, state))
-    del pieces
+    pieces.clear()
     path = directory / f"shard-{shard}-{save_name}.safetensors"
-    with naming(path):
+    with disk_errors(path):
         announce(path, save_name)
         size, digest = write_tensors(path, tensors, {"format": "pt", "save": save_name})
         return FileRecord(path.name, size, digest, tuple(blocks))
@@ -75,63 +93,31 @@ def write_shard(directory: Path, save_name: str, shard: str, pieces: Iterable[Pi
 def write_trainer_part(
     directory: Path, save_name: str, data: bytes | bytearray, trainer: int = 0
 ) -> FileRecord:
-    """Write a trainer's own part, which is a safetensors file already; otherwise as `write_shard`."""
+    """Write a trainer's part, which already is a safetensors file; otherwise as `write_shard`."""
     path = directory / f"trainer-{f'{trainer}-' if trainer else ''}{save_name}.safetensors"
-    with naming(path):
+    with disk_errors(path):
         announce(path, save_name)
         digest = write_bytes(path, data)
         return FileRecord(path.name, len(data), digest, trainer=trainer)
 
 
-def write_model(directory: Path, state: Mapping[str, Tensor], facts: Mapping[str, object]) -> Path:
-    """Write a state dict that `safetensors.torch.load_file` reads.
-
-    Parameters
-    ----------
-    directory : Path
-        Gets a file ``model.safetensors``.
-    state : mapping of name to Tensor
-    facts : mapping of str
-        What else to say about it, as JSON in the file's own description.
-
-    Returns
-    -------
-    Path
-        The file.
-    """
-    described = {"format": "pt", **{name: json.dumps(fact) for name, fact in facts.items()}}
-    path = directory / "model.safetensors"
-    with naming(path):
-        # A file holds no shared memory, and tied weights share theirs.
-        apart = {name: tensor.clone().contiguous() for name, tensor in state.items()}
-        write_bytes(path, serialize(apart, described))
-    return path
-
-
-def write_claim(path: Path, text: str) -> None:
-    """Write who may write checkpoints in a folder, and remove what processes killed amid it have left.
-
-    Otherwise as `write_shard`.
-    """
-    with naming(path):
-        write_bytes(path, text.encode())
-    with contextlib.suppress(OSError):  # it takes a few bytes, and a later claim tries again
-        now = path.stat().st_mtime  # by the clock of the disk, which may be another host's
-        for left in path.parent.glob(f"{path.name}.*{TEMPORARY}"):
-            if left.stat().st_mtime < now - _LEFT_SECONDS:
-                left.unlink()
+def announce(path: Path, save_name: str) -> None:
+    """Name a file in a manifest of its own, so that cleaning knows it if the save is interrupted."""
+    begun = Manifest(save_name, 0, {}, (FileRecord(path.name, 0, ""),)).to_json()
+    write_bytes(path.with_name(path.name + BEGUN_SUFFIX), begun.encode())
 
 
 def commit(directory: Path, manifest: str) -> None:
-    """Write the manifest. What it replaces stays whole, under another name, until `tidy`.
+    """Write the manifest, which makes the written files a checkpoint.
 
-    Which of the files lie beside it is written into it: all of them where servers share a directory.
+    The replaced manifest and its files are kept under `REPLACED_NAME` until `tidy`. The new manifest records
+    which of its files are in this directory: all of them if the servers share it.
 
     Parameters
     ----------
     directory : Path
     manifest : str
-        As `Manifest.to_json` gives it.
+        The result of `Manifest.to_json`.
 
     Raises
     ------
@@ -140,23 +126,83 @@ def commit(directory: Path, manifest: str) -> None:
     """
     path = directory / MANIFEST_NAME
     whole = Manifest.parse(manifest, str(path))
-    with naming(path):
-        here = tuple(file.name for file in whole.files if _is_there(directory / file.name, file.bytes))
+    with disk_errors(path):
+        here = tuple(file.name for file in whole.files if is_written(directory, file))
         before, replaced = _save_in(path), _save_in(directory / REPLACED_NAME)
-        # One that was replaced before, and is here still, is what all servers have for sure.
+        # A replaced manifest that is still here is the last one that all servers are known to have.
         if before not in {"", whole.save} and replaced in {"", whole.save}:
             write_bytes(directory / REPLACED_NAME, path.read_bytes())
         write_bytes(path, replace(whole, here=here).to_json().encode())
 
 
-def announce(path: Path, save_name: str) -> None:
-    """Name a file in a manifest of its own, so that what a save that is cut short leaves is known as ours."""
-    begun = Manifest(save_name, 0, {}, (FileRecord(path.name, 0, ""),)).to_json()
-    write_bytes(path.with_name(path.name + BEGUN_SUFFIX), begun.encode())
+def is_written(directory: Path, file: FileRecord) -> bool:
+    """Return whether a file is in a directory, with the recorded size."""
+    path = directory / file.name
+    return path.is_file() and path.stat().st_size == file.bytes
+
+
+def tidy(directory: Path) -> None:
+    """Remove what the manifest does not name: the files of the replaced save and of interrupted ones.
+
+    Raises
+    ------
+    CheckpointError
+        There is no manifest.
+    FleetError
+        The disk refuses; the message names the directory and the file.
+    """
+    kept = {MANIFEST_NAME, *(file.name for file in Manifest.read(directory).files)}
+    try:
+        with _opened(directory) as folder:
+            _demote_replaced(folder, str(directory))
+            _remove(folder, str(directory), kept)
+    except OSError as error:
+        raise disk_error(
+            error,
+            f"{directory} holds a whole checkpoint, but files of an earlier save in it could not be "
+            f"removed: {error}; expected a directory whose files this process may remove: remove them by "
+            "hand, or save elsewhere",
+        ) from error
+
+
+def remove_checkpoint(directory: Path) -> str:
+    """Remove a checkpoint, and its directory if nothing else is in it.
+
+    Returns
+    -------
+    str
+        Why the directory stays; empty if it is gone. A link stays, and so does its target.
+
+    Raises
+    ------
+    FleetError
+        The disk refuses; the message names the directory.
+    """
+    try:
+        with _opened(directory, os.O_NOFOLLOW) as folder:
+            _remove(folder, str(directory), set())
+            if left := _names_in(folder):
+                return f"it has files that no manifest of a checkpoint names, such as {min(left)}"
+        directory.rmdir()  # fails if another process has just written into it
+    except FileNotFoundError:
+        return ""  # another server has removed it
+    except NotADirectoryError:
+        return _NO_FOLDER
+    except OSError as error:
+        if directory.is_symlink():
+            return _NO_FOLDER
+        if error.errno == errno.ENOTEMPTY:
+            return "another process has just written into it"
+        raise disk_error(
+            error,
+            f"{directory} could not be removed: {error}; expected a directory whose contents this process "
+            "may remove: remove it by hand, or keep more checkpoints",
+        ) from error
+    return ""
 
 
 def _save_in(manifest: Path) -> str:
-    """Return the name of the save that a manifest is of; empty where there is none, or none to be loaded."""
+    """Return the save that a manifest belongs to; empty if the manifest is missing or damaged."""
     try:
         with open_file(manifest) as file:
             return Manifest.from_bytes(file.read(), str(manifest)).save
@@ -164,5 +210,56 @@ def _save_in(manifest: Path) -> str:
         return ""
 
 
-def _is_there(path: Path, size: int) -> bool:
-    return path.is_file() and path.stat().st_size == size
+@contextlib.contextmanager
+def _opened(directory: Path, flags: int = 0) -> Iterator[int]:
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | flags)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _demote_replaced(folder: int, path: str) -> None:
+    """Turn the replaced manifest into an announcement, as its files are about to be removed."""
+    files = sorted(_files_named_by(folder, REPLACED_NAME, path) - {REPLACED_NAME})
+    if files:
+        with contextlib.suppress(FileNotFoundError):  # another server was faster
+            os.rename(REPLACED_NAME, files[0] + BEGUN_SUFFIX, src_dir_fd=folder, dst_dir_fd=folder)
+
+
+def _remove(folder: int, path: str, kept: set[str]) -> None:
+    """Remove from an open directory all files that its manifests name, except those in `kept`.
+
+    The manifests go last: a process that continues after this one was killed still knows the files.
+    """
+    present = _names_in(folder)
+    named = {name: found for name in present if (found := _files_named_by(folder, name, path))}
+    ours = set(named).union(*named.values())
+    temporaries = {name for name in present if _final_name(name) in {*ours, *_MANIFESTS} - {name}}
+    for name in sorted(temporaries.union(ours.intersection(present)) - kept, key=named.__contains__):
+        with contextlib.suppress(FileNotFoundError, IsADirectoryError):  # a directory is not ours
+            os.unlink(name, dir_fd=folder)
+
+
+def _names_in(folder: int) -> list[str]:
+    with os.scandir(folder) as entries:
+        return [entry.name for entry in entries]
+
+
+def _final_name(name: str) -> str:
+    """Return the name that a temporary file gets once it is complete."""
+    match = _TEMPORARY.fullmatch(name)
+    return match[1] if match else name
+
+
+def _files_named_by(folder: int, name: str, path: str) -> set[str]:
+    """Return the files that a manifest in an open directory names, itself included; none for other files."""
+    if name not in _MANIFESTS and not name.endswith(BEGUN_SUFFIX):
+        return set()
+    try:
+        with open_file(name, flags=os.O_NOFOLLOW, dir_fd=folder) as file:
+            found = Manifest.from_bytes(file.read(), f"{path}/{name}").files
+    except (OSError, CheckpointError):
+        return set()
+    names = {file.name for file in found}
+    return {name, *names} if name in _MANIFESTS or name.removesuffix(BEGUN_SUFFIX) in names else set()

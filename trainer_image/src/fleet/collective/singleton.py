@@ -204,7 +204,7 @@ class Fleet(FleetCalls):
         """
         group = self._started_group()
         for training in self._trainings:
-            training.background.end()
+            training.finish()
         if lifecycle.refuses("fleet.stop_worker()"):
             return
         group.barrier("stop_worker()")

@@ -1,6 +1,5 @@
 """Saves, loads and exports what a trainer of a collective job trains."""
 
-import contextlib
 import json
 import logging
 import secrets
@@ -13,36 +12,34 @@ import torch
 from torch import Tensor
 
 from fleet.checkpoint import (
-    CHECKPOINT_PREFIX,
-    Background,
     Checkpoint,
     Claims,
     Manifest,
     Piece,
+    Saver,
     TrainerPart,
     TrainStatus,
     capture_part,
-    check_each,
+    check_files,
     commit,
-    emptied,
+    list_checkpoints,
+    list_numbers,
+    list_whole_numbers,
     named_state,
-    none_is_whole,
-    numbers_in,
+    no_whole_checkpoint,
+    removable_numbers,
     remove_numbers,
     restore_part,
     restore_states,
-    saves_in,
-    superfluous,
-    tell_passed_over,
     tidy,
-    whole_numbers,
+    warn_of_skipped,
     write_shard,
     write_trainer_part,
 )
 from fleet.collective.copies import is_sharded
 from fleet.collective.group import Group
 from fleet.collective.synchronizer import Synchronizer
-from fleet.errors import CheckpointError, ConfigurationError, FleetError
+from fleet.errors import CheckpointError, ConfigurationError
 from fleet.fluid import Program
 from fleet.fluid.agreement import agreement_of
 from fleet.fluid.capture import from_optimizer
@@ -56,7 +53,7 @@ __all__ = ["CollectiveTraining"]
 _log = logging.getLogger(__name__)
 
 
-class CollectiveTraining:
+class CollectiveTraining(Saver):
     """One optimizer and what it steps; see `fleet.checkpoint.Savable`.
 
     Every trainer holds the whole model, so a checkpoint has one shard. It is the checkpoint of a job with one
@@ -85,6 +82,7 @@ class CollectiveTraining:
         claims: Claims,
         loops: Loops,
     ) -> None:
+        super().__init__()
         self._claims = claims
         self._loops = loops
         self._optimizer = optimizer
@@ -96,8 +94,6 @@ class CollectiveTraining:
         self._synchronizer = synchronizer
         self._group = group
         self._loads = 0
-        self.background = Background()
-        """The save that is being written during training."""
         self._verified: dict[tuple[int, ...], str] = {}
 
     @property
@@ -122,51 +118,18 @@ class CollectiveTraining:
             _log.info("%s; without, fleet.export_state_dict and save_inference_model fail", WITHOUT_NAMES)
 
     def save(self, directory: str, status: TrainStatus) -> None:
-        """Save a checkpoint; see `Savable`."""
+        """Save a checkpoint; every trainer settles its gradients first. See `Saver.save`."""
         self._synchronizer.settle("a checkpoint")
-        self.background.save(directory, self.current_step, lambda: self._copy(Path(directory), status))
+        super().save(directory, status)
 
-    def save_numbered(
-        self,
-        folder: str,
-        status: TrainStatus,
-        *,
-        keep: int,
-        incremental: bool = False,  # noqa: ARG002 - there are no tables on servers
-    ) -> int:
-        """Save a checkpoint under a folder's next number; see `Savable`."""
+    def save_numbered(self, folder: str, status: TrainStatus, *, keep: int, incremental: bool = False) -> int:
+        """Save a checkpoint under the next number of a folder; see `Saver.save_numbered`."""
         self._synchronizer.settle("a checkpoint")
-        self.background.wait()
-        number = -1
-        with self.background.pausing(folder):
-            number = max(numbers_in(Path(folder)), default=-1) + 1
-        if number < 0:
-            return number
-        directory = Path(folder) / f"{CHECKPOINT_PREFIX}{number}"
+        return super().save_numbered(folder, status, keep=keep, incremental=incremental)
 
-        def copy() -> Callable[[], None]:
-            write = self._copy(directory, status)
-
-            def finish() -> None:
-                try:
-                    write()
-                except FleetError:
-                    with contextlib.suppress(FleetError):  # the first error is the one that counts
-                        self._claims.hold(directory)
-                        remove_numbers(Path(folder), [number])
-                    raise
-                if keep:
-                    self._keep_newest(folder, keep)
-
-            return finish
-
-        self.background.begin(str(directory), self.current_step, copy)
-        return number
-
-    def _copy(self, path: Path, status: TrainStatus) -> Callable[[], None]:
-        """Copy the training's state; return a function that writes the copy."""
+    def _copy(self, directory: str, status: TrainStatus, *, incremental: bool = False) -> Callable[[], None]:  # noqa: ARG002 - no tables on servers
         program, source = self._described()
-        save, step = secrets.token_hex(4), self.current_step
+        path, save, step = Path(directory), secrets.token_hex(4), self.current_step
         pieces = [
             Piece(
                 name, 0, value.numel(), _copied(value.detach()), _copied(self._optimizer.state.get(value, {}))
@@ -175,33 +138,35 @@ class CollectiveTraining:
         ]
         place = self._loops.place(step)
         part = capture_part(status, step, source, {}, astuple(place) if place is not None else None)
-        trainers = replace(part, order=self._synchronizer.order).to_bytes()
+        part_bytes = replace(part, order=self._synchronizer.order).to_bytes()
         facts = facts_of_training(agreement_of(program))
         self._claims.hold(path)
 
         def write() -> None:
-            shard = write_shard(path, save, "0-of-1", emptied(pieces))
-            trainer = write_trainer_part(path, save, trainers)
-            self._claims.hold(path)  # again: a successor may have started while the files were written
+            shard = write_shard(path, save, "0-of-1", pieces)
+            trainer = write_trainer_part(path, save, part_bytes)
+            self._claims.hold(path)  # again: a successor may have come while the files were written
             commit(path, Manifest(save, step, facts, (shard, trainer), trainer.name).to_json())
             tidy(path)
 
         return write
 
-    def hand_in(self, status: TrainStatus) -> None:  # noqa: ARG002 (trainer 0 saves its own)
-        """Join in a save of trainer 0, which writes it alone once the copies are equal."""
-        self._synchronizer.settle("a checkpoint")
+    def _list_numbers(self, folder: str) -> list[int]:
+        return list_numbers(Path(folder))
 
-    def clean(self, folder: str, keep: int) -> None:
-        """Remove all of a folder's checkpoints except the newest ones."""
-        self.background.wait()
-        self._keep_newest(folder, keep)
+    def _remove(self, folder: str, number: int) -> None:
+        self._claims.hold(Path(folder))
+        remove_numbers(Path(folder), [number])
 
     def _keep_newest(self, folder: str, keep: int) -> None:
         path, spans = Path(folder), _spans(self._described()[1])
         self._claims.hold(path)
-        whole = whole_numbers(path, lambda checkpoint: checkpoint.verify(self._verified, spans))
-        remove_numbers(path, superfluous(numbers_in(path), whole, keep))
+        whole = list_whole_numbers(path, lambda checkpoint: checkpoint.verify(self._verified, spans))
+        remove_numbers(path, removable_numbers(list_numbers(path), whole, keep))
+
+    def hand_in(self, status: TrainStatus) -> None:  # noqa: ARG002 (trainer 0's counts)
+        """Take part in what trainer 0 saves: what is in step already is its word alone."""
+        self._synchronizer.settle("a checkpoint")
 
     @for_saves.lent()
     @torch.no_grad()
@@ -215,7 +180,7 @@ class CollectiveTraining:
         CheckpointError
             The checkpoint is of another training, none is whole, or the trainers have found different ones.
         """
-        self.background.wait()
+        self.wait()
         program, source = self._described()
         facts, folder = facts_of_training(agreement_of(program)), Path(directory)
         self._loads += 1
@@ -243,7 +208,7 @@ class CollectiveTraining:
             damage += self._with_trainers(by_rank)
         else:
             if damage:
-                raise none_is_whole(folder, damage, lambda other: _read(other, source))
+                raise no_whole_checkpoint(folder, damage, lambda beside: _read(beside, source))
             return None
         self._tell(damage, str(checkpoint.directory))
         for name, value in source.parameters.items():
@@ -263,9 +228,9 @@ class CollectiveTraining:
 
         def check(checkpoint: Checkpoint) -> None:
             files = ((checkpoint, file) for file in checkpoint.files_with(_spans(source)))
-            check_each(files, Checkpoint.check_size)
+            check_files(files, Checkpoint.check_size)
 
-        found, damage = saves_in(folder, check)
+        found, damage = list_checkpoints(folder, check)
         ours = [each.manifest.save for each in found]
         text = json.dumps([ours, list(map(str, damage))])
         texts = self._group.gather(f"the checkpoints of load {self._loads}", text)
@@ -298,9 +263,9 @@ class CollectiveTraining:
         ]
 
     def _tell(self, damage: Sequence[str], used: str) -> None:
-        """Log damage once, for all trainers."""
+        """Tell of damage once for all trainers."""
         if self._group.world.rank == 0:
-            tell_passed_over(damage, used)
+            warn_of_skipped(damage, used)
 
     def export(self, table_ids: Mapping[str, Any] | None = None) -> dict[str, Tensor]:
         """Return the model as one process's ``load_state_dict`` takes it; see `named_state`."""
@@ -332,7 +297,7 @@ def _spans(source: Source) -> list[tuple[str, int, int]]:
 def _read(checkpoint: Checkpoint, source: Source) -> tuple[dict[str, Piece], TrainerPart | None]:
     """Read a whole checkpoint before any of it is used; a CheckpointError names each damaged file."""
     files = ((checkpoint, file) for file in checkpoint.files_with(_spans(source)))
-    check_each(files, Checkpoint.checked)
+    check_files(files, Checkpoint.verify_file)
     pieces = {
         name: checkpoint.piece(name, 0, value.numel(), tuple(value.shape))
         for name, value in source.parameters.items()

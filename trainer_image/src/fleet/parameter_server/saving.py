@@ -49,7 +49,7 @@ class Saving(FleetCalls):
             return self._training(program).load(directory)
         server = self._loading_server()
         if server is not None:
-            found = server.keeper.load(directory)
+            found = server.loader.load(directory)
         else:  # what the shards hold is looked at, and all damage told, when the server starts
             found = find_checkpoint(Path(directory), Checkpoint.keep_parts)
         if found is None:

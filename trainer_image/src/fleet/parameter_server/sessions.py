@@ -179,7 +179,7 @@ def start_server(program: Program, job: JobIdentity, model_dir: str | None = Non
     directory = model_dir or os.environ.get("FLEET_CHECKPOINT_DIR", "").strip()
     if directory:
         progress.waits_for("its checkpoint to be read")
-    if directory and server.keeper.load(directory) is None and model_dir:
+    if directory and server.loader.load(directory) is None and model_dir:
         raise CheckpointError(
             f"{model_dir} has no checkpoint; expected a directory with a {MANIFEST_NAME}, or numbered ones "
             f"({CHECKPOINT_PREFIX}0, …) of which one has it"

@@ -1,68 +1,137 @@
-"""A trainer's part of a checkpoint comes whole or not at all, and goes to whoever was told of it."""
+"""A server's checkpoints: trainer 0's part in chunks, and a replaced server that writes no more."""
+
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
+import torch
 
+from fleet.checkpoint import FileRecord, Manifest, Piece, find_checkpoint
 from fleet.errors import ConfigurationError, FleetError
+from fleet.parameter_server.control.checkpoints import CHUNK_BYTES
 from fleet.parameter_server.control.proto import control_pb2
-from fleet.parameter_server.control.state_stream import PIECE_BYTES
-from fleet.parameter_server.server.parts import TrainerParts
+from fleet.parameter_server.failed_step import FailedStep
+from fleet.parameter_server.server.shard_checkpointer import PartTransfer, ShardCheckpointer
+from fleet.parameter_server.server.shard_loader import ShardLoader
+from fleet.parameter_server.table_store import TableStore
+from fleet.role_maker import JobIdentity
 
 
-def piece(save: str, offset: int, data: bytes) -> control_pb2.PartRequest:
-    return control_pb2.PartRequest(trainer=control_pb2.Trainer(), save=save, offset=offset, data=data)
+def test_a_part_is_joined_and_handed_over_once():
+    parts = PartTransfer()
+    parts.upload("a", 0, b"half ")
+    parts.upload("a", 5, b"and half")
+    assert parts.take_upload("a", 13) == b"half and half"
+    with pytest.raises(FleetError, match="has 13 bytes, and 0 have arrived"):
+        parts.take_upload("a", 13)
+    assert parts.take_upload("b", 0) == b""
 
 
-def fetch(parts: TrainerParts, trainer: int, offset: int) -> bytes:
-    return parts.piece(control_pb2.FoundPartRequest(trainer=control_pb2.Trainer(id=trainer), offset=offset))
-
-
-@pytest.fixture
-def parts() -> TrainerParts:
-    return TrainerParts(lambda _: None)
-
-
-def test_a_part_is_put_together_and_let_go_of(parts):
-    parts.receive(piece("a", 0, b"half "))
-    parts.receive(piece("a", 5, b"and half"))
-    assert parts.take("a", 13) == b"half and half"
-    with pytest.raises(FleetError, match="has 13 bytes, and 0 have come"):
-        parts.take("a", 13)
-    assert parts.take("b", 0) == b""
-
-
-def test_a_save_that_begins_anew_has_nothing_of_the_one_before(parts):
-    parts.receive(piece("a", 0, b"of a"))
-    parts.receive(piece("b", 0, b"b"))
+def test_another_save_has_nothing_of_the_one_before():
+    parts = PartTransfer()
+    parts.upload("a", 0, b"of a")
+    parts.upload("b", 0, b"b")
     with pytest.raises(
-        FleetError, match="part of the save 'a' has 4 bytes, and 1 have come of 'b': save again"
+        FleetError, match="part of the save 'a' has 4 bytes, and 1 have arrived of 'b': save again"
     ):
-        parts.take("a", 4)
+        parts.take_upload("a", 4)
 
 
-@pytest.mark.parametrize("after", [piece("a", 3, b"x"), piece("a", 5, b"x"), piece("b", 4, b"x")])
-def test_a_piece_that_does_not_follow_is_refused(parts, after):
-    parts.receive(piece("a", 0, b"four"))
+@pytest.mark.parametrize(("save", "offset"), [("a", 3), ("a", 5), ("b", 4)])
+def test_a_chunk_that_does_not_follow_is_refused(save, offset):
+    parts = PartTransfer()
+    parts.upload("a", 0, b"four")
     with pytest.raises(ConfigurationError, match="expected one of 'a' at 4: save again"):
-        parts.receive(after)
+        parts.upload(save, offset, b"x")
 
 
-def test_each_trainer_gets_what_it_was_told_of_last(parts):
-    large = bytes(range(251)) * (PIECE_BYTES // 251 + 7)
-    assert parts.offer(0, large) == len(large)
-    assert parts.offer(1, None) == 0
+def test_each_trainer_downloads_what_was_offered_to_it_last():
+    parts = PartTransfer()
+    large = bytes(range(251)) * (CHUNK_BYTES // 251 + 7)
+    assert parts.offer_download(0, large) == len(large)
+    assert parts.offer_download(1, b"") == 0
     found = b""
-    while data := fetch(parts, 0, len(found)):
-        assert len(data) <= PIECE_BYTES
+    while data := parts.download(0, len(found)):
+        assert len(data) <= CHUNK_BYTES
         found += data
     assert found == large
-    assert fetch(parts, 1, 0) == fetch(parts, 2, 0) == b""
+    assert parts.download(1, 0) == parts.download(2, 0) == b""
 
 
-def test_who_has_not_joined_neither_sends_nor_fetches():
-    def refuse(trainer: control_pb2.Trainer) -> None:
-        raise ConfigurationError(f"trainer {trainer.id} has not joined")
+class Checkpointer(ShardCheckpointer):
+    """A server with one parameter, and a trainer that has joined it as attempt 0."""
 
-    parts = TrainerParts(refuse)
-    for call in (lambda: parts.receive(piece("a", 0, b"x")), lambda: fetch(parts, 0, 0)):
-        with pytest.raises(ConfigurationError, match="has not joined"):
-            call()
+    def __init__(self, attempt: int = 0, value: float = 1.0) -> None:
+        pieces = [Piece("w", 0, 1, torch.tensor([value]), {})]
+        shard: Any = SimpleNamespace(
+            plan=SimpleNamespace(server=0, endpoints=("a:1",), mode=None, custom=None, table_shards=()),
+            blocks={},
+            store=SimpleNamespace(snapshot=lambda: list(pieces)),
+            tables=TableStore((), FailedStep("a:1")),
+        )
+        mode: Any = SimpleNamespace(step=3, missing=list)
+        loader = ShardLoader(shard, mode, JobIdentity("digits", "u", attempt))
+        membership = SimpleNamespace(joined=(0,), check_joined=self._check)
+        super().__init__(shard, mode, loader, cast("Any", membership), threading.Condition())
+
+    @staticmethod
+    def _check(trainer: int, attempt: int) -> None:
+        if attempt:
+            raise ConfigurationError(f"trainer {trainer} has not joined")
+
+    def manifest_of(self, directory: Path, save: str) -> str:
+        """Begin a save, and return its manifest."""
+        self.save(control_pb2.SaveRequest(directory=str(directory), save=save, step=3))
+        files = self.written(control_pb2.WrittenRequest(save=save)).files
+        return Manifest(save, 3, {}, tuple(map(FileRecord.from_json, files))).to_json()
+
+
+def commit(checkpointer: Checkpointer, directory: Path, manifest: str) -> None:
+    checkpointer.commit(control_pb2.CommitRequest(directory=str(directory), manifest=manifest))
+
+
+def test_a_survivors_save_that_has_begun_is_not_committed_and_removes_nothing(tmp_path):
+    survivor, successor = Checkpointer(0, 1.0), Checkpointer(1, 2.0)
+    first, second = tmp_path / "checkpoint-0", tmp_path / "checkpoint-1"
+    begun = survivor.manifest_of(second, "aa")
+    commit(successor, first, successor.manifest_of(first, "bb"))
+    attempts = (
+        lambda: commit(survivor, second, begun),
+        lambda: commit(survivor, first, ""),
+        lambda: survivor.numbers(control_pb2.CheckpointsRequest(directory=str(tmp_path), remove=[0])),
+        lambda: survivor.manifest_of(second, "cc"),
+    )
+    for attempt in attempts:
+        with pytest.raises(FleetError, match="has claimed"):
+            attempt()
+    found = find_checkpoint(tmp_path)
+    assert found is not None
+    assert (found.directory, found.manifest.save) == (first, "bb")
+
+
+@pytest.mark.parametrize(
+    ("call", "request_of"),
+    [
+        ("save", control_pb2.SaveRequest),
+        ("written", control_pb2.WrittenRequest),
+        ("commit", control_pb2.CommitRequest),
+        ("numbers", control_pb2.CheckpointsRequest),
+        ("load", control_pb2.LoadRequest),
+        ("upload_part", control_pb2.PartRequest),
+        ("download_part", control_pb2.FoundPartRequest),
+        ("set_status", control_pb2.StatusRequest),
+        ("write", control_pb2.WriteRequest),
+    ],
+)
+def test_a_trainer_that_has_not_joined_may_call_nothing(call, request_of):
+    request = request_of(trainer=control_pb2.Trainer(id=0, attempt=1))
+    with pytest.raises(ConfigurationError, match="trainer 0 has not joined"):
+        getattr(Checkpointer(), call)(request)
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "..", "x" * 65])
+def test_a_save_whose_name_could_lead_elsewhere_is_refused(tmp_path, name):
+    with pytest.raises(ConfigurationError, match="expected at most 64 letters and digits"):
+        Checkpointer().save(control_pb2.SaveRequest(directory=str(tmp_path), save=name))

@@ -1,27 +1,54 @@
-"""A trainer's calls about checkpoints, to one server."""
+"""The control calls about checkpoints, on the trainer's and on the server's side; and state as messages.
 
-from collections.abc import Callable, Iterable
+A server's values, or its optimizers' state, travel as a stream of `StatePiece`. The tensors of a block's
+state come first, then its entries as JSON that refers to them by name. So any other entry, such as a step
+count or None, keeps its type.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import grpc
+import torch
+from torch import Tensor
 
+from fleet.checkpoint import decode, encode
 from fleet.errors import FleetError
 from fleet.parameter_server.control.channel import ServerStub
 from fleet.parameter_server.control.pending import Pending
-from fleet.parameter_server.control.proto import control_pb2
+from fleet.parameter_server.control.proto import control_pb2, control_pb2_grpc
+from fleet.parameter_server.control.refusals import answer
+from fleet.parameter_server.transport.arena import bytes_of, dtype_of
 
-__all__ = ["CheckpointClient"]
+if TYPE_CHECKING:
+    from fleet.parameter_server.server.shard_checkpointer import ShardCheckpointer
+
+__all__ = [
+    "CHUNK_BYTES",
+    "CheckpointClient",
+    "CheckpointServicer",
+    "join_states",
+    "join_values",
+    "pieces_of_state",
+    "pieces_of_tensor",
+]
+
+CHUNK_BYTES: Final = 1 << 20
+"""How much of a tensor or a file one message carries."""
+Reply = TypeVar("Reply")
 
 
 class CheckpointClient:
-    """Asks a server to save and to load; each reply is awaited apart, so that all servers work at once.
+    """One trainer's calls to one server. Replies are futures, so that all servers work at once.
 
     Parameters
     ----------
     stub : ServerStub
     trainer : Trainer
-        Who calls.
+        The caller.
     describe : callable
-        Makes our error of gRPC's.
+        Converts gRPC's errors to ours.
     """
 
     def __init__(
@@ -30,7 +57,7 @@ class CheckpointClient:
         trainer: control_pb2.Trainer,
         describe: Callable[[grpc.RpcError], FleetError],
     ) -> None:
-        self._stub = stub
+        self._calls = stub.now
         self._trainer = trainer
         self._describe = describe
 
@@ -43,10 +70,10 @@ class CheckpointClient:
         timeout_seconds: float,
         *,
         incremental: bool = False,
-    ) -> "Pending[control_pb2.SaveReply]":
-        """Ask the server to copy what it holds, and to begin to write its files of a checkpoint.
+    ) -> Pending[control_pb2.SaveReply]:
+        """Ask the server to copy its shard, and to begin to write the copy.
 
-        With so many bytes of the trainer's own part, which `part` has brought.
+        The save also gets trainer 0's part, of which `upload_part` has sent so many bytes.
         """
         request = control_pb2.SaveRequest(
             trainer=self._trainer,
@@ -56,49 +83,201 @@ class CheckpointClient:
             part_bytes=part_bytes,
             incremental=incremental,
         )
-        return Pending(self._stub.now.Save.future(request, timeout=timeout_seconds), self._describe)
+        return self._pending(self._calls.Save.future(request, timeout=timeout_seconds))
 
-    def part(
-        self, save: str, offset: int, data: bytes, timeout_seconds: float
-    ) -> "Pending[control_pb2.PartReply]":
-        """Send a piece of the trainer's own part of the next save."""
-        request = control_pb2.PartRequest(trainer=self._trainer, save=save, offset=offset, data=data)
-        return Pending(self._stub.now.Part.future(request, timeout=timeout_seconds), self._describe)
-
-    def found_part(self, offset: int, timeout_seconds: float) -> "Pending[control_pb2.FoundPartReply]":
-        """Ask for a piece of the trainer's part of the checkpoint that `load` has found last."""
-        request = control_pb2.FoundPartRequest(trainer=self._trainer, offset=offset)
-        return Pending(self._stub.now.FoundPart.future(request, timeout=timeout_seconds), self._describe)
-
-    def hand_in(self, step: int, part: bytes, timeout_seconds: float) -> "Pending[control_pb2.StatusReply]":
-        """Say how far this trainer's script has come, for the checkpoints that follow."""
-        request = control_pb2.StatusRequest(trainer=self._trainer, step=step, part=part)
-        return Pending(self._stub.now.Status.future(request, timeout=timeout_seconds), self._describe)
-
-    def written(self, save: str, timeout_seconds: float) -> "Pending[control_pb2.WrittenReply]":
-        """Ask whether a save's files are on the disk, and which they are."""
+    def written(self, save: str, timeout_seconds: float) -> Pending[control_pb2.WrittenReply]:
+        """Ask for the files of a save, once they are durable."""
         request = control_pb2.WrittenRequest(trainer=self._trainer, save=save)
-        return Pending(self._stub.now.Written.future(request, timeout=timeout_seconds), self._describe)
+        return self._pending(self._calls.Written.future(request, timeout=timeout_seconds))
 
     def commit(
         self, directory: str, manifest: str, timeout_seconds: float
-    ) -> "Pending[control_pb2.CommitReply]":
-        """Ask for the manifest; with none, that what it has replaced be removed."""
+    ) -> Pending[control_pb2.CommitReply]:
+        """Ask the server to write the manifest; if empty, to remove what the manifest has replaced."""
         request = control_pb2.CommitRequest(trainer=self._trainer, directory=directory, manifest=manifest)
-        return Pending(self._stub.now.Commit.future(request, timeout=timeout_seconds), self._describe)
-
-    def load(
-        self, directory: str, timeout_seconds: float, save: str = ""
-    ) -> "Pending[control_pb2.LoadReply]":
-        """Ask the server to load a checkpoint unless training has begun, or only what it has loaded."""
-        request = control_pb2.LoadRequest(trainer=self._trainer, directory=directory, save=save)
-        return Pending(self._stub.now.Load.future(request, timeout=timeout_seconds), self._describe)
+        return self._pending(self._calls.Commit.future(request, timeout=timeout_seconds))
 
     def numbers(
         self, directory: str, timeout_seconds: float, *, verify: bool = False, remove: Iterable[int] = ()
-    ) -> "Pending[control_pb2.CheckpointsReply]":
-        """Ask for the numbers of a folder's checkpoints, and which are whole; some are removed first."""
+    ) -> Pending[control_pb2.CheckpointsReply]:
+        """Remove numbered checkpoints, and ask which are left; with `verify`, also which are whole."""
         request = control_pb2.CheckpointsRequest(
             trainer=self._trainer, directory=directory, verify=verify, remove=remove
         )
-        return Pending(self._stub.now.Checkpoints.future(request, timeout=timeout_seconds), self._describe)
+        return self._pending(self._calls.Checkpoints.future(request, timeout=timeout_seconds))
+
+    def load(self, directory: str, timeout_seconds: float, save: str = "") -> Pending[control_pb2.LoadReply]:
+        """Ask the server to load a checkpoint unless training has begun; if empty, what is loaded."""
+        request = control_pb2.LoadRequest(trainer=self._trainer, directory=directory, save=save)
+        return self._pending(self._calls.Load.future(request, timeout=timeout_seconds))
+
+    def upload_part(
+        self, save: str, offset: int, data: bytes, timeout_seconds: float
+    ) -> Pending[control_pb2.PartReply]:
+        """Send a chunk of trainer 0's part of the next save."""
+        request = control_pb2.PartRequest(trainer=self._trainer, save=save, offset=offset, data=data)
+        return self._pending(self._calls.Part.future(request, timeout=timeout_seconds))
+
+    def download_part(self, offset: int, timeout_seconds: float) -> Pending[control_pb2.FoundPartReply]:
+        """Ask for a chunk of trainer 0's part in the checkpoint that the last `load` found."""
+        request = control_pb2.FoundPartRequest(trainer=self._trainer, offset=offset)
+        return self._pending(self._calls.FoundPart.future(request, timeout=timeout_seconds))
+
+    def set_status(self, step: int, part: bytes, timeout_seconds: float) -> Pending[control_pb2.StatusReply]:
+        """Hand in the status of this trainer's script for the following checkpoints."""
+        request = control_pb2.StatusRequest(trainer=self._trainer, step=step, part=part)
+        return self._pending(self._calls.Status.future(request, timeout=timeout_seconds))
+
+    def _pending(self, future: "grpc.Future[Reply]") -> Pending[Reply]:
+        return Pending(future, self._describe)
+
+
+class CheckpointServicer(control_pb2_grpc.ParameterServerServicer):
+    """Receives the calls of `CheckpointClient`, and values that a script writes.
+
+    Parameters
+    ----------
+    checkpoints : ShardCheckpointer
+    """
+
+    def __init__(self, checkpoints: "ShardCheckpointer") -> None:
+        self._checkpoints = checkpoints
+
+    def Save(  # noqa: N802 - gRPC's name
+        self, request: control_pb2.SaveRequest, context: grpc.ServicerContext
+    ) -> control_pb2.SaveReply:
+        """See `ShardCheckpointer.save`."""
+        return answer(context, lambda: self._checkpoints.save(request))
+
+    def Written(  # noqa: N802 - gRPC's name
+        self, request: control_pb2.WrittenRequest, context: grpc.ServicerContext
+    ) -> control_pb2.WrittenReply:
+        """See `ShardCheckpointer.written`."""
+        return answer(context, lambda: self._checkpoints.written(request))
+
+    def Commit(  # noqa: N802 - gRPC's name
+        self, request: control_pb2.CommitRequest, context: grpc.ServicerContext
+    ) -> control_pb2.CommitReply:
+        """See `ShardCheckpointer.commit`."""
+        return answer(context, lambda: self._checkpoints.commit(request))
+
+    def Checkpoints(  # noqa: N802 - gRPC's name
+        self, request: control_pb2.CheckpointsRequest, context: grpc.ServicerContext
+    ) -> control_pb2.CheckpointsReply:
+        """See `ShardCheckpointer.numbers`."""
+        return answer(context, lambda: self._checkpoints.numbers(request))
+
+    def Load(  # noqa: N802 - gRPC's name
+        self, request: control_pb2.LoadRequest, context: grpc.ServicerContext
+    ) -> control_pb2.LoadReply:
+        """See `ShardCheckpointer.load`."""
+        return answer(context, lambda: self._checkpoints.load(request))
+
+    def Part(  # noqa: N802 - gRPC's name
+        self, request: control_pb2.PartRequest, context: grpc.ServicerContext
+    ) -> control_pb2.PartReply:
+        """See `ShardCheckpointer.upload_part`."""
+        return answer(context, lambda: self._checkpoints.upload_part(request))
+
+    def FoundPart(  # noqa: N802 - gRPC's name
+        self, request: control_pb2.FoundPartRequest, context: grpc.ServicerContext
+    ) -> control_pb2.FoundPartReply:
+        """See `ShardCheckpointer.download_part`."""
+        return answer(context, lambda: self._checkpoints.download_part(request))
+
+    def Status(  # noqa: N802 - gRPC's name
+        self, request: control_pb2.StatusRequest, context: grpc.ServicerContext
+    ) -> control_pb2.StatusReply:
+        """See `ShardCheckpointer.set_status`."""
+        return answer(context, lambda: self._checkpoints.set_status(request))
+
+    def Write(  # noqa: N802 - gRPC's name
+        self, request: control_pb2.WriteRequest, context: grpc.ServicerContext
+    ) -> control_pb2.WriteReply:
+        """See `ShardCheckpointer.write`."""
+        return answer(context, lambda: self._checkpoints.write(request))
+
+
+def pieces_of_tensor(block: int, name: str, tensor: Tensor) -> Iterator[control_pb2.StatePiece]:
+    """Yield the messages that carry a tensor.
+
+    Parameters
+    ----------
+    block : int
+    name : str
+        The tensor's name in the block's state; empty for the block's value.
+    tensor : Tensor
+        On the CPU.
+    """
+    data = bytes_of(tensor.contiguous())
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    for begin in range(0, max(len(data), 1), CHUNK_BYTES):
+        yield control_pb2.StatePiece(
+            block=block,
+            name=name,
+            dtype=dtype,
+            shape=tensor.shape,
+            data=bytes(data[begin : begin + CHUNK_BYTES]),
+            last=begin + CHUNK_BYTES >= len(data),
+        )
+
+
+def pieces_of_state(block: int, state: Mapping[str, object]) -> Iterator[control_pb2.StatePiece]:
+    """Return the messages that carry the optimizer state of a block.
+
+    Parameters
+    ----------
+    block : int
+    state : mapping of name to entry
+        Tensors, and other values that `fleet.checkpoint.encode` accepts.
+
+    Raises
+    ------
+    ConfigurationError
+        An entry has an unsupported type; the message gives its path.
+    """
+    tensors: dict[str, Tensor] = {}
+    # Not in the generator: an error must reach the caller before the first message is sent.
+    entries = json.dumps({name: encode(entry, tensors, name) for name, entry in state.items()})
+    return _pieces_of(block, tensors, entries)
+
+
+def join_values(pieces: Iterable[control_pb2.StatePiece]) -> dict[int, Tensor]:
+    """Return the values in a stream, by block."""
+    return {piece.block: tensor for piece, tensor in _tensors_in(pieces)}
+
+
+def join_states(pieces: Iterable[control_pb2.StatePiece]) -> dict[int, dict[str, Any]]:
+    """Return the optimizer states in a stream, by block."""
+    states: dict[int, dict[str, Any]] = {}
+    tensors: dict[str, Tensor] = {}
+    for piece, tensor in _tensors_in(pieces):
+        if not piece.entries:
+            tensors[piece.name] = tensor
+            continue
+        entries = json.loads(piece.entries)
+        states[piece.block] = {name: decode(entry, tensors) for name, entry in entries.items()}
+        tensors = {}
+    return states
+
+
+def _pieces_of(block: int, tensors: Mapping[str, Tensor], entries: str) -> Iterator[control_pb2.StatePiece]:
+    for name, tensor in tensors.items():
+        yield from pieces_of_tensor(block, name, tensor)
+    yield control_pb2.StatePiece(block=block, entries=entries)
+
+
+def _tensors_in(
+    pieces: Iterable[control_pb2.StatePiece],
+) -> Iterator[tuple[control_pb2.StatePiece, Tensor]]:
+    """Yield the last piece of each tensor with the tensor, and pieces with entries with an empty one."""
+    data = bytearray()
+    for piece in pieces:
+        data += piece.data
+        if piece.last:
+            tensor = torch.empty(tuple(piece.shape), dtype=dtype_of(piece.dtype))
+            bytes_of(tensor)[:] = data
+            yield piece, tensor
+            data.clear()
+        elif piece.entries:
+            yield piece, torch.empty(0)

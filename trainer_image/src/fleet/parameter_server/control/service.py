@@ -12,13 +12,12 @@ from torch import Tensor
 from fleet.errors import ConfigurationError
 from fleet.parameter_server.certificates import Certificates
 from fleet.parameter_server.control.channel import server_credentials
-from fleet.parameter_server.control.checkpoint_servicer import CheckpointServicer
+from fleet.parameter_server.control.checkpoints import CheckpointServicer, pieces_of_state, pieces_of_tensor
 from fleet.parameter_server.control.front import LOOPBACK, Front
 from fleet.parameter_server.control.guard import Guard
 from fleet.parameter_server.control.proto import control_pb2, control_pb2_grpc
 from fleet.parameter_server.control.reduction import Contribution
 from fleet.parameter_server.control.refusals import answer, refuse
-from fleet.parameter_server.control.state_stream import pieces_of_state, pieces_of_tensor
 from fleet.parameter_server.control.streams import taken_in_time
 from fleet.parameter_server.transport.sockets import listen
 from fleet.process import progress
@@ -26,7 +25,7 @@ from fleet.process.connections import MAX_HALF_OPEN
 
 if TYPE_CHECKING:
     from fleet.parameter_server.server.barriers import Barriers
-    from fleet.parameter_server.server.checkpoints import ServerCheckpoints
+    from fleet.parameter_server.server.shard_checkpointer import ShardCheckpointer
 
 __all__ = ["ControlBackend", "ControlService"]
 
@@ -40,7 +39,7 @@ _LARGE: Final = frozenset({"Status", "Commit", "Write", "Reduce"})
 class ControlBackend(Protocol):
     """What the service passes calls on to. Each may come from any thread."""
 
-    checkpoints: "ServerCheckpoints"
+    checkpoints: "ShardCheckpointer"
     """Saves and loads."""
     barriers: "Barriers"
     """Where trainers meet."""

@@ -23,13 +23,13 @@ from fleet.parameter_server.pieces import lead_bytes
 from fleet.parameter_server.server.absences import loss_of_missed
 from fleet.parameter_server.server.admission import Admission, check_job
 from fleet.parameter_server.server.barriers import Barriers
-from fleet.parameter_server.server.checkpoints import ServerCheckpoints
 from fleet.parameter_server.server.farewell import Farewell
 from fleet.parameter_server.server.membership import Membership
 from fleet.parameter_server.server.overrun import Overrun
 from fleet.parameter_server.server.pacing import Pacing, receive_bytes
 from fleet.parameter_server.server.serving import Serving
-from fleet.parameter_server.server.shard_checkpointer import Keeper
+from fleet.parameter_server.server.shard_checkpointer import ShardCheckpointer
+from fleet.parameter_server.server.shard_loader import ShardLoader
 from fleet.parameter_server.server.siblings import Siblings
 from fleet.parameter_server.server.step_pool import StepPool
 from fleet.parameter_server.server.trainer_session import TrainerSession
@@ -97,20 +97,20 @@ class Server:
             self._mode.connect(self._siblings.tell)
         clock = WatchClock(settings.glance_seconds)
         membership, changed = Membership(plan.trainers, settings, clock.now()), self._serving.changed
-        keeper = Keeper(plan, self._shard, self._mode, job)
-        self.checkpoints = ServerCheckpoints(
-            keeper, self._shard, self._mode, membership, changed, settings.checkpoint_dir
+        self.loader = ShardLoader(self._shard, self._mode, job)
+        self.checkpoints = ShardCheckpointer(
+            self._shard, self._mode, self.loader, membership, changed, settings.checkpoint_dir
         )
         self.barriers = Barriers(membership, changed)
         elastic = elastic_facts(mode, plan.trainers, settings.max_trainers)
         agreement = {**plan.agreement, **settings.agreement, **elastic}
         self._trainers = Trainers(
-            Admission(job, agreement, initial_state_fact(state or {}), lambda: keeper.loader.restored),
+            Admission(job, agreement, initial_state_fact(state or {}), lambda: self.loader.restored),
             membership,
             clock,
             self._serving,
             self._mode,
-            self.checkpoints,
+            self.loader,
             self.barriers,
             Overrun(self._mode.step_of, plan.trainers),
             StepPool(available_cores()),
@@ -232,11 +232,6 @@ class Server:
         membership = self._trainers.membership
         return {} if membership.live else {each: membership.attempt(each) for each in membership.completed}
 
-    @property
-    def keeper(self) -> Keeper:
-        """What of this server is saved and loaded."""
-        return self.checkpoints.keeper
-
     # What the control service asks.
 
     def join(self, request: control_pb2.JoinRequest) -> control_pb2.JoinReply:
@@ -295,7 +290,7 @@ class Server:
         membership = self._trainers.membership
         with self._serving.changed:
             live, completed = len(membership.live), len(membership.completed)
-        restored, step = self.checkpoints.stand()
+        restored, step = self.loader.position()
         return control_pb2.StatsReply(
             incarnation=self._serving.incarnation,
             step=step,

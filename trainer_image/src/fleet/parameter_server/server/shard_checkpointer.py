@@ -1,240 +1,286 @@
-"""A server's half of checkpoints: it writes the copy of its shard, and takes what it owns from one.
+"""Saving a server's shard: trainer 0 asks for a copy, for its files, and for the manifest.
 
-A save stalls training for as long as a copy of each block takes; the copy is written while training goes on,
-and given back tensor by tensor. Rows of tables are copied as they are written, or before they change.
-
-In sync mode nothing can be stepped while the copy is made, because the trainer that asks has sent nothing for
-the next step yet; in the other modes a block is copied between two of its updates.
+Training waits only while each block is copied. The copy is written while training continues, and freed
+tensor by tensor; rows of tables are copied as they are written, or before they change. In sync mode no block
+can be stepped during the copy, because trainer 0 has not sent its next gradient. In the other modes a block
+is copied between two of its updates.
 """
 
+import logging
+import re
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from concurrent.futures import Future, wait
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from fleet.checkpoint import (
+    CHECKPOINT_PREFIX,
+    MOST_BEFORE,
     BaseRecord,
-    Checkpoint,
-    Claims,
     FileRecord,
     Manifest,
     RowsRecord,
     commit,
-    emptied,
-    numbers_in,
+    is_written,
+    list_numbers,
     remove_numbers,
     tidy,
     write_rows,
     write_shard,
     write_trainer_part,
 )
-from fleet.errors import ConfigurationError, FleetError
+from fleet.errors import CheckpointError, ConfigurationError, FleetError
+from fleet.parameter_server.control.proto import control_pb2
 from fleet.parameter_server.modes import ServerMode
-from fleet.parameter_server.server.bases import Bases
-from fleet.parameter_server.server.shard_loader import Loader
-from fleet.parameter_server.server.writing import Writing
+from fleet.parameter_server.server.membership import Membership
+from fleet.parameter_server.server.shard_loader import ShardLoader
 from fleet.parameter_server.shard import Shard
 from fleet.parameter_server.table_store import RowCopy
 from fleet.plan.config import DistributedMode
-from fleet.plan.job import ServerPlan
-from fleet.role_maker import JobIdentity
+from fleet.process.resources import for_saves
 
-__all__ = ["Keeper"]
+__all__ = ["PartTransfer", "ShardCheckpointer"]
 
+_log = logging.getLogger(__name__)
+_CHUNK_BYTES: Final = 1 << 20
+"""How much of a trainer's part one message carries."""
 _LOOK_SECONDS: Final = 1.0
+"""How long a call waits for files that are being written."""
+_SAVE_NAME: Final = re.compile(r"[0-9A-Za-z]{1,64}")
+"""A valid name of a save, which becomes a part of file names."""
 
 
-class Keeper:
-    """Saves and loads one server's shard.
+class ShardCheckpointer:
+    """Answers the trainers' calls about checkpoints. Any thread may call.
+
+    Every call comes from a trainer that has joined, under its present attempt; ConfigurationError otherwise.
 
     Parameters
     ----------
-    plan : ServerPlan
     shard : Shard
     mode : ServerMode
-    job : JobIdentity
-        In whose life it writes.
+    loader : ShardLoader
+    membership : Membership
+    changed : threading.Condition
+        Guards the membership.
+    folder : str
+        Trainers may name only directories in this folder; any directory if empty.
     """
 
-    def __init__(self, plan: ServerPlan, shard: Shard, mode: ServerMode, job: JobIdentity) -> None:
-        self.statuses: dict[int, tuple[int, bytes]] = {}
-        """What each trainer but the first has said of itself last, and after how many steps."""
-        self._plan = plan
+    def __init__(
+        self,
+        shard: Shard,
+        mode: ServerMode,
+        loader: ShardLoader,
+        membership: Membership,
+        changed: threading.Condition,
+        folder: str = "",
+    ) -> None:
+        plan = shard.plan
         self._shard = shard
         self._mode = mode
-        self._claims = Claims(f"server-{plan.server}", job)
-        self.loader = Loader(plan, shard, mode, self._claims)
-        self._bases = Bases()
-        self.saved: list[str] = []
-        """The random names of what was saved here, the newest last."""
-        self._writing = Writing("", list)
-        self._one_at_a_time = threading.Lock()
+        self._loader = loader
+        self._claims = loader.claims
+        self._membership = membership
+        self._changed = changed
+        self._folder = folder
+        self._name = f"{plan.server}-of-{len(plan.endpoints)}"
+        self._in_step = plan.mode is DistributedMode.SYNC and plan.custom is None
+        self._parts = PartTransfer()
+        self._statuses: dict[int, tuple[int, bytes]] = {}
+        """By trainer other than 0, its step and its status at that step."""
+        self._bases = _Bases()
+        self._save = ""
+        """The latest save."""
+        self._files: Future[list[FileRecord]] = Future()
+        """The files of the latest save, once they are written."""
+        self._files.set_result([])
 
-    def save(
-        self,
-        directory: str,
-        save: str,
-        step: int,
-        trainer_part: bytes | bytearray,
-        trainers: Iterable[int] = (),
-        *,
-        incremental: bool = False,
-    ) -> Mapping[int, int]:
-        """Copy every block, begin to write the copy, and rows with it; only one save is written at a time.
-
-        Parameters
-        ----------
-        directory, save : str
-            Where to, and the random name of the save.
-        step : int
-            What every block must have made, in sync mode.
-        trainer_part : bytes or bytearray
-            Written as well, unless it is empty, with what the other trainers have said of themselves.
-        trainers : iterable of int
-            Those that have joined.
-        incremental : bool
-            Whether of tables only what has changed since the last checkpoint of all rows is written.
+    def save(self, request: control_pb2.SaveRequest) -> control_pb2.SaveReply:
+        """Copy the shard, and begin to write the copy. A save waits for the previous one.
 
         Returns
         -------
-        mapping of int to int
-            How many steps of each are in the copy, where they are not in step.
+        SaveReply
+            The earlier saves of this training; and the steps of each trainer that the copy has, in modes
+            without a common step.
 
         Raises
         ------
         ConfigurationError
-            The blocks are at another step.
+            The blocks are at another step, or the directory or the name is refused.
         FleetError
-            The disk refuses, a step has failed here, or a later life of this server writes there.
+            The disk refuses, a step has failed, or a later attempt of this server has claimed the folder.
         """
-        with self._one_at_a_time:
-            self._writing.wait()
-            in_step = self._plan.mode is DistributedMode.SYNC and self._plan.custom is None
-            # Before the copy: nobody may be said to have come further than the values.
-            steps = self._steps_of(trainers, step if in_step else None)
-            path, statuses = Path(directory), dict(self.statuses)
-            since = self._bases.since(path) if incremental else {}
+        self._check_may_use(request.trainer, request.directory)
+        save, step = request.save, request.step if self._in_step else None
+        if not _SAVE_NAME.fullmatch(save):
+            raise ConfigurationError(
+                f"a save is called {save[:80]!r}; expected at most 64 letters and digits, as the name "
+                "becomes a part of file names"
+            )
+        first_part = self._parts.take_upload(save, request.part_bytes)
+        with self._changed:
+            trainers = self._membership.joined
+        path = Path(request.directory)
+        with for_saves.lent(), self._loader.disk_lock:
+            wait([self._files])
+            history = self._loader.history
+            before = None if history is None else control_pb2.History(saves=history[-MOST_BEFORE:])
+            # Before the copy: the values must not be older than the recorded steps.
+            steps = self._steps_of(trainers, step)
+            statuses = dict(self._statuses)
+            since = self._bases.updates_since(path) if request.incremental else {}
             copies, rows = self._shard.store.snapshot(), self._shard.tables.snapshot(since)
-            done = self._check_may_write(path, rows)
+            with ExitStack() as closing:
+                for copy in rows:
+                    closing.callback(copy.close)
+                self._mode.missing()  # raises if a step has failed: a block may be half stepped
+                self._claims.hold(path)
+                row_copies = closing.pop_all()
             bases = self._bases.begin(path, save, rows)
 
             def write() -> list[FileRecord]:
-                with done:  # rows first: they are set aside meanwhile
-                    written = [self._write_rows(path, save, each, bases[each.table]) for each in rows]
-                written += [write_shard(path, save, self._name, emptied(copies))] if copies else []
-                # Those in step may say it a moment later than trainer 0 asks.
-                said = self.statuses if in_step else statuses
-                return written + _write_parts(path, save, trainer_part, said, step if in_step else None)
+                with row_copies:  # rows first: updates set changing rows aside until they are written
+                    files = [self._write_rows(path, save, each, bases[each.table]) for each in rows]
+                if copies:
+                    files.append(write_shard(path, save, self._name, copies))
+                if first_part:
+                    files.append(write_trainer_part(path, save, first_part))
+                    # In step, a status of this step may arrive after trainer 0's request.
+                    for trainer, (made, part) in dict(self._statuses if self._in_step else statuses).items():
+                        if step is None or made == step:
+                            files.append(write_trainer_part(path, save, part, trainer))
+                return files
 
-            self._writing = Writing(save, write)
-            return steps
+            self._save, self._files = save, _in_background(save, write)
+        return control_pb2.SaveReply(steps=steps, history=before)
 
-    def written(self, save: str) -> list[FileRecord] | None:
-        """Return what a save has written, or None if that is not known after a short while.
-
-        Raises
-        ------
-        FleetError
-            The disk refuses; or another save came after this one.
-        """
-        writing = self._writing
-        if writing.save != save:
-            raise FleetError(f"the save {save} cannot be finished: another one came after it; save again")
-        return writing.result(_LOOK_SECONDS)
-
-    def commit(self, directory: str, manifest: str) -> None:
-        """Make what has been written last a checkpoint; what it replaces stays until `tidy`.
+    def written(self, request: control_pb2.WrittenRequest) -> control_pb2.WrittenReply:
+        """Wait a moment for a save's files; return them, or that they are not written yet.
 
         Raises
         ------
         FleetError
-            It is of another save, a file of it is gone, the disk refuses, a step has failed here, or a later
-            life of this server writes there.
+            The disk has refused, or another save has begun since.
         """
-        save = Manifest.parse(manifest, directory).save
-        with self._one_at_a_time:
-            latest, files = self._writing.save, self._writing.result(0.0) or []
-            gone = [file.name for file in files if not _is_there(Path(directory) / file.name, file.bytes)]
-            if save != latest or gone:
+        self._check_joined(request.trainer)
+        save, files = self._save, self._files
+        if save != request.save:
+            raise FleetError(
+                f"the save {request.save} cannot be finished: another one came after it; save again"
+            )
+        wait([files], _LOOK_SECONDS)
+        if not files.done():
+            return control_pb2.WrittenReply()
+        return control_pb2.WrittenReply(done=True, files=[file.to_json() for file in files.result()])
+
+    def commit(self, request: control_pb2.CommitRequest) -> control_pb2.CommitReply:
+        """Write the manifest of the latest save; without one, remove the files that the last one replaced.
+
+        Raises
+        ------
+        FleetError
+            The manifest is of another save, a file is gone, the disk refuses, a step has failed, or a later
+            attempt of this server has claimed the folder.
+        """
+        self._check_may_use(request.trainer, request.directory)
+        path = Path(request.directory)
+        with for_saves.lent(), self._loader.disk_lock:
+            if not request.manifest:
+                self._claims.hold(path)
+                tidy(path)
+                return control_pb2.CommitReply()
+            save = Manifest.parse(request.manifest, request.directory).save
+            files = self._files.result() if self._files.done() else []
+            gone = [file.name for file in files if not is_written(path, file)]
+            if save != self._save or gone:
                 reason = (
                     f"{', '.join(gone)} is not as it was written" if gone else "another one came after it"
                 )
                 raise FleetError(
-                    f"the save {save} in {directory} cannot be finished: {reason}; the checkpoint before "
+                    f"the save {save} in {path} cannot be finished: {reason}; the checkpoint before "
                     "stays as it is: save again"
                 )
-            self._check_stepped()
-            self._claims.hold(Path(directory))
-            commit(Path(directory), manifest)
-            self.saved.append(save)
+            self._mode.missing()  # raises if a step has failed since the copy
+            self._claims.hold(path)
+            commit(path, request.manifest)
+            self._loader.saved.append(save)
             self._bases.committed(save)
+        return control_pb2.CommitReply()
 
-    def tidy(self, directory: str) -> None:
-        """Remove what the manifest does not name, now that every server has it."""
-        with self._one_at_a_time:
-            self._claims.hold(Path(directory))
-            tidy(Path(directory))
-
-    def load(self, directory: str, save: str = "") -> Checkpoint | None:
-        """Take values and state from a checkpoint; see `Loader.load`."""
-        with self._one_at_a_time:
-            before = self.loader.restored
-            found = self.loader.load(directory, save, self.saved)
-            if self.loader.restored != before:
-                self.saved.clear()  # they are of what there was before
-            return found
-
-    def numbers(self, directory: str) -> list[int]:
-        """Return the numbers of the checkpoints in a folder, whole or not."""
-        return numbers_in(Path(directory))
-
-    def whole(self, directory: str) -> list[int]:
-        """Return the numbers of those that are whole, as far as this server sees; its own files are read."""
-        with self._one_at_a_time:
-            return self.loader.whole(directory)
-
-    def remove(self, directory: str, numbers: Iterable[int]) -> None:
-        """Remove numbered checkpoints.
+    def numbers(self, request: control_pb2.CheckpointsRequest) -> control_pb2.CheckpointsReply:
+        """Remove numbered checkpoints of a folder, if asked to; return the numbers that are left.
 
         Raises
         ------
         FleetError
-            The disk refuses, or a later life of this server writes there.
+            The disk refuses, or a later attempt of this server has claimed the folder.
         """
-        with self._one_at_a_time:
-            self._claims.hold(Path(directory))
-            remove_numbers(Path(directory), numbers)
+        self._check_may_use(request.trainer, request.directory)
+        path = Path(request.directory)
+        with for_saves.lent():
+            if request.remove:
+                with self._loader.disk_lock:
+                    self._claims.hold(path)
+                    remove_numbers(path, request.remove)
+            return control_pb2.CheckpointsReply(
+                numbers=list_numbers(path),
+                whole=self._loader.whole_numbers(request.directory) if request.verify else (),
+            )
 
-    def status_of(self, trainer: int, found: Checkpoint | None) -> bytes | None:
-        """Return what a trainer has said of itself: in this training last, or in the checkpoint found."""
-        if trainer in self.statuses:
-            return self.statuses[trainer][1]
-        with self._one_at_a_time:
-            return found.status_of(trainer) if found is not None and trainer else None
+    def load(self, request: control_pb2.LoadRequest) -> control_pb2.LoadReply:
+        """Load a checkpoint, unless training has begun, and return what is loaded; see `ShardLoader.load`."""
+        self._check_may_use(request.trainer, request.directory)
+        trainer = request.trainer.id
+        found = self._loader.load(request.directory, request.save)
+        restored, step = self._loader.inform(trainer)
+        part = found.trainer_part() if found else None
+        status = self._statuses[trainer][1] if trainer in self._statuses else None
+        return control_pb2.LoadReply(
+            directory=str(found.directory) if found else "",
+            restored=restored,
+            step=step,
+            part_bytes=self._parts.offer_download(trainer, part or b""),
+            saves=self._loader.candidates,
+            status=status if status is not None else self._loader.status_of(trainer, found) or b"",
+            apart=found is not None and str(trainer) in found.manifest.steps,
+        )
 
-    @property
-    def _name(self) -> str:
-        """What this server's part of a checkpoint is called."""
-        return f"{self._plan.server}-of-{len(self._plan.endpoints)}"
+    def upload_part(self, request: control_pb2.PartRequest) -> control_pb2.PartReply:
+        """Receive a chunk of trainer 0's part, before the save that will have it."""
+        self._check_joined(request.trainer)
+        self._parts.upload(request.save, request.offset, request.data)
+        return control_pb2.PartReply()
+
+    def download_part(self, request: control_pb2.FoundPartRequest) -> control_pb2.FoundPartReply:
+        """Return a chunk of the part that the last load has offered to the trainer."""
+        self._check_joined(request.trainer)
+        return control_pb2.FoundPartReply(data=self._parts.download(request.trainer.id, request.offset))
+
+    def set_status(self, request: control_pb2.StatusRequest) -> control_pb2.StatusReply:
+        """Receive the status of a trainer other than 0, for the following checkpoints."""
+        self._check_joined(request.trainer)
+        self._statuses[request.trainer.id] = request.step, request.part
+        return control_pb2.StatusReply()
+
+    def write(self, request: control_pb2.WriteRequest) -> control_pb2.WriteReply:
+        """Store a value that a trainer's script has written to a block."""
+        self._check_joined(request.trainer)
+        self._loader.write(request.block, request.value)
+        return control_pb2.WriteReply()
 
     def _write_rows(self, path: Path, save: str, copy: RowCopy, base: BaseRecord | None) -> FileRecord:
-        table, shards = self._shard.tables.names[copy.table], self._plan.table_shards
+        table, shards = self._shard.tables.names[copy.table], self._shard.plan.table_shards
         record = RowsRecord(table, shards, copy.updates, base)
         copy.count()
         return write_rows(path, save, f"{self._name}-table-{copy.table}", record, copy.snapshot, copy.parts())
 
-    def _check_may_write(self, path: Path, rows: Iterable[RowCopy]) -> ExitStack:
-        """Check what was copied and where it goes; return what lets rows go, as a refusal does."""
-        with ExitStack() as closing:
-            for copy in rows:
-                closing.callback(copy.close)
-            self._check_stepped()
-            self._claims.hold(path)
-            return closing.pop_all()
-
     def _steps_of(self, trainers: Iterable[int], step: int | None) -> dict[int, int]:
-        """Return the steps of trainers that are not in step; otherwise check that all have made this one."""
+        """Return the step of each trainer; with a common step, check that the blocks are at it instead."""
         if not self._shard.blocks and not len(self._shard.tables):
             return {}
         if step is None:
@@ -246,26 +292,158 @@ class Keeper:
             )
         return {}
 
-    def _check_stepped(self) -> None:
-        """Refuse to save what a failed step has left: a block may be half stepped, and nobody meant it."""
-        self._mode.missing()
+    def _check_joined(self, trainer: control_pb2.Trainer) -> None:
+        with self._changed:
+            self._membership.check_joined(trainer.id, trainer.attempt)
+
+    def _check_may_use(self, trainer: control_pb2.Trainer, directory: str) -> None:
+        """Refuse a trainer that has not joined, and a directory outside of the job's folder."""
+        self._check_joined(trainer)
+        if not self._folder or not directory:
+            return
+        # Resolved, as a link in the folder may lead out of it.
+        if not Path(directory).resolve().is_relative_to(Path(self._folder).resolve()):
+            raise ConfigurationError(
+                f"{directory} is not in {self._folder}, where the checkpoints of this job are "
+                "(FLEET_CHECKPOINT_DIR); for a trainer, servers read, write and remove files nowhere else. "
+                "To begin with a checkpoint from elsewhere, have the servers load it themselves: "
+                "fleet.init_server(model_dir)"
+            )
 
 
-def _is_there(path: Path, size: int) -> bool:
-    return path.is_file() and path.stat().st_size == size
+class PartTransfer:
+    """Trainer 0's part in transit, in chunks: it may be larger than a message. Any thread may call."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._save, self._uploaded = "", bytearray()
+        self._offered: dict[int, bytes] = {}
+        """By trainer, the part that it may download."""
+
+    def upload(self, save: str, offset: int, data: bytes) -> None:
+        """Append a chunk of a save's part; the offset 0 begins a new part.
+
+        Raises
+        ------
+        ConfigurationError
+            The chunk does not follow the previous one.
+        """
+        with self._lock:
+            if not offset:
+                self._save, self._uploaded = save, bytearray()
+            if (save, offset) != (self._save, len(self._uploaded)):
+                raise ConfigurationError(
+                    f"a chunk of the trainer's part of the save {save!r} begins at {offset}; "
+                    f"expected one of {self._save!r} at {len(self._uploaded)}: save again"
+                )
+            self._uploaded += data
+
+    def take_upload(self, save: str, size: int) -> bytes | bytearray:
+        """Remove and return the part of a save; empty for a size of 0.
+
+        Raises
+        ------
+        FleetError
+            The part is of another save, or incomplete.
+        """
+        if not size:
+            return b""
+        with self._lock:
+            found, uploaded = self._save, self._uploaded
+            self._save, self._uploaded = "", bytearray()
+        if (found, len(uploaded)) != (save, size):
+            raise FleetError(
+                f"the trainer's part of the save {save!r} has {size} bytes, and {len(uploaded)} have arrived "
+                f"of {found!r}: save again"
+            )
+        return uploaded
+
+    def offer_download(self, trainer: int, part: bytes) -> int:
+        """Let a trainer download a part, which replaces the previous one; return its size."""
+        with self._lock:
+            self._offered[trainer] = part
+        return len(part)
+
+    def download(self, trainer: int, offset: int) -> bytes:
+        """Return the chunk at an offset; empty at the end."""
+        with self._lock:
+            part = self._offered.get(trainer, b"")
+        return part[offset : offset + _CHUNK_BYTES]
 
 
-def _write_parts(
-    path: Path,
-    save: str,
-    first: bytes | bytearray,
-    statuses: Mapping[int, tuple[int, bytes]],
-    step: int | None,
-) -> list[FileRecord]:
-    """Write trainer 0's part, unless it is empty, and what others have said, at this step if it is given."""
-    if not first:
-        return []
-    others = {
-        trainer: part for trainer, (made, part) in dict(statuses).items() if step is None or made == step
-    }
-    return [write_trainer_part(path, save, part, trainer) for trainer, part in ({0: first} | others).items()]
+@dataclass(frozen=True, slots=True)
+class _Base:
+    directory: Path
+    save: str
+    updates: int
+    """The number of updates that the table had received."""
+
+
+class _Bases:
+    """By table, the newest checkpoint of all rows that this server wrote, on which incremental ones build."""
+
+    def __init__(self) -> None:
+        self._committed: dict[int, _Base] = {}
+        self._begun: dict[int, _Base] = {}
+        """Those of the latest save, which may never be committed."""
+
+    def updates_since(self, directory: Path) -> dict[int, int]:
+        """Return for each table with a base beside `directory` the updates that the base has."""
+        found = {
+            table: base.updates
+            for table, base in self._committed.items()
+            if base.directory.parent == directory.parent and _still_exists(base)
+        }
+        if not found:
+            _log.info("%s gets all rows: there is no checkpoint of all rows beside it yet", directory)
+        return found
+
+    def begin(
+        self, directory: Path, save: str, copies: Collection[RowCopy]
+    ) -> Mapping[int, BaseRecord | None]:
+        """Record a save that is about to write rows; return the base of each table's file.
+
+        A table whose rows are all written has no base until the save is committed.
+        """
+        self._begun = {}
+        records: dict[int, BaseRecord | None] = {}
+        for copy in copies:
+            records[copy.table] = None
+            if copy.snapshot.since is not None:
+                base = self._committed[copy.table]
+                records[copy.table] = BaseRecord(base.directory.name, base.save)
+                continue
+            self._committed.pop(copy.table, None)
+            # A checkpoint without a number may be replaced in its place, so nothing may build on it.
+            if directory.name.startswith(CHECKPOINT_PREFIX):
+                self._begun[copy.table] = _Base(directory, save, copy.updates)
+        return records
+
+    def committed(self, save: str) -> None:
+        """Use a save as a base from now on."""
+        self._committed |= {table: base for table, base in self._begun.items() if base.save == save}
+
+
+def _still_exists(base: _Base) -> bool:
+    try:
+        return Manifest.read(base.directory).save == base.save
+    except CheckpointError:
+        return False
+
+
+def _in_background(save: str, write: Callable[[], list[FileRecord]]) -> Future[list[FileRecord]]:
+    """Write the files of a save in a thread of its own."""
+    files: Future[list[FileRecord]] = Future()
+
+    def run() -> None:
+        try:
+            with for_saves.lent():
+                files.set_result(write())
+        except (FleetError, OSError) as error:
+            files.set_exception(error)
+        except BaseException as error:  # noqa: BLE001 - the trainer must not wait in vain
+            files.set_exception(FleetError(f"the save {save} failed: {error!r}"))
+
+    # A daemon: a server that ends does not wait for a disk that hangs.
+    threading.Thread(target=run, name="fleet-writes", daemon=True).start()
+    return files

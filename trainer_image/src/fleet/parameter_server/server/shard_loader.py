@@ -1,25 +1,29 @@
-"""How a server takes what it owns from a checkpoint, and what it has taken."""
+"""Loading a server's shard from a checkpoint, and which trainers know what is loaded.
+
+A checkpoint is loaded before training begins, by the server itself or at a trainer's request. A trainer that
+joined before the load holds other values: it may not begin a step until it has asked what is loaded.
+"""
 
 import logging
 import threading
-from collections.abc import Collection, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 from fleet.checkpoint import (
     Checkpoint,
     Claims,
     FileRecord,
-    Piece,
-    base_of,
-    check_each,
+    check_files,
     cut_state,
-    files_of,
-    have_state,
-    none_is_whole,
+    list_checkpoints,
+    list_whole_numbers,
+    no_whole_checkpoint,
+    open_base,
     read_rows,
-    saves_in,
-    tell_passed_over,
-    whole_numbers,
+    row_files,
+    rows_have_state,
+    warn_of_skipped,
 )
 from fleet.errors import CheckpointError, ConfigurationError
 from fleet.parameter_server.modes import ResumesEach, ServerMode, mode_of_server
@@ -29,176 +33,255 @@ from fleet.parameter_server.store import Put
 from fleet.parameter_server.table_store import RowPut
 from fleet.plan import facts_of_training
 from fleet.plan.blocks import PlannedBlock
-from fleet.plan.job import ServerPlan
 from fleet.process.resources import for_saves
+from fleet.role_maker import JobIdentity
 
-__all__ = ["Loader"]
+__all__ = ["ShardLoader"]
 
 _log = logging.getLogger(__name__)
 
 
-class Loader:
-    """Loads one server's shard. `load` and `whole` are called by one thread at a time.
+class ShardLoader:
+    """Loads one server's shard. Any thread may call.
 
     Parameters
     ----------
-    plan : ServerPlan
     shard : Shard
     mode : ServerMode
-    claims : Claims
-        Of this server on folders of checkpoints.
+    job : JobIdentity
+        The job and attempt of this server, for its claims.
     """
 
-    def __init__(self, plan: ServerPlan, shard: Shard, mode: ServerMode, claims: Claims) -> None:
+    def __init__(self, shard: Shard, mode: ServerMode, job: JobIdentity) -> None:
         self.restored = ""
-        """The random name of the checkpoint that was loaded; empty when training began anew."""
-        self.saves: list[str] = []
-        """The checkpoints that were whole here when one was loaded last, the newest first."""
-        self.begun = False
-        """Whether a gradient has come, or is about to."""
-        self.loading = threading.Lock()
-        """Held while values change, and never while a disk is read: what is read with it belongs together."""
-        self._plan = plan
+        """The random name of the loaded checkpoint; empty if training began with initial values."""
+        self.saved: list[str] = []
+        """The saves committed here since then, oldest first."""
+        self.candidates: list[str] = []
+        """The checkpoints that were whole here at the last load, newest first."""
+        self.disk_lock = threading.Lock()
+        """Held while a checkpoint is read or written here, so that only one is."""
+        self.claims = Claims(f"server-{shard.plan.server}", job)
+        """The server's claims on folders of checkpoints."""
+        self._plan = shard.plan
         self._shard = shard
         self._mode = mode
-        self._claims = claims
+        self._values_lock = threading.Lock()
+        """Held while a load changes values. Never held during disk I/O, as trainers wait for it to join."""
+        self._begun = False
+        """Whether training has begun: a gradient has arrived, or is about to."""
+        self._known: dict[int, str] = {}
+        """By trainer, the checkpoint that it knows to be loaded."""
         self._loaded: Checkpoint | None = None
         self._folder = self._loaded_from = ""
         self._damaged: dict[tuple[Path, str], CheckpointError] = {}
-        """What is wrong with checkpoints that were read, by directory and random name."""
-        self._told: set[str] = set()
-        self._verified: dict[tuple[int, ...], str] = {}
-        """The digests of files that were read, by what tells a file and its age."""
+        """Why earlier reads of checkpoints failed, by `Checkpoint.key`."""
+        self._warned: set[str] = set()
+        self._digests: dict[tuple[int, ...], str] = {}
+        """See `Checkpoint.verify`."""
 
     @property
     def history(self) -> Sequence[str] | None:
-        """The saves up to the one with which training began, the newest last; None where nobody knows."""
+        """The saves of this training, oldest first; None if those before the load are unknown."""
         if self._loaded is None:
-            return ()
+            return self.saved
         manifest = self._loaded.manifest
-        return None if manifest.after is None else (*manifest.after, manifest.save)
+        return None if manifest.after is None else [*manifest.after, manifest.save, *self.saved]
+
+    def inform(self, trainer: int) -> tuple[str, int]:
+        """Return what is loaded and the trainer's next step, atomically; the trainer knows it from now on."""
+        with self._values_lock:
+            self._known[trainer] = self.restored
+            return self.restored, self._mode.step_of(trainer)
+
+    def position(self) -> tuple[str, int]:
+        """Return what is loaded and the step of the training, atomically."""
+        with self._values_lock:
+            return self.restored, self._mode.step
+
+    def begin_step(self, trainer: int) -> None:
+        """Let a trainer begin a step.
+
+        Raises
+        ------
+        ConfigurationError
+            The trainer has values from before the load.
+        """
+        with self._values_lock:
+            if self._known.get(trainer, "") == self.restored:
+                self._begun = True
+                return
+        raise ConfigurationError(
+            f"trainer {trainer} began a step with the values from before the save {self.restored} was "
+            "loaded; expected every trainer to call fleet.load_check_point or load_persistables before its "
+            "first step, or the servers to load: fleet.init_server(model_dir)"
+        )
+
+    @contextmanager
+    def step_to_answer(self, trainer: int, step: int) -> Iterator[int]:
+        """Yield the step whose values answer a pull; no checkpoint is loaded meanwhile.
+
+        A trainer that joined just before a load asks for values that are gone. It gets the present ones: it
+        trains on neither, because it has to load the checkpoint itself or is refused.
+        """
+        # Nothing is loaded once training has begun, so the hot path takes no lock.
+        with nullcontext() if self._begun else self._values_lock:
+            knows = self._known.get(trainer, "") == self.restored
+            yield step if knows else self._mode.step_of(trainer)
+
+    def write(self, block: int, value: bytes) -> None:
+        """Store a value that a trainer's script has written to a block."""
+        with self._values_lock:
+            self._shard.write(block, value)
 
     @for_saves.lent()
-    def load(self, directory: str, save: str, own: Collection[str]) -> Checkpoint | None:
-        """Take values and state from a checkpoint, unless training has begun with it or its successors.
+    def load(self, directory: str, save: str = "") -> Checkpoint | None:
+        """Load values and optimizer state, unless training has begun from this checkpoint or its successors.
 
         Parameters
         ----------
         directory : str
-            A checkpoint, or a folder of numbered ones. Empty: where this server has looked last.
+            A checkpoint, or a folder of numbered ones; empty for the directory of the last call.
         save : str
-            Which one, by its random name. Otherwise the newest that is whole here; a server that has loaded
-            one from this directory keeps to it. With neither, nothing is loaded.
-        own : collection of str
-            The random names of what this server has saved.
+            The random name of the checkpoint to load; empty for the newest whole one. A server that has
+            loaded a checkpoint from this directory keeps it. If both are empty, nothing is loaded.
 
         Returns
         -------
         Checkpoint or None
-            What is loaded; where training goes on from it, the newest that this server has saved since. None
-            where there is none, or the one that `save` names is not whole: then `saves` is without it.
+            The loaded checkpoint; if training goes on from it, the newest one that this server has saved
+            since. None if there is no checkpoint, or if the one named `save` is damaged, which is then not
+            among the `candidates`.
 
         Raises
         ------
         CheckpointError
-            It is of another model, or none is whole.
+            The checkpoint is of another model, or none is whole.
         ConfigurationError
             Training has begun with other values.
         """
-        self._folder = str(Path(directory)) if directory else self._folder
-        if not self._folder or not (directory or save):
-            return self._loaded
-        folder = Path(self._folder)
-        self._claims.renew(folder)
-        found, damage = saves_in(folder, self._check_sizes)
-        self.saves = [each.manifest.save for each in found if _key(each) not in self._damaged]
-        touched, kept = self.begun, {self.restored}
-        if touched:
-            kept |= set(own)
-        stays = touched or self._folder == self._loaded_from
-        ours = [each for each in found if stays and each.manifest.save in kept]
-        wanted = [each for each in found if each.manifest.save == save] if save else ours or found
-        try:
-            chosen = next((each for each in wanted if self._take(each, each in ours, damage)), None)
-        except ConfigurationError:
-            self._tell(damage, "nothing: the next one is refused")
-            raise
-        if chosen is not None and chosen.manifest.save == self.restored:
-            chosen = self._loaded  # with what was read of it: the files may be gone
-        elif chosen is None and touched and damage and not save:
-            chosen = self._loaded
-        if chosen is None and damage and not save:
-            raise none_is_whole(folder, damage, self._check_alternative)
-        self._tell(
-            damage, str(chosen.directory) if chosen is not None else "what the other servers have whole"
-        )
-        return chosen
+        with self.disk_lock:
+            self._folder = str(Path(directory)) if directory else self._folder
+            if not self._folder or not (directory or save):
+                return self._loaded
+            folder = Path(self._folder)
+            self.claims.renew(folder)
+            found, damage = list_checkpoints(folder, self._check_sizes)
+            self.candidates = [each.manifest.save for each in found if each.key not in self._damaged]
+            begun = self._begun
+            # Of this training: never loaded again, as its values are here or newer.
+            own = {self.restored, *self.saved} if begun else {self.restored}
+            keeps = begun or self._folder == self._loaded_from
+            ours = [each for each in found if keeps and each.manifest.save in own]
+            wanted = [each for each in found if each.manifest.save == save] if save else ours or found
+            try:
+                chosen = next((each for each in wanted if self._take(each, each in ours, damage)), None)
+            except ConfigurationError:
+                self._warn(damage, "nothing: the next one is refused")
+                raise
+            if chosen is not None and chosen.manifest.save == self.restored:
+                chosen = self._loaded  # it has read the trainers' parts, whose files may be gone
+            elif chosen is None and begun and damage and not save:
+                chosen = self._loaded
+            if chosen is None and damage and not save:
+                raise no_whole_checkpoint(folder, damage, self._check_alternative)
+            used = str(chosen.directory) if chosen is not None else "a checkpoint that the other servers have"
+            self._warn(damage, used)
+            return chosen
+
+    def status_of(self, trainer: int, found: Checkpoint | None) -> bytes | None:
+        """Return the status of a trainer other than 0 in a checkpoint, if it is there."""
+        with self.disk_lock:
+            return found.status_of(trainer) if found is not None and trainer else None
+
+    def whole_numbers(self, directory: str) -> list[int]:
+        """Return the numbers of a folder's whole checkpoints; only this server's own files are verified."""
+
+        def check(checkpoint: Checkpoint) -> None:
+            spans = [(block.param, block.begin, block.end) for block in self._shard.blocks.values()]
+            checkpoint.verify(self._digests, spans)
+            for base in checkpoint.manifest.bases:
+                open_base(checkpoint, base).verify(self._digests, ())
+
+        with self.disk_lock:
+            return list_whole_numbers(Path(directory), check)
 
     def _take(self, checkpoint: Checkpoint, is_ours: bool, damage: list[CheckpointError]) -> bool:
-        """Load a checkpoint, or of one of this training read the trainers' parts; False if it is damaged."""
+        """Load a checkpoint, or read the trainers' parts of one of this training; False if it is damaged."""
         if checkpoint.manifest.save == self.restored:
             return True
-        if _key(checkpoint) in self._damaged:
-            damage.append(self._damaged[_key(checkpoint)])
+        if checkpoint.key in self._damaged:
+            damage.append(self._damaged[checkpoint.key])
             return False
         if not is_ours:
-            self._check_untouched(checkpoint)
+            self._check_not_begun(checkpoint)
             self._check_training(checkpoint)
         try:
             if is_ours:
                 checkpoint.keep_parts()
                 return True
-            found_here = self._read(checkpoint)  # may take long, and holds nobody up who joins
+            content = self._read(checkpoint)  # may take long, and trainers may join meanwhile
         except CheckpointError as error:
-            self._damaged[_key(checkpoint)] = error
-            self.saves.remove(checkpoint.manifest.save)
+            self._damaged[checkpoint.key] = error
+            self.candidates.remove(checkpoint.manifest.save)
             damage.append(error)
             return False
         self._check_state_has_place(checkpoint)
-        with self.loading:
-            self._check_untouched(checkpoint)  # again: somebody may have begun meanwhile
-            self._restore(checkpoint, found_here)
+        with self._values_lock:
+            self._check_not_begun(checkpoint)  # again: a trainer may have begun meanwhile
+            self._restore(checkpoint, content)
         return True
 
-    def _tell(self, damage: Sequence[CheckpointError], used: str) -> None:
-        """Tell of damage once, however often it is found."""
-        new = [reason for reason in dict.fromkeys(map(str, damage)) if reason not in self._told]
-        self._told.update(new)
-        tell_passed_over(new, used)
+    def _read(self, checkpoint: Checkpoint) -> list[Put | RowPut]:
+        """Read the whole shard before any value changes: a damaged file must not leave half a model."""
+        check_files(self._needed_files(checkpoint), Checkpoint.verify_file)
+        checkpoint.keep_parts()
+        content: list[Put | RowPut] = []
+        for block in by_block(self._shard.blocks.values()):
+            content += _read_block(checkpoint, block)
+        for table in self._plan.tables:
+            rows = read_rows(checkpoint, table.config, self._plan.table_shards)
+            content.append(RowPut(table.number, *rows))
+        return content
 
-    def whole(self, directory: str) -> list[int]:
-        """Return the numbers of those that are whole, as far as this server sees; its own files are read."""
+    def _restore(self, checkpoint: Checkpoint, content: Sequence[Put | RowPut]) -> None:
+        for put in content:
+            if isinstance(put, Put):
+                self._shard.store.apply(put)
+            else:
+                self._shard.tables.apply(put)
+        manifest = checkpoint.manifest
+        self._mode.resume(manifest.step)
+        if isinstance(self._mode, ResumesEach):
+            self._mode.resume_each({int(trainer): step for trainer, step in manifest.steps.items()})
+        self._loaded, self.restored, self._loaded_from = checkpoint, manifest.save, self._folder
+        self.saved.clear()  # they belong to the training before
+        _log.info(
+            "parameter server %s continues at step %d, from %s",
+            self._plan.endpoint,
+            manifest.step,
+            checkpoint.directory,
+        )
 
-        def check(checkpoint: Checkpoint) -> None:
-            spans = [(block.param, block.begin, block.end) for block in self._shard.blocks.values()]
-            checkpoint.verify(self._verified, spans)
-            for base in checkpoint.manifest.bases:
-                base_of(checkpoint, base).verify(self._verified, ())
-
-        return whole_numbers(Path(directory), check)
-
-    def _files(self, checkpoint: Checkpoint) -> list[tuple[Checkpoint, FileRecord]]:
+    def _needed_files(self, checkpoint: Checkpoint) -> list[tuple[Checkpoint, FileRecord]]:
         """Return the files that this server needs, each with the checkpoint that has it."""
         blocks = self._shard.blocks.values()
         dense = checkpoint.files_with((block.param, block.begin, block.end) for block in blocks)
         return [(checkpoint, file) for file in dense] + [
             (found, file)
             for name in self._shard.tables.names.values()
-            for found, file, _ in files_of(checkpoint, name, self._plan.table_shards)
+            for found, file, _ in row_files(checkpoint, name, self._plan.table_shards)
         ]
 
     def _check_sizes(self, checkpoint: Checkpoint) -> None:
-        check_each(self._files(checkpoint), Checkpoint.check_size)
-
-    def _check_contents(self, checkpoint: Checkpoint) -> None:
-        check_each(self._files(checkpoint), Checkpoint.checked)
+        check_files(self._needed_files(checkpoint), Checkpoint.check_size)
 
     def _check_alternative(self, checkpoint: Checkpoint) -> None:
         self._check_training(checkpoint)
-        self._check_contents(checkpoint)
+        check_files(self._needed_files(checkpoint), Checkpoint.verify_file)
 
-    def _check_untouched(self, checkpoint: Checkpoint) -> None:
-        if self.begun:
+    def _check_not_begun(self, checkpoint: Checkpoint) -> None:
+        if self._begun:
             raise ConfigurationError(
                 f"{checkpoint.directory} was not loaded: training has begun with other values; expected "
                 "every trainer to call fleet.load_check_point or load_persistables before its first step, or "
@@ -210,66 +293,31 @@ class Loader:
         checkpoint.check(facts_of_training(self._plan.agreement), trainers_step=trainers_step)
 
     def _check_state_has_place(self, checkpoint: Checkpoint) -> None:
-        trainers_step = mode_of_server(self._plan).steps_locally
-        if trainers_step and (checkpoint.has_state or self._rows_have_state(checkpoint)):
+        names, shards = self._shard.tables.names.values(), self._plan.table_shards
+        if mode_of_server(self._plan).steps_locally and (
+            checkpoint.has_state or any(rows_have_state(checkpoint, name, shards) for name in names)
+        ):
             raise CheckpointError(
                 f"{checkpoint.directory} has the state of optimizers on the servers, and here trainers have "
                 "optimizers of their own, which would begin without; load it in a mode in which servers "
                 "step, or begin with the values alone: fleet.save_inference_model, then load_state_dict"
             )
 
-    def _rows_have_state(self, checkpoint: Checkpoint) -> bool:
-        names, shards = self._shard.tables.names.values(), self._plan.table_shards
-        return any(have_state(checkpoint, name, shards) for name in names)
-
-    def _read(self, checkpoint: Checkpoint) -> list[Put | RowPut]:
-        """Read all of it before any of it is used: a corrupt file must not leave half a model."""
-        self._check_contents(checkpoint)
-        checkpoint.keep_parts()
-        read: list[Put | RowPut] = []
-        for block in by_block(self._shard.blocks.values()):
-            pieces = _read_block(checkpoint, block)
-            read += [Put(number, piece.value, piece.state) for number, piece in pieces.items()]
-        for table in self._plan.tables:
-            read.append(RowPut(table.number, *read_rows(checkpoint, table.config, self._plan.table_shards)))
-        return read
-
-    def _restore(self, checkpoint: Checkpoint, found: Sequence[Put | RowPut]) -> None:
-        for put in found:
-            if isinstance(put, Put):
-                self._shard.store.apply(put)
-            else:
-                self._shard.tables.apply(put)
-        self._mode.resume(checkpoint.manifest.step)
-        if isinstance(self._mode, ResumesEach):
-            self._mode.resume_each(
-                {int(trainer): step for trainer, step in checkpoint.manifest.steps.items()}
-            )
-        self._loaded, self.restored, self._loaded_from = checkpoint, checkpoint.manifest.save, self._folder
-        _log.info(
-            "parameter server %s goes on at step %d, from %s",
-            self._plan.endpoint,
-            checkpoint.manifest.step,
-            checkpoint.directory,
-        )
+    def _warn(self, damage: Sequence[CheckpointError], used: str) -> None:
+        """Log each reason once, however often it is found."""
+        new = [reason for reason in dict.fromkeys(map(str, damage)) if reason not in self._warned]
+        self._warned.update(new)
+        warn_of_skipped(new, used)
 
 
-def _key(checkpoint: Checkpoint) -> tuple[Path, str]:
-    return checkpoint.directory, checkpoint.manifest.save
-
-
-def _read_block(checkpoint: Checkpoint, pieces: Sequence[PlannedBlock]) -> dict[int, Piece]:
+def _read_block(checkpoint: Checkpoint, pieces: Sequence[PlannedBlock]) -> list[Put]:
     """Read a block once, and cut it into its pieces."""
     first, last = pieces[0], pieces[-1]
     shape = (sum(piece.shape[0] for piece in pieces), *first.shape[1:]) if len(pieces) > 1 else first.shape
     found = checkpoint.piece(first.param, first.begin, last.end, shape)
-    return {
-        piece.id: Piece(
-            piece.param,
-            piece.begin,
-            piece.end,
-            found.value.reshape(-1)[piece.begin - first.begin : piece.end - first.begin].view(piece.shape),
-            cut_state(found.state, shape, piece.begin - first.begin, piece.end - first.begin, piece.shape),
-        )
-        for piece in pieces
-    }
+    puts = []
+    for piece in pieces:
+        begin, end = piece.begin - first.begin, piece.end - first.begin
+        value = found.value.reshape(-1)[begin:end].view(piece.shape)
+        puts.append(Put(piece.id, value, cut_state(found.state, shape, begin, end, piece.shape)))
+    return puts

@@ -11,10 +11,10 @@ from fleet.parameter_server.modes import Answer, ServerMode, Work
 from fleet.parameter_server.naming import name_trainers
 from fleet.parameter_server.server.admission import Admission
 from fleet.parameter_server.server.barriers import Barriers
-from fleet.parameter_server.server.checkpoints import ServerCheckpoints
 from fleet.parameter_server.server.membership import Membership
 from fleet.parameter_server.server.overrun import Overrun
 from fleet.parameter_server.server.serving import Serving
+from fleet.parameter_server.server.shard_loader import ShardLoader
 from fleet.parameter_server.server.step_pool import StepPool
 from fleet.parameter_server.server.trainer_session import SessionOwner, TrainerSession
 from fleet.parameter_server.transport.connection import BrokenConnectionError
@@ -42,7 +42,7 @@ class Trainers:
     serving : Serving
         Guards the membership.
     mode : ServerMode
-    checkpoints : ServerCheckpoints
+    loader : ShardLoader
     barriers : Barriers
     overrun : Overrun
     pool : StepPool
@@ -58,7 +58,7 @@ class Trainers:
         clock: WatchClock,
         serving: Serving,
         mode: ServerMode,
-        checkpoints: ServerCheckpoints,
+        loader: ShardLoader,
         barriers: Barriers,
         overrun: Overrun,
         pool: StepPool,
@@ -71,7 +71,7 @@ class Trainers:
         self._clock = clock
         self._serving = serving
         self._mode = mode
-        self._checkpoints = checkpoints
+        self._loader = loader
         self._barriers = barriers
         self._overrun = overrun
         self.pool = pool
@@ -109,7 +109,7 @@ class Trainers:
             with self._serving.changed:
                 self._serving.check()  # again: whoever ends the others would not know of this one
                 self.sessions[trainer] = session
-        restored, step = self._checkpoints.tell(trainer)
+        restored, step = self._loader.inform(trainer)
         self._overrun.joined(trainer, again=again)
         _log.log(
             logging.WARNING if again else logging.INFO,
@@ -168,13 +168,13 @@ class Trainers:
     # What the sessions report.
 
     def begins(self, trainer: int) -> None:
-        """Let a trainer begin a step; see `ServerCheckpoints.begins`."""
-        self._checkpoints.begins(trainer)
+        """Let a trainer begin a step; see `ShardLoader.begin_step`."""
+        self._loader.begin_step(trainer)
         self._overrun.begins(trainer)
 
     def step_to_answer(self, trainer: int, step: int) -> AbstractContextManager[int]:
-        """Give the step whose values a trainer gets that asks; see `ServerCheckpoints.step_to_answer`."""
-        return self._checkpoints.step_to_answer(trainer, step)
+        """Give the step whose values a trainer gets that asks; see `ShardLoader.step_to_answer`."""
+        return self._loader.step_to_answer(trainer, step)
 
     def do(self, session: TrainerSession, followed: Sequence[Answer] | Work, received_bytes: int) -> None:
         """Send what follows from a gradient that was so long, or do what it makes possible.

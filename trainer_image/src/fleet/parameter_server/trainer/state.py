@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fleet.parameter_server.control.state_stream import join_states
+from fleet.parameter_server.control.checkpoints import join_states
 from fleet.parameter_server.trainer.calls import ServerCalls
 from fleet.plan.job import TrainerPlan
 

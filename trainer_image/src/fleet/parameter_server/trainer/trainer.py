@@ -117,7 +117,7 @@ class Trainer:
         """Join the servers and take their values; see `Client.start`."""
         self._client.start(look, told)
         try:
-            self.checkpoints.take_part()
+            self.checkpoints.restore_own_part()
         except BaseException:
             self._client.close()
             raise
@@ -201,7 +201,7 @@ class Trainer:
             push_alone(self._client, self.steps.settle)
 
     def save(self, directory: str, status: TrainStatus) -> None:
-        """Save a checkpoint; see `TrainerCheckpoints.save`.
+        """Save a checkpoint; see `Saver.save`.
 
         Raises
         ------
@@ -213,7 +213,7 @@ class Trainer:
         self.checkpoints.save(directory, status)
 
     def save_numbered(self, folder: str, status: TrainStatus, *, keep: int, incremental: bool = False) -> int:
-        """Save a checkpoint under a folder's next number; see `TrainerCheckpoints.save_numbered`.
+        """Save a checkpoint under a folder's next number; see `Saver.save_numbered`.
 
         Raises
         ------
@@ -222,7 +222,7 @@ class Trainer:
         """
         self.steps.flow.check_nothing_in_flight("a checkpoint was asked for")
         self.steps.settle()
-        return self.checkpoints.save_numbered(folder, status, keep, incremental=incremental)
+        return self.checkpoints.save_numbered(folder, status, keep=keep, incremental=incremental)
 
     def hand_in(self, status: TrainStatus) -> None:
         """Say how far this trainer's script has come; see `TrainerCheckpoints.hand_in`.
@@ -238,7 +238,6 @@ class Trainer:
 
     def clean(self, folder: str, keep: int) -> None:
         """Remove a folder's checkpoints but the newest."""
-        self.checkpoints.background.wait()
         self.checkpoints.clean(folder, keep)
 
     def load(self, directory: str) -> TrainStatus | None:
@@ -250,7 +249,7 @@ class Trainer:
             Gradients have been sent, and ``step()`` was not called.
         """
         self.steps.flow.check_nothing_in_flight("a checkpoint was to be loaded")
-        self.checkpoints.background.wait()
+        self.checkpoints.wait()
         status, other_values = self.checkpoints.load(directory)
         if other_values:
             self._finite.lost_rows.clear()
@@ -273,7 +272,7 @@ class Trainer:
         """
         if self.steps_locally:  # the last changes are still to leave
             self._check_dtypes()
-        self.checkpoints.background.end()
+        self.checkpoints.finish()
         self.steps.stop()
         if self._joined_at:
             note_steps_past(self.plan.trainer_id, self._client.calls)
