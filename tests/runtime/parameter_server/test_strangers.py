@@ -21,8 +21,8 @@ from fleet.errors import ConfigurationError, FleetError
 from fleet.parameter_server.control.channel import open_channel
 from fleet.parameter_server.control.guard import MOST_TRIES, Prover, prover_of
 from fleet.parameter_server.control.proto import control_pb2, control_pb2_grpc
-from fleet.parameter_server.server import server as server_module
 from fleet.parameter_server.trainer.trainer import Trainer
+from fleet.parameter_server.transport import handshake
 from fleet.plan import ClipGradByGlobalNorm
 from fleet.process.connections import HalfOpen
 from fleet.wire import Header, Hello, Kind, Side, job_hash, pack_header
@@ -316,10 +316,10 @@ def test_a_trainer_tells_nothing_to_a_server_without_the_key(monkeypatch: pytest
         connected.sendall(bytes(MAC_BYTES))
         heard.append(connected.recv(1))
 
-    monkeypatch.setattr("fleet.parameter_server.server.server.accept", impostor)
+    monkeypatch.setattr("fleet.parameter_server.transport.handshake.accept", impostor)
     with loopback(key=KEY, settings=replace(QUICK, retry_times=0)) as job:
         trainer, _, _ = job.make_trainer()
-        with pytest.raises(FleetError, match="what listens there has not the key of this job"):
+        with pytest.raises(FleetError, match="the server there does not have this job's key"):
             trainer.start()
     assert [len(each) for each in heard] == [CHALLENGE_BYTES + MAC_BYTES, 0]
 
@@ -329,7 +329,7 @@ def test_of_many_that_never_greet_few_are_kept_and_none_keeps_a_trainer_out(
     key: bytes, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr("fleet.parameter_server.transport.handshake.GREETING_SECONDS", 60.0)
-    monkeypatch.setattr(server_module, "HalfOpen", lambda: HalfOpen(seconds=60.0))
+    monkeypatch.setattr(handshake, "HalfOpen", lambda: HalfOpen(seconds=60.0))
     with loopback(key=key) as job, contextlib.ExitStack() as opened:
         before = threading.active_count()
         for _ in range(300):
@@ -434,7 +434,7 @@ def test_what_has_proved_the_key_once_may_be_silent(job: Loopback, open_connecti
 
 def test_a_greeting_has_a_deadline_as_a_whole(monkeypatch: pytest.MonkeyPatch):
     """One byte after the other, each well before the next time-out, is no way to stay."""
-    monkeypatch.setattr(server_module, "HalfOpen", lambda: HalfOpen(seconds=0.5))
+    monkeypatch.setattr(handshake, "HalfOpen", lambda: HalfOpen(seconds=0.5))
     with loopback() as job, socket.create_connection(data_port(job), timeout=10) as connected:
         connected.settimeout(0.1)
         for byte in pack_header(Header(Kind.HELLO, 0, 0, 0))[:20]:
@@ -476,9 +476,7 @@ def test_without_a_key_a_server_listens_on_a_loopback_address_only_and_says_so(
             assert reaches("127.0.0.2", each) is bool(key)
     finally:
         job.close()
-    assert ("no key of the job (FLEET_JOB_KEY), so it listens on 127.0.0.1 only" in caplog.text) is not bool(
-        key
-    )
+    assert ("no job key (FLEET_JOB_KEY), so it listens on 127.0.0.1 only" in caplog.text) is not bool(key)
 
 
 def address_in_the_network() -> str:

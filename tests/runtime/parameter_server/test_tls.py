@@ -22,9 +22,9 @@ from fleet.parameter_server.certificates import Certificates
 from fleet.parameter_server.control.channel import ServerStub, check_encrypts, open_channel
 from fleet.parameter_server.control.guard import Prover, prover_of
 from fleet.parameter_server.control.proto import control_pb2, control_pb2_grpc
-from fleet.parameter_server.server import server as server_module
 from fleet.parameter_server.settings import Settings
 from fleet.parameter_server.trainer import route
+from fleet.parameter_server.transport import handshake
 from fleet.parameter_server.transport.connection import receive_exactly, send_all
 from fleet.parameter_server.transport.sockets import bytes_moved, dial
 from fleet.parameter_server.transport.tls import RECORD_BYTES, TlsError, TlsSocket
@@ -390,7 +390,7 @@ def test_what_was_changed_on_the_way_is_not_taken(issued: Path):
 
 
 def test_a_greeting_that_stops_amid_tls_ends(issued: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(server_module, "HalfOpen", lambda: HalfOpen(seconds=0.5))
+    monkeypatch.setattr(handshake, "HalfOpen", lambda: HalfOpen(seconds=0.5))
     with (
         loopback(key=KEY, settings=encrypted(issued)) as job,
         socket.create_connection(data_port(job), timeout=10) as connected,

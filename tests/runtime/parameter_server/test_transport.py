@@ -14,9 +14,9 @@ from fleet.errors import ConfigurationError
 from fleet.parameter_server.modes import Async, Geo, HalfAsync, Mode
 from fleet.parameter_server.trainer import route
 from fleet.parameter_server.trainer.dialer import Dialer
-from fleet.parameter_server.transport import handshake, local_sockets
+from fleet.parameter_server.transport import handshake, sockets
 from fleet.parameter_server.transport.connection import receive_exactly
-from fleet.parameter_server.transport.local_sockets import receive_with
+from fleet.parameter_server.transport.handshake import receive_with
 from fleet.parameter_server.transport.shared_memory import SharedBlocks
 from fleet.plan import ClipGradByGlobalNorm
 from fleet.process import progress
@@ -178,7 +178,7 @@ def test_auto_does_without_what_there_is_not(monkeypatch, caplog, lacking):
 
     caplog.set_level(logging.DEBUG, "fleet")
     if lacking == "sockets":
-        monkeypatch.setattr(local_sockets, "_unix_socket", refuse)
+        monkeypatch.setattr(sockets, "_unix_socket", refuse)
     elif lacking == "another-user":
         us = os.geteuid()
         monkeypatch.setattr(os, "geteuid", lambda: us + 1)

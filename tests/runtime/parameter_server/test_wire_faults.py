@@ -15,9 +15,9 @@ from fleet.errors import FleetError
 from fleet.parameter_server.control.client import ControlClient
 from fleet.parameter_server.transport.connection import receive_exactly
 from fleet.wire import HEADER_BYTES, Header, Kind, job_hash, pack_header, read_header
-from fleet.wire.frames import VERSION
 from fleet.wire.messages import Hello as Greeting
 from fleet.wire.messages import pack_hello, pack_hyper, read_error, read_hello
+from fleet.wire.protocol import VERSION
 from tests.support.parameter_server import HOST, PATIENT, Loopback, loopback
 from tests.support.processes import wait_for
 

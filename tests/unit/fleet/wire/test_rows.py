@@ -4,14 +4,13 @@ import numpy as np
 import pytest
 
 from fleet.errors import RemoteProtocolError
-from fleet.wire import Kind
 from fleet.wire.rows import (
     MOST_ROW_BYTES,
-    bounds,
     most_rows,
     pack_ids,
     pack_row_gradient,
     pack_rows,
+    payload_bounds,
     read_ids,
     read_row_gradient,
     read_rows,
@@ -81,9 +80,10 @@ def test_narrow_gaps_ask_for_no_more_rows_than_an_answer_carries():
 
 
 def test_as_many_rows_as_one_frame_may_be_about_fit_into_every_kind():
-    assert all(bounds(kind, 12)[1] <= MOST_ROW_BYTES for kind in Kind)
+    for with_ids, with_rows in ((True, True), (True, False), (False, True)):
+        assert payload_bounds(12, with_ids=with_ids, with_rows=with_rows)[1] <= MOST_ROW_BYTES
     for number in (1, 5):
-        low, high = bounds(Kind.ROW_GRADIENT, 12)
-        assert low <= len(pack_row_gradient(IDS[:number], ROWS[:number])) <= high
-        low, high = bounds(Kind.LOOK_UP, 12)
-        assert low <= len(pack_ids(IDS[:number])) <= high
+        least, most = payload_bounds(12, with_ids=True, with_rows=True)
+        assert least <= len(pack_row_gradient(IDS[:number], ROWS[:number])) <= most
+        least, most = payload_bounds(12, with_ids=True, with_rows=False)
+        assert least <= len(pack_ids(IDS[:number])) <= most

@@ -1,8 +1,8 @@
-"""The certificates of ``FLEET_TLS_DIR``, by which replicas encrypt what they say, and know each other.
+"""The certificates of ``FLEET_TLS_DIR``, with which replicas encrypt connections and authenticate each other.
 
-``tls.crt``, ``tls.key`` and ``ca.crt`` are read again once they have changed, so nobody has to start a job
-anew when they are renewed: what connects from then on uses the new ones. New ones that cannot be used are
-named in the log, and those before are used further.
+``tls.crt``, ``tls.key`` and ``ca.crt`` are read again once they have changed, so that a job need not restart
+when they are renewed: later connections use the new files. If the new files cannot be used, the log says so
+and the old certificates stay in use.
 """
 
 import logging
@@ -26,20 +26,20 @@ _LEADS: Final = "as cert-manager writes it into a Secret of type kubernetes.io/t
 _log = logging.getLogger(__name__)
 
 Version = tuple[tuple[str, int, int], ...]
-"""Of each file: where it really is, when it was changed, and how large it is."""
+"""The resolved path, modification time and size of each file."""
 
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """The files as they were at one time."""
+    """The files as they were at one moment."""
 
     certificate: bytes
     key: bytes = field(repr=False)
     authority: bytes
     server: ssl.SSLContext
-    """For what is taken: from those only whose certificate is of the same authority."""
+    """For accepted connections; the peer's certificate must be of the same authority."""
     client: ssl.SSLContext
-    """For what is opened: to those only whose certificate is of the same authority, and has their name."""
+    """For opened connections; the peer's certificate must be of the same authority, and name its host."""
 
 
 class Certificates:
@@ -49,7 +49,7 @@ class Certificates:
     ----------
     folder : Path
     server_name : str
-        The name that every server's certificate has; empty: that of the host which is called.
+        The name in every server's certificate; empty if each names its own host.
     """
 
     def __init__(self, folder: Path, server_name: str = "") -> None:
@@ -60,12 +60,12 @@ class Certificates:
         self._loaded: Loaded | None = None
 
     def current(self) -> Loaded:
-        """Return the files as they are now: the same object as before unless they have changed.
+        """Return the current files: the same object as before unless they have changed.
 
         Raises
         ------
         ConfigurationError
-            They cannot be used, and could not before; the message names the file and says what to do.
+            No usable files were ever found; the message names the file and says what to do.
         """
         with self._lock:
             while (version := self._look()) != self._version or self._loaded is None:
@@ -74,10 +74,10 @@ class Certificates:
                     self._loaded = self._load()
                 except ConfigurationError as error:
                     if self._look() != version:
-                        continue  # they were exchanged amid being read: some were old, others new
+                        continue  # the files were replaced while they were read, so that old and new ones mixed
                     if self._loaded is None:
                         raise
-                    _log.warning("%s. The certificates before are used further", error)
+                    _log.warning("%s. The previous certificates stay in use", error)
             return self._loaded
 
     def _look(self) -> Version:
@@ -96,7 +96,7 @@ class Certificates:
         read = {name: self._read(name) for name in (_CERTIFICATE, _KEY, _AUTHORITY)}
         server, client = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         server.verify_mode = ssl.CERT_REQUIRED
-        server.num_tickets = 0  # nobody resumes: each connection proves itself
+        server.num_tickets = 0  # no session is resumed: each connection authenticates itself
         for context in (server, client):
             context.minimum_version = ssl.TLSVersion.TLSv1_3
             self._fill(context)
@@ -125,7 +125,7 @@ class Certificates:
         try:
             context.load_cert_chain(self._folder / _CERTIFICATE, self._folder / _KEY, password=_no_password)
         except _EncryptedError as error:
-            self._refuse(_KEY, "is encrypted", "a key without a pass phrase, which nobody could type", error)
+            self._refuse(_KEY, "is encrypted", "a key without a pass phrase", error)
         except (OSError, ssl.SSLError) as error:
             if "KEY_VALUES_MISMATCH" in str(error):
                 self._refuse(
@@ -136,8 +136,8 @@ class Certificates:
             )
 
     def _check(self, server: ssl.SSLContext, client: ssl.SSLContext) -> None:
-        """Let both ends meet in memory: whoever has the same files finds the same wrong with them."""
-        client.check_hostname = False  # for which host it stands is found when that is called
+        """Make a handshake in memory, which finds what a peer with the same files would find."""
+        client.check_hostname = False  # the host is only known when it is dialled
         there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
         ends = [client.wrap_bio(back, there), server.wrap_bio(there, back, server_side=True)]
         for end in (*ends, *ends):
@@ -150,7 +150,7 @@ class Certificates:
                     _CERTIFICATE,
                     f"is refused with {_AUTHORITY}: {error.verify_message}",
                     f"a certificate that holds now, issued by {_AUTHORITY}, for both ends (server auth and "
-                    "client auth, where it names usages); have it issued anew",
+                    "client auth, if it names usages); issue a new one",
                     error,
                 )
             except ssl.SSLError as error:
@@ -166,7 +166,7 @@ class Certificates:
 
 
 class _EncryptedError(Exception):
-    """A key wants a pass phrase. Without this OpenSSL would ask for it at the terminal."""
+    """The key has a pass phrase. Without this error OpenSSL would ask for it at the terminal."""
 
 
 def _no_password() -> str:
@@ -174,12 +174,12 @@ def _no_password() -> str:
 
 
 def certificates_of(settings: "Settings") -> Certificates | None:
-    """Return the certificates that the settings name, or None where what is said is not encrypted.
+    """Return the certificates that the settings name, or None if connections are not encrypted.
 
     Raises
     ------
     ConfigurationError
-        They cannot be used.
+        The certificates cannot be used.
     """
     if not settings.tls_dir:
         return None

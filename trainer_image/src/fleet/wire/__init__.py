@@ -1,17 +1,30 @@
 """The data plane's protocol without a socket: frames, their payloads, and the states of a connection.
 
 A connection between one trainer and one parameter server carries frames in both directions. A frame is a
-header of fixed size and a payload; tensors go from the socket straight into preallocated arrays, so only
+header of fixed size and a payload. The kernel writes tensors straight into preallocated arrays, so that only
 headers and small payloads (JSON, lists of block numbers) pass through this package. Nothing is pickled.
 
-``frames`` packs and reads headers, ``messages`` the small payloads, ``states`` holds the one transition
-table, and ``conversation`` checks each frame of one direction against it.
+``protocol`` has headers, the transition table, and the check of each frame against it; ``messages`` the small
+payloads, ``rows`` those of tables, and ``proof`` what shows that a peer has the job's key.
 """
 
-from fleet.wire.conversation import NO_TABLES, Conversation, Identity
-from fleet.wire.frames import HEADER_BYTES, NO_BLOCK, Header, Kind, job_hash, pack_header, read_header
 from fleet.wire.messages import NO_STEP, Hello, HyperParameters
-from fleet.wire.states import RESUMED, START, TRANSITIONS, Position, Side, State
+from fleet.wire.protocol import (
+    HEADER_BYTES,
+    NO_BLOCK,
+    NO_TABLES,
+    RESUMED,
+    TRANSITIONS,
+    Conversation,
+    Header,
+    Identity,
+    Kind,
+    Side,
+    State,
+    job_hash,
+    pack_header,
+    read_header,
+)
 
 __all__ = [
     "HEADER_BYTES",
@@ -19,7 +32,6 @@ __all__ = [
     "NO_STEP",
     "NO_TABLES",
     "RESUMED",
-    "START",
     "TRANSITIONS",
     "Conversation",
     "Header",
@@ -27,7 +39,6 @@ __all__ = [
     "HyperParameters",
     "Identity",
     "Kind",
-    "Position",
     "Side",
     "State",
     "job_hash",

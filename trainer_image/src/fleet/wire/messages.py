@@ -1,6 +1,6 @@
 """The small payloads: greetings, hyper-parameters, lists of absent blocks or of completed trainers, errors.
 
-Tensors are not here: their bytes go from the socket straight into the arrays of the receiver.
+Tensors do not pass through here: the kernel writes their bytes straight into the receiver's arrays.
 """
 
 import array
@@ -43,7 +43,7 @@ HyperParameters = tuple[dict[str, Any], ...]
 """One mapping of names to numbers, booleans, None or tuples of these per param group, in group order."""
 
 NO_STEP: Final[HyperParameters] = ()
-"""In place of a step's hyper-parameters: the trainer has none to make, as its gradients are not finite."""
+"""The hyper-parameters of a step that the trainer skips, as its gradients are not finite."""
 
 _NUMBER_BYTES: Final = 4
 _ERRORS: Final[dict[str, type[FleetError]]] = {
@@ -61,11 +61,11 @@ _ERRORS: Final[dict[str, type[FleetError]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """The payload of HELLO: the life of the server that the sender means, and the blocks it counts on.
+    """The payload of HELLO: the incarnation of the server, and how many blocks the session carries.
 
-    ``session`` is a random name that the trainer gives, the same on each connection of the session, and
-    ``taken`` how many of the session's frames the sender has got from the other end. ``shared`` says that the
-    descriptor of memory comes with it; in a server's greeting also that it has mapped the trainer's.
+    ``session`` is a random name that the trainer chooses, the same on each connection of the session.
+    ``taken`` is how many of the session's frames the sender has received. ``shared`` says that a descriptor
+    of memory comes with the frame; in a server's greeting also that it has mapped the trainer's memory.
     """
 
     incarnation: str
@@ -106,7 +106,7 @@ def read_hello(payload: bytes) -> Hello:
 
 
 def pack_hyper(groups: Sequence[dict[str, Any]]) -> bytes:
-    """Encode the hyper-parameters of a step, exactly: a float arrives as the same float.
+    """Encode the hyper-parameters of a step exactly: a float arrives as the same float.
 
     Raises
     ------
@@ -136,7 +136,10 @@ def read_hyper(payload: bytes) -> HyperParameters:
             f"a HYPER frame carries {payload[:200]!r}, expected a list with an object per param group"
         )
     try:
-        return tuple({name: _tuples(value) for name, value in group.items()} for group in document)
+        return tuple(
+            {name: _tuples(value) if isinstance(value, list) else value for name, value in group.items()}
+            for group in document
+        )
     except RecursionError:
         raise RemoteProtocolError(
             f"a HYPER frame carries {payload[:200]!r}, which is nested too deep; expected numbers and tuples"
@@ -189,5 +192,5 @@ def _read_json(payload: bytes, kind: str) -> Any:
         ) from error
 
 
-def _tuples(value: Any) -> Any:
-    return tuple(_tuples(item) for item in value) if isinstance(value, list) else value
+def _tuples(values: list[Any]) -> tuple[Any, ...]:
+    return tuple(_tuples(value) if isinstance(value, list) else value for value in values)

@@ -1,15 +1,15 @@
-"""How a process proves that it has the key of the job, without showing it.
+"""Proofs that a process has the job's key, which never show the key itself.
 
-To a server's control service a proof says what is called, when, and a number that is used once, with a
-message authentication code (MAC) over them: HMAC-SHA256 under the job's key. On a data connection each end
-proves that it has the key now, over a random number of each. Pure: time and random numbers are handed in.
+A call of the control service carries its method, its time and a nonce, with a message authentication code
+(MAC) over them: HMAC-SHA256 under the job's key. On a data connection each end answers a random challenge of
+the other. Pure: time and random numbers are arguments.
 """
 
 import hashlib
 import hmac
 from typing import Final, NamedTuple
 
-from fleet.wire.states import Side
+from fleet.wire.protocol import Side
 
 __all__ = [
     "CHALLENGE_BYTES",
@@ -24,18 +24,18 @@ __all__ = [
 ]
 
 CLOCK_SECONDS: Final = 120.0
-"""By how much the clocks of two replicas may differ; a proof holds for as long."""
+"""How much the clocks of two replicas may differ; a proof holds for as long."""
 NONCE_BYTES: Final = 16
 CHALLENGE_BYTES: Final = 32
 MAC_BYTES: Final = 32
 _HOLDS_SECONDS: Final = 2 * CLOCK_SECONDS
-"""From the earliest moment at which a proof may hold to the last."""
+"""Time between the earliest and the latest moment at which one proof may hold."""
 _VERSION: Final = "1"
 _LONGEST: Final = 200
 
 
 class Proof(NamedTuple):
-    """What a caller says to prove itself: one line of text."""
+    """The proof that a call carries: one line of text."""
 
     seconds: int
     nonce: str
@@ -53,19 +53,19 @@ def make_proof(key: bytes, server: int, method: str, *, seconds: float, nonce: b
     ----------
     key : bytes
     server : int
-        Which server is called: another one does not take the proof.
+        The server that is called; no other server accepts the proof.
     method : str
     seconds : float
         The time of day, since the epoch.
     nonce : bytes
-        `NONCE_BYTES` random bytes that no other proof has.
+        `NONCE_BYTES` random bytes, fresh for each proof.
     """
     moment, number = int(seconds), nonce.hex()
     return Proof(moment, number, _mac(key, server, method, moment, number))
 
 
 def read_proof(text: str, key: bytes, server: int, method: str, *, seconds: float) -> Proof | None:
-    """Return a proof that holds now; None for anything else."""
+    """Return the proof in a text if it holds now, else None."""
     if len(text) > _LONGEST or not text.isascii():
         return None
     match text.split(" "):
@@ -78,17 +78,17 @@ def read_proof(text: str, key: bytes, server: int, method: str, *, seconds: floa
 
 
 def greeting_mac(key: bytes, side: Side, challenge: bytes, answer: bytes, *, of: str = "greeting") -> bytes:
-    """Return what proves to the other end of a connection that this one has the key.
+    """Return the MAC that proves to the other end of a connection that this one has the key.
 
     Parameters
     ----------
     key : bytes
     side : Side
-        Who proves itself: neither can send back what the other one has said.
+        The end that proves itself. It is part of the MAC, so that no end can reflect the other's.
     challenge, answer : bytes
         The random numbers of the server and of the trainer, `CHALLENGE_BYTES` each.
     of : str
-        For what the connection is: proof for one thing proves nothing for another.
+        Purpose of the connection; a MAC for one purpose proves nothing for another.
     """
     said = b"fleet " + of.encode() + b"\n" + side.name.encode() + b"\n" + challenge + answer
     return hmac.digest(key, said, "sha256")
@@ -100,12 +100,12 @@ def _mac(key: bytes, server: int, method: str, seconds: int, nonce: str) -> str:
 
 
 class ReplayWindow:
-    """Remembers proofs for as long as they hold, so that one which was overheard serves nobody else.
+    """Remembers proofs for as long as they hold, so that an overheard one cannot be replayed.
 
     Parameters
     ----------
     times : int
-        How often a proof may come: gRPC repeats a call with the words of the first try.
+        How often a proof may come: gRPC retries a call with the metadata of the first try.
     """
 
     def __init__(self, times: int) -> None:
@@ -115,7 +115,7 @@ class ReplayWindow:
         self._came_before: dict[str, int] = {}
 
     def admits(self, proof: Proof, seconds: float) -> bool:
-        """Whether a proof that holds has not come too often; it counts as having come.
+        """Count a proof that holds; return whether it has not come too often.
 
         Parameters
         ----------

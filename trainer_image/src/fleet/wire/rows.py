@@ -1,7 +1,7 @@
 """The payloads of frames about tables: ids, and rows of float32; little endian.
 
-Ids come in ascending order, each once, so they travel as the first one and the gaps to the next, which are as
-wide as the largest needs: gaps of one width are packed and read by vector code.
+Ids are distinct and ascending. They are encoded as the first id and the gaps between neighbours. All gaps of
+a frame have the width of its largest, so that vector code packs and reads them.
 
 =======  ================  ================================================================
 offset   bytes             what
@@ -9,7 +9,7 @@ offset   bytes             what
 0        8                 the first id
 8        1                 bytes of a gap: 1, 2, 4 or 8
 9        7                 zeros
-16       rows              the rows, where the frame has some: one for each id
+16       rows              the rows, if the frame has any: one for each id
          the rest          the gaps: one less than ids
 =======  ================  ================================================================
 
@@ -24,17 +24,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleet.errors import RemoteProtocolError
-from fleet.wire.frames import Kind
 
 __all__ = [
     "MOST_LOOK_UPS",
     "MOST_ROW_BYTES",
     "PART_BYTES",
-    "bounds",
     "most_rows",
     "pack_ids",
     "pack_row_gradient",
     "pack_rows",
+    "payload_bounds",
     "read_ids",
     "read_row_gradient",
     "read_rows",
@@ -43,11 +42,11 @@ __all__ = [
 MOST_ROW_BYTES: Final = 256 << 20
 """Upper bound of the payload of one frame about a table."""
 PART_BYTES: Final = 16 << 20
-"""How many bytes of rows a trainer asks for at once, at most."""
+"""Upper bound of the rows of one look-up, in bytes."""
 MOST_LOOK_UPS: Final = MOST_ROW_BYTES // PART_BYTES
-"""How many look-ups a trainer may leave unanswered by one server."""
+"""How many look-ups of one server a trainer may have in flight."""
 _ID_BYTES: Final = 8
-"""Of an id, or of the widest gap between two."""
+"""Size of an id, and of the widest gap between two."""
 _FIRST: Final = struct.Struct("<qB7x")
 _WIDTHS: Final = (1, 2, 4, 8)
 _SWAPS: Final = sys.byteorder == "big"
@@ -56,41 +55,37 @@ Ids = NDArray[np.int64]
 Rows = NDArray[np.float32]
 
 
-def bounds(kind: Kind, row_bytes: int) -> tuple[int, int]:
-    """Return the least and the most bytes of a frame of this kind that has a payload; 0 where none has."""
-    most = most_rows(row_bytes)
-    of_rows = row_bytes if kind is not Kind.LOOK_UP else 0
-    if kind is Kind.ROWS:
-        return row_bytes, most * row_bytes
-    if kind not in (Kind.LOOK_UP, Kind.ROW_GRADIENT, Kind.STEPPED):
-        return 0, 0
-    return _FIRST.size + of_rows, _FIRST.size + most * of_rows + (most - 1) * _ID_BYTES
+def payload_bounds(row_bytes: int, *, with_ids: bool, with_rows: bool) -> tuple[int, int]:
+    """Return the least and the most bytes of a payload that is not empty."""
+    most, size = most_rows(row_bytes), row_bytes if with_rows else 0
+    if not with_ids:
+        return size, most * size
+    return _FIRST.size + size, _FIRST.size + most * size + (most - 1) * _ID_BYTES
 
 
 def most_rows(row_bytes: int) -> int:
-    """Return how many rows one frame may be about, whichever its kind."""
+    """Return how many rows a frame of any kind may be about."""
     return (MOST_ROW_BYTES - _FIRST.size) // (_ID_BYTES + row_bytes)
 
 
 def pack_ids(ids: Ids) -> memoryview:
-    """Encode ids, which are in ascending order."""
+    """Encode ascending ids."""
     return _packed(ids, memoryview(b""))
 
 
 def read_ids(payload: memoryview, row_bytes: int) -> Ids:
-    """Decode the ids of a look-up of rows so long.
+    """Decode the ids of a look-up in a table whose rows have ``row_bytes`` bytes.
 
     Raises
     ------
     RemoteProtocolError
-        One comes twice, they are in another order, or more than one frame may be about; or the payload ends
-        within a gap.
+        The ids are not distinct and ascending, or too many for one frame; or the payload ends within a gap.
     """
     return _unpacked(payload, 0, most_rows(row_bytes))[0]
 
 
 def pack_rows(rows: Rows) -> memoryview:
-    """Encode rows of shape (n, dimension); their memory must not change until they have been sent."""
+    """Encode rows of shape (n, dimension) without a copy: they must not change until they have been sent."""
     return _bytes_of(rows)
 
 
@@ -101,12 +96,12 @@ def read_rows(payload: memoryview, dimension: int) -> Rows:
 
 
 def pack_row_gradient(ids: Ids, rows: Rows) -> memoryview:
-    """Encode ids, which are in ascending order, with a row for each."""
+    """Encode ascending ids with a row for each."""
     return _packed(ids, _bytes_of(rows))
 
 
 def read_row_gradient(payload: memoryview, dimension: int) -> tuple[Ids, Rows]:
-    """Decode what `pack_row_gradient` has encoded; raises as `read_ids`."""
+    """Decode the ids and rows of a row gradient; raises as `read_ids`."""
     ids, rows = _unpacked(payload, 4 * dimension, most_rows(4 * dimension))
     return ids, read_rows(rows, dimension)
 
@@ -126,7 +121,7 @@ def _packed(ids: Ids, rows: memoryview) -> memoryview:
 
 
 def _unpacked(payload: memoryview, row_bytes: int, most: int) -> tuple[Ids, memoryview]:
-    """Return the ids, and the bytes of the rows."""
+    """Return the ids and the bytes of the rows."""
     if not len(payload):
         return np.zeros(0, dtype=np.int64), payload
     first, width = _FIRST.unpack_from(payload) if len(payload) >= _FIRST.size else (0, 0)

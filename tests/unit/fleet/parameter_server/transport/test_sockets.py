@@ -1,5 +1,6 @@
-"""Moving whole buffers through sockets, however small the kernel's own are."""
+"""Sockets move whole buffers, however small the kernel's are; Unix sockets connect one user only."""
 
+import os
 import socket
 import sys
 import threading
@@ -128,3 +129,33 @@ def test_a_connection_is_given_up_once_the_peer_has_closed_it_and_nothing_is_lef
     assert there.gettimeout() == 7.0
     there.close()
     assert sockets.is_given_up(socket.socket())  # not connected any more
+
+
+@pytest.fixture
+def unix_pair() -> Iterator[Pair]:
+    listener, name = sockets.listen_here()
+    with listener, sockets.dial_here(name, timeout_seconds=5.0, buffer_bytes=4096) as dialled:
+        accepted, _ = listener.accept()
+        with accepted:
+            yield dialled, accepted
+
+
+def test_names_differ_and_end_with_their_listener():
+    (first, name), (second, other) = sockets.listen_here(), sockets.listen_here()
+    first.close()
+    second.close()
+    assert name != other
+    with pytest.raises(ConnectionRefusedError):
+        sockets.dial_here(name, timeout_seconds=5.0, buffer_bytes=None)
+
+
+def test_another_user_is_refused_at_both_ends(unix_pair, monkeypatch):
+    _, accepted = unix_pair
+    sockets.check_user(accepted)
+    listener, name = sockets.listen_here()
+    us = os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: us + 1)
+    with pytest.raises(PermissionError, match=f"belongs to user {us}, expected {us + 1}"):
+        sockets.check_user(accepted)
+    with listener, pytest.raises(PermissionError):
+        sockets.dial_here(name, timeout_seconds=5.0, buffer_bytes=None)

@@ -1,6 +1,7 @@
 """One end of a resumable stream, over a real socket: what it delivers, and when."""
 
 import socket
+import sys
 import threading
 import weakref
 from collections.abc import Iterator, Mapping
@@ -11,6 +12,7 @@ import pytest
 
 from fleet.errors import FleetError, LocalProtocolError
 from fleet.parameter_server.transport import connection
+from fleet.parameter_server.transport.arena import LazyBytes
 from fleet.parameter_server.transport.connection import (
     BrokenConnectionError,
     Directions,
@@ -18,14 +20,14 @@ from fleet.parameter_server.transport.connection import (
     Frame,
     receive_exactly,
 )
-from fleet.parameter_server.transport.lazy import LazyBytes
 from fleet.parameter_server.transport.sockets import drain
-from fleet.parameter_server.transport.stream import ResumableStream
+from fleet.parameter_server.transport.stream import Arrivals, ResumableStream
 from fleet.wire import HEADER_BYTES, Conversation, Header, Identity, Kind, Side, pack_header
 from fleet.wire.messages import pack_error, pack_hyper
 from tests.support.processes import wait_for
 
 IDENTITY = Identity(job=1, trainer=0, attempt=0)
+CONFIRM = pack_header(Header(Kind.CONFIRM, IDENTITY.job, IDENTITY.attempt, IDENTITY.trainer))
 SECONDS = 10.0
 BLOCK_BYTES = 1 << 23
 """More than the buffers of a connection take."""
@@ -90,7 +92,7 @@ def greeted(side: Side, *, remote: bool, blocks: Mapping[int, int] = BLOCKS) -> 
 def test_a_frame_that_cannot_be_taken_ends_the_session_with_a_sentence(pair, heard, stumbles, told):
     _, there = pair
     heard.stumbles = stumbles
-    there.sendall(pack_header(Header(Kind.CONFIRM, IDENTITY.job, IDENTITY.attempt, IDENTITY.trainer)))
+    there.sendall(CONFIRM)
     assert heard.told.wait(SECONDS)
     assert f"could not be taken ({told})" in str(heard.errors[0])
     assert not isinstance(heard.errors[0], BrokenConnectionError)
@@ -172,11 +174,11 @@ def test_small_frames_that_the_other_end_does_not_read_yet_arrive_whole_and_in_o
 def test_a_frame_whose_sending_a_signal_interrupts_leaves_over_the_next_connection(pair, heard, monkeypatch):
     stream, there = pair
 
-    def interrupted(*given: Any) -> int:
+    def interrupted(header: Header) -> bytes:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(connection, "_send_at_once", interrupted)
+        patched.setattr(connection, "pack_header", interrupted)
         with pytest.raises(KeyboardInterrupt):
             stream.send(Kind.HYPER, pack_hyper([{"lr": 0.1}]), step=0)
     stream.send(Kind.GRAD, bytes(BLOCKS[3]), step=0, block=3)
@@ -288,7 +290,7 @@ def test_a_frame_that_comes_at_the_end_does_not_cut_the_last_words_off(pair, hea
     finishing = threading.Thread(target=stream.finish, args=(SECONDS,))
     finishing.start()
     wait_for(lambda: stream._connection is not None and stream._connection[0]._finishing, "the end to begin")
-    there.sendall(pack_header(Header(Kind.CONFIRM, IDENTITY.job, IDENTITY.attempt, IDENTITY.trainer)))
+    there.sendall(CONFIRM)
     assert heard.asked.wait(SECONDS)
     assert not draining.wait(0.2)
     there.settimeout(SECONDS)
@@ -298,3 +300,54 @@ def test_a_frame_that_comes_at_the_end_does_not_cut_the_last_words_off(pair, hea
     there.close()
     finishing.join(SECONDS)
     assert not finishing.is_alive()
+
+
+@pytest.fixture
+def stream_over_tcp(heard: Heard) -> Iterator[tuple[ResumableStream, socket.socket]]:
+    """A trainer's stream over TCP, whose bytes the system counts, and the other end of its connection."""
+    stream = ResumableStream("parameter server 0", Side.TRAINER, IDENTITY, heard.buffer_of, heard.deliver)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        here = socket.create_connection(listener.getsockname())
+        there, _ = listener.accept()
+    stream.attach(here, Directions(greeted(Side.TRAINER, remote=False), greeted(Side.SERVER, remote=True)), 0)
+    yield stream, there
+    stream.close()
+    there.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="no other system tells how many bytes have come")
+def test_a_part_of_a_large_frame_is_a_sign_of_life(stream_over_tcp):
+    stream, there = stream_over_tcp
+    stream.send(Kind.PULL)
+    arrivals = Arrivals(stream)
+    assert not arrivals.look()
+    value = Header(
+        Kind.PARAM, IDENTITY.job, IDENTITY.attempt, IDENTITY.trainer, block=0, payload_bytes=BLOCK_BYTES
+    )
+    for part in (pack_header(value), bytes(200_000)):
+        there.sendall(part)
+        wait_for(arrivals.look, "the bytes to count")
+        wait_for(lambda: not arrivals.look(), "nothing to come any more")
+    assert stream.taken == 0
+
+
+def test_a_frame_is_a_sign_of_life_where_no_system_counts_bytes(pair):
+    stream, there = pair
+    stream.send(Kind.CONFIRM)
+    arrivals = Arrivals(stream)
+    assert not arrivals.look()
+    there.sendall(CONFIRM)
+    wait_for(arrivals.look, "the frame to count")
+    assert not arrivals.look()
+
+
+def test_the_end_of_a_connection_is_no_sign_of_life(stream_over_tcp):
+    stream, there = stream_over_tcp
+    stream.send(Kind.CONFIRM)
+    there.sendall(CONFIRM)
+    arrivals = Arrivals(stream)
+    wait_for(lambda: stream.taken == 1, "the frame")
+    arrivals.look()
+    there.close()
+    wait_for(lambda: stream.bytes_moved() is None or stream.bytes_moved().received == 0, "the end")
+    assert not arrivals.look()

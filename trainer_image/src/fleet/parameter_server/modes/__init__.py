@@ -29,7 +29,7 @@ from fleet.parameter_server.modes.sync import Sync
 from fleet.parameter_server.modes.tabled import TabledServer, with_tables
 from fleet.parameter_server.settings import Settings
 from fleet.parameter_server.store import Origin, Target, Update
-from fleet.parameter_server.transport.lazy import LazyBytes
+from fleet.parameter_server.transport.arena import LazyBytes
 from fleet.plan.config import DistributedMode
 from fleet.plan.job import ServerPlan, TrainerPlan
 

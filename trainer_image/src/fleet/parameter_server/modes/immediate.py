@@ -10,8 +10,7 @@ from fleet.parameter_server.modes.trainer_steps import TrainerSteps
 from fleet.parameter_server.receive_buffers import Turn
 from fleet.parameter_server.shard import Shard
 from fleet.parameter_server.store import DenseStore, Update
-from fleet.parameter_server.transport.arena import Arena, bytes_of
-from fleet.parameter_server.transport.lazy import LazyBytes
+from fleet.parameter_server.transport.arena import Arena, LazyBytes, bytes_of
 from fleet.wire import HyperParameters
 
 __all__ = ["ImmediateServer"]

@@ -18,7 +18,7 @@ from fleet.parameter_server.modes.norms import NormPart
 from fleet.parameter_server.naming import name_servers, name_trainers
 from fleet.parameter_server.receive_buffers import Turn
 from fleet.parameter_server.store import Target, Update, step_by_optimizer
-from fleet.parameter_server.transport.lazy import LazyBytes
+from fleet.parameter_server.transport.arena import LazyBytes
 from fleet.plan.blocks import PlannedBlock
 from fleet.plan.config import DistributedMode
 from fleet.plan.job import TrainerPlan

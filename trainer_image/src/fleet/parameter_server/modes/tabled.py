@@ -17,7 +17,7 @@ from fleet.parameter_server.modes.interface import (
 )
 from fleet.parameter_server.receive_buffers import Turn
 from fleet.parameter_server.shard import Shard
-from fleet.parameter_server.transport.lazy import LazyBytes
+from fleet.parameter_server.transport.arena import LazyBytes
 from fleet.tables import RowGradients
 from fleet.wire import HyperParameters
 

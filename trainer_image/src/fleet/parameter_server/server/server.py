@@ -37,13 +37,11 @@ from fleet.parameter_server.server.trainers import Trainers
 from fleet.parameter_server.server.watchdog import Watchdog
 from fleet.parameter_server.settings import Settings
 from fleet.parameter_server.shard import Shard
-from fleet.parameter_server.transport.data_ports import DataPorts
-from fleet.parameter_server.transport.handshake import accept
+from fleet.parameter_server.transport.handshake import DataPorts
 from fleet.parameter_server.transport.sockets import reachable_address
 from fleet.parameter_server.waiting import split_endpoint
 from fleet.plan.job import ServerPlan
 from fleet.process import progress
-from fleet.process.connections import HalfOpen
 from fleet.process.resources import WatchClock, available_cores
 from fleet.tables.kernels import library
 from fleet.wire import Hello
@@ -143,9 +141,10 @@ class Server:
         self._ports = DataPorts(
             address,
             settings,
-            partial(accept, find=self._trainers.session_of, half_open=HalfOpen(), key=self._job.key),
-            receive_bytes(lead_bytes(plan, settings)),
-            certificates,
+            self._trainers.session_of,
+            self._job.key,
+            receive_bytes=receive_bytes(lead_bytes(plan, settings)),
+            certificates=certificates,
         )
         self._ports.start()
         self._control = ControlService(

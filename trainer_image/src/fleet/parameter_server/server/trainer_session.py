@@ -13,12 +13,11 @@ from fleet.parameter_server.server.memory_sharing import MemorySharing
 from fleet.parameter_server.server.pacing import Pacing
 from fleet.parameter_server.server.table_frames import TableFrames
 from fleet.parameter_server.shard import Shard
-from fleet.parameter_server.transport.arrivals import Arrivals
 from fleet.parameter_server.transport.block_transport import Codec
 from fleet.parameter_server.transport.connection import End, Frame
 from fleet.parameter_server.transport.handshake import Caller
 from fleet.parameter_server.transport.sockets import ConnectionEndedError
-from fleet.parameter_server.transport.stream import ResumableStream, StreamEndedError
+from fleet.parameter_server.transport.stream import Arrivals, ResumableStream, StreamEndedError
 from fleet.process import progress
 from fleet.wire import Header, Hello, Identity, Kind, Side
 from fleet.wire.messages import pack_error, pack_numbers, read_error, read_hyper, read_numbers

@@ -7,8 +7,7 @@ from fleet.errors import ConfigurationError
 from fleet.parameter_server.certificates import Certificates
 from fleet.parameter_server.settings import Settings
 from fleet.parameter_server.transport.handshake import GREETING_SECONDS
-from fleet.parameter_server.transport.local_sockets import dial_here
-from fleet.parameter_server.transport.sockets import dial
+from fleet.parameter_server.transport.sockets import dial, dial_here
 from fleet.parameter_server.transport.tls import TlsSocket
 from fleet.parameter_server.waiting import split_endpoint
 

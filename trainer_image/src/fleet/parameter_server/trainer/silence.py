@@ -3,9 +3,8 @@
 import logging
 from typing import Final
 
-from fleet.parameter_server.transport.arrivals import Arrivals
 from fleet.parameter_server.transport.sockets import BytesMoved
-from fleet.parameter_server.transport.stream import ResumableStream
+from fleet.parameter_server.transport.stream import Arrivals, ResumableStream
 from fleet.parameter_server.transport.tls import RECORD_BYTES
 from fleet.wire import HEADER_BYTES, Kind
 

@@ -1,10 +1,10 @@
 """Flat memory: one tensor per dtype, and views of bytes that sockets read from and write to.
 
-Arenas are allocated once. What a training step moves goes from one arena, or from the gradient that autograd
-made, straight to another, without a copy in between.
+Arenas are allocated once. A training step moves bytes from one arena, or from a gradient of autograd, to
+another, without a copy in between.
 """
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from math import prod
 from typing import Final, Generic, TypeVar
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fleet.errors import LocalProtocolError
 
-__all__ = ["Arena", "Extent", "bytes_of", "copy_bytes", "dtype_of"]
+__all__ = ["Arena", "Extent", "LazyBytes", "bytes_of", "copy_bytes", "dtype_of"]
 
 _ALIGNMENT_BYTES: Final = 64
 
@@ -24,7 +24,7 @@ Key = TypeVar("Key", bound=Hashable)
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """One tensor that an arena holds."""
+    """The dtype and shape of one tensor of an arena."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -60,18 +60,42 @@ class Arena(Generic[Key]):
         return self._views[key]
 
 
+@dataclass(frozen=True, slots=True)
+class LazyBytes:
+    """Bytes of a frame that are read only when they leave, and again if they have to be sent again.
+
+    A value that may change at any time would otherwise have to be copied for each trainer that it is sent to,
+    for as long as it waits in an unacknowledged queue.
+
+    Attributes
+    ----------
+    num_bytes : int
+        Their number, which does not change.
+    read : callable
+        Fills a buffer with the bytes from an offset on, as they are at one moment. Called by several sending
+        threads at once, with offsets that are multiples of 64 bytes.
+    """
+
+    num_bytes: int
+    read: Callable[[int, memoryview], None]
+
+    def __len__(self) -> int:
+        """Return the number of bytes."""
+        return self.num_bytes
+
+
 def bytes_of(tensor: Tensor) -> memoryview:
-    """Return the bytes of a contiguous CPU tensor. They are the tensor's own, not a copy."""
+    """Return a view of the bytes of a contiguous CPU tensor."""
     return memoryview(tensor.detach().view(-1).view(torch.uint8).numpy().data)
 
 
 def copy_bytes(source: memoryview, destination: memoryview) -> None:
-    """Copy bytes, while other threads go on.
+    """Copy bytes without holding the interpreter lock.
 
     Raises
     ------
     LocalProtocolError
-        There are not as many as fit.
+        The sizes differ.
     """
     if len(source) != len(destination):
         raise LocalProtocolError(f"{len(source)} bytes are to be copied to a buffer of {len(destination)}")
@@ -79,7 +103,7 @@ def copy_bytes(source: memoryview, destination: memoryview) -> None:
 
 
 def dtype_of(name: str) -> torch.dtype:
-    """Return the torch dtype of this name, ``float32`` for instance."""
+    """Return a torch dtype by its name, such as ``float32``."""
     dtype = getattr(torch, name)
     if not isinstance(dtype, torch.dtype):
         raise TypeError(f"{name!r} names no torch dtype")

@@ -1,8 +1,8 @@
-"""A data connection in use: it sends and receives at the same time, and neither waits for the other.
+"""One data connection after its handshake: frames leave and arrive at the same time.
 
-Both ends are alike. `send` enqueues. Only a small frame that has none before it is handed to the kernel at
-once, as to wake the sending thread would take longer. That thread takes what is there, checks it against the
-protocol and hands it to the kernel in one call; of what may still change it reads a run at a time. The
+Both ends are alike. `send` never waits. It hands a small frame to the kernel itself if no other frame is
+queued, which is faster than to wake the sending thread. That thread takes all queued frames, checks them
+against the protocol and hands them to the kernel in one call; it reads lazy bytes a run at a time. The
 receiving thread reads a header, lets the kernel write the payload into its receive buffer, and delivers the
 frame.
 """
@@ -14,10 +14,10 @@ import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, NamedTuple
 
 from fleet.errors import FleetError, PeerLostError, RemoteProtocolError
-from fleet.parameter_server.transport.lazy import LazyBytes
+from fleet.parameter_server.transport.arena import LazyBytes
 from fleet.parameter_server.transport.sockets import (
     BytesMoved,
     ConnectionEndedError,
@@ -43,47 +43,44 @@ __all__ = [
 ]
 
 RUN_BYTES: Final = 1 << 18
-"""How much of lazy bytes is read at once, and how much of them a connection holds."""
+"""Size of a connection's buffer for lazy bytes, and the most that is read of them at once."""
 _ALIGNMENT_BYTES: Final = 64
 _BATCH: Final = 64
-_IOV_MAX: Final = 512
 _DRAIN_SECONDS: Final = 10.0
+_IOV_MAX: Final = 512
 _SMALL_BYTES: Final = 1 << 16
-"""Of the largest payload that leaves without the sending thread."""
+"""The largest payload that leaves without the sending thread."""
 _log = logging.getLogger(__name__)
-
-Q = TypeVar("Q")
-T = TypeVar("T")
 
 
 class BrokenConnectionError(PeerLostError):
-    """The connection ended before the protocol did. What became of the peer is not known yet."""
+    """The connection ended before the protocol did. The peer may still live."""
 
 
 class Frame(NamedTuple):
-    """One frame that has come; without its payload where that has landed in a receive buffer."""
+    """A received frame; its payload is empty if it was written to a receive buffer."""
 
     header: Header
     payload: bytes | memoryview = b""
 
 
 class OutgoingFrame(NamedTuple):
-    """One frame on its way out."""
+    """A frame to send."""
 
     header: Header
     payload: bytes | memoryview | LazyBytes
 
 
 class End(NamedTuple):
-    """Nothing more comes: by the protocol (None), or because of an error."""
+    """The end of a connection: by the protocol (None), or by an error."""
 
     error: FleetError | None
 
 
 Deliver = Callable[[Frame | End], None]
-"""Takes what a connection has received, in order and in the receiving thread; an `End` comes once, last."""
+"""Takes received frames in order, in the receiving thread; an `End` comes once, last."""
 BufferOf = Callable[[Header], memoryview | None]
-"""Returns the receive buffer of the payload that follows a header; None for one of the payload's own."""
+"""Returns the receive buffer for a header's payload; None if the payload needs memory of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,220 +91,25 @@ class Directions:
     receiving: Conversation
 
 
-class _SendQueue:
-    """Frames that wait for the sending thread, or what is left of one that has begun to leave."""
-
-    def __init__(self) -> None:
-        self._frames: queue.SimpleQueue[OutgoingFrame | memoryview | None] = queue.SimpleQueue()
-        self._put = 0
-        self._sent = 0
-
-    @property
-    def is_done(self) -> bool:
-        """Whether the sending thread has handed over all that was put here."""
-        return self._sent == self._put
-
-    def put(self, frame: OutgoingFrame | memoryview) -> None:
-        """Enqueue; not to be called by two threads at once."""
-        self._put += 1
-        self._frames.put(frame)
-
-    def note(self, sent: int) -> None:
-        """Take note that so many were handed over."""
-        self._sent += sent
-
-    def close(self) -> None:
-        """Let `take` return an empty batch once what is there has been taken."""
-        self._frames.put(None)
-
-    def take(self) -> list[OutgoingFrame | memoryview]:
-        """Wait for a frame and take those that have queued up behind it; empty at the end."""
-        batch: list[OutgoingFrame | memoryview] = []
-        frame = self._frames.get()
-        while frame is not None:
-            batch.append(frame)
-            if len(batch) == _BATCH or self._frames.empty():
-                break
-            frame = self._frames.get()
-        if frame is None and batch:
-            self._frames.put(None)
-        return batch
-
-
-class _Outgoing:
-    """What is gathered for one call of the kernel.
-
-    Parameters
-    ----------
-    send : callable
-        Hands buffers to the kernel, and returns when their memory may be used again.
-    """
-
-    def __init__(self, send: Callable[[Sequence[bytes | memoryview]], None]) -> None:
-        self._send = send
-        self._buffers: list[bytes | memoryview] = []
-        self._runs = memoryview(b"")
-        """Where lazy bytes are read to; allocated for the first ones."""
-        self._used_bytes = 0
-
-    def add(self, frame: OutgoingFrame | memoryview) -> None:
-        """Gather a frame; hand over what there is whenever there is no room for a run of lazy bytes."""
-        if isinstance(frame, memoryview):
-            self._buffers.append(frame)
-            return
-        header, payload = pack_header(frame.header), frame.payload
-        if not isinstance(payload, LazyBytes):
-            self._buffers += (header, payload)
-            return
-        if not self._runs:
-            self._runs = memoryview(bytearray(RUN_BYTES))
-        if self._used_bytes + len(payload) > RUN_BYTES:  # what fits into one run is read at once
-            self.flush()
-        self._buffers.append(header)
-        for begin in range(0, len(payload), RUN_BYTES):
-            if begin:
-                self.flush()
-            run = self._runs[self._used_bytes :][: len(payload) - begin]
-            payload.read(begin, run)
-            self._buffers.append(run)
-            self._used_bytes += -(-len(run) // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
-
-    def flush(self) -> None:
-        """Hand over what has been gathered."""
-        buffers, self._buffers, self._used_bytes = self._buffers, [], 0
-        self._send(buffers)
-
-
-class _Sender:
-    """The half of a connection that sends. All but the thread's own part may be called by any thread.
-
-    Parameters
-    ----------
-    connected : socket.socket
-    peer : str
-        How messages call the other end.
-    sending : Conversation
-        Advanced by each frame.
-    """
-
-    def __init__(self, connected: socket.socket, peer: str, sending: Conversation) -> None:
-        self.frames_sent = 0
-        """How many frames were handed to the kernel, or begun to be; they may not have arrived."""
-        self.refused: FleetError | None = None
-        """Why a frame could not leave; the connection is hung up, and its receiving thread reports it."""
-        self._socket = connected
-        self._peer = peer
-        self._sending = sending
-        self._at_once = type(connected) is socket.socket  # TLS has one thread make its records
-        self._queue = _SendQueue()
-        self._lock = threading.Lock()
-        """Held while a frame is taken, so that they keep their order, and by whoever begins or ends."""
-        self._runs = False
-        self._thread = threading.Thread(target=self._run, name=f"fleet-send {peer}", daemon=True)
-
-    def start(self) -> None:
-        """Start the thread."""
-        with self._lock:
-            self._runs = True
-            self._thread.start()
-
-    def send(self, frame: OutgoingFrame) -> None:
-        """Take a frame; never waits."""
-        with self._lock, self._hanging_up():
-            payload = frame.payload
-            at_once = self._at_once and self._runs and self._queue.is_done
-            if at_once and not isinstance(payload, LazyBytes) and len(payload) <= _SMALL_BYTES:
-                self._send_now(frame, payload)
-            else:
-                self._queue.put(frame)
-
-    def end(self) -> None:
-        """Take nothing more, and let the thread end once what was taken has left."""
-        with self._lock:
-            self._runs = False
-            self._queue.close()
-
-    def join(self, timeout_seconds: float | None = None) -> None:
-        """Wait for the thread to end."""
-        if self._thread is not threading.current_thread():
-            self._thread.join(timeout_seconds)
-
-    def _send_now(self, frame: OutgoingFrame, payload: bytes | memoryview) -> None:
-        """Hand a frame to the kernel, and what it does not take at once to the thread."""
-        self._begin(frame)
-        whole = b"".join((pack_header(frame.header), payload))
-        taken = _send_at_once(self._socket, whole)
-        progress.count("bytes_sent", taken)
-        if taken < len(whole):
-            self._queue.put(memoryview(whole)[taken:])
-
-    def _run(self) -> None:
-        outgoing = _Outgoing(self._hand_over)
-        with self._hanging_up():
-            while self._send_batch(outgoing):
-                pass
-
-    def _send_batch(self, outgoing: _Outgoing) -> bool:
-        """Send what waits, and hold none of it while the next is waited for; return False at the end."""
-        batch = self._queue.take()
-        for frame in batch:
-            if isinstance(frame, OutgoingFrame):
-                self._begin(frame)
-            outgoing.add(frame)
-        if batch:
-            outgoing.flush()
-        self._queue.note(len(batch))
-        return bool(batch)
-
-    def _begin(self, frame: OutgoingFrame) -> None:
-        self._sending.advance(frame.header)
-        self.frames_sent += 1
-
-    def _hand_over(self, buffers: Sequence[bytes | memoryview]) -> None:
-        send_all(self._socket, buffers)
-        progress.count("bytes_sent", sum(map(len, buffers)))
-
-    @contextlib.contextmanager
-    def _hanging_up(self) -> Iterator[None]:
-        """Hang up where sending fails or a signal interrupts it, as a part of a frame may be missing then."""
-        try:
-            yield
-        except BaseException as raised:
-            self._runs = False
-            self._queue.close()
-            self.refused = self._refusal(raised)
-            hang_up(self._socket)
-            if not isinstance(raised, Exception):
-                raise
-
-    def _refusal(self, raised: BaseException) -> FleetError | None:
-        """Return what the receiving thread is to report, where it does not see the reason itself."""
-        if isinstance(raised, FleetError):  # a frame of ours that may not leave
-            return raised
-        if isinstance(raised, Exception) and not isinstance(raised, OSError):
-            _log.error("a frame for %s could not be read", self._peer, exc_info=raised)
-            return FleetError(
-                f"a frame for {self._peer} could not be read ({type(raised).__name__}: {raised}); its "
-                "traceback is in the log"
-            )
-        _log.debug("sending to %s ended: %r", self._peer, raised)
-        return None
-
-
 class Connection:
-    """One data connection whose greeting is done.
+    """One data connection whose handshake is done.
 
     Parameters
     ----------
     connected : socket.socket
         Blocking; closed by this object.
     peer : str
-        How messages call the other end.
+        Name of the other end, for messages.
     directions : Directions
     buffer_of : callable
         As `BufferOf`; called by the receiving thread.
     deliver : callable
         As `Deliver`.
+
+    Attributes
+    ----------
+    frames_sent : int
+        How many frames the kernel has taken, wholly or in part; they may not have arrived.
     """
 
     def __init__(
@@ -318,37 +120,61 @@ class Connection:
         buffer_of: BufferOf,
         deliver: Deliver,
     ) -> None:
+        self.frames_sent = 0
         self._socket = connected
         self._peer = peer
+        self._sending = directions.sending
         self._receiving = directions.receiving
         self._buffer_of = buffer_of
         self._deliver = deliver
         self._lock = threading.Lock()
-        self._started = False
-        self._finishing = False
-        self._sender = _Sender(connected, peer, directions.sending)
+        """Keeps frames in order, and none of them follows the end."""
+        self._started = self._finishing = False
+        self._queue: queue.SimpleQueue[OutgoingFrame | memoryview | None] = queue.SimpleQueue()
+        """Frames for the sending thread, or the rest of one that was sent in part; None ends the thread."""
+        self._queued = self._dequeued = 0
+        """How many entries the queue has had, and how many of them the sending thread has sent."""
+        self._sends_directly = False
+        """Whether `send` may use the socket itself when the queue is empty."""
+        self._refusal: FleetError | None = None
+        """Why a frame of ours could not leave; the receiving thread reports it."""
+        self._runs = memoryview(b"")
+        """Where lazy bytes are read to; allocated for the first ones."""
+        self._sender = threading.Thread(target=self._send, name=f"fleet-send {peer}", daemon=True)
         self._receiver = threading.Thread(target=self._receive, name=f"fleet-receive {peer}", daemon=True)
 
     def start(self) -> None:
-        """Start both threads, unless somebody has finished this connection already."""
+        """Start both threads, unless the connection has been finished already."""
         with self._lock:
             if self._finishing:
                 return
             self._started = True
+            self._sends_directly = type(self._socket) is socket.socket  # TLS records need a single thread
             self._sender.start()
             self._receiver.start()
 
-    @property
-    def frames_sent(self) -> int:
-        """How many frames were handed to the kernel, or begun to be; they may not have arrived."""
-        return self._sender.frames_sent
-
     def send(self, frame: OutgoingFrame) -> None:
-        """Send a frame; never waits. The payload must not change until the kernel has it, if not lazy."""
-        self._sender.send(frame)
+        """Send a frame; never waits. Unless lazy, the payload must not change until the kernel has it."""
+        payload = frame.payload
+        with self._lock:
+            try:
+                if (
+                    self._sends_directly
+                    and self._queued == self._dequeued
+                    and not isinstance(payload, LazyBytes)
+                    and len(payload) <= _SMALL_BYTES
+                ):
+                    self._send_directly(frame.header, payload)
+                else:
+                    self._queued += 1
+                    self._queue.put(frame)
+            except BaseException as raised:
+                self._fail(raised)
+                if not isinstance(raised, Exception):  # a signal's, which belongs to the caller
+                    raise
 
     def bytes_moved(self) -> BytesMoved | None:
-        """Return how many bytes the connection has moved so far, where the system tells."""
+        """Return how many bytes the connection has moved so far; None if the system cannot say."""
         return bytes_moved(self._socket)
 
     def hang_up(self) -> None:
@@ -356,15 +182,15 @@ class Connection:
         hang_up(self._socket)
 
     def finish(self, timeout_seconds: float) -> None:
-        """Send what is enqueued, let the peer read it, and close; frames that still come are dropped."""
+        """Send all queued frames, let the peer read them, and close; frames that arrive now are dropped."""
         if self._end():
-            self._sender.join(timeout_seconds)
+            _join(self._sender, timeout_seconds)
             if threading.current_thread() is self._receiver:
                 drain(self._socket, timeout_seconds)
             else:
                 with contextlib.suppress(OSError):
                     self._socket.shutdown(socket.SHUT_WR)
-                self._receiver.join(timeout_seconds)
+                _join(self._receiver, timeout_seconds)
         self.close()
 
     def close(self) -> None:
@@ -372,56 +198,147 @@ class Connection:
         started = self._end()
         hang_up(self._socket)
         if started:
-            self._sender.join()
-            if self._receiver is not threading.current_thread():
-                self._receiver.join()
+            _join(self._sender)
+            _join(self._receiver)
         self._socket.close()
 
     def _end(self) -> bool:
-        """Let the sending thread come to an end, and return whether the threads were ever started."""
+        """Let the sending thread come to its end; return whether the threads were ever started."""
         with self._lock:
             self._finishing = True
-            self._sender.end()
+            self._sends_directly = False
+            self._queue.put(None)
             return self._started
 
-    def _receive(self) -> None:
-        error: FleetError | None = None
+    def _send_directly(self, header: Header, payload: bytes | memoryview) -> None:
+        """Hand a frame to the kernel, and what the kernel does not take at once to the sending thread."""
+        self._sending.advance(header)
+        self.frames_sent += 1
+        whole = b"".join((pack_header(header), payload))
         try:
-            buffer = memoryview(bytearray(HEADER_BYTES))
-            receiving = self._receiving
+            taken = self._socket.send(whole, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            taken = 0
+        progress.count("bytes_sent", taken)
+        if taken < len(whole):
+            self._queued += 1
+            self._queue.put(memoryview(whole)[taken:])
+
+    def _send(self) -> None:
+        try:
+            while self._send_batch():
+                pass
+        except Exception as raised:  # noqa: BLE001 - the receiving thread reports it
+            self._fail(raised)
+
+    def _send_batch(self) -> bool:
+        """Wait for frames and send those that are queued; return False at the end.
+
+        The frames are local to this call, so that their memory is free while the thread waits for the next.
+        """
+        batch: list[OutgoingFrame | memoryview] = []
+        frame = self._queue.get()
+        while frame is not None:
+            batch.append(frame)
+            if len(batch) == _BATCH or self._queue.empty():
+                break
+            frame = self._queue.get()
+        if not batch:
+            return False
+        if frame is None:
+            self._queue.put(None)  # the end is found again once this batch has left
+        for buffers in self._gather(batch):
+            send_all(self._socket, buffers)
+            progress.count("bytes_sent", sum(map(len, buffers)))
+        self._dequeued += len(batch)
+        return True
+
+    def _gather(self, batch: list[OutgoingFrame | memoryview]) -> Iterator[list[bytes | memoryview]]:
+        """Yield the buffers of one kernel call after the other; lazy bytes are read just before theirs."""
+        buffers: list[bytes | memoryview] = []
+        used_bytes = 0
+        for frame in batch:
+            if isinstance(frame, memoryview):
+                buffers.append(frame)
+                continue
+            self._sending.advance(frame.header)
+            self.frames_sent += 1
+            header, payload = pack_header(frame.header), frame.payload
+            if not isinstance(payload, LazyBytes):
+                buffers += (header, payload)
+                continue
+            if not self._runs:
+                self._runs = memoryview(bytearray(RUN_BYTES))
+            if used_bytes + len(payload) > RUN_BYTES:  # a payload that fits into one run is read at once
+                yield buffers
+                buffers, used_bytes = [], 0
+            buffers.append(header)
+            for begin in range(0, len(payload), RUN_BYTES):
+                if begin:
+                    yield buffers
+                    buffers, used_bytes = [], 0
+                run = self._runs[used_bytes:][: len(payload) - begin]
+                payload.read(begin, run)
+                buffers.append(run)
+                used_bytes += -(-len(run) // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
+        yield buffers
+
+    def _fail(self, raised: BaseException) -> None:
+        """Hang up after a failure or signal while sending: a part of a frame may be missing."""
+        self._sends_directly = False
+        self._queue.put(None)
+        if isinstance(raised, FleetError):  # a frame of ours that the protocol forbids
+            self._refusal = raised
+        elif isinstance(raised, Exception) and not isinstance(raised, OSError):
+            _log.error("a frame for %s could not be read", self._peer, exc_info=raised)
+            self._refusal = FleetError(
+                f"a frame for {self._peer} could not be read ({type(raised).__name__}: {raised}); its "
+                "traceback is in the log"
+            )
+        else:
+            _log.debug("sending to %s ended: %r", self._peer, raised)
+        hang_up(self._socket)
+
+    def _receive(self) -> None:
+        connected, receiving = self._socket, self._receiving
+        buffer = memoryview(bytearray(HEADER_BYTES))
+        error: FleetError | None = None
+        calls_back = False
+        try:
             while not receiving.over:
-                header = receive_header(self._socket, buffer, receiving)
-                landed = self._ask(self._buffer_of, header)
-                payload = memoryview(bytearray(header.payload_bytes if landed is None else 0))
-                receive_exactly(self._socket, payload if landed is None else landed)
+                header = receive_header(connected, buffer, receiving)
+                calls_back = True
+                landing = self._buffer_of(header)
+                calls_back = False
+                payload = landing if landing is not None else memoryview(bytearray(header.payload_bytes))
+                receive_exactly(connected, payload)
                 progress.count("bytes_received", HEADER_BYTES + header.payload_bytes)
                 if self._finishing:
-                    self._sender.join(_DRAIN_SECONDS)  # the last words: draining closes their direction
-                    drain(self._socket, _DRAIN_SECONDS)
+                    _join(self._sender, _DRAIN_SECONDS)  # draining closes the direction of our last frames
+                    drain(connected, _DRAIN_SECONDS)
                     break
-                self._ask(self._deliver, Frame(header, payload))
+                calls_back = True
+                self._deliver(Frame(header, payload if landing is None else b""))
+                calls_back = False
         except FleetError as raised:
             error = raised
-        except OSError as raised:
-            broken = BrokenConnectionError(f"the data connection with {self._peer} broke: {raised}")
-            error = self._sender.refused or broken
-        except Exception as raised:  # noqa: BLE001 - somebody waits for it
-            error = self._not_taken(raised)
+        except Exception as raised:  # noqa: BLE001 - the session reports it
+            # A callback's OSError, such as a user's optimizer may raise, is no broken connection.
+            if isinstance(raised, OSError) and not calls_back:
+                broken = BrokenConnectionError(f"the data connection with {self._peer} broke: {raised}")
+                error = self._refusal or broken
+            else:
+                _log.warning("a frame of %s could not be taken", self._peer, exc_info=raised)
+                error = FleetError(
+                    f"a frame of {self._peer} could not be taken ({type(raised).__name__}: {raised}); its "
+                    "traceback is in the log"
+                )
         self._deliver(End(error))
 
-    def _ask(self, call: Callable[[Q], T], what: Q) -> T:
-        """Call back: an OSError of a user's optimizer or mode is no broken connection."""
-        try:
-            return call(what)
-        except OSError as raised:
-            raise self._not_taken(raised) from raised
 
-    def _not_taken(self, raised: Exception) -> FleetError:
-        _log.warning("a frame of %s could not be taken", self._peer, exc_info=raised)
-        return FleetError(
-            f"a frame of {self._peer} could not be taken ({type(raised).__name__}: {raised}); its "
-            "traceback is in the log"
-        )
+def _join(thread: threading.Thread, timeout_seconds: float | None = None) -> None:
+    if thread is not threading.current_thread():
+        thread.join(timeout_seconds)
 
 
 def receive_header(connected: socket.socket, buffer: memoryview, receiving: Conversation) -> Header:
@@ -486,11 +403,3 @@ def send_all(connection: socket.socket, buffers: Sequence[bytes | memoryview]) -
             first += 1
         if sent:
             pending[first] = pending[first][sent:]
-
-
-def _send_at_once(connection: socket.socket, content: bytes) -> int:
-    """Return how many of the bytes the kernel takes without waiting."""
-    try:
-        return connection.send(content, socket.MSG_DONTWAIT)
-    except BlockingIOError:
-        return 0

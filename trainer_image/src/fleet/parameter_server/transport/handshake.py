@@ -1,4 +1,4 @@
-"""The handshake: what both ends of a new data connection say before anything else.
+"""The data ports of a server, and the handshake of each new data connection.
 
 ::
 
@@ -9,27 +9,41 @@
     HELLO, descriptor of its memory  →
                                      ←   HELLO, descriptor of its memory; or ERROR, and it closes
 
-Before all of it, over TCP, both ends agree on TLS where the job has certificates (`transport.tls`). The
-first three lines only where the job has a key (`fleet.wire.proof`): each end proves that it has it, over a
-random number of either, and the server tells nothing to one that does not. The trainer calls `greet`. The
-server calls `accept`, which finds the session by the identity in the header of the trainer's HELLO and lets
-it resume over this connection. No other module sends or receives a frame of the handshake.
+Before that, both ends of a TCP connection agree on TLS if the job has certificates (`transport.tls`). The
+first three lines are exchanged only if the job has a key (`fleet.wire.proof`): each end proves that it has
+the key over random numbers of both, and the server says nothing to a peer without it. The trainer calls
+`greet`. On the server `DataPorts` calls `accept`, which finds the session by the identity in the trainer's
+HELLO and lets it resume over this connection. No other module sends or receives a frame of the handshake.
 """
 
 import contextlib
 import hmac
+import logging
 import os
 import secrets
 import socket
+import struct
+import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final, Protocol
 
 from fleet.errors import FleetError, RemoteProtocolError
+from fleet.parameter_server.certificates import Certificates
+from fleet.parameter_server.settings import Settings
 from fleet.parameter_server.transport.connection import Directions, receive_exactly, receive_header, send_all
-from fleet.parameter_server.transport.local_sockets import receive_with, send_with
-from fleet.parameter_server.transport.sockets import ConnectionEndedError, drain, is_given_up
+from fleet.parameter_server.transport.sockets import (
+    ConnectionEndedError,
+    check_user,
+    drain,
+    hang_up,
+    is_given_up,
+    listen,
+    listen_here,
+    tune,
+)
 from fleet.parameter_server.transport.tls import TlsSocket
-from fleet.process.connections import HalfOpen
+from fleet.process.connections import HalfOpen, own
 from fleet.wire import (
     HEADER_BYTES,
     NO_TABLES,
@@ -48,24 +62,31 @@ from fleet.wire.proof import CHALLENGE_BYTES, MAC_BYTES, greeting_mac
 __all__ = [
     "GREETING_SECONDS",
     "Caller",
+    "DataPorts",
     "NotGreetedError",
     "Resumable",
     "StrangerError",
     "accept",
     "greet",
+    "receive_with",
+    "send_with",
 ]
 
 GREETING_SECONDS: Final = 10.0
-"""How long either end waits for the other one's part of the handshake, unless told otherwise."""
+"""How long either end waits for the other one's part of the handshake by default."""
+_DESCRIPTOR: Final = struct.Struct("i")
 _DRAIN_SECONDS: Final = 1.0
+_PAUSE_SECONDS: Final = 0.1
+"""Pause of a listener that cannot accept, for want of descriptors for example."""
+_log = logging.getLogger(__name__)
 
 
 class StrangerError(ConnectionError):
-    """Whoever connected has not the key of the job. Nobody has been told."""
+    """The peer does not have the job's key."""
 
 
 class NotGreetedError(TimeoutError):
-    """The server took a connection and did not answer in time: it still takes a frame of the one before."""
+    """The server accepted a connection but did not greet in time: it is still busy with an earlier frame."""
 
 
 def greet(
@@ -80,78 +101,80 @@ def greet(
     key: bytes = b"",
     row_bytes: Mapping[int, int] = NO_TABLES,
 ) -> tuple[Directions, Hello]:
-    """Make a trainer's part of the handshake.
+    """Do a trainer's part of the handshake.
 
     Parameters
     ----------
     connected : socket.socket
-        Blocks again when this returns.
+        Has no time-out when this returns.
     identity : Identity
-        Who speaks.
+        Of the trainer.
     ours : Hello
     block_bytes : mapping of int to int
-        How many bytes of each block travel.
+        How many bytes of each block are sent.
     descriptors : sequence of int
-        Of the trainer's memory, where it offers to share it; empty otherwise.
+        Of the trainer's memory, if it offers to share it; else empty.
     share : callable
         Gets the server's greeting and the descriptors that came with it, which are closed afterwards;
         returns whether memory is shared.
     timeout_seconds : float
         For each of the server's answers.
     key : bytes
-        The job's; empty where there is none.
+        The job's; empty without one.
     row_bytes : mapping of int to int
         How many bytes a row of each table has.
 
     Returns
     -------
     tuple of Directions and Hello
-        With what the server has said.
+        The Hello is the server's.
 
     Raises
     ------
     NotGreetedError
         The server did not answer in time.
     FleetError
-        It refuses; or it breaks the protocol.
+        The server refuses, or breaks the protocol.
     OSError
         The connection broke.
     """
-    directions = _begin(identity, block_bytes, row_bytes)
+    sending = Conversation(Side.TRAINER, identity, block_bytes, remote=False, row_bytes=row_bytes)
+    receiving = Conversation(Side.SERVER, identity, block_bytes, remote=True, row_bytes=row_bytes)
     connected.settimeout(timeout_seconds)
     try:
-        _secure(connected, key)
-        directions.sending.advance(_send(connected, identity, Kind.HELLO, pack_hello(ours), descriptors))
-        theirs = _hear_server(connected, directions, share)
+        if isinstance(connected, TlsSocket):
+            connected.handshake()
+        if key:
+            _prove_to_server(connected, key)
+        sending.advance(_send(connected, identity, Kind.HELLO, pack_hello(ours), descriptors))
+        answer = receive_header(connected, memoryview(bytearray(HEADER_BYTES)), receiving)
+        with _payload_of(connected, answer) as (payload, received):
+            if answer.kind is Kind.ERROR:
+                raise read_error(payload)
+            theirs = read_hello(payload)
+            sending.shares = receiving.shares = share(theirs, received)
     except TimeoutError as error:
         raise NotGreetedError(f"it did not greet within {timeout_seconds:g} s") from error
     connected.settimeout(None)
-    return directions, theirs
-
-
-def _begin(identity: Identity, block_bytes: Mapping[int, int], row_bytes: Mapping[int, int]) -> Directions:
-    """Return both directions of a trainer's new connection."""
-    sending = Conversation(Side.TRAINER, identity, block_bytes, remote=False, row_bytes=row_bytes)
-    receiving = Conversation(Side.SERVER, identity, block_bytes, remote=True, row_bytes=row_bytes)
-    return Directions(sending, receiving)
+    return Directions(sending, receiving), theirs
 
 
 class Resumable(Protocol):
-    """A server's session with one trainer, as the handshake sees it."""
+    """A server's session with one trainer: the server package, which is above this one, implements it."""
 
     @property
     def block_bytes(self) -> Mapping[int, int]:
-        """How many bytes of each block travel."""
+        """How many bytes of each block are sent."""
 
     @property
     def row_bytes(self) -> Mapping[int, int]:
         """How many bytes a row of each table has."""
 
     def resume(self, caller: "Caller") -> None:
-        """Go on over a new connection: answer the caller, or raise why not."""
+        """Continue over a new connection: answer the caller, or raise why not."""
 
     def refused(self) -> None:
-        """Take note that a caller has been told an error."""
+        """Note that a caller has received an error."""
 
 
 class Caller:
@@ -163,9 +186,9 @@ class Caller:
         With a time-out, until it is answered.
     identity : Identity
     receiving : Conversation
-        What comes from the trainer.
+        The direction from the trainer.
     hello : Hello
-        What the trainer has said.
+        The trainer's greeting.
     descriptors : sequence of int
         Of its memory, if it offers to share it; valid as long as `Resumable.resume` runs.
     """
@@ -185,12 +208,12 @@ class Caller:
         self._receiving = receiving
 
     def check_waiting(self) -> None:
-        """Check that the trainer still waits: it may have waited long for a frame to be taken.
+        """Check that the trainer still waits: an earlier frame may have kept it waiting for long.
 
         Raises
         ------
         ConnectionEndedError
-            It has given up.
+            The trainer has given up.
         """
         if is_given_up(self.connected):
             raise ConnectionEndedError("it was given up at the other end before it was greeted")
@@ -202,7 +225,7 @@ class Caller:
         descriptors: Sequence[int],
         row_bytes: Mapping[int, int] = NO_TABLES,
     ) -> Directions:
-        """Send the server's greeting, with the descriptor of its memory where that is shared.
+        """Send the server's greeting, with the descriptor of its memory if that is shared.
 
         Raises
         ------
@@ -217,30 +240,27 @@ class Caller:
 
 
 def accept(
-    connected: socket.socket,
-    find: Callable[[Identity], Resumable],
-    half_open: HalfOpen | None = None,
-    key: bytes = b"",
+    connected: socket.socket, find: Callable[[Identity], Resumable], half_open: HalfOpen, key: bytes
 ) -> None:
-    """Make a server's part of the handshake, and let a session resume over the connection.
+    """Do a server's part of the handshake, and let a session resume over the connection.
 
     Parameters
     ----------
     connected : socket.socket
-        Gets a time-out for the handshake, and blocks again afterwards.
+        Gets a time-out for the handshake, and has none afterwards.
     find : callable
-        Returns the session of a trainer; raises for one that has not joined.
-    half_open : HalfOpen, optional
-        Bounds what the caller may take until it has greeted.
+        Returns the session of a trainer; raises for a trainer that has not joined.
+    half_open : HalfOpen
+        Limits the number and the time of connections until they have greeted.
     key : bytes
-        The job's; empty where there is none.
+        The job's; empty without one.
 
     Raises
     ------
     FleetError
-        It is not who may speak here. The peer has been told.
+        The caller is refused; it has received the error.
     StrangerError
-        It has not the key.
+        The caller does not have the key.
     OSError
         The connection ended, or nothing came in time.
     """
@@ -248,7 +268,7 @@ def accept(
     identity, session = Identity(0, 0, 0), None
     try:
         with contextlib.ExitStack() as received:
-            with (half_open or HalfOpen()).bounded(connected):
+            with half_open.bounded(connected):
                 if isinstance(connected, TlsSocket):
                     connected.handshake()
                 if key:
@@ -270,43 +290,186 @@ def accept(
         raise
 
 
-def _hear_server(
-    connected: socket.socket, directions: Directions, share: Callable[[Hello, Sequence[int]], bool]
-) -> Hello:
-    """Receive the server's greeting, or why it refuses, and settle whether memory is shared."""
-    answer = receive_header(connected, memoryview(bytearray(HEADER_BYTES)), directions.receiving)
-    with _payload_of(connected, answer) as (payload, descriptors):
-        if answer.kind is Kind.ERROR:
-            raise read_error(payload)
-        theirs = read_hello(payload)
-        directions.sending.shares = directions.receiving.shares = share(theirs, descriptors)
-    return theirs
+class DataPorts:
+    """A server's TCP port and, for processes of its host, a Unix socket. Each handshake has its own thread.
+
+    Parameters
+    ----------
+    address : str
+        What to bind for TCP; see `bind_address`.
+    settings : Settings
+    find : callable
+        Returns the session of a trainer; raises for a trainer that has not joined.
+    key : bytes
+        The job's; empty without one.
+    receive_bytes : int, optional
+        Size of the kernel's receive buffers, unless the settings give one.
+    certificates : Certificates, optional
+        For the encryption of TCP connections.
+
+    Attributes
+    ----------
+    port : int
+        The TCP port; 0 before `start`.
+    name : str
+        Name of the Unix socket; empty without one.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        settings: Settings,
+        find: Callable[[Identity], Resumable],
+        key: bytes = b"",
+        *,
+        receive_bytes: int | None = None,
+        certificates: Certificates | None = None,
+    ) -> None:
+        self.port = 0
+        self.name = ""
+        self._address = address
+        self._settings = settings
+        self._find = find
+        self._key = key
+        self._half_open = HalfOpen()
+        self._receive_bytes = receive_bytes
+        self._certificates = certificates
+        self._listeners: list[socket.socket] = []
+        self._closing = False
+
+    def start(self) -> None:
+        """Bind the ports and accept connections.
+
+        Raises
+        ------
+        OSError
+            The address cannot be bound.
+        """
+        listener = listen(self._address)
+        self.port = listener.getsockname()[1]
+        self._listeners.append(listener)
+        if self._settings.transport != "tcp":
+            try:
+                here, self.name = listen_here()
+                self._listeners.append(here)
+            except OSError as error:
+                _log.debug("data comes over TCP from processes of this host too: %s", error)
+        for each in self._listeners:
+            threading.Thread(target=self._accept, args=(each,), name="fleet-accept", daemon=True).start()
+
+    def close(self) -> None:
+        """Accept no further connection; safe to repeat."""
+        self._closing = True
+        for listener in self._listeners:
+            hang_up(listener)
+            listener.close()
+
+    def _accept(self, listener: socket.socket) -> None:
+        while True:
+            try:
+                connected, address = listener.accept()
+            except OSError as error:
+                if self._closing:
+                    return
+                _log.warning("cannot accept a data connection: %s; trying again", error)
+                time.sleep(_PAUSE_SECONDS)
+                continue
+            whence = address[0] if connected.family != socket.AF_UNIX else "this host"
+            try:
+                threading.Thread(
+                    target=self._let_in, args=(connected, whence), name="fleet-greet", daemon=True
+                ).start()
+            except RuntimeError as error:  # no thread can be started now: the peer may try again
+                _log.warning("cannot take a data connection from %s: %s", whence, error)
+                connected.close()
+
+    def _let_in(self, connected: socket.socket, whence: str) -> None:
+        try:
+            if connected.family == socket.AF_UNIX:
+                own(connected)
+                check_user(connected)
+            else:
+                tune(connected, self._settings.socket_buffer_bytes)
+                if self._receive_bytes and self._settings.socket_buffer_bytes is None:
+                    connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, self._receive_bytes)
+                if self._certificates is not None:
+                    connected = TlsSocket(connected, self._certificates)
+            accept(connected, self._find, self._half_open, self._key)
+        except PermissionError as error:  # the peer finds the same, and uses TCP instead
+            _log.debug("no memory is shared: %s", error)
+            connected.close()
+        except (FleetError, OSError) as error:
+            if not self._closing:
+                _log.warning("refused a data connection from %s: %s", whence, error)
+            connected.close()
 
 
-def _secure(connected: socket.socket, key: bytes) -> None:
-    """Encrypt a trainer's connection, and have both ends prove that they have the key, where there is one."""
-    if isinstance(connected, TlsSocket):
-        connected.handshake()
-    if key:
-        _prove_to_server(connected, key)
+def send_with(connection: socket.socket, payload: bytes, descriptors: Sequence[int]) -> None:
+    """Send at least one byte together with copies of descriptors.
+
+    Raises
+    ------
+    OSError
+        The connection broke.
+    """
+    if not descriptors:
+        send_all(connection, [payload])
+        return
+    sent = socket.send_fds(connection, [payload], list(descriptors))
+    send_all(connection, [payload[sent:]])
+
+
+def receive_with(connection: socket.socket, destination: memoryview) -> list[int]:
+    """Fill `destination` from the socket; return the descriptors that came with it, at most one.
+
+    The caller closes them.
+
+    Raises
+    ------
+    ConnectionEndedError
+        The peer closed before the buffer was full.
+    OSError
+        The connection broke.
+    """
+    if connection.family != socket.AF_UNIX or not destination:
+        receive_exactly(connection, destination)
+        return []
+    received, ancillary, _, _ = connection.recvmsg_into(
+        [destination], socket.CMSG_SPACE(_DESCRIPTOR.size), socket.MSG_CMSG_CLOEXEC
+    )
+    if not received:
+        raise ConnectionEndedError("it was closed at the other end")
+    descriptors = [
+        descriptor
+        for level, kind, data in ancillary
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS)
+        for (descriptor,) in _DESCRIPTOR.iter_unpack(data)
+    ]
+    try:
+        receive_exactly(connection, destination[received:])
+    except BaseException:
+        for descriptor in descriptors:
+            os.close(descriptor)
+        raise
+    return descriptors
 
 
 def _prove_to_server(connected: socket.socket, key: bytes) -> None:
-    """Prove that this trainer has the key, and have the server prove it before it is told anything."""
+    """Prove that this trainer has the key, and check the server's proof before anything else is sent."""
     challenge, answer = _receive(connected, CHALLENGE_BYTES), secrets.token_bytes(CHALLENGE_BYTES)
     send_all(connected, [answer, greeting_mac(key, Side.TRAINER, challenge, answer)])
     expected = greeting_mac(key, Side.SERVER, challenge, answer)
     if not hmac.compare_digest(_receive(connected, MAC_BYTES), expected):
-        raise StrangerError("what listens there has not the key of this job (FLEET_JOB_KEY)")
+        raise StrangerError("the server there does not have this job's key (FLEET_JOB_KEY)")
 
 
 def _check_caller(connected: socket.socket, key: bytes) -> None:
-    """Have a caller prove that it has the key, and prove it to the caller."""
+    """Check a caller's proof that it has the key, and prove the same to the caller."""
     challenge = secrets.token_bytes(CHALLENGE_BYTES)
     send_all(connected, [challenge])
     answer, mac = _receive(connected, CHALLENGE_BYTES), _receive(connected, MAC_BYTES)
     if not hmac.compare_digest(mac, greeting_mac(key, Side.TRAINER, challenge, answer)):
-        raise StrangerError("it has not the key of this job (FLEET_JOB_KEY)")
+        raise StrangerError("it does not have this job's key (FLEET_JOB_KEY)")
     send_all(connected, [greeting_mac(key, Side.SERVER, challenge, answer)])
 
 
@@ -317,7 +480,7 @@ def _receive(connected: socket.socket, count: int) -> bytes:
 
 
 def _first_header(connected: socket.socket) -> Header:
-    """Receive a header; whoever speaks another protocol is found out by its first bytes."""
+    """Receive a header; its first bytes show at once whether the peer speaks another protocol."""
     buffer = memoryview(bytearray(HEADER_BYTES))
     receive_exactly(connected, buffer[:4])
     read_header(buffer[:4])
@@ -330,7 +493,7 @@ def _first_header(connected: socket.socket) -> Header:
 
 @contextlib.contextmanager
 def _payload_of(connected: socket.socket, header: Header) -> Iterator[tuple[bytes, Sequence[int]]]:
-    """Receive what follows a header, and the descriptors that come with it, which are closed at the end."""
+    """Receive a header's payload and the descriptors that come with it, which are closed at the end."""
     payload = memoryview(bytearray(header.payload_bytes))
     descriptors = receive_with(connected, payload)
     try:

@@ -1,8 +1,8 @@
 """Memory that two processes of one host share: a region for each block of one server.
 
-It is a file without a name (memfd), of which only the descriptor goes to the other process, over a Unix
-socket. It is sealed: nobody can shrink it, so that no access to what was mapped can fail later. Both ends lay
-out the same blocks alike, so that a frame needs to say no more than which block it is about.
+The memory is a file without a name (memfd), whose descriptor one process passes to the other over a Unix
+socket. It is sealed against shrinking, so that no access to the mapping can fail later. Both ends compute the
+same layout from the blocks, so that a frame only needs to name its block.
 """
 
 import fcntl
@@ -25,14 +25,14 @@ _ALIGNMENT_BYTES: Final = 64
 
 
 class SharedBlocks:
-    """Mapped memory with a region for each block; given back once nothing refers to it any more.
+    """Mapped memory with a region for each block; unmapped once nothing refers to it.
 
     Parameters
     ----------
     descriptor : int
         Of the memory. Not closed here.
     block_bytes : mapping of int to int
-        The blocks; they lie there in the order of their numbers.
+        The blocks, which are laid out in the order of their numbers.
     writable : bool
         Whether this process may write there.
 
@@ -47,19 +47,19 @@ class SharedBlocks:
         protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
         mapped = memoryview(mmap.mmap(descriptor, size, flags=mmap.MAP_SHARED, prot=protection))
         self.descriptor = descriptor
-        """Valid as long as whoever gave it keeps it open."""
+        """Valid as long as its owner keeps it open."""
         self._regions = {
             block: mapped[begins[block] : begins[block] + length] for block, length in block_bytes.items()
         }
 
     @classmethod
     def create(cls, block_bytes: Mapping[int, int]) -> "SharedBlocks":
-        """Return zeroed memory that others may map; its descriptor lives as long as it.
+        """Return zeroed memory that another process may map; it owns its descriptor.
 
         Raises
         ------
         OSError
-            This system has no such memory, or none is left.
+            The system has no such memory, or none is left.
         """
         if sys.platform != "linux":
             raise OSError("only Linux has memory that is sealed")
@@ -76,19 +76,19 @@ class SharedBlocks:
 
     @classmethod
     def receive(cls, descriptor: int, block_bytes: Mapping[int, int], *, writable: bool) -> "SharedBlocks":
-        """Map the memory of another process, whose descriptor came over a socket; the caller closes it.
+        """Map the memory of another process by a descriptor, which the caller closes.
 
         Raises
         ------
         RemoteProtocolError
-            It is not sealed, or not of the size of these blocks.
+            The memory is not sealed, or does not have the size of these blocks.
         OSError
-            It cannot be mapped.
+            The memory cannot be mapped.
         """
         found, expected = os.fstat(descriptor).st_size, _lay_out(block_bytes)[1]
         try:
             sealed = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & _SEALS == _SEALS
-        except OSError:  # it is no memory at all
+        except OSError:  # the descriptor is of no memfd
             sealed = False
         if found != expected or not sealed:
             raise RemoteProtocolError(
@@ -102,7 +102,7 @@ class SharedBlocks:
         return self._regions[block]
 
     def tensors(self, extents: Mapping[int, Extent]) -> dict[int, Tensor]:
-        """Return the blocks as tensors, which lie there; only of memory that this process may write."""
+        """Return the blocks as tensors over this memory, which must be writable."""
         return {
             block: torch.frombuffer(self._regions[block], dtype=extent.dtype).view(extent.shape)
             if self._regions[block]
@@ -112,7 +112,7 @@ class SharedBlocks:
 
 
 def _lay_out(block_bytes: Mapping[int, int]) -> tuple[dict[int, int], int]:
-    """Return where each block begins, and the size of all of them."""
+    """Return where each block begins, and the size of the memory."""
     begins: dict[int, int] = {}
     end = 0
     for block, length in sorted(block_bytes.items()):

@@ -1,15 +1,23 @@
-"""Sockets of the data plane: opening them, ending them, and keeping them out of forked children.
+"""Sockets of the data plane: they are opened, tuned, ended, and closed in forked children.
 
-The sockets block. Nothing here has a time-out except the opening: a thread that waits in one is woken by
-`hang_up`, called by whoever found that the peer is gone.
+The sockets block. Only opening has a time-out: a thread that waits in a socket is woken by `hang_up`, called
+by the thread that finds that the peer is gone.
+
+Processes of one host connect over Unix sockets, which can pass the descriptors of shared memory. Their names
+are in Linux's abstract namespace, which belongs to a network namespace as ports do: no file is left behind,
+and whoever can connect shares the host. A name is random, and both ends check the other's user id, so that
+memory is shared with processes of the same user only.
 """
 
 import contextlib
 import errno
 import ipaddress
 import logging
+import os
+import secrets
 import socket
 import struct
+import sys
 import time
 from typing import Final, NamedTuple
 
@@ -20,20 +28,25 @@ __all__ = [
     "ConnectionEndedError",
     "bind_address",
     "bytes_moved",
+    "check_user",
     "dial",
+    "dial_here",
     "drain",
     "hang_up",
     "is_given_up",
     "listen",
+    "listen_here",
     "reachable_address",
     "tune",
 ]
 
 _BACKLOG: Final = 4096
-"""How many may wait to be accepted, where the system allows so many: all trainers of a job come at once."""
-_log = logging.getLogger(__name__)
+"""Length of the accept queue, if the system allows it: all trainers of a job connect at once."""
+_CREDENTIALS: Final = struct.Struct("iII")
+"""Linux's ``struct ucred``: process, user, group."""
 _TCP_INFO_BYTES_MOVED: Final = struct.Struct("120xQQ")
-"""The fields ``tcpi_bytes_acked`` and ``tcpi_bytes_received`` of Linux' ``struct tcp_info``."""
+"""The fields ``tcpi_bytes_acked`` and ``tcpi_bytes_received`` of Linux's ``struct tcp_info``."""
+_log = logging.getLogger(__name__)
 
 
 class ConnectionEndedError(ConnectionError):
@@ -41,7 +54,7 @@ class ConnectionEndedError(ConnectionError):
 
 
 class BytesMoved(NamedTuple):
-    """How much of what one end of a connection sent has arrived, and how much has come from the other."""
+    """How many bytes of a connection the peer has acknowledged, and how many came from it."""
 
     acknowledged: int
     received: int
@@ -50,8 +63,8 @@ class BytesMoved(NamedTuple):
 def bind_address(host: str) -> str:
     """Return the address to bind so that others reach this process by `host`; empty for every interface.
 
-    An address of this machine is bound as it is. A name may mean an address outside of this container, and
-    so may an address that is not of this machine: for these, every interface.
+    An address of this machine is returned as it is. A name, or an address of another machine, may be
+    translated on its way into this container: for these, every interface.
     """
     address = _literal(host)
     if address:
@@ -66,28 +79,28 @@ def bind_address(host: str) -> str:
 
 
 def reachable_address(host: str, *, by_all: bool) -> str:
-    """Return the address to bind: as `bind_address`, or a loopback one where strangers could reach that.
+    """Return the address to bind: `bind_address`, or loopback if strangers could reach that.
 
     Parameters
     ----------
     host : str
-        By which others were told to reach this process.
+        The address of this process that the job gives its peers.
     by_all : bool
-        Whether everybody may reach it: who comes must prove then that it is of the job.
+        Whether any host may connect, because peers must prove that they are of the job.
     """
     address = bind_address(host)
     if by_all or (address and ipaddress.ip_address(address).is_loopback):
         return address
     _log.warning(
-        "this process was given no key of the job (FLEET_JOB_KEY), so it listens on 127.0.0.1 only and not "
-        "on %s: without one, whoever reaches it could read and change the training",
+        "this process has no job key (FLEET_JOB_KEY), so it listens on 127.0.0.1 only and not on %s: without "
+        "a key, anybody who reaches it could read and change the training",
         host,
     )
     return "127.0.0.1"
 
 
 def listen(address: str, port: int = 0) -> socket.socket:
-    """Open a listening socket, on a port that the system chooses unless one is given; see `bind_address`."""
+    """Open a listening socket at an address of `bind_address`; port 0 lets the system choose one."""
     if address:
         return own(socket.create_server((address, port), family=_family(address), backlog=_BACKLOG))
     if socket.has_dualstack_ipv6():
@@ -104,7 +117,7 @@ def dial(host: str, port: int, *, timeout_seconds: float, buffer_bytes: int | No
     Raises
     ------
     OSError
-        There is no such host, nobody listens, or the time is over.
+        The host is unknown, nothing listens there, or the time is over.
     """
     connection = own(socket.create_connection((host, port), timeout=timeout_seconds))
     tune(connection, buffer_bytes)
@@ -112,11 +125,11 @@ def dial(host: str, port: int, *, timeout_seconds: float, buffer_bytes: int | No
 
 
 def tune(connection: socket.socket, buffer_bytes: int | None) -> None:
-    """Prepare a connected socket: frames leave at once, buffers have the size wanted, forks close it."""
+    """Prepare a connected socket: no delay, buffers of the given size, closed in forked children."""
     own(connection)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     if _stays_on_this_machine(connection):
-        # What congestion controls do for networks, pacing above all, only costs time here.
+        # Congestion control for networks, pacing above all, only costs time on loopback.
         with contextlib.suppress(OSError):
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")
     if buffer_bytes is not None:
@@ -124,11 +137,66 @@ def tune(connection: socket.socket, buffer_bytes: int | None) -> None:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer_bytes)
 
 
-def drain(connection: socket.socket, timeout_seconds: float) -> None:
-    """Throw away what the peer still sends, until it closes or the time is over.
+def listen_here() -> tuple[socket.socket, str]:
+    """Open a Unix socket that only processes of this host can reach; return it with its name.
 
-    Closing a socket whose received bytes nobody has read resets the connection, and a reset makes the peer
-    lose what it has not read yet: the sentence that says what was wrong.
+    Raises
+    ------
+    OSError
+        This system has no such sockets.
+    """
+    name = f"fleet-{secrets.token_hex(16)}"
+    listener = _unix_socket()
+    try:
+        listener.bind(_address(name))
+        listener.listen()
+    except BaseException:
+        listener.close()
+        raise
+    return listener, name
+
+
+def dial_here(name: str, *, timeout_seconds: float, buffer_bytes: int | None) -> socket.socket:
+    """Connect to a Unix socket of this host by its name.
+
+    Raises
+    ------
+    OSError
+        No process of this host listens there, it belongs to another user, or the time is over.
+    """
+    connection = _unix_socket()
+    try:
+        connection.settimeout(timeout_seconds)
+        connection.connect(_address(name))
+        check_user(connection)
+        if buffer_bytes is not None:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, buffer_bytes)
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer_bytes)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def check_user(connection: socket.socket) -> None:
+    """Check that the peer of a Unix socket runs as this process's user.
+
+    Raises
+    ------
+    PermissionError
+        It runs as another user.
+    """
+    found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    _, user, _ = _CREDENTIALS.unpack(found)
+    if user != os.geteuid():
+        raise PermissionError(f"the peer's process belongs to user {user}, expected {os.geteuid()}")
+
+
+def drain(connection: socket.socket, timeout_seconds: float) -> None:
+    """Discard what the peer still sends, until it closes or the time is over.
+
+    Closing a socket with unread bytes resets the connection, and after a reset the peer cannot read the error
+    that was sent to it.
     """
     deadline = time.monotonic() + timeout_seconds
     scratch = bytearray(1 << 16)
@@ -141,13 +209,13 @@ def drain(connection: socket.socket, timeout_seconds: float) -> None:
 
 
 def hang_up(connection: socket.socket) -> None:
-    """End both directions, so that threads which wait in the socket return; safe to repeat."""
+    """End both directions, so that threads waiting in the socket return; safe to repeat."""
     with contextlib.suppress(OSError):
         connection.shutdown(socket.SHUT_RDWR)
 
 
 def is_given_up(connection: socket.socket) -> bool:
-    """Whether the peer has closed a connection, and nothing that it sent is left to be read; never waits."""
+    """Return whether the peer has closed a connection and all that it sent has been read; never waits."""
     timeout_seconds = connection.gettimeout()
     connection.setblocking(False)
     try:
@@ -161,7 +229,7 @@ def is_given_up(connection: socket.socket) -> bool:
 
 
 def bytes_moved(connection: socket.socket) -> BytesMoved | None:
-    """Return how many bytes a connection has moved, inside of frames too; None where no system tells."""
+    """Return how many bytes a connection has moved, within frames too; None if the system cannot say."""
     option = getattr(socket, "TCP_INFO", None)
     if option is None:
         return None
@@ -188,3 +256,13 @@ def _literal(host: str) -> str:
 
 def _family(address: str) -> socket.AddressFamily:
     return socket.AF_INET6 if ":" in address else socket.AF_INET
+
+
+def _unix_socket() -> socket.socket:
+    if sys.platform != "linux":
+        raise OSError("only Linux has Unix sockets with abstract names")
+    return own(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+
+
+def _address(name: str) -> bytes:
+    return b"\0" + name.encode()

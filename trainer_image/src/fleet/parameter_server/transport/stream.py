@@ -1,19 +1,19 @@
-"""A resumable stream: the frames of one session in both directions, whichever connection carries them.
+"""A resumable stream: the frames of one session in both directions, over one connection after the other.
 
-A connection may break while both processes live. So every frame stays in the unacknowledged queue until the
-other end is known to have it, which each frame that comes says of those before. A later connection begins
-with a handshake in which both ends say how many frames of the session they have taken; what comes after these
-is sent again, and nothing else. A frame is therefore taken exactly once, whatever the training mode makes of
-it, and its memory must not change before the other end has it.
+A connection may break while both processes live. So a frame stays in the unacknowledged queue until the other
+end is known to have it: every header says how many frames its sender has taken. A later connection begins
+with a handshake in which both ends say the same, and only the frames after that are sent again. Each frame is
+therefore taken exactly once, and its memory must not change before the other end has it.
 """
 
 import socket
 import threading
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Final
 
 from fleet.errors import FleetError, RemoteProtocolError
+from fleet.parameter_server.transport.arena import LazyBytes
 from fleet.parameter_server.transport.connection import (
     BrokenConnectionError,
     BufferOf,
@@ -24,67 +24,22 @@ from fleet.parameter_server.transport.connection import (
     Frame,
     OutgoingFrame,
 )
-from fleet.parameter_server.transport.lazy import LazyBytes
 from fleet.parameter_server.transport.sockets import BytesMoved
-from fleet.wire import START, TRANSITIONS, Header, Identity, Kind, Side
+from fleet.wire import NO_BLOCK, TRANSITIONS, Conversation, Header, Identity, Kind, Side, State
 
-__all__ = ["ResumableStream", "StreamEndedError"]
+__all__ = ["Arrivals", "ResumableStream", "StreamEndedError"]
 
-_LAST_WORDS: Final[Mapping[Side, frozenset[Kind]]] = {
+_FINAL: Final[Mapping[Side, frozenset[Kind]]] = {
     side: frozenset(
         kind for kinds in table.values() for kind, following in kinds.items() if not table[following]
     )
     for side, table in TRANSITIONS.items()
 }
-"""What each side sends only once, as nothing may follow."""
+"""The kinds after which a side sends nothing more."""
 
 
 class StreamEndedError(FleetError):
-    """Nobody needs another connection: this end has closed the session."""
-
-
-class UnacknowledgedQueue:
-    """The frames of one direction that the other end is not known to have.
-
-    Parameters
-    ----------
-    side : Side
-        Who sends them.
-    """
-
-    def __init__(self, side: Side) -> None:
-        self.acknowledged = 0
-        """How many frames the other end has."""
-        self.state = START
-        """Where the direction stands after these."""
-        self._side = side
-        self._frames: deque[OutgoingFrame] = deque()
-        self._closed = False
-
-    @property
-    def sent(self) -> int:
-        """How many frames have been sent so far, whether they have arrived or not."""
-        return self.acknowledged + len(self._frames)
-
-    @property
-    def frames(self) -> Iterable[OutgoingFrame]:
-        """The frames that are kept, in order."""
-        return self._frames
-
-    def append(self, frame: OutgoingFrame) -> bool:
-        """Keep a frame; return False, without keeping it, where the last word has been sent before."""
-        if self._closed:
-            return False
-        self._closed = frame.header.kind in _LAST_WORDS[self._side]
-        self._frames.append(frame)
-        return True
-
-    def acknowledge(self, count: int) -> None:
-        """Drop all but what follows the first `count` frames."""
-        while self.acknowledged < count:
-            header = self._frames.popleft().header
-            self.state = self.state.after(self._side, header.kind, header.step)
-            self.acknowledged += 1
+    """The session was closed at this end, so it needs no further connection."""
 
 
 class ResumableStream:
@@ -93,35 +48,47 @@ class ResumableStream:
     Parameters
     ----------
     peer : str
-        How messages call the other end.
+        Name of the other end, for messages.
     side : Side
-        Who sends here.
+        Who sends at this end.
     identity : Identity
         What every frame repeats.
     buffer_of : callable
         As `BufferOf`.
     deliver : callable
         As `Deliver`, with an `End` for each connection.
+
+    Attributes
+    ----------
+    taken : int
+        How many frames have arrived so far.
     """
 
     def __init__(
         self, peer: str, side: Side, identity: Identity, buffer_of: BufferOf, deliver: Deliver
     ) -> None:
         self.taken = 0
-        """How many frames have come so far."""
         self._peer = peer
         self._side = side
         self._identity = identity
         self._buffer_of = buffer_of
         self._deliver = deliver
-        self._received = START
-        """Where the other end's direction stands after the frames taken."""
-        self._unacknowledged = UnacknowledgedQueue(side)
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
+        """Notified when the other end acknowledges frames, and at the end."""
+        self._unacknowledged: deque[OutgoingFrame] = deque()
+        """Frames that the other end is not known to have."""
+        self._acknowledged = 0
+        """How many frames the other end has."""
         self._handed = 0
         """How many frames connections that broke had handed to the kernel."""
-        self._changed = threading.Condition()
+        self._sending = self._received = (State.OPEN, 0)
+        """State and step of both directions, after the acknowledged frames and after the taken ones."""
+        self._receiving: Conversation | None = None
+        """The incoming direction of the latest connection."""
         self._connection: tuple[Connection, int] | None = None
-        """With the number of the frame that it began with."""
+        """The connection, and the number of the frame that it began with."""
+        self._final_sent = False
         self._ended = False
 
     @property
@@ -134,52 +101,47 @@ class ResumableStream:
         kind: Kind,
         payload: bytes | memoryview | LazyBytes = b"",
         *,
+        step: int = 0,
+        block: int = NO_BLOCK,
         shared: bool = False,
-        **fields: int,
     ) -> int:
-        """Send a frame; never waits. The payload must not change until the other end has it, if not lazy.
+        """Send a frame; never waits. Unless lazy, the payload must not change until the other end has it.
 
-        After the last word of a session, an error for instance, nothing is enqueued any more: other threads
-        may not know of it yet.
+        Nothing is sent after the final frame of a session, such as an error: other threads may not know of it
+        yet.
 
         Parameters
         ----------
         kind : Kind
         payload : bytes, memoryview or LazyBytes
+        step, block : int
+            Fields of the header.
         shared : bool
-            Whether the payload lies in memory that both ends share instead.
-        **fields : int
-            What else the header says: ``step``, ``block``.
+            Whether the payload is in memory that both ends share, and does not follow the header.
 
         Returns
         -------
         int
-            How many frames have been sent so far, whether they have arrived or not.
+            How many frames have been sent so far, arrived or not.
         """
-        of = self._identity
-        header = Header(
-            kind,
-            of.job,
-            of.attempt,
-            of.trainer,
-            taken=self.taken,
-            payload_bytes=len(payload),
-            shared=shared,
-            **fields,
-        )
+        job, trainer, attempt = self._identity
+        header = Header(kind, job, attempt, trainer, step, block, self.taken, len(payload), shared)
         frame = OutgoingFrame(header, payload)
-        with self._changed:
-            if self._unacknowledged.append(frame) and self._connection is not None:
-                self._connection[0].send(frame)
-            return self._unacknowledged.sent
+        with self._lock:
+            if not self._final_sent:
+                self._final_sent = kind in _FINAL[self._side]
+                self._unacknowledged.append(frame)
+                if self._connection is not None:
+                    self._connection[0].send(frame)
+            return self._acknowledged + len(self._unacknowledged)
 
     def wait_until_taken(self, count: int, timeout_seconds: float) -> bool:
-        """Wait a while for the other end to have the first `count` frames; return whether it has."""
+        """Wait until the other end has the first `count` frames; return whether it has them in time."""
         with self._changed:
-            return self._changed.wait_for(lambda: self._unacknowledged.acknowledged >= count, timeout_seconds)
+            return self._changed.wait_for(lambda: self._acknowledged >= count, timeout_seconds)
 
     def attach(self, connected: socket.socket, directions: Directions, acknowledged: int) -> int:
-        """Go on over a new connection whose handshake is done; the one before has been fenced.
+        """Continue over a new connection whose handshake is done; the one before has been fenced.
 
         Parameters
         ----------
@@ -197,24 +159,25 @@ class ResumableStream:
         Raises
         ------
         RemoteProtocolError
-            The other end claims to have other frames than can be.
+            The other end claims an impossible number of frames.
         StreamEndedError
             This end was closed meanwhile.
         """
-        with self._changed:
+        with self._lock:
             if self._ended:
                 raise StreamEndedError(f"the session with {self._peer} has ended")
-            queue = self._unacknowledged
-            if not queue.acknowledged <= acknowledged <= queue.sent:
+            sent = self._acknowledged + len(self._unacknowledged)
+            if not self._acknowledged <= acknowledged <= sent:
                 raise RemoteProtocolError(
-                    f"{self._peer} greets with {acknowledged} frames taken, expected {queue.acknowledged} to "
-                    f"{queue.sent}; it must join again"
+                    f"{self._peer} greets with {acknowledged} frames taken, expected {self._acknowledged} to "
+                    f"{sent}; it must join again"
                 )
             self._acknowledge(acknowledged)
-            directions.sending.resume(queue.state)
-            directions.receiving.resume(self._received)
-            connection = Connection(connected, self._peer, directions, self._buffer_of, self._pass_on)
-            for frame in queue.frames:
+            directions.sending.resume(*self._sending)
+            directions.receiving.resume(*self._received)
+            self._receiving = directions.receiving
+            connection = Connection(connected, self._peer, directions, self._buffer_of, self._take)
+            for frame in self._unacknowledged:
                 connection.send(frame)
             self._connection = connection, acknowledged
             again = max(0, self._handed - acknowledged)
@@ -222,27 +185,27 @@ class ResumableStream:
         return again
 
     def fence(self) -> None:
-        """End the connection that there is, and wait until nothing of it is being taken any more."""
+        """End the current connection, and wait until none of its frames is being taken any more."""
         if (current := self._connection) is not None:
             current[0].close()
 
     def bytes_moved(self) -> BytesMoved | None:
-        """Return what the connection that there is has moved; None where there is none, or nobody tells."""
+        """Return what the current connection has moved; None without one, or if the system cannot say."""
         current = self._connection
         return current[0].bytes_moved() if current is not None else None
 
     def hang_up(self) -> None:
-        """End the connection that there is as if it had broken."""
+        """End the current connection as if it had broken."""
         if (current := self._connection) is not None:
             current[0].hang_up()
 
     def finish(self, timeout_seconds: float) -> bool:
-        """Send what is enqueued, let the other end read it, and end the session.
+        """Send all queued frames, let the other end read them, and end the session.
 
         Returns
         -------
         bool
-            Whether there is a connection; without one nothing of it has been sent.
+            Whether there is a connection; without one no queued frame was sent.
         """
         connection = self._end()
         if connection is not None:
@@ -255,33 +218,32 @@ class ResumableStream:
         if connection is not None:
             connection.close()
 
-    def _pass_on(self, event: Frame | End) -> None:
-        """Deliver what the connection brings; count a frame before anything that answers it is sent."""
+    def _take(self, event: Frame | End) -> None:
+        """Deliver what arrives; a frame counts before anything that answers it is sent."""
         if isinstance(event, End):
-            self._pass_on_end(event)
+            self._take_end(event)
             return
-        header = event.header
         self.taken += 1
-        other = Side.SERVER if self._side is Side.TRAINER else Side.TRAINER
-        self._received = self._received.after(other, header.kind, header.step)
-        if header.taken > self._unacknowledged.acknowledged:
-            with self._changed:
-                self._acknowledge(header.taken)
+        if (receiving := self._receiving) is not None:
+            self._received = receiving.state, receiving.step
+        if event.header.taken > self._acknowledged:
+            with self._lock:
+                self._acknowledge(event.header.taken)
         self._deliver(event)
 
-    def _pass_on_end(self, end: End) -> None:
-        """Deliver the end, and then let a broken connection go.
+    def _take_end(self, end: End) -> None:
+        """Deliver the end, and then forget a broken connection.
 
-        In this order: whoever opens the next connection waits in `fence` until this one's end is told.
+        In this order: `fence` keeps the next connection waiting until this one's end has been delivered.
         """
         current = self._connection if isinstance(end.error, BrokenConnectionError) else None
         if current is not None:
             connection, began_with = current
             connection.close()
-            with self._changed:
+            with self._lock:
                 self._handed = max(self._handed, began_with + connection.frames_sent)
         self._deliver(end)
-        with self._changed:
+        with self._lock:
             if current is not None and self._connection is current:
                 self._connection = None
 
@@ -293,8 +255,38 @@ class ResumableStream:
 
     def _acknowledge(self, count: int) -> None:
         """Forget the frames that the other end has; with the lock held."""
-        queue = self._unacknowledged
-        if count > queue.sent:
-            raise RemoteProtocolError(f"{self._peer} has taken {count} frames, and was sent {queue.sent}")
-        queue.acknowledge(count)
+        sent = self._acknowledged + len(self._unacknowledged)
+        if count > sent:
+            raise RemoteProtocolError(f"{self._peer} has taken {count} frames, and was sent {sent}")
+        (state, step), transitions = self._sending, TRANSITIONS[self._side]
+        while self._acknowledged < count:
+            header = self._unacknowledged.popleft().header
+            state = transitions[state][header.kind]
+            step = header.step if header.kind is Kind.HYPER else step
+            self._acknowledged += 1
+        self._sending = state, step
         self._changed.notify_all()
+
+
+class Arrivals:
+    """Detects whether anything has arrived over a stream: a sign of life of the peer.
+
+    A peer's heartbeat may be starved by the very work whose results it sends. Within a large frame the bytes
+    that the system counts show progress, if it counts them.
+
+    Parameters
+    ----------
+    stream : ResumableStream
+    """
+
+    def __init__(self, stream: ResumableStream) -> None:
+        self._stream = stream
+        self._frames = self._bytes = 0
+
+    def look(self) -> bool:
+        """Return whether anything has arrived since the last look."""
+        moved = self._stream.bytes_moved()
+        frames, received = self._stream.taken, moved.received if moved is not None else 0
+        came = frames > self._frames or received > self._bytes  # fewer bytes: another connection, or none
+        self._frames, self._bytes = frames, received
+        return came

@@ -1,8 +1,8 @@
-"""TLS over a connected socket, which is used as before: by one thread that receives and one that sends.
+"""TLS over a connected socket, for one thread that receives and one that sends.
 
-OpenSSL's state of a connection must not be used by two threads at once, and a receiving thread that waits
-inside of it would keep the sending one waiting. So it never touches the socket: bytes pass through memory,
-under a lock while they are encrypted or decrypted, and each thread waits in the socket itself, without it.
+Two threads must not use OpenSSL's state of a connection at once, and a receiving thread that waits inside
+OpenSSL would block the sending one. So OpenSSL never touches the socket: it encrypts and decrypts in memory,
+under a lock, and each thread waits in the socket without that lock.
 """
 
 import contextlib
@@ -19,10 +19,10 @@ from fleet.process.connections import own
 __all__ = ["RECORD_BYTES", "TlsError", "TlsSocket", "explain"]
 
 RECORD_BYTES: Final = 22
-"""By how much a record of TLS 1.3 is longer than what it carries: its header, its type and its tag."""
+"""Overhead of a TLS 1.3 record: its header, its type and its tag."""
 
 _CHUNK_BYTES: Final = 1 << 18
-"""How much is encrypted or received at once: a piece of a block."""
+"""How much is encrypted or received at once: the size of a piece of a block."""
 _REASONS: Final = {
     "PEER_DID_NOT_RETURN_A_CERTIFICATE": "it presents no certificate",
     "TLSV13_ALERT_CERTIFICATE_REQUIRED": "it demands a certificate and was given none",
@@ -44,22 +44,22 @@ _NO_TLS: Final = frozenset(
 
 
 class TlsError(ConnectionError):
-    """What the other end presents or says makes no encrypted connection; the message says what."""
+    """No encrypted connection can be made with the other end; the message says why."""
 
 
 class TlsSocket(socket.socket):
-    """A connection that is encrypted, in the place of the socket that it takes over.
+    """An encrypted connection, which takes over a connected socket.
 
-    `handshake` comes first, and then `recv_into` and `sendmsg` only: nothing else of a socket's may carry
-    what is to be secret.
+    Call `handshake` first, and then only `recv_into` and `sendmsg`: the other methods of a socket would send
+    in the clear.
 
     Parameters
     ----------
     connected : socket.socket
-        Over TCP; of no use any more afterwards.
+        Over TCP; unusable afterwards.
     certificates : Certificates
     host : str, optional
-        The server that was called, whose certificate must name it; the server itself leaves it out.
+        The host that was dialled, which the server's certificate must name; None on the server.
 
     Raises
     ------
@@ -87,7 +87,7 @@ class TlsSocket(socket.socket):
         Raises
         ------
         TlsError
-            It presents none, or a wrong one, or does not speak TLS.
+            The other end presents no valid certificate, or does not speak TLS.
         OSError
             The connection ended, or nothing came in time.
         """
@@ -102,14 +102,14 @@ class TlsSocket(socket.socket):
                     ) from None
             except ssl.SSLError as error:
                 with contextlib.suppress(OSError):
-                    self._flush()  # the alert that says why, unless the other end has gone
+                    self._flush()  # sends the alert that says why, unless the other end is gone
                 raise TlsError(explain(error)) from error
             else:
                 self._flush()
                 return
 
     def recv_into(self, buffer: Any, nbytes: int = 0, flags: int = 0) -> int:
-        """Receive into a buffer, as much as has come; 0 at the end. Flags change nothing."""
+        """Receive into a buffer what has arrived; 0 at the end. Flags are ignored."""
         del flags
         wanted = memoryview(buffer)[: nbytes or None]
         while True:
@@ -121,7 +121,7 @@ class TlsSocket(socket.socket):
     def sendmsg(  # type: ignore[override]  # what else the socket's own takes is for Unix sockets
         self, buffers: Iterable[Any]
     ) -> int:
-        """Send from the front of some buffers; return how many bytes of them."""
+        """Send bytes from the front of the buffers; return how many."""
         taken = 0
         with self._lock:
             for buffer in buffers:
@@ -134,7 +134,7 @@ class TlsSocket(socket.socket):
         return taken
 
     def _decrypt(self, wanted: memoryview) -> int | None:
-        """Decrypt what has come; None where more must come first."""
+        """Decrypt what has arrived; None if more must arrive first."""
         count = 0
         with self._lock:
             try:
@@ -153,7 +153,7 @@ class TlsSocket(socket.socket):
         return count
 
     def _take(self) -> int:
-        """Wait for encrypted bytes; return how many have come, 0 at the end."""
+        """Wait for encrypted bytes; return how many arrived, 0 at the end."""
         count = super().recv_into(self._scratch)
         with self._lock:
             if count:
@@ -167,7 +167,7 @@ class TlsSocket(socket.socket):
 
 
 def explain(error: ssl.SSLError) -> str:
-    """Say what is wrong with the other end, as far as OpenSSL knows."""
+    """Return a sentence about what is wrong with the other end, as far as OpenSSL knows."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"its certificate is refused: {error.verify_message} (ca.crt in FLEET_TLS_DIR)"
     reason = error.reason or str(error)

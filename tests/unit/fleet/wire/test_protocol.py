@@ -1,29 +1,114 @@
-"""The states of a connection: what the table allows happens, and everything else is refused by name."""
+"""Headers survive the wire or are refused, and a connection takes only the frames that its state allows."""
 
-import dataclasses
+import struct
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fleet.errors import LocalProtocolError, ProtocolError, RemoteProtocolError
 from fleet.wire import (
+    HEADER_BYTES,
     NO_BLOCK,
     RESUMED,
-    START,
     TRANSITIONS,
     Conversation,
     Header,
     Identity,
     Kind,
-    Position,
     Side,
     State,
+    job_hash,
+    pack_header,
+    read_header,
 )
-from fleet.wire.rows import bounds
+from fleet.wire.protocol import VERSION
+from fleet.wire.rows import payload_bounds
+
+U32, U64 = st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1)
+HEADERS = st.builds(Header, st.sampled_from(Kind), U64, U32, U32, U64, U32, U64, U64, st.booleans())
+SOME = Header(Kind.GRAD, job=2**63, attempt=3, trainer=1, step=10**12, block=7, taken=5, payload_bytes=2**40)
+
+
+@given(HEADERS)
+def test_a_header_survives_the_wire(header):
+    wire = pack_header(header)
+    assert len(wire) == HEADER_BYTES
+    assert read_header(wire) == header
+
+
+@given(HEADERS)
+def test_a_header_cut_anywhere_is_incomplete(header):
+    wire = pack_header(header)
+    assert all(read_header(wire[:n]) is None for n in range(len(wire)))
+
+
+@given(HEADERS, st.binary(max_size=80))
+def test_what_follows_a_header_does_not_change_it(header, rest):
+    assert read_header(memoryview(pack_header(header) + rest)) == header
+
+
+@given(st.binary(min_size=1).filter(lambda received: not b"FLET".startswith(received[:4])))
+def test_garbage_is_refused_from_its_first_wrong_byte(received):
+    with pytest.raises(RemoteProtocolError, match="not a fleet frame"):
+        read_header(received)
+
+
+def test_a_visitor_from_the_web_is_shown_as_it_came():
+    with pytest.raises(RemoteProtocolError, match=r"b'GET '.*expected b'FLET'"):
+        read_header(b"GET / HTTP/1.1\r\n")
+
+
+@pytest.mark.parametrize(
+    ("offset", "value", "words"),
+    [
+        pytest.param(4, VERSION - 1, f"version {VERSION - 1} .* version {VERSION}", id="an-older-version"),
+        pytest.param(4, VERSION + 1, f"version {VERSION + 1} .* version {VERSION}", id="a-newer-version"),
+        pytest.param(5, 0, "kind 0", id="no-kind"),
+        pytest.param(5, 200, "kind 200", id="an-unknown-kind"),
+        pytest.param(6, 2, "shared 2", id="neither-shared-nor-not"),
+    ],
+)
+def test_a_broken_header_is_refused_by_what_is_broken(offset, value, words):
+    wire = bytearray(pack_header(SOME))
+    wire[offset] = value
+    with pytest.raises(RemoteProtocolError, match=words):
+        read_header(wire)
+
+
+@pytest.mark.parametrize("field", ["job", "attempt", "trainer", "step", "block", "payload_bytes"])
+@pytest.mark.parametrize("value", [-1, 2**64])
+def test_a_field_that_does_not_fit_is_our_own_mistake(field, value):
+    with pytest.raises(LocalProtocolError, match=str(value)):
+        pack_header(SOME._replace(**{field: value}))
+
+
+def test_the_layout_is_the_documented_one():
+    expected = struct.pack("<4sBBHIIIQQQQ", b"FLET", 4, 4, 0, 3, 1, 7, 2**63, 10**12, 5, 2**40)
+    assert pack_header(SOME) == expected
+
+
+def test_a_frame_about_no_block_says_so():
+    assert Header(Kind.PULL, 0, 0, 0).block == NO_BLOCK
+
+
+def test_jobs_differ_by_name_and_by_uid():
+    hashes = {
+        job_hash("a", "b"),
+        job_hash("a", "c"),
+        job_hash("ab", ""),
+        job_hash("", "ab"),
+        job_hash("a", ""),
+    }
+    assert len(hashes) == 5
+
 
 IDENTITY = Identity(job=11, trainer=1, attempt=2)
 BLOCKS = {3: 400, 5: 8}
 TABLES = {2: 12}
+MOST_GRADIENT_BYTES = payload_bounds(12, with_ids=True, with_rows=True)[1]
+MOST_LOOK_UP_BYTES = payload_bounds(12, with_ids=True, with_rows=False)[1]
 OF_A_BLOCK = {Kind.GRAD, Kind.PARAM, Kind.UNCHANGED}
 OF_A_TABLE = {Kind.LOOK_UP: 16, Kind.ROWS: 24, Kind.ROW_GRADIENT: 41, Kind.STEPPED: 28}
 PATHS = {
@@ -56,7 +141,7 @@ def frame(kind: Kind, **changes: Any) -> Header:
         **OF_A_TABLE,
     }
     header = Header(kind, 11, 2, 1, block=block, payload_bytes=payload.get(kind, 0))
-    return dataclasses.replace(header, **changes)
+    return header._replace(**changes)
 
 
 def conversation(side: Side, state: State, *, remote: bool = True) -> Conversation:
@@ -112,7 +197,7 @@ RESUMPTIONS = [
 @pytest.mark.parametrize(("side", "state", "kind"), RESUMPTIONS)
 def test_after_another_greeting_a_direction_goes_on_where_it_stood(side, state, kind):
     made = conversation(side, State.OPEN)
-    made.resume(Position(state))
+    made.resume(state, 0)
     following = TRANSITIONS[side][state].get(kind)
     if following is None:
         with pytest.raises(RemoteProtocolError, match=f"sent {kind.name} in the state '{state.value}'"):
@@ -127,33 +212,33 @@ def test_after_another_greeting_a_direction_goes_on_where_it_stood(side, state, 
     [(side, state) for side in Side for state in State if state not in RESUMED[side]],
 )
 def test_no_greeting_leads_to_a_state_in_which_nothing_is_left_to_say(side, state):
-    with pytest.raises(LocalProtocolError, match=f"cannot go on in the state '{state.value}'"):
-        conversation(side, State.OPEN).resume(Position(state))
+    with pytest.raises(LocalProtocolError, match=f"cannot continue in the state '{state.value}'"):
+        conversation(side, State.OPEN).resume(state, 0)
 
 
 @pytest.mark.parametrize("state", [State.START, State.IN_STEP])
 def test_a_direction_goes_on_only_right_after_its_greeting(state):
     with pytest.raises(LocalProtocolError, match="expected a greeting"):
-        conversation(Side.TRAINER, state).resume(START)
+        conversation(Side.TRAINER, state).resume(State.OPEN, 0)
 
 
-def test_a_place_follows_the_frames_of_its_direction():
-    place = START
+def test_a_direction_knows_its_state_and_the_step_that_began_last():
+    made = conversation(Side.TRAINER, State.OPEN)
     for kind, step, expected in [
-        (Kind.HYPER, 7, Position(State.IN_STEP, 7)),
-        (Kind.GRAD, 7, Position(State.IN_STEP, 7)),
-        (Kind.CONFIRM, 0, Position(State.IN_STEP, 7)),
-        (Kind.STEP_END, 7, Position(State.OPEN, 7)),
-        (Kind.PULL, 0, Position(State.OPEN, 7)),
-        (Kind.COMPLETE, 0, Position(State.COMPLETED, 7)),
+        (Kind.HYPER, 7, State.IN_STEP),
+        (Kind.GRAD, 7, State.IN_STEP),
+        (Kind.CONFIRM, 0, State.IN_STEP),
+        (Kind.STEP_END, 7, State.OPEN),
+        (Kind.PULL, 0, State.OPEN),
+        (Kind.COMPLETE, 0, State.COMPLETED),
     ]:
-        place = place.after(Side.TRAINER, kind, step)
-        assert place == expected
+        made.advance(frame(kind, step=step))
+        assert (made.state, made.step) == (expected, 7)
 
 
 def test_a_step_that_is_sent_again_is_the_same_step():
     made = conversation(Side.TRAINER, State.OPEN)
-    made.resume(Position(State.IN_STEP, 7))
+    made.resume(State.IN_STEP, 7)
     with pytest.raises(RemoteProtocolError, match="of step 8, expected the step that began, 7"):
         made.advance(frame(Kind.GRAD, step=8))
     made.advance(frame(Kind.GRAD, step=7))
@@ -219,7 +304,7 @@ def test_steps_go_forward():
 def test_a_tensor_in_shared_memory_carries_nothing(side, kind):
     state = State.IN_STEP if side is Side.TRAINER else State.OPEN
     made = conversation(side, state)
-    with pytest.raises(RemoteProtocolError, match=r"lies in shared memory.*no memory is shared"):
+    with pytest.raises(RemoteProtocolError, match=r"is in shared memory.*no memory is shared"):
         made.advance(frame(kind, shared=True, payload_bytes=0))
     made.shares = True
     made.advance(frame(kind, shared=True, payload_bytes=0))
@@ -232,7 +317,7 @@ def test_a_tensor_in_shared_memory_carries_nothing(side, kind):
 def test_what_is_no_tensor_follows_its_header():
     made = conversation(Side.TRAINER, State.OPEN)
     made.shares = True
-    with pytest.raises(RemoteProtocolError, match=r"HYPER frame lies in shared memory.*it is no tensor"):
+    with pytest.raises(RemoteProtocolError, match=r"HYPER frame is in shared memory.*it is no tensor"):
         made.advance(frame(Kind.HYPER, shared=True, payload_bytes=0))
 
 
@@ -249,14 +334,14 @@ def test_what_is_no_tensor_follows_its_header():
         pytest.param(Kind.ROW_GRADIENT, {"step": 1}, "expected the step that began, 0", id="another-step"),
         pytest.param(
             Kind.ROW_GRADIENT,
-            {"payload_bytes": bounds(Kind.ROW_GRADIENT, 12)[1] + 1},
-            f"0 or 28 to {bounds(Kind.ROW_GRADIENT, 12)[1]}",
+            {"payload_bytes": MOST_GRADIENT_BYTES + 1},
+            f"0 or 28 to {MOST_GRADIENT_BYTES}",
             id="more-than-a-frame-may-carry",
         ),
         pytest.param(
             Kind.LOOK_UP,
-            {"payload_bytes": bounds(Kind.LOOK_UP, 12)[1] + 1},
-            f"0 or 16 to {bounds(Kind.LOOK_UP, 12)[1]}",
+            {"payload_bytes": MOST_LOOK_UP_BYTES + 1},
+            f"0 or 16 to {MOST_LOOK_UP_BYTES}",
             id="more-rows-than-the-answers-frame-may-carry",
         ),
         pytest.param(Kind.LOOK_UP, {"shared": True}, "no memory is shared", id="in-shared-memory"),
