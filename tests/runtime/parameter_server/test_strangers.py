@@ -115,7 +115,7 @@ def test_a_trainer_with_another_key_is_told_what_to_do():
     with loopback(key=KEY) as job:
         job.job = replace(job.job, key=OTHER)
         trainer, _, _ = job.make_trainer()
-        with pytest.raises(ConfigurationError, match="give all the same FLEET_JOB_KEY"):
+        with pytest.raises(ConfigurationError, match="give all replicas the same FLEET_JOB_KEY"):
             trainer.start()
 
 

@@ -74,7 +74,7 @@ class Certificates:
                     self._loaded = self._load()
                 except ConfigurationError as error:
                     if self._look() != version:
-                        continue  # the files were replaced while they were read, so that old and new ones mixed
+                        continue  # the files were replaced while they were read, so old and new ones mixed
                     if self._loaded is None:
                         raise
                     _log.warning("%s. The previous certificates stay in use", error)

@@ -1,4 +1,4 @@
-"""Calls that find nobody are made again; the servers take none of them twice."""
+"""Unanswered calls are retried, and a placement arrives as it was sent."""
 
 from collections.abc import Iterator
 from concurrent import futures
@@ -7,8 +7,10 @@ import grpc
 import pytest
 
 from fleet.errors import PeerLostError
-from fleet.parameter_server.control.client import ControlClient
+from fleet.parameter_server.control.client import ControlClient, read_placement
 from fleet.parameter_server.control.proto import control_pb2, control_pb2_grpc
+from fleet.parameter_server.control.service import pack_placement
+from fleet.plan.placement import Part, Placement
 
 
 class Unavailable(control_pb2_grpc.ParameterServerServicer):
@@ -61,3 +63,15 @@ def test_a_call_that_finds_nobody_is_made_again(service, retry_times, failures, 
     finally:
         client.close()
     assert service.calls == calls
+
+
+def test_a_placement_is_read_as_it_was_told():
+    parts = (
+        Part(3, "w.block1", 1, "w", "float32", 20000, (200, 100)),
+        Part(0, "scale", 0, "scale", "float64", 0, ()),
+    )
+    placement = Placement(parts, 7)
+    message = pack_placement(placement, {0: 1, 3: 0xFFFFFFFF})
+    heard = control_pb2.Placement.FromString(message.SerializeToString())
+    assert read_placement(heard) == placement
+    assert [part.checksum for part in heard.parts] == [0xFFFFFFFF, 1]

@@ -1,4 +1,4 @@
-"""Channels to the control service of a server: how calls prove themselves, and what encrypts them."""
+"""Channels to a server's control service, with proofs of the job's key and with encryption."""
 
 import contextlib
 import socket
@@ -23,14 +23,14 @@ Options = Sequence[tuple[str, int | str]]
 _CHANNEL_OPTIONS: Final = (
     ("grpc.enable_http_proxy", 0),
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 2000),  # how long a try may take: a busy server's greeting too
+    ("grpc.min_reconnect_backoff_ms", 2000),  # also the time-out of a try, which a busy server may need
     ("grpc.max_reconnect_backoff_ms", 1000),
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
 )
 _LOOK_SECONDS: Final = 5.0
 _TLS_RECORDS: Final = (b"\x15\x03", b"\x16\x03")
-"""How TLS answers a greeting: with an alert, or with its own."""
+"""The first bytes of a TLS answer: an alert, or a handshake record."""
 
 
 def open_channel(
@@ -39,7 +39,7 @@ def open_channel(
     options: Options = (),
     certificates: Certificates | None = None,
 ) -> grpc.Channel:
-    """Open a channel to a parameter server; its calls prove that they come from a replica of the job."""
+    """Open a channel to a parameter server; its calls carry proofs of the job's key if there is one."""
     options = [*_CHANNEL_OPTIONS, *options]
     if certificates is None:
         channel = grpc.insecure_channel(endpoint, options=options)
@@ -53,10 +53,10 @@ def open_channel(
 
 
 def server_credentials(certificates: Certificates) -> grpc.ServerCredentials:
-    """Return the credentials of a server: each connection gets the certificates of its time."""
+    """Return the credentials of a server; each new connection gets the current certificates."""
     known = certificates.current()
 
-    def renewed() -> Any:  # the stubs know no None, which leaves all as it is
+    def renewed() -> Any:  # the stubs lack None, which means no change
         nonlocal known
         if (loaded := certificates.current()) is known:
             return None
@@ -74,17 +74,17 @@ def _configuration(loaded: Loaded) -> grpc.ServerCertificateConfiguration:
 
 
 class ServerStub:
-    """The control service of a server, over a channel with the certificates of the time of each call.
+    """The control service of a server; each call uses the certificates that are current at its time.
 
     Parameters
     ----------
     endpoint : str
     prover : Prover, optional
-        Proves each call, where the job has a key.
+        Proves each call if the job has a key.
     options : sequence of pairs
         Of the channel.
     certificates : Certificates, optional
-        With which it is encrypted.
+        For encryption.
     """
 
     def __init__(
@@ -117,14 +117,14 @@ class ServerStub:
             return self._stub
 
     def close(self) -> None:
-        """Close the channel; calls under way are cancelled."""
+        """Close the channel; pending calls are cancelled."""
         with self._lock:
             channels, self._channels = self._channels, []
         for channel in channels:
             channel.close()
 
     def _open(self) -> control_pb2_grpc.ParameterServerStub:
-        """Open a channel. The one before stays for its calls, until there is another one after it."""
+        """Open a channel. The previous one stays open for its pending calls, until the next one is opened."""
         if self._certificates is not None:
             self._opened_with = self._certificates.current()
         self._channels.append(open_channel(self._endpoint, self._prover, self._options, self._certificates))
@@ -135,9 +135,9 @@ class ServerStub:
 
 
 def check_encrypts(endpoint: str, certificates: Certificates | None) -> None:
-    """Find out why a server that listens takes no calls: gRPC itself only says that it is not reached.
+    """Find out why a listening server takes no calls: gRPC only says that it cannot reach the server.
 
-    A server that is not there, or says nothing, is none of the cases.
+    A server that does not listen, or stays silent, is no such case.
 
     Parameters
     ----------
@@ -148,7 +148,7 @@ def check_encrypts(endpoint: str, certificates: Certificates | None) -> None:
     Raises
     ------
     ConfigurationError
-        One of both ends has certificates and the other one none, or either refuses the other's.
+        Only one end has certificates, or either end refuses the other's.
     """
     host, port = split_endpoint(endpoint)
     with contextlib.suppress(OSError):
@@ -159,7 +159,7 @@ def check_encrypts(endpoint: str, certificates: Certificates | None) -> None:
 
 
 def _why_plain(connected: socket.socket) -> str:
-    """Greet as TLS does: who answers so expects it."""
+    """Send a TLS greeting: a server that answers it expects TLS."""
     context, leaving = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), ssl.MemoryBIO()
     context.check_hostname = False
     with contextlib.suppress(ssl.SSLWantReadError):
@@ -171,7 +171,7 @@ def _why_plain(connected: socket.socket) -> str:
 
 
 def _why_tls(connected: socket.socket, certificates: Certificates, host: str) -> str:
-    """Greet, and hear a word: who takes the certificate says one at once, by HTTP/2's rules."""
+    """Make a handshake and receive a byte, which a server of HTTP/2 sends once it accepts the certificate."""
     try:
         with TlsSocket(connected, certificates, host) as encrypted:
             encrypted.handshake()

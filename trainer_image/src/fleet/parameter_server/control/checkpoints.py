@@ -15,10 +15,9 @@ from torch import Tensor
 
 from fleet.checkpoint import decode, encode
 from fleet.errors import FleetError
+from fleet.parameter_server.control.calls import Pending, answer
 from fleet.parameter_server.control.channel import ServerStub
-from fleet.parameter_server.control.pending import Pending
 from fleet.parameter_server.control.proto import control_pb2, control_pb2_grpc
-from fleet.parameter_server.control.refusals import answer
 from fleet.parameter_server.transport.arena import bytes_of, dtype_of
 
 if TYPE_CHECKING:

@@ -1,10 +1,10 @@
-"""The port of a server's control service, which stands before gRPC's own.
+"""The port of a server's control service, a relay in front of gRPC that limits unauthenticated connections.
 
-gRPC takes any number of connections from anybody, and keeps descriptors and memory for each; it does not say
-which of them a call has come over until the call is served. So where the job has a key gRPC listens on a
-loopback address, and what comes to the server's endpoint is passed on to it. Until a call has proved the key
-over it, a connection is one of the few that may be open without. Proved once, it stays as long as its ends
-want it to. All of it happens in the thread that passes on: what has to go is closed before another is taken.
+gRPC accepts any number of connections from anybody, keeps descriptors and memory for each, and does not say
+which connection a call uses until the call is served. So if the job has a key, gRPC listens on a loopback
+address, and this module relays connections of the server's endpoint to it. Only a few connections may be open
+without a call that has proved the key; a proved one stays open as long as its ends wish. All of this happens
+in the relay's thread: a surplus connection is closed before the next is accepted.
 """
 
 import contextlib
@@ -21,38 +21,38 @@ __all__ = ["LOOPBACK", "Front"]
 
 LOOPBACK: Final = "127.0.0.1"
 _AT_ONCE: Final = 64
-"""How many are taken before what comes over the others is passed on."""
+"""How many connections are accepted before others are served."""
 _PAUSE_SECONDS: Final = 0.1
-"""Before another one is taken, where there was no descriptor for it."""
+"""Pause before the next accept if no descriptor was free."""
 _CLOSE_SECONDS: Final = 5.0
-_TELL_SECONDS: Final = 60.0
+_LOG_SECONDS: Final = 60.0
 _log = logging.getLogger(__name__)
 
 
 class _Guest:
-    """A connection that has come."""
+    """An accepted connection."""
 
     def __init__(self, connected: socket.socket, host: str) -> None:
         self.connected = connected
         self.host = host
         self.pair: Pair | None = None
-        """Once it is passed on."""
+        """Its relay to gRPC, once it has sent a byte."""
         self.peer = ""
-        """What gRPC then calls it."""
+        """gRPC's name for it then."""
 
 
 class Front:
-    """Passes connections on to gRPC, and bounds those over which nothing has proved the key.
+    """Relays connections to gRPC, and limits those over which no call has proved the key.
 
     Parameters
     ----------
     listener : socket.socket
-        Where others come; closed by this object.
+        The server's endpoint; closed by this object.
     port : int
-        Where gRPC listens, on the loopback address.
+        gRPC's port on the loopback address.
     most : int
-        How many connections may be open that have proved nothing. They have no deadline: one that stays
-        takes the place of nobody who comes.
+        How many connections without a proof may be open. They have no deadline: a new one displaces the
+        oldest of the host that has most.
     """
 
     def __init__(self, listener: socket.socket, port: int, most: int) -> None:
@@ -61,19 +61,19 @@ class Front:
         self._port = port
         self._unproved = ConnectionLimit[_Guest](most)
         self._peers: dict[str, _Guest] = {}
-        """Those that have proved nothing, by what gRPC calls them."""
+        """Connections without a proof, by gRPC's name."""
         self._closed = False
-        self._told_at = float("-inf")
+        self._logged_at = float("-inf")
         self._loop = relay_loop()
         self._loop.call_soon_threadsafe(self._listen)
 
     def proved(self, peer: str) -> None:
-        """Take note, from any thread, that a call from this peer, as gRPC calls it, has proved the key."""
+        """Note, from any thread, that a call of this peer, by gRPC's name, has proved the key."""
         if peer in self._peers:
             self._loop.call_soon_threadsafe(self._settle, peer)
 
     def close(self) -> None:
-        """Take no further connection; those that there are stay. Safe to repeat."""
+        """Accept no further connection; open ones stay. Safe to repeat."""
         closed = threading.Event()
         self._loop.call_soon_threadsafe(self._close, closed)
         closed.wait(_CLOSE_SECONDS)
@@ -105,16 +105,16 @@ class Front:
                 self._end(surplus)
 
     def _pause(self, error: OSError) -> None:
-        """Take none for a moment: there is no descriptor left, and this would be called again at once."""
+        """Stop accepting for a moment: no descriptor is left, and the loop would call again at once."""
         self._loop.remove_reader(self._listener)
         self._loop.call_later(_PAUSE_SECONDS, self._listen)
         now = time.monotonic()
-        if now - self._told_at >= _TELL_SECONDS:
-            self._told_at = now
-            _log.warning("cannot take a connection with the control service: %s; trying again", error)
+        if now - self._logged_at >= _LOG_SECONDS:
+            self._logged_at = now
+            _log.warning("cannot accept a connection of the control service: %s; trying again", error)
 
     def _pass_on(self, guest: _Guest) -> None:
-        """Connect a guest with gRPC, now that it has said its first word or has gone."""
+        """Relay a guest to gRPC once it has sent a byte; close it if it has gone."""
         self._loop.remove_reader(guest.connected)
         inner = None
         try:
@@ -122,7 +122,7 @@ class Front:
                 raise ConnectionResetError("it said nothing")
             inner = own(socket.socket())
             inner.setblocking(False)
-            inner.connect_ex((LOOPBACK, self._port))  # in progress; what becomes of it is the pair's to find
+            inner.connect_ex((LOOPBACK, self._port))  # in progress; the pair finds its outcome
             for each in (guest.connected, inner):
                 each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             port = inner.getsockname()[1]

@@ -1,8 +1,8 @@
-"""Who may call the control service: processes that have the key of the job, and the kubelet's probe.
+"""Authentication of control calls: only replicas with the job's key may call, and the kubelet's probe.
 
-A call is judged by its metadata, in the thread that accepts calls. One that proves nothing is answered by
-threads that serve nothing else, without reading its message, and hears nothing but UNAUTHENTICATED.
-Health/Check stays open: its message is not read either, as its answer is the same for all.
+The thread that accepts calls checks the proof in their metadata. A call without a valid proof gets the answer
+UNAUTHENTICATED from threads that serve no other calls, and its message is not read. Health/Check is open to
+everybody: its message is not read either, as its answer is always the same.
 """
 
 import functools
@@ -21,17 +21,17 @@ from fleet.wire.proof import CLOCK_SECONDS, NONCE_BYTES, ReplayWindow, make_proo
 __all__ = ["MOST_TRIES", "Guard", "Prover", "prover_of"]
 
 MOST_TRIES: Final = 5
-"""How often gRPC makes a call that found nobody, at most: each time with the same metadata."""
+"""The most tries that gRPC makes of an unanswered call, each with the same metadata."""
 _METADATA: Final = "fleet-proof"
 _CHECK: Final = "/grpc.health.v1.Health/Check"
-_TELL_SECONDS: Final = 60.0
+_LOG_SECONDS: Final = 60.0
 _SMALL_BYTES: Final = 16 << 20
-"""A limit for the messages that carry no tensors."""
+"""The largest message without tensors."""
 _log = logging.getLogger(__name__)
 
 
 class _Details(NamedTuple):
-    """The details of a call, as gRPC's interceptors hand them on."""
+    """Details of a call, in the form that gRPC's interceptors expect."""
 
     method: str
     timeout: float | None
@@ -49,7 +49,7 @@ class Prover(grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientInterceptor
     key : bytes
         The job's.
     server : int
-        Which server is called.
+        Index of the server that is called.
     """
 
     def __init__(self, key: bytes, server: int) -> None:
@@ -59,13 +59,13 @@ class Prover(grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientInterceptor
     def intercept_unary_unary(
         self, continuation: Callable[..., Any], client_call_details: Any, request: Any
     ) -> Any:
-        """Call, with a proof."""
+        """Make a call with a proof."""
         return continuation(self._proven(client_call_details), request)
 
     def intercept_unary_stream(
         self, continuation: Callable[..., Any], client_call_details: Any, request: Any
     ) -> Any:
-        """Call, with a proof."""
+        """Make a call with a proof."""
         return continuation(self._proven(client_call_details), request)
 
     def _proven(self, call: Any) -> _Details:
@@ -83,27 +83,27 @@ class Prover(grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientInterceptor
 
 
 def prover_of(key: bytes, server: int) -> Prover | None:
-    """Return what proves calls of a server, where the job has a key."""
+    """Return a prover for calls of a server, or None if the job has no key."""
     return Prover(key, server) if key else None
 
 
 class Guard(grpc.ServerInterceptor):
-    """Lets calls through that prove themselves, and gives each kind of call its threads.
+    """Admits calls with a valid proof, and gives each kind of call its threads.
 
     Parameters
     ----------
     key : bytes
-        The job's; empty where there is none, and everybody who reaches this server may call.
+        The job's; empty without one, and then anybody who reaches this server may call.
     server : int
-        Which server this is.
+        Index of this server.
     pools : mapping of method name to executor
-        Of the calls that shall not wait for others; ``Check`` among them.
+        For calls that must not wait for others, ``Check`` among them.
     large : collection of str
-        The methods whose messages carry tensors, and may be as large as the server takes any.
+        The methods whose messages carry tensors, which have no limit of their own.
     serving : callable
-        Whether calls are taken, for probes.
+        Returns the answer to probes: whether the server takes calls.
     proved : callable
-        Called with the peer of each call that is let through, as gRPC calls it.
+        Called with the peer of each admitted call, by gRPC's name for it.
     """
 
     def __init__(
@@ -121,20 +121,20 @@ class Guard(grpc.ServerInterceptor):
         self._large = large
         self._proved = proved
         self._window = ReplayWindow(MOST_TRIES)
-        self._told_at = float("-inf")
+        self._logged_at = float("-inf")
         self._refused: grpc.RpcMethodHandler[Any, Any] = grpc.stream_stream_rpc_method_handler(
-            _on(pools["Check"], _refuse)
+            _Pooled(pools["Check"], _refuse)
         )
         check = functools.partial(_health, serving)
         self._check: grpc.RpcMethodHandler[Any, Any] = grpc.stream_unary_rpc_method_handler(
-            _on(pools["Check"], check),
+            _Pooled(pools["Check"], check),
             response_serializer=health_pb2.HealthCheckResponse.SerializeToString,
         )
 
     def intercept_service(
         self, continuation: Callable[..., Any], handler_call_details: grpc.HandlerCallDetails
     ) -> Any:
-        """Return what answers a call; must not wait."""
+        """Return the handler of a call; must not wait."""
         method = handler_call_details.method
         if method == _CHECK:
             return self._check
@@ -147,24 +147,24 @@ class Guard(grpc.ServerInterceptor):
         return _bounded(handler, self._pools.get(name), most_bytes, self._proved)
 
     def _proves(self, method: str, metadata: Any) -> bool:
-        """Whether a call comes from a replica of this job, and none too often with the same words."""
+        """Return whether the metadata has a valid proof that has not come too often."""
         now = time.time()
         for name, text in metadata or ():
             if name == _METADATA and isinstance(text, str):
                 proof = read_proof(text, self._key, self._server, method, seconds=now)
                 if proof is not None and self._window.admits(proof, now):
                     return True
-        self._tell(method)
+        self._log_refusal(method)
         return False
 
-    def _tell(self, method: str) -> None:
-        """Say so, once in a while: whoever calls may call often."""
+    def _log_refusal(self, method: str) -> None:
+        """Log a refusal, at most once a minute: a stranger may call often."""
         now = time.monotonic()
-        if now - self._told_at >= _TELL_SECONDS:
-            self._told_at = now
+        if now - self._logged_at >= _LOG_SECONDS:
+            self._logged_at = now
             _log.warning(
-                "refused a call of %s without a proof of the job's key (FLEET_JOB_KEY) that holds now; if it "
-                "was a replica, it has another key, or its clock differs by more than %g s",
+                "refused a call of %s without a valid proof of the job's key (FLEET_JOB_KEY); if it came "
+                "from a replica, that replica has another key, or its clock differs by more than %g s",
                 method.rpartition("/")[2][:64],
                 CLOCK_SECONDS,
             )
@@ -183,7 +183,7 @@ def _health(
     return status(status=status.SERVING if serving() else status.NOT_SERVING)
 
 
-class _on:  # noqa: N801 - used as a function
+class _Pooled:
     """A behaviour that runs on threads of its own: gRPC looks for the attribute."""
 
     def __init__(self, pool: ThreadPoolExecutor, behavior: Callable[..., Any]) -> None:
@@ -197,7 +197,7 @@ class _on:  # noqa: N801 - used as a function
 def _bounded(
     handler: Any, pool: ThreadPoolExecutor | None, most_bytes: int | None, proved: Callable[[str], None]
 ) -> Any:
-    """Return a handler on other threads, whose messages are not decoded where they are too large."""
+    """Return a handler on other threads, which does not decode messages that are too large."""
     answer = handler.unary_stream if handler.response_streaming else handler.unary_unary
     make = (
         grpc.unary_stream_rpc_method_handler
@@ -214,4 +214,6 @@ def _bounded(
         proved(context.peer())
         return answer(request, context)
 
-    return make(_on(pool, behavior) if pool is not None else behavior, decode, handler.response_serializer)
+    return make(
+        _Pooled(pool, behavior) if pool is not None else behavior, decode, handler.response_serializer
+    )

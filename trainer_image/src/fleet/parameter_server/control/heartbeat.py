@@ -1,14 +1,13 @@
-"""A trainer's sign of life to all servers, and what it learns from the answers.
+"""A trainer's heartbeat to all servers, and what their answers say.
 
-The thread never waits for a step, so a trainer that computes for long is heard all the same. It is also the
-one that finds out what became of a server whose data connection broke: whether it lives, came back without
-its state, or is gone.
+The thread never waits for a step, so that a trainer with a long step keeps beating. It also finds out what
+became of a server whose data connection broke: whether it lives, came back without its state, or is gone.
 """
 
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -17,14 +16,14 @@ import grpc
 from fleet.errors import FleetError, PeerLostError, StateLostError
 from fleet.parameter_server.control.client import ControlClient
 from fleet.parameter_server.control.proto import control_pb2
-from fleet.parameter_server.control.table_totals import TableTotals
 from fleet.parameter_server.settings import Settings
 from fleet.process.resources import WatchClock
+from fleet.tables.shards import SHARDS
 
-__all__ = ["Heartbeat"]
+__all__ = ["Heartbeat", "TableTotals"]
 
 _CHASE_SECONDS: Final = 0.25
-"""How often a server whose connection ended is asked whether it is there."""
+"""Pause between heartbeats while a server has no data connection."""
 _log = logging.getLogger(__name__)
 
 
@@ -34,29 +33,29 @@ class _Peer:
     incarnation: str
     heard: float
     lived: float = 0.0
-    """When the latest beat that it has answered was sent: only then did it live for sure."""
+    """When the latest answered heartbeat was sent: the server was certainly alive then."""
     named: bool = False
     waiting_for: str = ""
     lost: FleetError | None = None
-    """Why there is no data connection, while there is none."""
+    """Why the data connection broke; None while there is one."""
 
 
 class Heartbeat:
-    """Beats to every server from a thread of its own.
+    """Sends heartbeats to every server, in a thread of its own.
 
     Parameters
     ----------
     controls : sequence of ControlClient
         One per server.
     incarnations : sequence of str
-        The life of each server that this trainer joined.
+        The incarnation of each server that this trainer joined.
     settings : Settings
     on_failure : callable
         Called once per failure that training cannot survive.
     on_beat : callable
-        Called with each beat; must not wait.
+        Called before each heartbeat; must not wait.
     clock : WatchClock
-        By which silence is measured.
+        Measures silence.
     """
 
     def __init__(
@@ -70,7 +69,7 @@ class Heartbeat:
     ) -> None:
         now = clock.now()
         self.tables = TableTotals()
-        """The servers' tables, as of their latest answers to trainer 0."""
+        """Statistics of the servers' tables, from their latest answers to trainer 0."""
         self._peers = [
             _Peer(control, incarnation, now)
             for control, incarnation in zip(controls, incarnations, strict=True)
@@ -96,32 +95,32 @@ class Heartbeat:
             self._thread.join()
 
     def connection_lost(self, server: int, error: FleetError) -> None:
-        """Find out what became of a server whose data connection broke."""
+        """Note that a data connection broke, so that heartbeats find out what became of its server."""
         self._peers[server].lost = error
         self._wake.set()
 
     def connection_regained(self, server: int) -> None:
-        """Take note that there is a data connection again."""
+        """Note that a data connection was opened again."""
         self._peers[server].lost = None
 
     def heard(self, server: int) -> None:
-        """Take note that something else than an answer has come from a server: it lives, however busy."""
+        """Note that other data came from a server, which therefore lives, however busy."""
         self._peers[server].heard = self._clock.now()
 
     def lived(self, server: int) -> float:
-        """Return up to when a server is known to have lived, by the monotonic clock; 0 before it answers.
+        """Return until when a server is known to have lived, by the monotonic clock; 0 before it answers.
 
-        A later life of it that lacks the state has been reported before it counts here.
+        An incarnation without the state is reported before its answer counts here.
         """
         return self._peers[server].lived
 
     def waiting_for(self) -> str:
-        """Return whom the servers wait for, as of their latest answers; empty when for nobody."""
+        """Return whom the servers wait for, by their latest answers; empty if for no trainer."""
         clauses = {peer.waiting_for for peer in self._peers if peer.waiting_for}
         return "; ".join(sorted(clauses))
 
     def beat(self) -> None:
-        """Beat once, and take the answers; who does not answer soon is passed over."""
+        """Send one heartbeat to every server, and take the answers that come soon."""
         timeout_seconds = max(1.0, self._settings.heartbeat_seconds)
         sent = time.monotonic()
         replies = [(peer, peer.control.heartbeat(timeout_seconds)) for peer in self._peers]
@@ -150,16 +149,16 @@ class Heartbeat:
             self._on_failure(
                 StateLostError(
                     f"parameter server {peer.control.endpoint} came back without its state (incarnation "
-                    f"{reply.incarnation} instead of {peer.incarnation}); the job must start anew"
+                    f"{reply.incarnation} instead of {peer.incarnation}); the job must start again"
                 )
             )
         peer.lived = sent
         if reply.steps_past and not self._told_past:
             self._told_past = True
             _log.warning(
-                "this trainer joined late and trains past the others, which have completed: what it does "
-                "now is on its data alone. A loop over fleet.epochs() or fleet.steps() goes on where the "
-                "training is, and ends with the others"
+                "this trainer joined late and trains past the others, which have completed: it now trains "
+                "on its own data alone. A loop over fleet.epochs() or fleet.steps() continues at the step of "
+                "the training, and ends with the others"
             )
 
     def _unanswered(self, peer: _Peer) -> None:
@@ -184,3 +183,43 @@ class Heartbeat:
                     f"{self._settings.deadline_seconds * 1000:.0f} ms"
                 )
             )
+
+
+class TableTotals:
+    """The latest statistics of all servers' tables. Safe in any thread."""
+
+    def __init__(self) -> None:
+        self._latest: dict[int, tuple[control_pb2.TableStatistics, ...]] = {}
+
+    def take(self, server: int, tables: Iterable[control_pb2.TableStatistics]) -> None:
+        """Replace the statistics of one server's tables."""
+        self._latest[server] = tuple(tables)
+
+    def total(self) -> list[dict[str, str | int | float]]:
+        """Return the statistics of each table over all servers, as JSON-ready data.
+
+        Returns
+        -------
+        list of dict
+            ``name``, ``rows``, ``bytes`` and ``rowsOnDisk``; ``shardSkew``, the rows of the fullest virtual
+            shard divided by the mean; and, once ids were looked up, ``hitPercentage``, the share of them that
+            had a row.
+        """
+        parts: dict[str, list[control_pb2.TableStatistics]] = {}
+        for table in [table for tables in list(self._latest.values()) for table in tables]:
+            parts.setdefault(table.name, []).append(table)
+        return [{"name": name, **_total(of_table)} for name, of_table in parts.items()]
+
+
+def _total(parts: Sequence[control_pb2.TableStatistics]) -> dict[str, str | int | float]:
+    rows = sum(part.rows for part in parts)
+    fullest = max(part.rows_of_fullest_shard for part in parts)
+    total: dict[str, str | int | float] = {
+        "rows": rows,
+        "bytes": sum(part.bytes for part in parts),
+        "rowsOnDisk": sum(part.rows_on_disk for part in parts),
+        "shardSkew": round(fullest * SHARDS / rows, 2) if rows else 1.0,
+    }
+    if looked_up := sum(part.looked_up for part in parts):
+        total["hitPercentage"] = 100 * sum(part.found for part in parts) // looked_up
+    return total

@@ -15,12 +15,12 @@ __all__ = ["MAX_BYTES", "Contribution", "Reductions"]
 
 _COMBINE: Final = {"sum": np.add, "min": np.minimum, "max": np.maximum}
 MAX_BYTES: Final = 16 << 20
-"""What a trainer may contribute: control goes beside the tensors' own path, and is not made for them."""
+"""The largest contribution: control calls are not made for tensors, which have their own path."""
 
 
 @dataclass(frozen=True, slots=True)
 class Contribution:
-    """What one trainer gives."""
+    """The array that one trainer contributes to a reduction."""
 
     operation: str
     dtype: str
@@ -29,17 +29,17 @@ class Contribution:
 
     @property
     def form(self) -> str:
-        """What must be the same on every trainer."""
+        """Operation, dtype and shape, which must be equal on all trainers."""
         return f"{self.operation} of {self.dtype}{list(self.shape)}"
 
     @classmethod
     def of(cls, values: Any, operation: str) -> "Contribution":
-        """Return what a trainer's numbers contribute.
+        """Return the contribution of a trainer's numbers.
 
         Raises
         ------
         ConfigurationError
-            They are no numbers, or too many; or there is no such operation.
+            The values are no numbers or too many, or the operation is unknown.
         """
         array = np.ascontiguousarray(numbers_of(values))
         given = cls(operation, array.dtype.str, np.shape(values), array.tobytes())
@@ -47,41 +47,41 @@ class Contribution:
         return given
 
     def check(self) -> None:
-        """Check that a server can combine this; ConfigurationError otherwise."""
+        """Raise ConfigurationError unless a server can combine this."""
         check_operation(self.operation)
         if np.dtype(self.dtype).kind not in "iuf" or len(self.data) > MAX_BYTES:
             raise ConfigurationError(
                 f"all_reduce_worker got {len(self.data)} bytes of {self.dtype}; expected numbers, at most "
-                f"{MAX_BYTES} bytes: it is for counts and metrics, beside the gradients' own way"
+                f"{MAX_BYTES} bytes: it is for counts and metrics; gradients have their own path"
             )
         if len(self.data) != (expected := np.dtype(self.dtype).itemsize * prod(self.shape)):
             raise ConfigurationError(f"{len(self.data)} bytes came for the {self.form}, expected {expected}")
 
     def array(self) -> npt.NDArray[np.generic]:
-        """Return the numbers."""
+        """Return the numbers as an array."""
         return np.frombuffer(self.data, dtype=self.dtype).reshape(self.shape)
 
 
 @dataclass(slots=True)
 class Reductions:
-    """One reduction after the other, as one server counts them. Used under the server's lock.
+    """The reductions of one server, one after the other. Used under the server's lock.
 
-    A trainer can be at most one ahead of the others: that one's result is kept until all have fetched it.
+    A trainer can be at most one reduction ahead of the others, so only the last result is kept.
     """
 
     passed: int = 0
     _bases: dict[int, int] = field(default_factory=dict)
     _given: dict[int, Contribution] = field(default_factory=dict)
     result: bytes = b""
-    """The last reduction's numbers."""
+    """The bytes of the last reduction."""
 
     def admit(self, trainer: int) -> None:
-        """Begin anew with a trainer: its first reduction is the next one."""
+        """Admit a trainer that joined: its first reduction is the next one."""
         self._bases[trainer] = self.passed
         self._given.pop(trainer, None)
 
     def contribute(self, trainer: int, before: int, given: Contribution, live: Collection[int]) -> int:
-        """Take what a trainer gives to the reduction that follows `before` others of its own.
+        """Add a trainer's contribution to the reduction that follows `before` others of its own.
 
         Returns
         -------
@@ -91,7 +91,7 @@ class Reductions:
         Raises
         ------
         ConfigurationError
-            Another trainer gives something else.
+            Another trainer's contribution has another form.
         """
         given.check()
         number = self._bases.get(trainer, 0) + before + 1
@@ -108,7 +108,7 @@ class Reductions:
         return number
 
     def release(self, live: Collection[int]) -> None:
-        """Finish the reduction if nobody is missing."""
+        """Finish the reduction if no live trainer is missing."""
         if not self._given or not self._given.keys() >= set(live):
             return
         first, *others = [self._given[trainer] for trainer in sorted(self._given)]
@@ -120,5 +120,5 @@ class Reductions:
         self.passed += 1
 
     def missing(self, live: Collection[int]) -> list[int]:
-        """Return the trainers that have not given anything yet."""
+        """Return the live trainers that have not contributed yet."""
         return [trainer for trainer in live if trainer not in self._given]

@@ -11,15 +11,15 @@ from torch import Tensor
 
 from fleet.errors import ConfigurationError
 from fleet.parameter_server.certificates import Certificates
+from fleet.parameter_server.control.calls import answer, taken_in_time
 from fleet.parameter_server.control.channel import server_credentials
 from fleet.parameter_server.control.checkpoints import CheckpointServicer, pieces_of_state, pieces_of_tensor
 from fleet.parameter_server.control.front import LOOPBACK, Front
 from fleet.parameter_server.control.guard import Guard
 from fleet.parameter_server.control.proto import control_pb2, control_pb2_grpc
 from fleet.parameter_server.control.reduction import Contribution
-from fleet.parameter_server.control.refusals import answer, refuse
-from fleet.parameter_server.control.streams import taken_in_time
 from fleet.parameter_server.transport.sockets import listen
+from fleet.plan.placement import Placement
 from fleet.process import progress
 from fleet.process.connections import MAX_HALF_OPEN
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from fleet.parameter_server.server.barriers import Barriers
     from fleet.parameter_server.server.shard_checkpointer import ShardCheckpointer
 
-__all__ = ["ControlBackend", "ControlService"]
+__all__ = ["ControlBackend", "ControlService", "pack_placement"]
 
 _STOP_SECONDS: Final = 1.0
 _STALLED_SECONDS: Final = 180.0
@@ -37,27 +37,27 @@ _LARGE: Final = frozenset({"Status", "Commit", "Write", "Reduce"})
 
 
 class ControlBackend(Protocol):
-    """What the service passes calls on to. Each may come from any thread."""
+    """The server behind the service: the package above this one implements it. Safe in any thread."""
 
     checkpoints: "ShardCheckpointer"
     """Saves and loads."""
     barriers: "Barriers"
-    """Where trainers meet."""
+    """Barriers and reductions of the trainers."""
 
     def join(self, request: control_pb2.JoinRequest) -> control_pb2.JoinReply:
         """Admit a trainer; ConfigurationError refuses it."""
 
     def completed_trainers(self, request: control_pb2.CompletedRequest) -> tuple[int, ...]:
-        """Return who has completed; ConfigurationError refuses to say."""
+        """Return which trainers have completed; ConfigurationError refuses."""
 
     def heartbeat(self, trainer: int, attempt: int) -> control_pb2.HeartbeatReply:
-        """Note a sign of life."""
+        """Note a heartbeat, and answer it."""
 
     def stats(self) -> control_pb2.StatsReply:
-        """Say what has been done."""
+        """Return the counters."""
 
     def norm(self, request: control_pb2.NormRequest) -> None:
-        """Take another server's part of a norm; ConfigurationError refuses it."""
+        """Take another server's part of a norm; ConfigurationError refuses."""
 
     def optimizer_state(self) -> Iterator[tuple[int, Mapping[str, object]]]:
         """Iterate over the optimizers' state by block."""
@@ -76,17 +76,17 @@ class ControlService:
     port : int
     backend : ControlBackend
     num_trainers : int
-        Bounds the calls that are served at once.
+        Determines how many calls are served at once.
     key : bytes
-        The job's: who calls must have it. Empty where there is none.
+        The job's, which callers must have; empty without one.
     server : int
-        Which server of the job this is.
+        Index of this server in the job.
     most_bytes : int
-        How large a message may be.
+        The largest message.
     stalled_seconds : float
-        How long whoever asks for the server's state may leave a piece of it untaken.
+        How long a receiver of the server's state may leave a piece untaken.
     certificates : Certificates, optional
-        With which calls are encrypted; who calls must have one of the same authority.
+        For encrypted calls; callers must have one of the same authority.
     """
 
     def __init__(
@@ -118,7 +118,7 @@ class ControlService:
             futures.ThreadPoolExecutor(2 * num_trainers + 4, thread_name_prefix="fleet-control"),
             interceptors=[guard],
             options=[
-                ("grpc.so_reuseport", 0),  # with it a second server on the port would take half of the calls
+                ("grpc.so_reuseport", 0),  # otherwise a second server on the port would get half of the calls
                 ("grpc.max_receive_message_length", most_bytes),
                 ("grpc.max_send_message_length", -1),
             ],
@@ -127,7 +127,7 @@ class ControlService:
         control_pb2_grpc.add_ParameterServerServicer_to_server(servicer, self._server)
 
     def start(self) -> None:
-        """Begin to accept joins, and say so to probes.
+        """Accept calls, and answer probes.
 
         Raises
         ------
@@ -152,7 +152,7 @@ class ControlService:
         self._set_serving(True)
 
     def _bind(self, address: str) -> int:
-        """Have gRPC listen; return the port. RuntimeError if it cannot."""
+        """Let gRPC listen; return the port. Raises RuntimeError if it cannot."""
         if self._certificates is None:
             port = self._server.add_insecure_port(address)
         else:
@@ -166,7 +166,7 @@ class ControlService:
             self._front.proved(peer)
 
     def refuse(self) -> threading.Event:
-        """Take no new calls; return what is set once those in progress have had a moment to be answered."""
+        """Take no new calls; the returned event is set once calls in progress are answered or cut off."""
         self._set_serving(False)
         if self._front is not None:
             self._front.close()
@@ -177,14 +177,14 @@ class ControlService:
         progress.serves(serving)
 
     def stop(self) -> None:
-        """End; calls in progress get a moment to be answered."""
+        """Stop; calls in progress have a second to be answered."""
         self.refuse().wait()
         for pool in self._pools.values():
             pool.shutdown(wait=False)
 
 
 class _Servicer(CheckpointServicer):
-    """Translates the other calls; holds no state."""
+    """Receives the calls that are not about checkpoints."""
 
     def __init__(self, backend: ControlBackend, stalled_seconds: float) -> None:
         super().__init__(backend.checkpoints)
@@ -227,10 +227,7 @@ class _Servicer(CheckpointServicer):
     def Norm(  # noqa: N802 - the service's name
         self, request: control_pb2.NormRequest, context: grpc.ServicerContext
     ) -> control_pb2.NormReply:
-        try:
-            self._backend.norm(request)
-        except ConfigurationError as error:
-            refuse(context, error)
+        answer(context, lambda: self._backend.norm(request))
         return control_pb2.NormReply()
 
     def State(  # noqa: N802 - the service's name
@@ -258,3 +255,28 @@ class _Servicer(CheckpointServicer):
         return answer(
             context, lambda: self._backend.barriers.reduce(trainer.id, trainer.attempt, request.passed, given)
         )
+
+
+def pack_placement(placement: Placement, checksums: Mapping[int, int]) -> control_pb2.Placement:
+    """Encode the blocks of a server.
+
+    Parameters
+    ----------
+    placement : Placement
+    checksums : mapping of int to int
+        CRC-32 of the initial values in the server's process, by block.
+    """
+    parts = [
+        control_pb2.Part(
+            block=part.block,
+            name=part.name,
+            index=part.index,
+            param=part.param,
+            dtype=part.dtype,
+            begin=part.begin,
+            shape=part.shape,
+            checksum=checksums[part.block],
+        )
+        for part in placement.parts
+    ]
+    return control_pb2.Placement(version=placement.version, parts=parts)

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from fleet.errors import ConfigurationError, FleetError, RemoteProtocolError
 from fleet.parameter_server.certificates import certificates_of
-from fleet.parameter_server.control.placement import pack_placement
 from fleet.parameter_server.control.proto import control_pb2
-from fleet.parameter_server.control.service import ControlService
+from fleet.parameter_server.control.service import ControlService, pack_placement
 from fleet.parameter_server.elastic import elastic_facts
 from fleet.parameter_server.modes import NormExchange, NormPart, mode_of_server, with_tables
 from fleet.parameter_server.naming import describe_blocks

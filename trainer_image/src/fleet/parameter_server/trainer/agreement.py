@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from fleet.errors import FleetError, StateLostError
+from fleet.parameter_server.control.calls import Pending
 from fleet.parameter_server.control.client import ControlClient
-from fleet.parameter_server.control.pending import Pending
 from fleet.parameter_server.control.proto import control_pb2
 from fleet.parameter_server.trainer.calls import ServerCalls
 from fleet.parameter_server.waiting import WaitLog

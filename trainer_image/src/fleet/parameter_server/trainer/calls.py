@@ -4,9 +4,8 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, TypeVar
 
 from fleet.errors import DeadlineExceededError
+from fleet.parameter_server.control.calls import Pending, pieces_of
 from fleet.parameter_server.control.client import ControlClient
-from fleet.parameter_server.control.pending import Pending
-from fleet.parameter_server.control.streams import pieces_of
 from fleet.parameter_server.trainer.waits import LOOK_SECONDS, Waits
 from fleet.parameter_server.waiting import WaitLog
 

@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING
 
 from fleet.errors import FleetError
 from fleet.parameter_server.certificates import Certificates, certificates_of
-from fleet.parameter_server.control.client import ControlClient
+from fleet.parameter_server.control.client import ControlClient, read_placement
 from fleet.parameter_server.control.guard import prover_of
 from fleet.parameter_server.control.heartbeat import Heartbeat
-from fleet.parameter_server.control.placement import read_placement
 from fleet.parameter_server.settings import Settings
 from fleet.parameter_server.trainer import agreement
 from fleet.parameter_server.trainer.awaited import AwaitedValues

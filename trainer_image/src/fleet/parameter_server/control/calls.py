@@ -1,0 +1,279 @@
+"""Replies of the control service: single ones, streams, and errors on their way back to the caller.
+
+A streamed reply may take any time as a whole, as long as one piece follows another. gRPC only has a time-out
+for all of it, and blocks the caller until the next piece. So each stream has a thread that waits for one
+piece at a time, while the caller looks for failures.
+"""
+
+import threading
+from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Final, Generic, NoReturn, Protocol, TypeVar
+
+import grpc
+
+from fleet.errors import (
+    AlreadyJoinedError,
+    ConfigurationError,
+    DeadlineExceededError,
+    DiskFullError,
+    FleetError,
+    PeerLostError,
+    RemoteProtocolError,
+    disk_error,
+)
+from fleet.parameter_server.waiting import WaitLog
+
+__all__ = [
+    "Pending",
+    "Stream",
+    "StreamCall",
+    "answer",
+    "error_of",
+    "pieces_of",
+    "refuse",
+    "taken_in_time",
+]
+
+Reply = TypeVar("Reply")
+Piece = TypeVar("Piece")
+Arriving = TypeVar("Arriving", covariant=True)
+
+_LOOK_SECONDS: Final = 1.0
+_REFUSALS: Final = frozenset(
+    {grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.ALREADY_EXISTS}
+)
+
+
+def answer(context: grpc.ServicerContext, call: Callable[[], Reply]) -> Reply:
+    """Return the result of a call; end the gRPC call with its error."""
+    try:
+        return call()
+    except FleetError as error:
+        refuse(context, error)
+    except OSError as error:
+        refuse(context, disk_error(error, str(error)))
+
+
+def refuse(context: grpc.ServicerContext, error: FleetError) -> NoReturn:
+    """End a call with a status that `error_of` turns back into the error."""
+    code = grpc.StatusCode.ABORTED  # the server failed; the request was no mistake
+    if isinstance(error, PeerLostError):
+        code = grpc.StatusCode.OUT_OF_RANGE  # the client would retry UNAVAILABLE
+    elif isinstance(error, DiskFullError):
+        # gRPC itself uses RESOURCE_EXHAUSTED for messages that are too large.
+        code = grpc.StatusCode.DATA_LOSS
+    elif isinstance(error, ConfigurationError):
+        taken = isinstance(error, AlreadyJoinedError)
+        code = grpc.StatusCode.ALREADY_EXISTS if taken else grpc.StatusCode.FAILED_PRECONDITION
+    context.abort(code, str(error))
+
+
+def error_of(endpoint: str, error: grpc.RpcError) -> FleetError:
+    """Return the error with which a call of the parameter server at an endpoint ended."""
+    code, details = error.code(), error.details()
+    if code in _REFUSALS:
+        return ConfigurationError(f"parameter server {endpoint} refused: {details}")
+    if code is grpc.StatusCode.OUT_OF_RANGE:
+        return PeerLostError(f"parameter server {endpoint}: {details}")
+    if code is grpc.StatusCode.DATA_LOSS:
+        return DiskFullError(f"parameter server {endpoint}: {details}")
+    if code is grpc.StatusCode.ABORTED:
+        return FleetError(f"parameter server {endpoint}: {details}")
+    if code is grpc.StatusCode.UNAUTHENTICATED:
+        return ConfigurationError(
+            f"parameter server {endpoint} does not recognise this process as part of its job: give all "
+            "replicas the same FLEET_JOB_KEY, and check that the clocks of their hosts agree"
+        )
+    if code is grpc.StatusCode.UNIMPLEMENTED:
+        return ConfigurationError(
+            f"{endpoint} answers, but is no fleet parameter server ({details}); check the endpoints"
+        )
+    if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
+        return PeerLostError(f"parameter server {endpoint} does not answer: {details}")
+    return RemoteProtocolError(f"parameter server {endpoint} failed a call with {code.name}: {details}")
+
+
+class Pending(Generic[Reply]):
+    """A reply that has not arrived yet, so that many servers work at once.
+
+    Parameters
+    ----------
+    future : grpc.Future
+    describe : callable
+        Turns gRPC's error into one of ours.
+    """
+
+    def __init__(self, future: "grpc.Future[Reply]", describe: Callable[[grpc.RpcError], FleetError]) -> None:
+        self._future = future
+        self._describe = describe
+
+    def arrives_within(self, seconds: float) -> bool:
+        """Wait for the reply; return whether it, or an error, has arrived in time."""
+        try:
+            self._future.exception(timeout=seconds)
+        except grpc.FutureTimeoutError:
+            return False
+        return True
+
+    def result(self) -> Reply:
+        """Wait for the reply.
+
+        Raises
+        ------
+        ConfigurationError
+            The server refuses, with its reason.
+        FleetError
+            The server failed, with its reason.
+        PeerLostError
+            The server did not answer in time.
+        """
+        try:
+            return self._future.result()
+        except grpc.RpcError as error:
+            raise self._describe(error) from error
+
+
+class StreamCall(Protocol[Arriving]):
+    """A streaming call of gRPC, whose own type is private."""
+
+    def __next__(self) -> Arriving:
+        """Wait for the next message; raise grpc.RpcError if the call fails."""
+
+    def __iter__(self) -> Iterator[Arriving]:
+        """Return itself."""
+
+    def cancel(self) -> object:
+        """End the call; a waiting thread gets an error."""
+
+
+class Stream(Generic[Piece]):
+    """The pieces of one call; only `close` ends it early.
+
+    Parameters
+    ----------
+    call : StreamCall
+    endpoint : str
+        The server's, for messages.
+    describe : callable
+        Turns gRPC's error into one of ours.
+    """
+
+    def __init__(
+        self, call: StreamCall[Piece], endpoint: str, describe: Callable[[grpc.RpcError], FleetError]
+    ) -> None:
+        self.endpoint = endpoint
+        self._call = call
+        self._describe = describe
+        self._waiting = ThreadPoolExecutor(1, thread_name_prefix="fleet-stream")
+        self._next: Future[Piece | None] | None = None
+
+    def arrives_within(self, seconds: float) -> bool:
+        """Wait for the next piece; return whether it, the end or an error has arrived in time."""
+        if self._next is None:
+            self._next = self._waiting.submit(next, self._call, None)
+        try:
+            self._next.exception(timeout=seconds)
+        except TimeoutError:
+            return False
+        return True
+
+    def take(self) -> Piece | None:
+        """Return the piece that has arrived; None after the last one.
+
+        Raises
+        ------
+        ConfigurationError
+            The server refuses, with its reason.
+        PeerLostError
+            The server is gone.
+        """
+        arrived, self._next = self._next, None
+        if arrived is None:
+            raise ValueError("there is no piece to take; expected a call of arrives_within() before")
+        try:
+            return arrived.result()
+        except grpc.RpcError as error:
+            raise self._describe(error) from error
+
+    def close(self) -> None:
+        """End the call unless it has ended; safe to repeat."""
+        self._call.cancel()
+        self._waiting.shutdown()
+
+
+def taken_in_time(
+    pieces: Iterator[Piece], end: Callable[[], object], stalled_seconds: float
+) -> Iterator[Piece]:
+    """Iterate over the pieces that a server sends; end the call if the receiver stops taking them.
+
+    Such a receiver blocks the server's thread within a send, where no exception reaches it.
+
+    Parameters
+    ----------
+    pieces : iterator
+    end : callable
+        Ends the call, from another thread.
+    stalled_seconds : float
+        How long one piece may remain untaken.
+    """
+    for piece in pieces:
+        watch = threading.Timer(stalled_seconds, end)
+        watch.daemon = True
+        watch.start()
+        try:
+            yield piece
+        finally:
+            watch.cancel()
+
+
+def pieces_of(
+    stream: Stream[Piece],
+    check: Callable[[], None],
+    stalled_seconds: float,
+    log: WaitLog | None = None,
+    look_seconds: float = _LOOK_SECONDS,
+) -> Generator[Piece, None, None]:
+    """Iterate over the pieces of a stream, and close it at the end.
+
+    Parameters
+    ----------
+    stream : Stream
+    check : callable
+        Called before each piece, and repeatedly while waiting for one; raises if none will come.
+    stalled_seconds : float
+        How long to wait for any one piece.
+    log : WaitLog, optional
+        Reports long waits.
+    look_seconds : float
+        Time between two calls of `check`.
+
+    Raises
+    ------
+    DeadlineExceededError
+        A piece did not come; the message names the server.
+    FleetError
+        The error of `check`, or of the call.
+    """
+    log = log if log is not None else WaitLog()
+    what = f"parameter server {stream.endpoint} to send the next piece of its shard"
+    number = 0
+    try:
+        while True:
+            check()
+            while not stream.arrives_within(look_seconds):
+                check()
+                waited = log.note(number, lambda: f"waiting for {what}")
+                if waited >= stalled_seconds:
+                    raise DeadlineExceededError(f"waited {waited:.0f} s for {what}")
+            try:
+                piece = stream.take()
+            except FleetError:
+                check()  # a session that ended has ended its calls, and knows why
+                raise
+            if piece is None:
+                return
+            yield piece
+            number += 1
+    finally:
+        stream.close()
