@@ -10,8 +10,7 @@ import pytest
 import yaml
 
 from fleet.parameter_server.certificates import Certificates
-from fleet.role_maker.key import key_of
-from fleet.role_maker.variables import Variables
+from fleet.role_maker.variables import Variables, key_of
 from fleet_operator.api import Role, parse_job
 from fleet_operator.build import ClusterHosts, build_pod
 from fleet_operator.plan.model import Attempt

@@ -13,9 +13,10 @@ from typing import Any
 
 import pytest
 
-from fleet import mpi, role_maker
+from fleet import role_maker
 from fleet.errors import RoleError
 from fleet.role_maker import MPISymmetricRoleMaker, Role
+from fleet.role_maker.mpi import connect
 from tests.support.threads import at_once
 
 
@@ -148,4 +149,4 @@ def test_each_rank_keeps_its_port_until_all_have_told_theirs():
 def test_without_mpi4py_it_is_said_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "mpi4py", None)
     with pytest.raises(RoleError, match=r"needs mpi4py.*pip install 'fleet-trainer\[mpi\]'"):
-        mpi.connect()
+        connect()

@@ -34,7 +34,7 @@ from fleet.collective.rendezvous import meet, shared_world
 from fleet.collective.watchdog import Watchdog
 from fleet.collective.world import World, beside_process_group
 from fleet.environment.deadlines import Deadlines
-from fleet.environment.interface import choose_interface
+from fleet.environment.network import choose_interface
 from fleet.errors import ConfigurationError, FleetError
 
 __all__ = ["Group", "TextExchange", "compare_facts"]

@@ -1,1 +1,1 @@
-"""What a job tells its processes in their environment, beside their roles."""
+"""What a job passes to its processes in environment variables, apart from their roles."""

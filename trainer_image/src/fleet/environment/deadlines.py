@@ -1,33 +1,34 @@
-"""How long the processes of a job wait for each other, and after which time they say for whom."""
+"""Deadlines and other positive numbers in a job's environment; an error names the variable."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from fleet.environment.numbers import positive
+from fleet.errors import ConfigurationError
 
-__all__ = ["Deadlines"]
+__all__ = ["Deadlines", "count", "positive"]
 
 
 @dataclass(frozen=True, slots=True)
 class Deadlines:
-    """Times in seconds. A peer is silent after `silent_seconds`, and lost `deadline_seconds` later."""
+    """How long replicas wait: a peer is silent after `silent_seconds`, and lost `deadline_seconds` later."""
 
     heartbeat_seconds: float = 2.0
     deadline_seconds: float = 180.0
     start_deadline_seconds: float | None = None
-    """How long peers that have never been there are waited for; None: as long as one that is lost."""
+    """How long to wait for peers that have not started yet; None: as long as for a lost one."""
 
     @property
     def silent_seconds(self) -> float:
-        """After how long without a word the log names a peer: five heartbeats."""
+        """After how much silence the log names a peer: five heartbeats."""
         return 5 * self.heartbeat_seconds
 
     @property
     def starting_seconds(self) -> float:
-        """How long peers that have never been there are waited for: at least as long as one that is lost.
+        """How long to wait for peers that have not started yet: at least as long as for a lost one.
 
-        The job's pendingDeadlineSeconds may be short, and is kept when its pods run; they have still to
-        import and to load before they join.
+        The job's pendingDeadlineSeconds may be short, and ends when its pods run; they still have to import
+        and to load before they join.
         """
         return max(self.start_deadline_seconds or 0.0, self.deadline_seconds)
 
@@ -35,8 +36,8 @@ class Deadlines:
     def stalled_seconds(self) -> float:
         """How long a peer that is alive may keep the others waiting.
 
-        Much longer than the deadline of a lost one: an evaluation, or a checkpoint of one trainer only, is
-        no failure. But nobody waits for ever.
+        Much longer than the deadline of a lost one: an evaluation, or a checkpoint of one trainer only, is no
+        failure.
         """
         return 10 * self.deadline_seconds
 
@@ -54,3 +55,31 @@ class Deadlines:
             deadline_seconds=positive(environ, "FLAGS_rpc_deadline", 180_000.0) / 1000,
             start_deadline_seconds=positive(environ, "FLEET_START_DEADLINE_SECONDS", 0.0) or None,
         )
+
+
+def positive(environ: Mapping[str, str], name: str, default: float) -> float:
+    """Return the positive number in a variable, or `default` if it is unset or empty.
+
+    Raises
+    ------
+    ConfigurationError
+        The variable has another value.
+    """
+    text = environ.get(name, "")
+    if not text:
+        return default
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not 0 < number < math.inf:
+        raise ConfigurationError(f"{name} is {text!r}; expected a positive number")
+    return number
+
+
+def count(environ: Mapping[str, str], name: str, default: int) -> int:
+    """Return the positive whole number in a variable; see `positive`."""
+    number = positive(environ, name, default)
+    if number != int(number):
+        raise ConfigurationError(f"{name} is {environ[name]!r}; expected a whole number")
+    return int(number)

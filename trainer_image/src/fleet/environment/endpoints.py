@@ -1,4 +1,4 @@
-"""Endpoints: ``host:port`` texts, checked the same way wherever a user writes them."""
+"""Endpoints: ``host:port`` texts, checked in the same way wherever a user writes them."""
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -11,26 +11,26 @@ __all__ = ["endpoint_problem", "endpoints_problem", "split_endpoints"]
 _LAST_PORT: Final = 65535
 _RANGE: Final = re.compile(r"\[(\d{1,9})-(\d{1,9})(?:\+(\d{1,5}))?\]")
 _MOST: Final = 1_000_000
-"""Endpoints of one pattern: more are a mistake."""
+"""The most endpoints of one pattern; more are a mistake."""
 
 
 def split_endpoints(value: str | Iterable[str]) -> list[str]:
-    """Return the endpoints of a comma separated text, or of a list of them, without blanks around them.
+    """Return the endpoints of a comma separated text, or of a list, without blanks around them.
 
-    Ranges in a text stand for each number in them, the last one varying fastest: ``t-[0-1]:[6170-6171]`` is
-    ``t-0:6170,t-0:6171,t-1:6170,t-1:6171``. A range with a stride rises by it from one number of the range
-    before to the next: ``t-[0-1]:[6170-6171+9]`` is ``t-0:6170,t-0:6171,t-1:6179,t-1:6180``.
+    A range in a text stands for each of its numbers, the last range varying fastest: ``t-[0-1]:[6170-6171]``
+    is ``t-0:6170,t-0:6171,t-1:6170,t-1:6171``. A range with a stride rises by it for each number of the range
+    before: ``t-[0-1]:[6170-6171+9]`` is ``t-0:6170,t-0:6171,t-1:6179,t-1:6180``.
     """
     if isinstance(value, str):
         return [endpoint for part in value.split(",") for endpoint in _expanded(part.strip())]
-    # What the user wrote may be anything; as text it is refused with the others that are not host:port.
+    # A list may hold anything; as text it is refused like any other text that is not host:port.
     return [str(part).strip() for part in (value if isinstance(value, Iterable) else (value,))]
 
 
 def endpoint_problem(endpoint: str) -> str | None:
-    """Say what is wrong with one endpoint; None when it is ``host:port``.
+    """Return what is wrong with one endpoint; None if it is ``host:port``.
 
-    An IPv6 address stands in brackets: ``[::1]:6174``.
+    An IPv6 address is written in brackets: ``[::1]:6174``.
     """
     host, colon, port = endpoint.rpartition(":")
     if not colon or not host:
@@ -49,7 +49,7 @@ def endpoint_problem(endpoint: str) -> str | None:
 
 
 def endpoints_problem(endpoints: Sequence[str]) -> str | None:
-    """Say what is wrong with a list of endpoints; None when all are well-formed and different."""
+    """Return what is wrong with a list of endpoints; None if all are well-formed and distinct."""
     if not any(endpoints):
         return "it is empty"
     for endpoint in endpoints:
@@ -64,7 +64,7 @@ def endpoints_problem(endpoints: Sequence[str]) -> str | None:
 
 
 def _expanded(pattern: str) -> list[str]:
-    """Return what a pattern stands for; what is none, or of too many endpoints, stands for itself."""
+    """Return the endpoints of a pattern; without ranges, or with too many endpoints, the text itself."""
     ranges = [(int(first), int(last), int(stride or 0)) for first, last, stride in _RANGE.findall(pattern)]
     lengths = [last + 1 - first for first, last, _ in ranges]
     follows_none = bool(ranges) and ranges[0][2] > 0  # a stride with no range before it
@@ -79,7 +79,7 @@ def _expanded(pattern: str) -> list[str]:
 
 
 def _numbers(ranges: Sequence[tuple[int, int, int]], places: Sequence[int]) -> Iterator[int]:
-    """Give the number at a place of each range, raised by its stride for each place in the range before."""
+    """Yield the number at an index of each range, raised by its stride for each index of the range before."""
     before = 0
     for (first, _, stride), place in zip(ranges, places, strict=True):
         yield first + place + stride * before

@@ -4,6 +4,7 @@ The loop form and this one drive the same sessions; see `fleet.parameter_server.
 """
 
 import operator
+import os
 from collections.abc import Collection, Mapping, Sequence
 from importlib import import_module
 from typing import Any
@@ -14,7 +15,6 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from fleet.environment.process import process_environment
 from fleet.errors import ConfigurationError, FleetError
 from fleet.fluid.clip import clip_of
 from fleet.fluid.ir import Variable
@@ -28,7 +28,7 @@ from fleet.plan.clipping import ClipGradByGlobalNorm, ClipGradByNorm, ClipGradBy
 from fleet.plan.source import Source
 from fleet.process import lifecycle
 from fleet.role_maker import JobIdentity
-from fleet.role_maker.interface import identity_of
+from fleet.role_maker.role import identity_of
 from fleet.role_maker.variables import Variables
 
 __all__ = ["Executor", "Feed", "FetchedNumber", "fetched"]
@@ -270,7 +270,7 @@ def _computes(program: Program) -> bool:
 
 
 def _job() -> JobIdentity:
-    return identity_of(Variables(process_environment()))
+    return identity_of(Variables(os.environ))
 
 
 def _known(name: str, outputs: Mapping[str, Any], source: Source) -> bool:

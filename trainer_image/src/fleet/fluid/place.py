@@ -1,8 +1,8 @@
 """Where a process computes: the places of the original."""
 
+import os
 from dataclasses import dataclass
 
-from fleet.environment.process import process_environment
 from fleet.errors import ConfigurationError
 
 __all__ = ["CPUPlace", "CUDAPlace", "Place", "check_place"]
@@ -62,7 +62,7 @@ def check_place(place: Place) -> None:
 
     count = torch.cuda.device_count()
     if not 0 <= place.device_id < count:
-        visible = process_environment().get("CUDA_VISIBLE_DEVICES")
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         said = "" if visible is None else f" (CUDA_VISIBLE_DEVICES is {visible!r})"
         expected = f"a number from 0 to {count - 1}" if count else "fleet.CPUPlace()"
         raise ConfigurationError(

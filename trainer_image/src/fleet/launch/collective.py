@@ -25,7 +25,7 @@ from types import FrameType
 
 from fleet.environment.deadlines import Deadlines
 from fleet.environment.endpoints import split_endpoints
-from fleet.environment.interface import choose_interface
+from fleet.environment.network import choose_interface
 from fleet.errors import ConfigurationError
 from fleet.launch import flags, supervisor
 from fleet.launch.supervisor import STOP_SECONDS, Command

@@ -13,7 +13,7 @@ from pathlib import Path
 from fleet.errors import ConfigurationError
 from fleet.launch.supervisor import Command
 from fleet.process.resources import available_cores
-from fleet.role_maker.key import KEY_BYTES
+from fleet.role_maker.variables import KEY_BYTES
 
 __all__ = [
     "ROLE_VARIABLES",

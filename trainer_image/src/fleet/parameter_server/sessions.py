@@ -31,8 +31,7 @@ from fleet.plan.job import ServerPlan, TrainerPlan
 from fleet.process import lifecycle, progress
 from fleet.process.resources import keep_freed_memory
 from fleet.role_maker import JobIdentity, Role, RoleKind
-from fleet.role_maker.interface import sync_mode_of
-from fleet.role_maker.variables import SYNC_MODES, Variables
+from fleet.role_maker.variables import SYNC_MODES, Variables, sync_mode_of
 from fleet.strategy import DistributedStrategy
 
 __all__ = ["find_trainer", "sends", "serve", "source_of", "start_server", "start_trainer", "train_as"]

@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Final
 
-from fleet.environment.deadlines import Deadlines
-from fleet.environment.numbers import count, positive
+from fleet.environment.deadlines import Deadlines, count, positive
 
 __all__ = ["THREAD_NUMS", "Settings"]
 

@@ -1,59 +1,115 @@
-"""The role as mpirun gives it: even ranks are parameter servers, odd ranks are trainers."""
+"""The role from mpirun: even ranks are parameter servers, odd ranks are trainers."""
 
+import contextlib
+import json
 import secrets
-from collections.abc import Callable, Mapping
+import socket
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from typing import Any, Final
 
 from fleet.errors import RoleError
-from fleet.mpi import Communicator, connect, own_place
-from fleet.role_maker.interface import RoleMaker, identity_of, sync_mode_of
-from fleet.role_maker.role import Role, RoleKind
-from fleet.role_maker.variables import Variables
+from fleet.role_maker.role import JobIdentity, Role, RoleKind, RoleMaker
+from fleet.role_maker.variables import KEY_BYTES, Variables
 
-__all__ = ["MPISymetricRoleMaker", "MPISymmetricRoleMaker"]
+__all__ = ["MPISymetricRoleMaker", "MPISymmetricRoleMaker", "World", "connect"]
 
-_KEY_BYTES = 32
+_RECORD_BYTES: Final = 1024
+
+
+class World:
+    """All ranks of one mpirun.
+
+    Parameters
+    ----------
+    mpi : module
+        ``mpi4py.MPI``.
+    finalizes : bool
+        Whether MPI ends with the exchange, so that a DataLoader forks without its threads. A script that uses
+        MPI itself has imported mpi4py before, and keeps MPI.
+    """
+
+    def __init__(self, mpi: Any, *, finalizes: bool) -> None:
+        self._mpi = mpi
+        self._finalizes = finalizes
+        self.rank: int = mpi.COMM_WORLD.Get_rank()
+        self.size: int = mpi.COMM_WORLD.Get_size()
+
+    def allgather(self, record: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """Return the records of all ranks, in their order; every rank calls this, once."""
+        # mpi4py pickles objects in its lower-case calls; this one sends bytes.
+        mine = json.dumps(record).encode().ljust(_RECORD_BYTES)
+        if len(mine) > _RECORD_BYTES:
+            raise RoleError(
+                f"rank {self.rank} describes itself in {len(mine)} bytes; expected {_RECORD_BYTES}"
+            )
+        everybodys = bytearray(_RECORD_BYTES * self.size)
+        self._mpi.COMM_WORLD.Allgather(mine, everybodys)
+        if self._finalizes:
+            self._mpi.Finalize()
+        starts = range(0, len(everybodys), _RECORD_BYTES)
+        return [json.loads(everybodys[start : start + _RECORD_BYTES]) for start in starts]
+
+
+def connect() -> World:
+    """Initialise MPI.
+
+    Raises
+    ------
+    RoleError
+        mpi4py is not installed, or finds no MPI library.
+    """
+    is_the_scripts = "mpi4py.MPI" in sys.modules
+    try:
+        from mpi4py import MPI
+    except ImportError as error:
+        raise RoleError(
+            "MPISymmetricRoleMaker needs mpi4py, which is not installed: pip install 'fleet-trainer[mpi]'"
+        ) from error
+    except RuntimeError as error:  # mpi4py is installed without an MPI library
+        raise RoleError(f"mpi4py cannot load an MPI library ({error}); install the one of mpirun") from error
+    return World(MPI, finalizes=not is_the_scripts)
 
 
 class MPISymmetricRoleMaker(RoleMaker):
-    """Takes the role from the rank under ``mpirun``.
+    """Makes the role from the rank under ``mpirun``.
 
     There is one server to each trainer: rank 0, 2, … serve, rank 1, 3, … train.
 
     Parameters
     ----------
     connect : callable, optional
-        Meets the other ranks; by mpi4py otherwise.
+        Returns the other ranks; by mpi4py by default.
 
     Notes
     -----
-    Each rank tells the others its address. Rank 0 also makes the key of the job and tells it, unless all
-    ranks have one in their environment. Where all ranks run on one machine, servers listen on loopback only.
-    ``POD_IP`` says an address where the one that the machine's name has is of no use to others.
+    Each rank sends the others its address. Rank 0 also makes and sends the job's key, unless all ranks have
+    one in their environment. If all ranks run on one machine, servers listen on loopback only. Set ``POD_IP``
+    if other machines cannot reach the address of the machine's name.
     """
 
-    def __init__(self, connect: Callable[[], Communicator] = connect) -> None:
+    def __init__(self, connect: Callable[[], World] = connect) -> None:
         super().__init__()
         self._connect = connect
 
-    def _make(self, environ: Mapping[str, str]) -> Role:
-        variables = Variables(environ)
-        identity, ranks = identity_of(variables), self._connect()
+    def _make(self, variables: Variables, job: JobIdentity) -> Role:
+        ranks = self._connect()
         rank, size = ranks.rank, ranks.size
         if size < 2 or size % 2:
             raise RoleError(
                 f"this MPI job has {size} {'rank' if size == 1 else 'ranks'}; expected an even number, as "
                 f"every second rank is a parameter server: mpirun -np {size + 1}"
             )
-        with own_place() as mine:  # until all ranks of this machine have a port
+        with _own_place() as mine:  # held until all ranks of this machine have a port
             mine["address"] = variables.optional("POD_IP", default=mine["address"])
             if rank == 0:
-                made = "" if identity.key else secrets.token_hex(_KEY_BYTES)
-                mine |= {"key": made, "uid": identity.uid or secrets.token_hex(8)}
+                made = "" if job.key else secrets.token_hex(KEY_BYTES)
+                mine |= {"key": made, "uid": job.uid or secrets.token_hex(8)}
             places = ranks.allgather(mine)
         made = places[0]["key"]
-        if bool(made) == bool(identity.key) and rank:
-            having, lacking = (rank, 0) if identity.key else (0, rank)
+        if bool(made) == bool(job.key) and rank:
+            having, lacking = (rank, 0) if job.key else (0, rank)
             raise RoleError(
                 f"FLEET_JOB_KEY is set on rank {having} and not on rank {lacking}; "
                 "expected all ranks or none: mpirun -x FLEET_JOB_KEY"
@@ -71,9 +127,7 @@ class MPISymmetricRoleMaker(RoleMaker):
             server_endpoints=tuple(endpoints[::2]),
             current_endpoint=endpoints[rank] if serves else "",
             current_host=hosts[rank] if serves else "",
-            job=replace(identity, uid=places[0]["uid"], key=identity.key or bytes.fromhex(made)),
-            sync_mode=sync_mode_of(variables),
-            checkpoint_dir=variables.optional("FLEET_CHECKPOINT_DIR") or None,
+            job=replace(job, uid=places[0]["uid"], key=job.key or bytes.fromhex(made)),
         )
 
 
@@ -82,10 +136,33 @@ MPISymetricRoleMaker = MPISymmetricRoleMaker
 
 
 def _refuse_loopback(hosts: list[str], machines: list[str]) -> None:
-    """Refuse an address that leads other machines nowhere."""
+    """Refuse an address that other machines cannot reach."""
     for rank, (host, machine) in enumerate(zip(hosts, machines, strict=True)):
         if host.startswith("127."):
             raise RoleError(
                 f"rank {rank} on {machine} knows no address of its own but {host}, which other machines "
                 "cannot reach: set POD_IP to one there, or give the machine's name an address"
             )
+
+
+@contextlib.contextmanager
+def _own_place() -> Iterator[dict[str, Any]]:
+    """Yield this machine's name, an address of it for other machines, and a free port.
+
+    No other process of this machine gets the port while the block runs.
+    """
+    name = socket.gethostname()
+    try:
+        address = socket.gethostbyname(name)
+    except OSError:
+        address = ""
+    if not address or address.startswith("127."):  # as /etc/hosts of many machines says
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            try:
+                probe.connect(("192.0.2.1", 9))  # sends nothing: the kernel only chooses a route
+                address = probe.getsockname()[0]
+            except OSError:
+                address = "127.0.0.1"
+    with socket.socket() as held:  # bound but not listening, so that no trainer takes it for the server
+        held.bind(("", 0))
+        yield {"machine": name, "address": address, "port": held.getsockname()[1]}

@@ -1,18 +1,15 @@
-"""The role as the environment tells it: the variables that the operator and the launchers set."""
-
-from collections.abc import Mapping
+"""The role from the environment variables that the operator and the launchers set."""
 
 from fleet.environment.endpoints import endpoints_problem
 from fleet.errors import RoleError
-from fleet.role_maker.interface import RoleMaker, identity_of, sync_mode_of
-from fleet.role_maker.role import Role, RoleKind
+from fleet.role_maker.role import JobIdentity, Role, RoleKind, RoleMaker
 from fleet.role_maker.variables import Variables
 
 __all__ = ["PaddleCloudRoleMaker"]
 
 _DEFAULT_PORT = "6174"
 _OF_TORCHRUN = "TORCHELASTIC_RUN_ID"
-"""A variable that torchrun's workers have."""
+"""A variable of torchrun's workers."""
 _HOSTS = "the parameter servers' hosts, comma separated, each once"
 
 
@@ -22,27 +19,25 @@ class PaddleCloudRoleMaker(RoleMaker):
     Parameters
     ----------
     is_collective : bool
-        Read the variables of collective training instead of those of parameter servers.
+        Whether to read the variables of collective training instead of those of parameter servers.
 
     Notes
     -----
-    Two spellings of the servers are understood, and may both be set if they agree:
-    ``PADDLE_PSERVERS_IP_PORT_LIST``, or ``PADDLE_PSERVER_IPS`` with ``PADDLE_PSERVER_PORT`` (6174).
-    Collective workers that torchrun started are known by ``RANK`` and ``WORLD_SIZE``, whatever number
-    their pod has: its rendezvous may put nodes into an order of its own (c10d does, by their names). Such a
-    worker names no endpoints, as the list of them is in the order of the pods.
+    The servers have two spellings, which may both be set if they agree: ``PADDLE_PSERVERS_IP_PORT_LIST``, or
+    ``PADDLE_PSERVER_IPS`` with ``PADDLE_PSERVER_PORT`` (6174). Collective workers of torchrun have the rank
+    ``RANK`` of ``WORLD_SIZE``, whatever the number of their pod: a rendezvous may order nodes itself (c10d
+    does, by their names). Such a worker names no endpoints, as their list is in the order of the pods.
     """
 
     def __init__(self, is_collective: bool = False) -> None:
         super().__init__()
         self._is_collective = is_collective
 
-    def _make(self, environ: Mapping[str, str]) -> Role:
-        variables = Variables(environ)
-        return _collective(variables) if self._is_collective else _parameter_server(variables)
+    def _make(self, variables: Variables, job: JobIdentity) -> Role:
+        return _collective(variables, job) if self._is_collective else _parameter_server(variables, job)
 
 
-def _parameter_server(variables: Variables) -> Role:
+def _parameter_server(variables: Variables, job: JobIdentity) -> Role:
     kind = variables.one_of(
         "TRAINING_ROLE", "PADDLE_TRAINING_ROLE", choices=("TRAINER", "PSERVER"), meaning="the role"
     )
@@ -65,9 +60,7 @@ def _parameter_server(variables: Variables) -> Role:
         server_endpoints=servers,
         current_endpoint=endpoint,
         current_host=variables.optional("POD_IP", "PADDLE_CURRENT_IP"),
-        job=identity_of(variables),
-        sync_mode=sync_mode_of(variables),
-        checkpoint_dir=variables.optional("FLEET_CHECKPOINT_DIR") or None,
+        job=job,
     )
 
 
@@ -129,7 +122,7 @@ def _own_server(variables: Variables, servers: tuple[str, ...]) -> str:
     return endpoint
 
 
-def _collective(variables: Variables) -> Role:
+def _collective(variables: Variables, job: JobIdentity) -> Role:
     _check_has_no_servers(variables)
     if "TRAINING_ROLE" in variables or "PADDLE_TRAINING_ROLE" in variables:
         variables.one_of(
@@ -158,9 +151,7 @@ def _collective(variables: Variables) -> Role:
         current_endpoint=_own_worker(variables, endpoints, index),
         current_host=variables.optional("POD_IP", "PADDLE_CURRENT_IP"),
         is_collective=True,
-        job=identity_of(variables),
-        sync_mode=sync_mode_of(variables),
-        checkpoint_dir=variables.optional("FLEET_CHECKPOINT_DIR") or None,
+        job=job,
     )
 
 
@@ -175,7 +166,7 @@ def _check_has_no_servers(variables: Variables) -> None:
 
 
 def _check_launched(variables: Variables) -> None:
-    """Refuse a process of a pod with several slots that no launcher has started: none of them has a rank."""
+    """Refuse a process without a rank in a pod with several slots: no launcher has started it."""
     slots = variables.optional("NPROC_PER_NODE", "PET_NPROC_PER_NODE", default="1")
     if slots != "1" and "PADDLE_TRAINER_ID" not in variables and "RANK" not in variables:
         raise RoleError(
@@ -186,7 +177,7 @@ def _check_launched(variables: Variables) -> None:
 
 
 def _in_another_order(variables: Variables) -> bool:
-    """Whether torchrun has given this node another number than the lists of endpoints do."""
+    """Return whether torchrun gave this node another number than the list of endpoints does."""
     number, listed = variables.optional("GROUP_RANK"), variables.optional("NODE_RANK")
     return _OF_TORCHRUN in variables and bool(number and listed) and number != listed
 

@@ -1,10 +1,20 @@
-"""A replica's place in its job, as data."""
+"""A replica's role in its job, as data; and what all role makers have in common."""
 
-from dataclasses import dataclass, field
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
-from typing import ClassVar, Literal
+from pathlib import PurePath
+from typing import ClassVar, Literal, TypeVar
 
-__all__ = ["JobIdentity", "Role", "RoleKind"]
+from fleet.errors import ConfigurationError
+from fleet.role_maker.variables import Variables, key_of, sync_mode_of
+
+__all__ = ["File", "JobIdentity", "Role", "RoleKind", "RoleMaker", "identity_of", "share_of_files"]
+
+File = TypeVar("File", bound=str | PurePath)
+"""The name of a file, as text or as a path."""
 
 
 class RoleKind(IntEnum):
@@ -16,37 +26,33 @@ class RoleKind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class JobIdentity:
-    """Which life of which job a replica belongs to: it stands in every message between replicas.
+    """Which job a replica belongs to, and which start of the replica this is. All frames and calls have it.
 
     Attributes
     ----------
     name : str
-        The FleetJob's; ``local`` of a job that somebody started by hand.
+        The FleetJob's; ``local`` for a job that was started by hand.
     uid : str
-        The FleetJob's; empty where there is none.
+        The FleetJob's; empty without one.
     attempt : int
         How often this replica has been started before.
     life : str
-        The life of the job in which its training began; to a trainer beside servers it is told only where
-        nobody has seen how its process before ended.
+        The life of the job in which its training began. A trainer beside servers has it only if nothing has
+        recorded how its process before ended.
     key : bytes
-        What proves to the others that this is a replica of the job; empty where it was given none.
+        Proves to other replicas that this one is of the job; empty without one.
     """
 
     name: str = "local"
     uid: str = ""
     attempt: int = 0
-    """How often this replica has been started before."""
     life: str = ""
-    """The life of the job in which its training began; to a trainer beside servers it is told only where
-    nobody has seen how its process before ended."""
     key: bytes = field(default=b"", repr=False, compare=False)
-    """What proves to the others that this is a replica of the job; empty where it was given none."""
 
 
 @dataclass(frozen=True)
 class Role:
-    """A replica's place in its job.
+    """A replica's role in its job.
 
     Attributes
     ----------
@@ -56,17 +62,17 @@ class Role:
     worker_num : int
         Number of trainers; in collective mode of processes.
     worker_endpoints : tuple of str
-        Collective mode only, and empty there too where the launcher gave none.
+        Collective mode only, and only if the launcher gave them.
     server_endpoints : tuple of str
         Parameter-server mode only.
     current_endpoint : str
         A server's own entry in `server_endpoints`, a collective worker's in `worker_endpoints`; else empty.
     current_host : str
-        The host under which others reach this replica; empty when nobody said.
+        The host under which others reach this replica; empty if unknown.
     is_collective : bool
     job : JobIdentity
     sync_mode : str
-        What the job asks for, the default of a strategy's mode.
+        The job's mode, the default of a strategy's mode.
     checkpoint_dir : str or None
     """
 
@@ -104,3 +110,117 @@ class Role:
     def server_num(self) -> int:
         """Number of parameter servers."""
         return len(self.server_endpoints)
+
+
+class RoleMaker(ABC):
+    """Makes a `Role` once, and answers the original's questions about it."""
+
+    def __init__(self) -> None:
+        self._role: Role | None = None
+
+    def generate_role(self, environ: Mapping[str, str] | None = None) -> Role:
+        """Make the role.
+
+        Parameters
+        ----------
+        environ : mapping, optional
+            The environment to read; this process's own by default.
+
+        Returns
+        -------
+        Role
+
+        Raises
+        ------
+        RoleError
+            The environment or the arguments do not describe a replica.
+        """
+        variables = Variables(os.environ if environ is None else environ)
+        self._role = replace(
+            self._make(variables, identity_of(variables)),
+            sync_mode=sync_mode_of(variables),
+            checkpoint_dir=variables.optional("FLEET_CHECKPOINT_DIR") or None,
+        )
+        return self._role
+
+    @abstractmethod
+    def _make(self, variables: Variables, job: JobIdentity) -> Role:
+        """Make the role, but for the mode and the checkpoint directory, which come from the environment."""
+
+    @property
+    def role(self) -> Role:
+        """The role, made from this process's environment at the first question."""
+        return self._role if self._role is not None else self.generate_role()
+
+    def is_worker(self) -> bool:
+        """Return whether this replica trains."""
+        return self.role.is_worker
+
+    def is_server(self) -> bool:
+        """Return whether this replica holds parameters."""
+        return self.role.is_server
+
+    def is_first_worker(self) -> bool:
+        """Return whether this replica is the trainer that acts for all."""
+        return self.role.is_first_worker
+
+    def worker_index(self) -> int:
+        """Return this trainer's index."""
+        return self.role.index
+
+    def server_index(self) -> int:
+        """Return this server's index."""
+        return self.role.index
+
+    def worker_num(self) -> int:
+        """Return the number of trainers."""
+        return self.role.worker_num
+
+    def server_num(self) -> int:
+        """Return the number of parameter servers."""
+        return self.role.server_num
+
+    def get_trainer_endpoints(self) -> list[str]:
+        """Return the trainers' endpoints, in collective mode."""
+        return list(self.role.worker_endpoints)
+
+    def get_pserver_endpoints(self) -> list[str]:
+        """Return the parameter servers' endpoints."""
+        return list(self.role.server_endpoints)
+
+
+def identity_of(variables: Variables) -> JobIdentity:
+    """Read the identity of the job; a process outside any job is of the job ``local``."""
+    attempt = 0
+    if variables.optional("FLEET_RESTARTS"):
+        attempt = variables.number("FLEET_RESTARTS", least=0, meaning="how often this replica was restarted")
+    return JobIdentity(
+        name=variables.optional("FLEET_JOB_NAME", default="local"),
+        uid=variables.optional("FLEET_JOB_UID"),
+        attempt=attempt,
+        life=variables.optional("FLEET_LIFE"),
+        key=key_of(variables),
+    )
+
+
+def share_of_files(files: Sequence[File], index: int, num: int) -> list[File]:
+    """Return one trainer's files: contiguous blocks, with one more file each for the lowest indexes.
+
+    Parameters
+    ----------
+    files : sequence of str or path
+        All files, in the same order on every trainer.
+    index, num : int
+        The trainer's index, and the number of trainers.
+
+    Raises
+    ------
+    ConfigurationError
+        `files` is no list of names.
+    """
+    listed = isinstance(files, Sequence) and not isinstance(files, str)
+    if not listed or not all(isinstance(file, str | PurePath) for file in files):
+        raise ConfigurationError(f"split_files: files is {files!r}; expected a list of file names or paths")
+    share, extra = divmod(len(files), num)
+    first = index * share + min(index, extra)
+    return list(files[first : first + share + (index < extra)])

@@ -1,18 +1,17 @@
-"""The role as the user says it: for scripts that know their cluster."""
+"""The role from arguments, for scripts that know their cluster."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 from fleet.environment.endpoints import endpoints_problem, split_endpoints
 from fleet.errors import RoleError
-from fleet.role_maker.interface import RoleMaker, identity_of, sync_mode_of
-from fleet.role_maker.role import Role, RoleKind
+from fleet.role_maker.role import JobIdentity, Role, RoleKind, RoleMaker
 from fleet.role_maker.variables import Variables
 
 __all__ = ["UserDefinedCollectiveRoleMaker", "UserDefinedRoleMaker"]
 
 
 class UserDefinedRoleMaker(RoleMaker):
-    """A trainer or a parameter server of a job that the script describes itself.
+    """Makes the role of a trainer or parameter server from arguments.
 
     Parameters
     ----------
@@ -47,8 +46,7 @@ class UserDefinedRoleMaker(RoleMaker):
         count = len(self._servers) if self._kind is RoleKind.SERVER else self._worker_num
         self._index = _whole("current_id", current_id, least=0, below=count)
 
-    def _make(self, environ: Mapping[str, str]) -> Role:
-        variables = Variables(environ)
+    def _make(self, variables: Variables, job: JobIdentity) -> Role:
         endpoint = self._servers[self._index] if self._kind is RoleKind.SERVER else ""
         return Role(
             kind=self._kind,
@@ -57,14 +55,12 @@ class UserDefinedRoleMaker(RoleMaker):
             server_endpoints=self._servers,
             current_endpoint=endpoint,
             current_host=endpoint.rpartition(":")[0] or variables.optional("POD_IP", "PADDLE_CURRENT_IP"),
-            job=identity_of(variables),
-            sync_mode=sync_mode_of(variables),
-            checkpoint_dir=variables.optional("FLEET_CHECKPOINT_DIR") or None,
+            job=job,
         )
 
 
 class UserDefinedCollectiveRoleMaker(RoleMaker):
-    """A worker of a collective job that the script describes itself.
+    """Makes the role of a collective worker from arguments.
 
     Parameters
     ----------
@@ -84,8 +80,7 @@ class UserDefinedCollectiveRoleMaker(RoleMaker):
         self._workers = _endpoints("worker_endpoints", worker_endpoints)
         self._index = _whole("current_id", current_id, least=0, below=len(self._workers))
 
-    def _make(self, environ: Mapping[str, str]) -> Role:
-        variables = Variables(environ)
+    def _make(self, variables: Variables, job: JobIdentity) -> Role:  # noqa: ARG002 - arguments say all
         endpoint = self._workers[self._index]
         return Role(
             kind=RoleKind.WORKER,
@@ -95,9 +90,7 @@ class UserDefinedCollectiveRoleMaker(RoleMaker):
             current_endpoint=endpoint,
             current_host=endpoint.rpartition(":")[0],
             is_collective=True,
-            job=identity_of(variables),
-            sync_mode=sync_mode_of(variables),
-            checkpoint_dir=variables.optional("FLEET_CHECKPOINT_DIR") or None,
+            job=job,
         )
 
 

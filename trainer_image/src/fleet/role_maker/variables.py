@@ -1,22 +1,26 @@
-"""Reading variables: each mistake becomes a `RoleError` with the name, the value and what was expected."""
+"""Environment variables of a role; an error gives the name, the value and what was expected."""
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
 
 from fleet.environment.endpoints import endpoints_problem, split_endpoints
 from fleet.errors import RoleError
 
-__all__ = ["SYNC_MODES", "Variables"]
+__all__ = ["KEY_BYTES", "SYNC_MODES", "Variables", "key_of", "sync_mode_of"]
 
 SYNC_MODES = ("Sync", "Async", "HalfAsync", "Geo")
+KEY_BYTES: Final = 32
+_KEY: Final = f"{2 * KEY_BYTES} hexadecimal digits, as `openssl rand -hex {KEY_BYTES}` prints them"
 
 
 class Variables:
-    """A mapping of environment variables, where several names may mean the same thing.
+    """A mapping of environment variables, in which several names may mean the same.
 
     Parameters
     ----------
     environ : mapping
-        The environment; it is read, never kept beyond this object.
+        The environment, which is not changed.
     """
 
     def __init__(self, environ: Mapping[str, str]) -> None:
@@ -60,7 +64,7 @@ class Variables:
         return first, value
 
     def optional(self, *names: str, default: str = "") -> str:
-        """Return the value of the first of `names` that is set and not empty, else the default."""
+        """Return the value of the first of `names` that is not empty, else the default."""
         for name in names:
             if value := self._environ.get(name, "").strip():
                 return value
@@ -76,7 +80,7 @@ class Variables:
         least : int
             The smallest value allowed.
         below : int, optional
-            The first value that is too large.
+            The smallest value that is too large.
         meaning : str
             What the number is, for the message.
 
@@ -102,7 +106,7 @@ class Variables:
         raise RoleError(f"{name} is {value!r}; expected {expected}")
 
     def one_of(self, *names: str, choices: Sequence[str], meaning: str) -> str:
-        """Return one of a few words; RoleError otherwise."""
+        """Return one of the choices; RoleError otherwise."""
         expected = f"{meaning}: {' or '.join(choices)}"
         name, value = self.text(*names, expected=expected)
         if value not in choices:
@@ -110,10 +114,49 @@ class Variables:
         return value
 
     def endpoints(self, name: str, *, meaning: str) -> tuple[str, ...]:
-        """Return a list of different endpoints; RoleError otherwise."""
+        """Return a list of distinct endpoints; RoleError otherwise."""
         expected = f"{meaning}: host:port, comma separated, each once"
         _, value = self.text(name, expected=expected)
         endpoints = split_endpoints(value)
         if (problem := endpoints_problem(endpoints)) is not None:
             raise RoleError(f"{name} is {value!r}: {problem}; expected {expected}")
         return tuple(endpoints)
+
+
+def key_of(variables: Variables) -> bytes:
+    """Read the job's key, which its replicas share: ``FLEET_JOB_KEY``, or the file of ``FLEET_JOB_KEY_FILE``.
+
+    Returns
+    -------
+    bytes
+        256 bits; empty if neither is set.
+
+    Raises
+    ------
+    RoleError
+        The value is no key, or the file cannot be read; the message names the variable but not the value.
+    """
+    name, text = "FLEET_JOB_KEY", variables.optional("FLEET_JOB_KEY")
+    if not text and (path := variables.optional("FLEET_JOB_KEY_FILE")):
+        name = f"the file {path} (FLEET_JOB_KEY_FILE)"
+        try:
+            text = Path(path).read_text(encoding="ascii").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "it is no text"
+            raise RoleError(f"{name} cannot be read: {reason}; expected {_KEY}") from error
+    elif not text:
+        return b""
+    try:
+        key = bytes.fromhex(text)
+    except ValueError:
+        key = b""
+    if len(key) != KEY_BYTES:
+        raise RoleError(f"{name} has {len(text)} characters; expected {_KEY}")
+    return key
+
+
+def sync_mode_of(variables: Variables) -> str:
+    """Read the job's mode."""
+    if not variables.optional("FLEET_SYNC_MODE"):
+        return SYNC_MODES[0]
+    return variables.one_of("FLEET_SYNC_MODE", choices=SYNC_MODES, meaning="the job's mode")

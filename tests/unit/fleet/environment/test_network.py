@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-from fleet.environment import interface
-from fleet.environment.interface import choose_interface, interface_to
+from fleet.environment import network
+from fleet.environment.network import choose_interface, interface_to
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux", reason="interfaces are looked up as Linux tells them"
@@ -23,7 +23,7 @@ def test_the_interface_is_that_of_the_address_from_which_one_would_speak():
 def test_addresses_of_ipv6_are_known_too(tmp_path, monkeypatch):
     known = tmp_path / "if_inet6"
     known.write_text("00000000000000000000000000000001 01 80 10 80       lo6\n")
-    monkeypatch.setattr(interface, "_IPV6", known)
+    monkeypatch.setattr(network, "_IPV6", known)
     assert interface_to("::1", 6175) == "lo6"
 
 
@@ -51,14 +51,14 @@ def test_a_route_that_is_not_found_is_told(caplog):
     environ = dict(HOST)
     choose_interface("no-such-host.invalid", 6175, environ)
     assert environ == HOST
-    assert "no interface of this node leads to no-such-host.invalid" in caplog.text
+    assert "no interface of this node routes to no-such-host.invalid" in caplog.text
 
 
 def test_a_name_without_an_address_is_waited_for_where_somebody_has_the_patience(monkeypatch, caplog):
     caplog.set_level("INFO")
     answers = iter([False, False, True])
-    monkeypatch.setattr(interface, "LOOK_SECONDS", 0.001)
-    monkeypatch.setattr(interface, "_has_address", lambda _: next(answers))
+    monkeypatch.setattr(network, "LOOK_SECONDS", 0.001)
+    monkeypatch.setattr(network, "_has_address", lambda _: next(answers))
     environ = dict(HOST)
     choose_interface("localhost", 6175, environ, patience_seconds=60)
     assert environ["GLOO_SOCKET_IFNAME"] == "lo"
@@ -66,8 +66,8 @@ def test_a_name_without_an_address_is_waited_for_where_somebody_has_the_patience
 
 
 def test_a_name_that_never_has_an_address_is_given_up(monkeypatch, caplog):
-    monkeypatch.setattr(interface, "LOOK_SECONDS", 0.001)
+    monkeypatch.setattr(network, "LOOK_SECONDS", 0.001)
     environ = dict(HOST)
     choose_interface("no-such-host.invalid", 6175, environ, patience_seconds=0.01)
     assert environ == HOST
-    assert "no interface of this node leads to no-such-host.invalid" in caplog.text
+    assert "no interface of this node routes to no-such-host.invalid" in caplog.text

@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from fleet.errors import RoleError
-from fleet.role_maker.key import key_of
-from fleet.role_maker.variables import Variables
+from fleet.role_maker.variables import Variables, key_of
 
 KEY = "0123456789abcdef" * 4
 

@@ -1,7 +1,7 @@
-"""The network interface by which trainers reach each other, on a node that has many.
+"""The network interface over which trainers reach each other, on a node that has many.
 
-A pod on its node's network (``FLEET_HOST_NETWORK``) sees the node's bridges and the ends of other pods' links
-as well. gloo and NCCL would take one by its name or its order; the one that leads to trainer 0 is right.
+A pod on its node's network (``FLEET_HOST_NETWORK``) also sees the node's bridges and the ends of other pods'
+links. gloo and NCCL would choose one by its name or its order; the right one routes to trainer 0.
 """
 
 import fcntl
@@ -21,7 +21,7 @@ LOOK_SECONDS = 0.5
 _log = logging.getLogger(__name__)
 
 _VARIABLES = {"GLOO_SOCKET_IFNAME": "", "NCCL_SOCKET_IFNAME": "="}
-"""What each has before a name. Without its `=`, NCCL takes all interfaces whose names begin so."""
+"""The prefix of a name in each variable. Without `=`, NCCL takes all interfaces with names that begin so."""
 _GET_ADDRESS = 0x8915
 """SIOCGIFADDR: the IPv4 address of an interface (netdevice(7))."""
 _IPV6 = Path("/proc/net/if_inet6")
@@ -30,34 +30,34 @@ _IPV6 = Path("/proc/net/if_inet6")
 def choose_interface(
     host: str, port: int, environ: MutableMapping[str, str], patience_seconds: float = 0.0
 ) -> None:
-    """Have gloo and NCCL use the interface that leads to trainer 0, where the environment names none.
+    """Let gloo and NCCL use the interface that routes to trainer 0, unless the environment names one.
 
     Parameters
     ----------
     host, port : str, int
-        Where trainer 0's store listens.
+        Address of trainer 0's store.
     environ : mutable mapping
-        The environment of the processes that train: nothing is done unless ``FLEET_HOST_NETWORK`` is in it.
+        The environment of the training processes; nothing is changed unless it has ``FLEET_HOST_NETWORK``.
     patience_seconds : float
-        How long a host that has no address yet is waited for: a pod's name has one once the pod is there.
+        How long to wait until the host's name has an address: a pod's name gets one with the pod.
     """
     unset = [name for name in _VARIABLES if name not in environ]
     if not (environ.get("FLEET_HOST_NETWORK") and unset and sys.platform == "linux"):
         return
-    _await_address(host, patience_seconds)
+    _wait_for_address(host, patience_seconds)
     if (interface := interface_to(host, port)) is None:
-        _log.warning("no interface of this node leads to %s: gloo and NCCL choose one themselves", host)
+        _log.warning("no interface of this node routes to %s: gloo and NCCL choose one themselves", host)
         return
     environ.update({name: _VARIABLES[name] + interface for name in unset})
 
 
-def _await_address(host: str, seconds: float) -> None:
+def _wait_for_address(host: str, seconds: float) -> None:
     deadline = time.monotonic() + seconds
-    told = False
+    logged = False
     while seconds > 0 and not _has_address(host) and time.monotonic() < deadline:
-        if not told:
-            _log.info("waiting for the address of %s, which says by which interface to connect", host)
-            told = True
+        if not logged:
+            _log.info("waiting for the address of %s, which decides over which interface to connect", host)
+            logged = True
         time.sleep(LOOK_SECONDS)
 
 
@@ -69,17 +69,17 @@ def _has_address(host: str) -> bool:
 
 
 def interface_to(host: str, port: int) -> str | None:
-    """Return the interface that has the address from which this machine would speak to a host.
+    """Return the interface whose address this machine would use to reach a host.
 
     Parameters
     ----------
     host, port : str, int
-        Nothing is sent there.
+        No packet is sent.
 
     Returns
     -------
     str, optional
-        None where the name or the route is unknown, or no interface has the address as its first.
+        None if the name or the route is unknown, or the address is no interface's first.
     """
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)
