@@ -16,7 +16,7 @@ import pytest
 from fleet import role_maker
 from fleet.errors import RoleError
 from fleet.role_maker import MPISymmetricRoleMaker, Role
-from fleet.role_maker.mpi import connect
+from fleet.role_maker.mpi import World, connect
 from tests.support.threads import at_once
 
 
@@ -38,7 +38,7 @@ class Ranks:
         return [self._records[each] for each in range(self.size)]
 
 
-class OneRank:
+class OneRank(World):
     def __init__(self, ranks: Ranks, rank: int) -> None:
         self._ranks, self.rank, self.size = ranks, rank, ranks.size
 

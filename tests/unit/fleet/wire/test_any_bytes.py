@@ -3,35 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fleet.errors import FleetError, RemoteProtocolError
-from fleet.wire import HEADER_BYTES, Header, Hello, Kind, pack_header, read_header
-from fleet.wire.messages import (
-    pack_error,
-    pack_hello,
-    pack_hyper,
-    pack_numbers,
-    read_error,
-    read_hello,
-    read_hyper,
-    read_numbers,
-)
+from fleet.errors import RemoteProtocolError
+from fleet.wire import HEADER_BYTES
+from tests.support.any_bytes import readers
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-READERS: dict[str, tuple[Callable[[bytes], Any], bytes]] = {
-    "hello": (read_hello, pack_hello(Hello("abc", 4, "session", 7, True))),
-    "hyper": (read_hyper, pack_hyper([{"lr": 0.1, "betas": (0.9, 0.999), "foreach": None}])),
-    "numbers": (read_numbers, pack_numbers([1, 2, 3])),
-    "error": (read_error, pack_error(FleetError("it broke"))),
-    "header": (lambda each: read_header(each), pack_header(Header(Kind.GRAD, 1, 2, 3, 4, 5, 6, 7))),
-}
+READERS = {name: readers()[name] for name in ("hello", "hyper", "numbers", "error", "header")}
 DEEP = [b"[" * depth + b"]" * depth for depth in (200, 480, 900, 3000, 100_000)]
 FIXED = settings(derandomize=True, max_examples=300, deadline=None)
 

@@ -59,16 +59,8 @@ class Prover(grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientInterceptor
     def intercept_unary_unary(
         self, continuation: Callable[..., Any], client_call_details: Any, request: Any
     ) -> Any:
-        """Make a call with a proof."""
-        return continuation(self._proven(client_call_details), request)
-
-    def intercept_unary_stream(
-        self, continuation: Callable[..., Any], client_call_details: Any, request: Any
-    ) -> Any:
-        """Make a call with a proof."""
-        return continuation(self._proven(client_call_details), request)
-
-    def _proven(self, call: Any) -> _Details:
+        """Make a call with a proof, whether its reply is a message or a stream."""
+        call = client_call_details
         proof = make_proof(
             self._key,
             self._server,
@@ -77,9 +69,12 @@ class Prover(grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientInterceptor
             nonce=secrets.token_bytes(NONCE_BYTES),
         )
         metadata = (*(call.metadata or ()), (_METADATA, proof.to_text()))
-        return _Details(
+        details = _Details(
             call.method, call.timeout, metadata, call.credentials, call.wait_for_ready, call.compression
         )
+        return continuation(details, request)
+
+    intercept_unary_stream = intercept_unary_unary
 
 
 def prover_of(key: bytes, server: int) -> Prover | None:

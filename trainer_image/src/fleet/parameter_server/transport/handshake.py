@@ -65,7 +65,6 @@ __all__ = [
     "DataPorts",
     "NotGreetedError",
     "Resumable",
-    "StrangerError",
     "accept",
     "greet",
     "receive_with",
@@ -79,10 +78,6 @@ _DRAIN_SECONDS: Final = 1.0
 _PAUSE_SECONDS: Final = 0.1
 """Pause of a listener that cannot accept, for want of descriptors for example."""
 _log = logging.getLogger(__name__)
-
-
-class StrangerError(ConnectionError):
-    """The peer does not have the job's key."""
 
 
 class NotGreetedError(TimeoutError):
@@ -259,10 +254,8 @@ def accept(
     ------
     FleetError
         The caller is refused; it has received the error.
-    StrangerError
-        The caller does not have the key.
     OSError
-        The connection ended, or nothing came in time.
+        The caller does not have the key, the connection ended, or nothing came in time.
     """
     connected.settimeout(GREETING_SECONDS)
     identity, session = Identity(0, 0, 0), None
@@ -460,7 +453,7 @@ def _prove_to_server(connected: socket.socket, key: bytes) -> None:
     send_all(connected, [answer, greeting_mac(key, Side.TRAINER, challenge, answer)])
     expected = greeting_mac(key, Side.SERVER, challenge, answer)
     if not hmac.compare_digest(_receive(connected, MAC_BYTES), expected):
-        raise StrangerError("the server there does not have this job's key (FLEET_JOB_KEY)")
+        raise ConnectionError("the server there does not have this job's key (FLEET_JOB_KEY)")
 
 
 def _check_caller(connected: socket.socket, key: bytes) -> None:
@@ -469,7 +462,7 @@ def _check_caller(connected: socket.socket, key: bytes) -> None:
     send_all(connected, [challenge])
     answer, mac = _receive(connected, CHALLENGE_BYTES), _receive(connected, MAC_BYTES)
     if not hmac.compare_digest(mac, greeting_mac(key, Side.TRAINER, challenge, answer)):
-        raise StrangerError("it does not have this job's key (FLEET_JOB_KEY)")
+        raise ConnectionError("it does not have this job's key (FLEET_JOB_KEY)")
     send_all(connected, [greeting_mac(key, Side.SERVER, challenge, answer)])
 
 

@@ -5,8 +5,8 @@ by the thread that finds that the peer is gone.
 
 Processes of one host connect over Unix sockets, which can pass the descriptors of shared memory. Their names
 are in Linux's abstract namespace, which belongs to a network namespace as ports do: no file is left behind,
-and whoever can connect shares the host. A name is random, and both ends check the other's user id, so that
-memory is shared with processes of the same user only.
+and only processes of this host can connect. A name is random, and both ends check the other's user id: memory
+is shared with processes of the same user only.
 """
 
 import contextlib
