@@ -8,7 +8,7 @@ import torch
 
 from fleet.errors import FleetError
 from fleet.fluid import DistributeTranspiler, Program
-from fleet.fluid.lowering import server_plan, trainer_plan
+from fleet.fluid.render import server_plan, trainer_plan
 from fleet.parameter_server.modes import Answer, LazyBytes, Mode
 from fleet.parameter_server.shard import Shard
 from fleet.parameter_server.trainer.parameters import ParameterStore

@@ -11,7 +11,7 @@ import torch
 
 from fleet.errors import FleetError
 from fleet.fluid import DistributeTranspiler, Program
-from fleet.fluid.lowering import server_plan, trainer_plan
+from fleet.fluid.render import server_plan, trainer_plan
 from fleet.parameter_server.modes import Mode
 from fleet.parameter_server.optimizer_state import state_of
 from fleet.parameter_server.pieces import in_pieces

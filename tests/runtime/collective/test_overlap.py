@@ -4,7 +4,7 @@ import pytest
 
 NOTED = """
 import functools
-from fleet.collective import singleton
+from fleet.facade import collective as facade
 
 events = []
 all_reduce = torch.distributed.all_reduce
@@ -14,7 +14,7 @@ def noted(*given, **options):
     return all_reduce(*given, **options)
 
 torch.distributed.all_reduce = noted  # the rounding hook's own calls: a bucket as it is leaves without one
-singleton.GradientAverager = functools.partial(singleton.GradientAverager, bucket_bytes=4 * 64 * 64)
+facade.GradientAverager = functools.partial(facade.GradientAverager, bucket_bytes=4 * 64 * 64)
 fleet.init()
 rank = fleet.worker_index()
 torch.manual_seed(0)

@@ -10,7 +10,7 @@ import torch
 
 import fleet
 from fleet.errors import ConfigurationError, FleetError, PeerLostError
-from fleet.fluid.lowering import server_plan
+from fleet.fluid.render import server_plan
 from fleet.parameter_server import waiting
 from fleet.parameter_server.modes import NormPart
 from fleet.parameter_server.server.siblings import Siblings

@@ -15,7 +15,8 @@ from safetensors.torch import load_file
 import fleet as package
 from fleet import TrainStatus
 from fleet.errors import CheckpointError, ConfigurationError, DeadlineExceededError
-from fleet.parameter_server import Fleet, singleton
+from fleet.facade import parameter_server as facade
+from fleet.parameter_server import Fleet
 from fleet.parameter_server.settings import Settings
 from fleet.process import lifecycle
 from fleet.role_maker import Role, UserDefinedRoleMaker
@@ -232,7 +233,7 @@ def test_a_compiled_model_that_the_script_gives_has_the_names_of_the_model_in_it
 def test_parameters_without_names_are_not_exported_and_the_log_and_the_error_say_how_they_get_names(
     monkeypatch, caplog
 ):
-    monkeypatch.setattr(singleton, "find_module", lambda _: None)  # as where two modules share an optimizer
+    monkeypatch.setattr(facade, "find_module", lambda _: None)  # as where two modules share an optimizer
     caplog.set_level("INFO", "fleet")
     with (
         job(named=False) as (trainer,),

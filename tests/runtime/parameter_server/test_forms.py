@@ -165,7 +165,9 @@ def test_what_the_strategy_says_reaches_a_session_of_either_form(endpoint, monke
         package.Executor().run(trainer.fleet.startup_program)
     else:
         trainer.fleet.init_worker()
-    session = find_trainer(trainer.fleet.main_program)
+    source = trainer.fleet.main_program.source
+    assert source is not None
+    session = find_trainer(source)
     assert session is not None
     assert (session.steps._overlap, session._client.waits.settings.transport) == (False, "tcp")
     trainer.fleet.stop_worker()

@@ -9,7 +9,7 @@ import torch
 from fleet import role_maker
 from fleet.errors import ConfigurationError, TranspileError
 from fleet.fluid import DistributeTranspiler, Program
-from fleet.fluid.lowering import trainer_plan
+from fleet.fluid.render import trainer_plan
 from fleet.parameter_server import Fleet
 from fleet.process import lifecycle
 from fleet.strategy import DistributedStrategy

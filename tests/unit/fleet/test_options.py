@@ -16,6 +16,7 @@ from fleet.collective import Fleet as CollectiveFleet
 from fleet.errors import ConfigurationError
 from fleet.fluid import Program
 from fleet.fluid import collective_executor as collective_steps
+from fleet.fluid.render import trainer_plan
 from fleet.options import MODES, OPTIONS, Verdict, Where, refusal, rule_for
 from fleet.parameter_server import Fleet, sessions
 from fleet.plan import DistributedMode
@@ -399,9 +400,10 @@ class _Completed:
 def test_a_script_that_transpiles_by_hand_says_that_its_mode_counts(monkeypatch, caplog, job, said):
     monkeypatch.setenv("FLEET_SYNC_MODE", job)
     monkeypatch.setattr(sessions, "Trainer", lambda *_, **__: _Completed())
-    transpiler = package.DistributeTranspiler()
-    transpiler.transpile(0, program=captured(), trainers=2)
-    sessions.start_trainer(transpiler.get_trainer_program(), JobIdentity())
+    transpiler, program = package.DistributeTranspiler(), captured()
+    transpiler.transpile(0, program=program, trainers=2)
+    assert program.source is not None
+    sessions.start_trainer(trainer_plan(transpiler.get_trainer_program()), program.source, JobIdentity())
     assert caplog.messages == said
 
 

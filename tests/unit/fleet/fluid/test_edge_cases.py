@@ -7,8 +7,8 @@ import torch
 
 import fleet
 from fleet.errors import TranspileError
-from fleet.fluid import DistributeTranspiler, OpRole, Program
-from fleet.fluid.lowering import server_plan, trainer_plan
+from fleet.fluid import DistributeTranspiler, Program
+from fleet.fluid.render import server_plan, trainer_plan
 from fleet.plan import DistributedMode, DistributeTranspilerConfig
 from fleet.plan.config import say_that_async_follows
 from tests.support.programs import Parameters, captured, never
@@ -250,35 +250,12 @@ def test_a_sender_that_cuts_the_gradients_sends_them_whole():
     assert send.attr("send_varnames") == ["w@GRAD.block0", "w@GRAD.block1"]
 
 
-@pytest.mark.parametrize(
-    ("kind", "message"),
-    [
-        ("lars", r"operator lars \(reading w@GRAD\) is neither an optimizer nor weight decay nor clipping"),
-        ("clip_by_global_norm", r"w is stepped by sgd, clip_by_global_norm, which .* then the optimizer"),
-    ],
-)
-def test_operators_that_no_server_carries_out_name_themselves(kind, message):
-    program = captured()
-    block = program.global_block()
-    role: Any = {"op_role": int(OpRole.OPTIMIZE), "op_role_var": ["w", "w@GRAD"], "max_norm": 1.0}
-    block.append_op(kind, {"X": ["w@GRAD"]}, {"Out": ["w@GRAD"]}, role)
-    with pytest.raises(TranspileError, match=message):
-        DistributeTranspiler().transpile(**GOOD, program=program)
-
-
 def test_global_norm_clipping_transpiles():
     program = captured(grad_clip=fleet.ClipGradByGlobalNorm(1.0))
     transpiler = DistributeTranspiler()
     transpiler.transpile(**GOOD, program=program)
     ops = transpiler.get_pserver_program(ONE).block(1).ops
     assert [op.type for op in ops] == ["sum", "scale", "clip_by_global_norm", "sgd"]
-
-
-def test_is_distributed_names_itself():
-    program = captured()
-    program.global_block().append_op("lookup_table", {"W": ["w"]}, attrs={"is_distributed": True})
-    with pytest.raises(TranspileError, match="lookup_table has is_distributed = True"):
-        DistributeTranspiler().transpile(**GOOD, program=program)
 
 
 def test_a_distributed_embedding_names_itself():

@@ -258,7 +258,7 @@ def test_a_place_is_the_trainers(model, monkeypatch):
 
 def test_a_collective_startup_program_is_told_the_place(model, monkeypatch):
     places: list[fleet.CUDAPlace] = []
-    started = SimpleNamespace(start=lambda _, place: places.append(place))
+    started = SimpleNamespace(start=lambda _plan, _source, place: places.append(place))
     monkeypatch.setattr(executor_module, "collective", lambda: started)
     monkeypatch.setattr(torch.nn.Module, "to", lambda *_: None)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)

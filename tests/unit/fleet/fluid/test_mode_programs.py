@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from fleet.fluid import DistributeTranspiler, Program
-from fleet.fluid.lowering import server_plan, startup_plan, trainer_plan
+from fleet.fluid.render import server_plan, trainer_plan
 from fleet.plan import DistributeTranspilerConfig
 from tests.support.programs import captured
 
@@ -45,7 +45,7 @@ def test_trainers_and_servers_come_to_the_same_blocks(name):
     assert tuple(held) == trainer.blocks
     assert [block.shape for block in held] == [(100,), (200, 100), (200, 100)]
     assert all(plan.fingerprint == trainer.fingerprint for plan in servers)
-    started = startup_plan(transpiler.get_trainer_program().startup_program or Program())
+    started = trainer_plan(transpiler.get_trainer_program().startup_program or Program())
     assert started.blocks == trainer.blocks
     assert (started.push_nums, started.merge_add) == (trainer.push_nums, trainer.merge_add)
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from fleet.errors import TranspileError
 from fleet.fluid import DistributeTranspiler, Program
-from fleet.fluid.lowering import startup_plan, trainer_plan
+from fleet.fluid.render import trainer_plan
 from fleet.plan import DistributeTranspilerConfig
 from tests.support.programs import captured
 
@@ -113,11 +113,11 @@ def test_wait_port_needs_both_and_holds_for_the_startup_program_too(asked, confi
     program = transpiler.get_trainer_program(wait_port=asked)
     assert trainer_plan(program).wait_port is expected
     assert program.startup_program is not None
-    assert startup_plan(program.startup_program).wait_port is expected
+    assert trainer_plan(program.startup_program).wait_port is expected
 
 
 def test_wait_port_of_the_config_reaches_a_startup_program_that_runs_first():
     program = captured()
     transpiled(program, wait_port=False)
     assert program.startup_program is not None
-    assert startup_plan(program.startup_program).wait_port is False
+    assert trainer_plan(program.startup_program).wait_port is False

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fleet.fluid import DistributeTranspiler, Program
-from fleet.fluid.lowering import server_plan, trainer_plan
+from fleet.fluid.render import server_plan, trainer_plan
 from fleet.parameter_server.pieces import by_block, in_pieces
 from fleet.parameter_server.settings import Settings
 from fleet.plan import ClipGradByGlobalNorm, ClipGradByNorm, ClipGradByValue, DistributeTranspilerConfig

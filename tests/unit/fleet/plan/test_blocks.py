@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleet.plan.blocks import PlannedBlock, Slice, plan_block, slice_variable
+from fleet.plan.spec import ParameterSpec
 
 SHAPE = (10, 3)
 shapes = st.lists(st.integers(0, 40), min_size=0, max_size=4).map(tuple) | st.tuples(st.integers(1, 10**8))
@@ -15,15 +16,11 @@ shapes = st.lists(st.integers(0, 40), min_size=0, max_size=4).map(tuple) | st.tu
 
 def planned(piece: Slice, *, sliced: bool = True, geo: bool = False) -> PlannedBlock:
     return plan_block(
-        "w",
-        SHAPE,
-        "float32",
-        "w@GRAD",
+        ParameterSpec("w", SHAPE, "float32", group=0),
         piece,
         sliced=sliced,
         geo=geo,
         number=4,
-        group=0,
         server=1,
         endpoint="10.0.0.2:6174",
     )

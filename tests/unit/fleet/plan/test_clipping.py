@@ -8,8 +8,6 @@ import pytest
 import fleet
 from fleet.errors import ConfigurationError
 from fleet.fluid import Program
-from fleet.fluid.agreement import agreement_of
-from fleet.fluid.clip import clip_of
 from fleet.plan import describe_difference
 from tests.support.programs import captured
 
@@ -35,22 +33,26 @@ def test_clipping_comes_before_weight_decay_and_the_optimizer(clip, kind, attrs)
 
 
 @pytest.mark.parametrize(("clip", "kind", "attrs"), CLIPS)
-def test_what_was_asked_for_is_read_back_from_the_operators(clip, kind, attrs):
-    program = captured(grad_clip=clip)
-    assert clip_of(program) == clip
-    assert clip_of(Program.from_json(program.to_json())) == clip
-    assert clip_of(captured()) is None
+def test_what_was_asked_for_is_in_the_specification(clip, kind, attrs):
+    spec = captured(grad_clip=clip).spec
+    assert spec is not None
+    assert spec.clip == clip
+
+
+def facts(program: Program) -> dict[str, str]:
+    assert program.spec is not None
+    return program.spec.agreement()
 
 
 def test_clipping_is_part_of_what_processes_must_have_in_common():
     plain, clipped = captured(), captured(grad_clip=fleet.ClipGradByNorm(1.0))
     assert plain.fingerprint() != clipped.fingerprint()
-    assert describe_difference(agreement_of(clipped), agreement_of(plain)) == (
+    assert describe_difference(facts(clipped), facts(plain)) == (
         "grad_clip: ClipGradByNorm(clip_norm=1.0) here, nothing there"
     )
     other = captured(grad_clip=fleet.ClipGradByNorm(2.0))
     assert "clip_norm=1.0) here, ClipGradByNorm(clip_norm=2.0) there" in describe_difference(
-        agreement_of(clipped), agreement_of(other)
+        facts(clipped), facts(other)
     )
 
 

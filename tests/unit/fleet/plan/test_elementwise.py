@@ -11,7 +11,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from fleet.errors import TranspileError
 from fleet.fluid import DistributeTranspiler, Program
-from fleet.fluid.lowering import server_plan
+from fleet.fluid.render import server_plan
 from fleet.plan import DistributeTranspilerConfig
 from fleet.plan.elementwise import Findings, try_out
 from tests.support.programs import Parameters, never

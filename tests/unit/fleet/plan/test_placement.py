@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from fleet.errors import ConfigurationError
 from fleet.fluid import DistributeTranspiler
-from fleet.fluid.lowering import server_plan, trainer_plan
+from fleet.fluid.render import server_plan, trainer_plan
 from fleet.plan import DistributeTranspilerConfig, HashName, Placement, RoundRobin
 from tests.support.programs import captured
 

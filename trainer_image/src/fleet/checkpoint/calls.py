@@ -4,7 +4,7 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import Tensor
 
@@ -12,7 +12,9 @@ from fleet.checkpoint.export import write_model
 from fleet.checkpoint.trainer_part import TrainStatus
 from fleet.checkpoint.values import as_count, as_mapping
 from fleet.errors import CheckpointError, ConfigurationError
-from fleet.fluid import Program
+
+if TYPE_CHECKING:
+    from fleet.fluid.program import Program
 
 __all__ = ["Savable", "SavingCalls"]
 
@@ -51,7 +53,7 @@ class SavingCalls(ABC):
         """Return the default directory of checkpoints; ConfigurationError before ``init``."""
 
     @abstractmethod
-    def _training(self, program: Program | None) -> Savable:
+    def _training(self, program: "Program | None") -> Savable:
         """Return this trainer's training; ConfigurationError if there is none, or it is not of `program`."""
 
     @abstractmethod
@@ -61,14 +63,14 @@ class SavingCalls(ABC):
     def _before_export(self, call: str) -> None:  # noqa: B027 (optional: servers hold a single model)
         """Average the models of trainers that have one each. Every trainer that makes `call` calls this."""
 
-    def _load(self, directory: str, program: Program | None) -> TrainStatus | None:
+    def _load(self, directory: str, program: "Program | None") -> TrainStatus | None:
         return self._training(program).load(directory)
 
     def save_persistables(
         self,
         executor: Any = None,
         dirname: str | os.PathLike[str] | None = None,
-        main_program: Program | None = None,
+        main_program: "Program | None" = None,
         *,
         state: Mapping[str, Any] | None = None,
     ) -> None:
@@ -108,7 +110,7 @@ class SavingCalls(ABC):
         self,
         executor: Any = None,
         dirname: str | os.PathLike[str] | None = None,
-        main_program: Program | None = None,
+        main_program: "Program | None" = None,
     ) -> TrainStatus:
         """Continue from a checkpoint, on a server before it serves or on every trainer before its first step.
 
@@ -141,7 +143,7 @@ class SavingCalls(ABC):
         executor: Any = None,
         path: Any = None,
         train_status: TrainStatus | None = None,
-        main_program: Program | None = None,
+        main_program: "Program | None" = None,
         fs: object = None,
         remain_all_checkpoint: bool = True,
         *,
@@ -194,7 +196,7 @@ class SavingCalls(ABC):
         executor: Any = None,
         path: Any = None,
         trainer_id: int | None = None,  # noqa: ARG002 - the original's, for its download cache
-        main_program: Program | None = None,
+        main_program: "Program | None" = None,
         fs: object = None,
         ignore_empty: bool = True,
     ) -> TrainStatus:
@@ -284,7 +286,7 @@ class SavingCalls(ABC):
         dirname: str | os.PathLike[str] | None = None,
         feeded_var_names: Sequence[str] = (),
         target_vars: Sequence[Any] = (),
-        main_program: Program | None = None,
+        main_program: "Program | None" = None,
         *,
         table_ids: Mapping[str, Any] | None = None,
     ) -> None:

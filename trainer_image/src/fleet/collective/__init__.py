@@ -5,8 +5,18 @@
 scaling, schedulers and the optimizer work as in one process.
 """
 
-from fleet.collective.singleton import Fleet
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from fleet.facade.collective import Fleet, fleet
 
 __all__ = ["Fleet", "fleet"]
 
-fleet = Fleet()
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> object:
+        # The job's `fleet` stands above this package, which its modules import: it is loaded when asked for.
+        if name not in __all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(import_module("fleet.facade.collective"), name)

@@ -40,12 +40,11 @@ from fleet.collective.copies import is_sharded
 from fleet.collective.group import Group
 from fleet.collective.synchronizer import Synchronizer
 from fleet.errors import CheckpointError, ConfigurationError
-from fleet.fluid import Program
-from fleet.fluid.agreement import agreement_of
-from fleet.fluid.capture import from_optimizer
 from fleet.loop import Loops, Place
 from fleet.plan import Source, facts_of_training
+from fleet.plan.capture import capture_loop
 from fleet.plan.source import WITHOUT_NAMES
+from fleet.plan.spec import TrainingSpec
 from fleet.process.resources import for_saves
 
 __all__ = ["CollectiveTraining"]
@@ -127,8 +126,8 @@ class CollectiveTraining(Saver):
         self._synchronizer.settle("a checkpoint")
         return super().save_numbered(folder, status, keep=keep, incremental=incremental)
 
-    def _copy(self, directory: str, status: TrainStatus, *, incremental: bool = False) -> Callable[[], None]:  # noqa: ARG002 - no tables on servers
-        program, source = self._described()
+    def _copy(self, directory: str, status: TrainStatus, *, incremental: bool = False) -> Callable[[], None]:  # noqa: ARG002 - no tables
+        spec, source = self._described()
         path, save, step = Path(directory), secrets.token_hex(4), self.current_step
         pieces = [
             Piece(
@@ -139,7 +138,7 @@ class CollectiveTraining(Saver):
         place = self._loops.place(step)
         part = capture_part(status, step, source, {}, astuple(place) if place is not None else None)
         part_bytes = replace(part, order=self._synchronizer.order).to_bytes()
-        facts = facts_of_training(agreement_of(program))
+        facts = facts_of_training(spec.agreement())
         self._claims.hold(path)
 
         def write() -> None:
@@ -181,8 +180,8 @@ class CollectiveTraining(Saver):
             The checkpoint is of another training, none is whole, or the trainers have found different ones.
         """
         self.wait()
-        program, source = self._described()
-        facts, folder = facts_of_training(agreement_of(program)), Path(directory)
+        spec, source = self._described()
+        facts, folder = facts_of_training(spec.agreement()), Path(directory)
         self._loads += 1
         self._group.agree(
             f"what was saved before load {self._loads}", "durable"
@@ -278,16 +277,13 @@ class CollectiveTraining(Saver):
         values = {name: value.detach().cpu().clone() for name, value in source.parameters.items()}
         return named_state(source, values)
 
-    def _described(self) -> tuple[Program, Source]:
+    def _described(self) -> tuple[TrainingSpec, Source]:
         if _has_sharded(self._optimizer):
             raise ConfigurationError(
                 "parameters are sharded (DTensor), of which this trainer has a part only; expected "
                 "torch.distributed.checkpoint to save and load them"
             )
-        program = from_optimizer(Program, self._optimizer, self._model, trained=self._trained)
-        if program.source is None:
-            raise ConfigurationError("the optimizer cannot be described, so it cannot be saved")
-        return program, program.source
+        return capture_loop(self._optimizer, self._model, trained=self._trained)
 
 
 def _spans(source: Source) -> list[tuple[str, int, int]]:

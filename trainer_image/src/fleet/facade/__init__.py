@@ -4,6 +4,6 @@
 Those that follow from the role alone stand here, and so does what both do around the others.
 """
 
-from fleet.facade.base import FleetCalls
+from fleet.facade.calls import FleetCalls
 
 __all__ = ["FleetCalls"]

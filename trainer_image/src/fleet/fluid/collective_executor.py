@@ -12,8 +12,9 @@ from fleet.collective.devices import gpu_number
 from fleet.errors import ConfigurationError
 from fleet.fluid.place import CUDAPlace, Place
 from fleet.fluid.program import Program
-from fleet.parameter_server.sessions import source_of
 from fleet.plan.config import DistributeTranspilerConfig
+from fleet.plan.job import CollectivePlan
+from fleet.plan.source import Source
 from fleet.role_maker import UserDefinedCollectiveRoleMaker
 from fleet.strategy import DistributedStrategy
 
@@ -22,24 +23,22 @@ __all__ = ["check_started", "start", "take_gpu"]
 _started: weakref.WeakSet[Optimizer] = weakref.WeakSet()
 
 
-def start(program: Program, place: Place) -> Fleet:
-    """Meet the other trainers as a startup program says, and have its optimizer average; once.
+def start(plan: CollectivePlan, source: Source, place: Place) -> Fleet:
+    """Meet the other trainers as a plan says, and have the optimizer average; once.
 
     Raises
     ------
     ConfigurationError
         The place is another GPU than the one that the environment gives this trainer.
     """
-    optimizer = source_of(program).optimizer
-    if optimizer not in _started:
+    if source.optimizer not in _started:
         if isinstance(place, CUDAPlace):
             take_gpu(place.device_id, os.environ, torch.cuda.device_count())
-        maker = UserDefinedCollectiveRoleMaker(program.attrs["trainer_id"], program.attrs["endpoints"])  # type: ignore[arg-type]
-        config = DistributeTranspilerConfig(collective_mode=str(program.attrs["collective_mode"]))
-        fleet.init(maker)
+        fleet.init(UserDefinedCollectiveRoleMaker(plan.trainer_id, list(plan.endpoints)))
+        config = DistributeTranspilerConfig(collective_mode=plan.collective_mode)
         strategy = DistributedStrategy(transpiler=config)
-        fleet.distributed_optimizer(optimizer, strategy, source_of(program).module)
-        _started.add(optimizer)
+        fleet.distributed_optimizer(source.optimizer, strategy, source.module)
+        _started.add(source.optimizer)
         fleet.init_worker()
     return fleet
 
@@ -73,7 +72,7 @@ def take_gpu(number: int, environ: MutableMapping[str, str], count: int) -> None
         )
 
 
-def check_started(program: Program) -> None:
+def check_started(program: Program, source: Source) -> None:
     """Check that the startup program has run, where others train along.
 
     Raises
@@ -81,7 +80,7 @@ def check_started(program: Program) -> None:
     ConfigurationError
         It has not.
     """
-    if program.attrs.get("trainers", 1) != 1 and source_of(program).optimizer not in _started:
+    if program.attrs.get("trainers", 1) != 1 and source.optimizer not in _started:
         raise ConfigurationError(
             "this trainer has not met the others; run the startup program first, "
             "fleet.default_startup_program()"

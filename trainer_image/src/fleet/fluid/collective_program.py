@@ -8,31 +8,37 @@ from collections.abc import Iterable, Sequence
 from fleet.environment.endpoints import endpoints_problem, split_endpoints
 from fleet.errors import TranspileError
 from fleet.fluid.ir import Attribute, Block, OpRole, Variable
-from fleet.fluid.program import Program
+from fleet.fluid.program import Program, startup_program, step_program
 from fleet.options import Where, refusal
 from fleet.plan.config import DistributeTranspilerConfig
+from fleet.plan.job import CollectivePlan
+from fleet.plan.spec import TrainingSpec
 
-__all__ = ["COLLECTIVE_MODES", "build_collective", "refuse_argument"]
+__all__ = [
+    "COLLECTIVE_MODES",
+    "collective_program",
+    "collective_startup",
+    "plan_collective",
+    "refuse_argument",
+]
 
 COLLECTIVE_MODES = ("nccl2", "collective")
 _DIST = int(OpRole.DIST)
 
 
-def build_collective(
-    main: Program,
-    startup: Program,
+def plan_collective(
+    spec: TrainingSpec,
     config: DistributeTranspilerConfig,
     trainer_id: int,
     trainers: str | Iterable[str] | int,
     current_endpoint: str,
     arguments: Iterable[tuple[str, object, object]],
-) -> Program:
-    """Build what a trainer of a collective job runs at each step, and rewrite its startup program in place.
+) -> CollectivePlan:
+    """Return the plan of a collective job that is trained by an executor.
 
     Parameters
     ----------
-    main, startup : Program
-        As captured; `main` is not changed.
+    spec : TrainingSpec
     config : DistributeTranspilerConfig
         Its `mode` is one of `COLLECTIVE_MODES`.
     trainer_id : int
@@ -41,38 +47,53 @@ def build_collective(
     current_endpoint : str
         This trainer's.
     arguments : iterable of tuple
-        What the transpiler was given beside these: name in `fleet.options`, value, default.
+        The transpiler's other arguments: name in `fleet.options`, value, default.
 
     Raises
     ------
     TranspileError
-        An argument or a field that cannot be honoured; nothing has changed then.
+        An argument or a field cannot be honoured.
     """
     endpoints = _endpoints(config.mode, trainers)
     config.check_collective()
     for argument in arguments:
         refuse_argument(*argument)
     _check_number(trainer_id, current_endpoint, endpoints)
-    attrs: dict[str, Attribute] = {
-        "role": "collective",
-        "trainer_id": trainer_id,
-        "trainers": len(endpoints),
-        "endpoints": list(endpoints),
-        "collective_mode": config.collective_mode or "grad_allreduce",
-    }
-    program = main.clone()
-    if config.mode == "nccl2":
-        _meet(startup.global_block(), "gen_nccl_id", "NCCLID", trainer_id, endpoints)
-    else:
-        _start_up(startup.global_block(), main, trainer_id, endpoints)
-        if config.collective_mode == "local_sgd":
-            _average_parameters(program.global_block(), len(endpoints))
-        else:
-            _average_gradients(program.global_block(), len(endpoints))
-    program.attrs = dict(attrs)
-    startup.attrs = dict(attrs)
-    program.startup_program = startup
+    mode = config.collective_mode or "grad_allreduce"
+    return CollectivePlan(spec, config.mode, mode, tuple(endpoints), trainer_id)
+
+
+def collective_program(plan: CollectivePlan) -> Program:
+    """Return what a trainer of a collective job runs at each step."""
+    program = step_program(plan.spec)
+    if plan.form == "collective" and plan.collective_mode == "local_sgd":
+        _average_parameters(program.global_block(), len(plan.endpoints))
+    elif plan.form == "collective":
+        _average_gradients(program.global_block(), len(plan.endpoints))
+    program.plan, program.attrs = plan, _attributes(plan)
     return program
+
+
+def collective_startup(plan: CollectivePlan) -> Program:
+    """Return what a trainer of a collective job runs first: it meets the others."""
+    program = startup_program(plan.spec)
+    block, endpoints = program.global_block(), list(plan.endpoints)
+    if plan.form == "nccl2":
+        _meet(block, "gen_nccl_id", "NCCLID", plan.trainer_id, endpoints)
+    else:
+        _start_up(block, [parameter.name for parameter in plan.spec.parameters], plan.trainer_id, endpoints)
+    program.plan, program.attrs = plan, _attributes(plan)
+    return program
+
+
+def _attributes(plan: CollectivePlan) -> dict[str, Attribute]:
+    return {
+        "role": "collective",
+        "trainer_id": plan.trainer_id,
+        "trainers": len(plan.endpoints),
+        "endpoints": list(plan.endpoints),
+        "collective_mode": plan.collective_mode,
+    }
 
 
 def _check_number(trainer_id: int, current_endpoint: str, endpoints: Sequence[str]) -> None:
@@ -121,13 +142,12 @@ def _meet(block: Block, kind: str, name: str, trainer_id: int, endpoints: list[s
     )
 
 
-def _start_up(block: Block, main: Program, trainer_id: int, endpoints: list[str]) -> None:
+def _start_up(block: Block, names: list[str], trainer_id: int, endpoints: list[str]) -> None:
     _meet(block, "c_gen_nccl_id", "nccl_id_0", trainer_id, endpoints)
     ring: dict[str, Attribute] = {"ring_id": 0, "op_role": _DIST}
     block.append_op(
         "c_comm_init", {"X": ["nccl_id_0"]}, attrs={"nranks": len(endpoints), "rank": trainer_id, **ring}
     )
-    names = [parameter.name for parameter in main.global_block().all_parameters()]
     for name in names:
         block.append_op("c_broadcast", {"X": [name]}, {"Out": [name]}, {"root": 0, **ring})
     block.append_op("c_sync_comm_stream", {"X": names}, {"Out": names}, ring)

@@ -1,6 +1,6 @@
 """The executor: runs programs, local or transpiled, one call per step.
 
-The loop form and this one drive the same sessions; see `fleet.parameter_server.sessions`.
+A loop of the script's own and an executor drive the same sessions; see `fleet.parameter_server.sessions`.
 """
 
 import operator
@@ -16,25 +16,42 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from fleet.errors import ConfigurationError, FleetError
-from fleet.fluid.clip import clip_of
 from fleet.fluid.ir import Variable
 from fleet.fluid.originals import RUN, check_arguments
 from fleet.fluid.place import CPUPlace, Place, check_place
+from fleet.fluid.preview import previewed
 from fleet.fluid.program import Program, default_main_program
-from fleet.parameter_server.preview import previewed
-from fleet.parameter_server.sessions import find_trainer, sends, serve, source_of, start_server, start_trainer
+from fleet.fluid.render import check_unedited, server_plan, trainer_plan
+from fleet.parameter_server.sessions import find_trainer, serve, start_server, start_trainer
 from fleet.parameter_server.trainer.trainer import Trainer
 from fleet.plan.clipping import ClipGradByGlobalNorm, ClipGradByNorm, ClipGradByValue, GradClip
+from fleet.plan.job import CollectivePlan
 from fleet.plan.source import Source
+from fleet.plan.spec import TrainingSpec
 from fleet.process import lifecycle
 from fleet.role_maker import JobIdentity
 from fleet.role_maker.role import identity_of
 from fleet.role_maker.variables import Variables
 
-__all__ = ["Executor", "Feed", "FetchedNumber", "fetched"]
+__all__ = ["Executor", "Feed", "FetchedNumber", "fetched", "source_of"]
 
 _GRADIENT = "@GRAD"
 Feed = Mapping[str, Any] | Sequence[Mapping[str, Any]]
+
+
+def source_of(program: Program) -> Source:
+    """Return the PyTorch objects behind a program.
+
+    Raises
+    ------
+    ConfigurationError
+        There are none.
+    """
+    if program.source is None or program.plan is None:
+        raise ConfigurationError(
+            "the program has no PyTorch objects behind it, so it cannot run; build it with Program.capture"
+        )
+    return program.source
 
 
 class Executor:
@@ -113,21 +130,22 @@ class Executor:
             raise ConfigurationError("run() after close(); make another Executor")
         check_arguments("Executor.run", originals, RUN)
         chosen = program if program is not None else default_main_program()
-        role = chosen.attrs.get("role")
-        if role == "pserver" or not _computes(chosen):
+        source, role = source_of(chosen), chosen.attrs.get("role")
+        if role == "pserver" or chosen.part == "startup":
             _check_unasked(feed, fetch_list)
         if role == "pserver":
-            return self._run_server(chosen)
+            return self._run_server(chosen, source)
         check_place(self._place)
-        if not _computes(chosen):
-            return self._start_up(chosen, distributed=role == "trainer")
-        source = source_of(chosen)
-        trainer = self._session(chosen) if role == "trainer" else None
+        check_unedited(chosen)
+        if chosen.part == "startup":
+            return self._start_up(chosen, source)
+        trainer = self._session(chosen, source) if role == "trainer" else None
         if "trainers" in chosen.attrs and trainer is None:
-            collective().check_started(chosen)
+            collective().check_started(chosen, source)
         inputs = self._inputs(chosen, _of_one_device(feed))
         names = [entry if isinstance(entry, str) else entry.name for entry in fetch_list or ()]
-        return self._step(source, trainer, inputs, names, clip_of(chosen))
+        clip = chosen.spec.clip if chosen.spec is not None else None
+        return self._step(source, trainer, inputs, names, clip)
 
     def close(self) -> None:
         """Tell the servers that this trainer has finished; safe to repeat, and on a server."""
@@ -139,31 +157,25 @@ class Executor:
         if fleet is not None:
             fleet.stop_worker()
 
-    def _start_up(self, program: Program, *, distributed: bool) -> list[npt.NDArray[Any]]:
-        module = source_of(program).module
-        if module is not None:
-            module.to(self._place.device)
-        if program.attrs.get("role") == "collective" and not previewed(program):
-            self._collective = collective().start(program, self._place)
-        if distributed and not previewed(program):
-            self._trainer = find_trainer(program) or start_trainer(program, _job())
-        return []
-
-    def _run_server(self, program: Program) -> list[npt.NDArray[Any]]:
-        listens = any(op.type == "listen_and_serv" for op in program.global_block().ops)
-        if not listens:
-            source_of(program)
-            previewed(program)
+    def _start_up(self, program: Program, source: Source) -> list[npt.NDArray[Any]]:
+        if source.module is not None:
+            source.module.to(self._place.device)
+        if isinstance(program.plan, TrainingSpec) or previewed(program):
             return []
-        serve(start_server(program, _job()))
+        if isinstance(program.plan, CollectivePlan):
+            self._collective = collective().start(program.plan, source, self._place)
+        else:
+            self._trainer = find_trainer(source) or start_trainer(trainer_plan(program), source, _job())
         return []
 
-    def _session(self, program: Program) -> Trainer:
-        if not sends(program):
-            raise ConfigurationError(
-                "the program computes but sends nothing; run what get_trainer_program() returned"
-            )
-        trainer = self._trainer = find_trainer(program)
+    def _run_server(self, program: Program, source: Source) -> list[npt.NDArray[Any]]:
+        plan = server_plan(program)
+        if not previewed(program) and program.part == "main":
+            serve(start_server(plan, source, _job()))
+        return []
+
+    def _session(self, program: Program, source: Source) -> Trainer:
+        trainer = self._trainer = find_trainer(source)
         if trainer is None:
             previewed(program)
             raise ConfigurationError(
@@ -263,10 +275,6 @@ def _of_one_device(feed: Feed | None) -> Mapping[str, Any]:
         f"feed is {found}; expected a dict of arrays, or a list of one: this process has one device, and "
         "python -m fleet.launch starts a process for each"
     )
-
-
-def _computes(program: Program) -> bool:
-    return any(op.type == "forward" for op in program.global_block().ops)
 
 
 def _job() -> JobIdentity:

@@ -15,7 +15,10 @@ from math import prod
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 if TYPE_CHECKING:
+    from fleet.plan.config import TrainingMode
+    from fleet.plan.job import CollectivePlan, JobPlan
     from fleet.plan.source import Source
+    from fleet.plan.spec import TrainingSpec
 
 __all__ = [
     "Attribute",
@@ -410,8 +413,11 @@ class ProgramData:
         self.blocks: list[Block] = [Block(self, 0)]
         self.attrs: dict[str, Attribute] = {}
         self.startup_program: Self | None = None
+        self.plan: TrainingSpec | JobPlan | CollectivePlan | None = None
+        self.part = "main"
         self.source: Source | None = None
-        self.mode: object | None = None
+        self.mode: TrainingMode | None = None
+        self.checked: Self | None = None
 
     def attr(self, name: str) -> Any:
         """Return one of `attrs`.
@@ -436,6 +442,12 @@ class ProgramData:
                 f"the program has no attribute {name!r}; it has {', '.join(self.attrs) or 'none'}"
             )
         return self.attrs[name]
+
+    @property
+    def spec(self) -> "TrainingSpec | None":
+        """What is trained; None where the program has no plan."""
+        spec: TrainingSpec | None = getattr(self.plan, "spec", self.plan)  # type: ignore[arg-type]
+        return spec
 
     @property
     def num_blocks(self) -> int:
@@ -496,6 +508,7 @@ class ProgramData:
         ]
         copy.attrs = dict(self.attrs)
         copy.startup_program = self.startup_program.clone() if self.startup_program else None
+        copy.plan, copy.part = self.plan, self.part
         copy.source = self.source
         copy.mode = self.mode
         return copy

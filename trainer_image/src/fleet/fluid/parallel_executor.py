@@ -7,12 +7,11 @@ import numpy.typing as npt
 import torch
 
 from fleet.errors import ConfigurationError
-from fleet.fluid.executor import Executor, Feed
+from fleet.fluid.executor import Executor, Feed, source_of
 from fleet.fluid.ir import Variable
 from fleet.fluid.originals import PARALLEL_EXECUTOR, PARALLEL_RUN, check_arguments
 from fleet.fluid.place import CPUPlace, CUDAPlace, Place, check_place
 from fleet.fluid.program import Program, default_main_program
-from fleet.parameter_server.sessions import source_of
 
 __all__ = ["ParallelExecutor"]
 

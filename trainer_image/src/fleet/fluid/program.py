@@ -7,12 +7,15 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Self
 
 from fleet.errors import ConfigurationError
-from fleet.fluid.agreement import agreement_of
 from fleet.fluid.ir import ProgramData
 from fleet.fluid.printer import format_difference, format_program
 from fleet.fluid.serialise import read_program, write_program
+from fleet.fluid.step_operators import append_startup, append_step
 from fleet.plan.agreement import fingerprint_of
 from fleet.plan.clipping import GradClip
+from fleet.plan.job import JobPlan
+from fleet.plan.source import Source
+from fleet.plan.spec import TrainingSpec
 
 if TYPE_CHECKING:
     from torch.nn import Module
@@ -31,6 +34,14 @@ class Program(ProgramData):
         Facts about the whole program, put there by the transpiler: the role, the endpoints, the mode.
     startup_program : Program or None
         The program that creates this one's persistable variables.
+    plan : TrainingSpec, JobPlan, CollectivePlan or None
+        What the program shows, and the runtime follows; not part of what the program says.
+    part : str
+        ``main``, or ``startup`` of a program that prepares another one.
+    plan : TrainingSpec, JobPlan, CollectivePlan or None
+        What the program shows, and the runtime follows; not part of what the program says.
+    part : str
+        ``main``, or ``startup`` of a program that prepares another one.
     source : Source or None
         The PyTorch objects behind it; not part of what the program says.
     mode : object or None
@@ -89,7 +100,9 @@ class Program(ProgramData):
 
     def fingerprint(self) -> str:
         """Return a hex digest that is equal for programs whose processes may train together."""
-        return fingerprint_of(agreement_of(self))
+        if isinstance(self.plan, JobPlan):
+            return fingerprint_of(self.plan.agreement)
+        return fingerprint_of(self.spec.agreement() if self.spec is not None else {})
 
     def to_string(self, *, with_details: bool = False) -> str:
         """Return the program as text that reads like code.
@@ -190,9 +203,10 @@ class Program(ProgramData):
         TranspileError
             Something here cannot be trained by parameter servers; the message names it.
         """
-        from fleet.fluid import capture
+        from fleet.plan.capture import capture_step  # not above: programs are read and printed without torch
 
-        program = capture.capture(cls, model, loss_fn, optimizer, grad_clip)
+        spec, source = capture_step(model, loss_fn, optimizer, grad_clip)
+        program = _captured(spec, source)
         _defaults.update(main=program, startup=program.startup_program or cls())
         return program
 
@@ -225,12 +239,35 @@ class Program(ProgramData):
         TranspileError
             As in `capture`.
         """
-        from fleet.fluid import capture
+        from fleet.plan.capture import capture_loop  # as above
 
-        return capture.from_optimizer(cls, optimizer, model, grad_clip)
+        return _captured(*capture_loop(optimizer, model, grad_clip))
 
     def __str__(self) -> str:
         return self.to_string()
+
+
+def step_program(spec: TrainingSpec) -> Program:
+    """Return the program of a training step in one process."""
+    program = Program()
+    program.plan = spec
+    append_step(program.global_block(), spec)
+    return program
+
+
+def startup_program(spec: TrainingSpec) -> Program:
+    """Return the program that prepares a training step in one process."""
+    program = Program()
+    program.plan, program.part = spec, "startup"
+    append_startup(program.global_block(), step_program(spec).list_vars())
+    return program
+
+
+def _captured(spec: TrainingSpec, source: Source) -> Program:
+    program, startup = step_program(spec), startup_program(spec)
+    program.startup_program = startup
+    program.source = startup.source = source
+    return program
 
 
 _defaults: dict[str, Program] = {}

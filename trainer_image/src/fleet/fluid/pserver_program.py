@@ -3,34 +3,31 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from fleet.fluid.clipping import clipping_attributes
 from fleet.fluid.ir import Attribute, Block, Operator, OpRole, Variable
-from fleet.fluid.layout import Layout, optimize_operators
-from fleet.fluid.program import Program
-from fleet.fluid.tables import append_prefetch_blocks
+from fleet.fluid.program import Program, startup_program, step_program
+from fleet.fluid.trainer_program import sent_name
 from fleet.plan.blocks import PlannedBlock
 from fleet.plan.config import DistributedMode
+from fleet.plan.job import JobPlan
 
-__all__ = ["build_pserver_program", "build_pserver_startup"]
+__all__ = ["pserver_program", "pserver_startup"]
 
 _OPTIMIZE = int(OpRole.OPTIMIZE)
 
 
-def build_pserver_program(main: Program, layout: Layout, endpoint: str) -> Program:
-    """Build the program that the server at `endpoint` runs.
+def pserver_program(plan: JobPlan, endpoint: str) -> Program:
+    """Return the program that the server at `endpoint` runs.
 
     Block 0 holds only `listen_and_serv`. Each further block steps one slice: in synchronous mode the sum
-    of the trainers' gradients, times one over their number, then the captured optimize operators. In
-    asynchronous modes the operators step each gradient, compensated for its delay where the config says so;
+    of the trainers' gradients, times one over their number, then the optimize operators of the step. In
+    asynchronous modes the operators step each gradient, compensated for its delay where the plan says so;
     in GEO what a trainer has changed is added.
 
     Parameters
     ----------
-    main : Program
-        As captured. It is not changed.
-    layout : Layout
+    plan : JobPlan
     endpoint : str
-        One of the layout's.
+        One of the plan's.
 
     Returns
     -------
@@ -38,71 +35,66 @@ def build_pserver_program(main: Program, layout: Layout, endpoint: str) -> Progr
         Without optimize blocks when the server holds nothing.
     """
     program = Program()
-    program.source = main.source
-    root = program.global_block()
-    operators = optimize_operators(main)
+    root, step = program.global_block(), step_program(plan.spec).global_block()
+    operators = _optimize_operators(step)
     received: list[str] = []
     grad_to_block_id: list[Attribute] = []
-    for piece in layout.on(endpoint):
+    for piece in plan.on(endpoint):
         root.create_var(Variable(piece.name, piece.shape, piece.dtype, persistable=True, is_parameter=True))
-        received += _declare_gradients(root, piece, layout)
+        received += _declare_gradients(root, piece, plan)
         block = program.create_block()
-        arrives = _append_step(block, main.global_block(), operators[piece.param], piece, layout)
-        grad_to_block_id.append(f"{arrives}:{block.idx}")
+        _append_step(block, step, operators[piece.param], piece, plan)
+        grad_to_block_id.append(f"{piece.grad}:{block.idx}")
     optimize_blocks: list[Attribute] = list(range(1, program.num_blocks))
-    prefetches = append_prefetch_blocks(root, layout.tables)
+    prefetches = _append_prefetch_blocks(root, plan.tables)
     root.append_op(
         "listen_and_serv",
         {"X": received},
         attrs={
             "endpoint": endpoint,
-            "pserver_id": layout.endpoints.index(endpoint),
-            "Fanin": layout.trainers,
-            "distributed_mode": int(layout.mode),
+            "pserver_id": plan.endpoints.index(endpoint),
+            "Fanin": plan.trainers,
+            "distributed_mode": int(plan.mode),
             "optimize_blocks": optimize_blocks,
             "grad_to_block_id": grad_to_block_id,
-            "sparse_grad_to_param": [f"{name}@GRAD:{name}" for name in layout.tables],
+            "sparse_grad_to_param": [f"{name}@GRAD:{name}" for name in plan.tables],
             **({"prefetch_var_name_to_block_id": prefetches} if prefetches else {}),
             "lr_decay_block_id": -1,
             "checkpint_block_id": -1,
             "op_role": int(OpRole.RPC),
         },
     )
-    program.attrs = _server_attributes(layout, endpoint)
-    program.mode = layout.custom
+    program.plan = plan
+    program.attrs = _attributes(plan, endpoint)
     return program
 
 
-def build_pserver_startup(startup: Program, main: Program, layout: Layout, endpoint: str) -> Program:
-    """Build the program that creates what the server at `endpoint` holds.
+def pserver_startup(plan: JobPlan, endpoint: str) -> Program:
+    """Return the program that creates what the server at `endpoint` holds.
 
     Parameters
     ----------
-    startup, main : Program
-        As captured. They are not changed.
-    layout : Layout
+    plan : JobPlan
     endpoint : str
-        One of the layout's.
+        One of the plan's.
 
     Returns
     -------
     Program
         Each slice is cut from the parameter that this process's own module has.
     """
-    program = Program()
-    program.source = startup.source
+    program, startup = Program(), startup_program(plan.spec).global_block()
     block = program.global_block()
-    operators = optimize_operators(main)
-    created_by = {op.output("Out")[0]: op for op in startup.global_block().ops}
-    for piece in layout.on(endpoint):
+    operators = _optimize_operators(step_program(plan.spec).global_block())
+    created_by = {op.output("Out")[0]: op for op in startup.ops}
+    for piece in plan.on(endpoint):
         optimizer = operators[piece.param][-1]
         # In GEO the trainers have optimizers, and the servers none.
-        slots = ("Param",) if layout.mode is DistributedMode.GEO else optimizer.input_names
-        for slot in slots:
+        for slot in ("Param",) if plan.geo else optimizer.input_names:
             if slot == "Grad":
                 continue
             (name,) = optimizer.input(slot)
-            variable = startup.global_block().var(name)
+            variable = startup.var(name)
             if slot != "LearningRate":
                 variable = _on_slice(variable, piece)
             elif block.has_var(name):
@@ -111,26 +103,48 @@ def build_pserver_startup(startup: Program, main: Program, layout: Layout, endpo
             op = created_by[name]
             attrs = dict(op.attrs) | (_origin(piece) if slot == "Param" else {})
             block.append_op(op.type, outputs={"Out": [variable.name]}, attrs=attrs)
-        for backup in _backups(piece, layout):
+        for backup in _backups(piece, plan):
             block.create_var(backup)
             role: dict[str, Attribute] = {"op_role": int(OpRole.FORWARD)}
             block.append_op("assign", {"X": [piece.name]}, {"Out": [backup.name]}, role)
-    program.attrs = _server_attributes(layout, endpoint)
-    program.mode = layout.custom
+    program.plan, program.part = plan, "startup"
+    program.attrs = _attributes(plan, endpoint)
     return program
 
 
-def _server_attributes(layout: Layout, endpoint: str) -> dict[str, Attribute]:
+def _optimize_operators(step: Block) -> dict[str, list[Operator]]:
+    """Return the operators that step each parameter, by its name: clipping first, the optimizer last."""
+    found: dict[str, list[Operator]] = {}
+    for op in step.ops:
+        if op.attr("op_role") == OpRole.OPTIMIZE:
+            found.setdefault(op.attr("op_role_var")[0], []).append(op)
+    return found
+
+
+def _append_prefetch_blocks(root: Block, tables: Sequence[str]) -> list[Attribute]:
+    """Append to a server's program a block for each table, which answers look-ups; return which is whose."""
+    whose: list[Attribute] = []
+    for name in tables:
+        block = root.program.create_block()
+        for variable in (f"{name}.ids", f"{name}.rows"):
+            root.create_var(Variable(variable, (-1,), "any"))
+        attrs: dict[str, Attribute] = {"table": name, "is_distributed": True, "op_role": int(OpRole.RPC)}
+        block.append_op("lookup_sparse_table", {"Ids": [f"{name}.ids"]}, {"Out": [f"{name}.rows"]}, attrs)
+        whose.append(f"{name}.ids:{block.idx}")
+    return whose
+
+
+def _attributes(plan: JobPlan, endpoint: str) -> dict[str, Attribute]:
     return {
         "role": "pserver",
         "endpoint": endpoint,
-        "trainers": layout.trainers,
-        "endpoints": list(layout.endpoints),
-        "distributed_mode": int(layout.mode),
-        "num_blocks": len(layout.blocks),
-        "cuttable": list(layout.cuttable),
-        "agreement": dict(layout.agreement),
-        **({"tables": list(layout.tables)} if layout.tables else {}),
+        "trainers": plan.trainers,
+        "endpoints": list(plan.endpoints),
+        "distributed_mode": int(plan.mode),
+        "num_blocks": len(plan.blocks),
+        "cuttable": list(plan.cuttable),
+        "agreement": dict(plan.agreement),
+        **({"tables": list(plan.tables)} if plan.tables else {}),
     }
 
 
@@ -146,52 +160,56 @@ def _origin(piece: PlannedBlock) -> dict[str, Attribute]:
 
 
 def _append_step(
-    block: Block, captured: Block, operators: Sequence[Operator], piece: PlannedBlock, layout: Layout
-) -> str:
-    """Append what a server does with what arrives for a slice; return the name under which it arrives."""
-    if layout.mode is DistributedMode.GEO:
+    block: Block, step: Block, operators: Sequence[Operator], piece: PlannedBlock, plan: JobPlan
+) -> None:
+    """Append what a server does with what arrives for a slice."""
+    if plan.geo:
         _append_addition(block, piece)
-        return piece.grad
-    if layout.mode is DistributedMode.SYNC:
-        _append_mean(block, piece, layout)
-    elif layout.config.enable_dc_asgd:
-        _append_compensation(block, piece, layout)
+        return
+    if plan.mode is DistributedMode.SYNC:
+        _append_mean(block, piece, plan)
+    elif plan.dc_asgd:
+        _append_compensation(block, piece, plan)
     for op in operators:
-        _append_on_slice(block, captured, op, piece, layout)
-    return piece.grad
+        _append_on_slice(block, step, op, piece, plan)
 
 
-def _declare_gradients(root: Block, piece: PlannedBlock, layout: Layout) -> list[str]:
+def _declare_gradients(root: Block, piece: PlannedBlock, plan: JobPlan) -> list[str]:
     """Declare a slice's gradient, and each trainer's where they have names of their own."""
-    sent = layout.sent_names(piece)
+    sent = _sent_names(piece, plan)
     for name in dict.fromkeys((piece.grad, *sent)):
-        root.create_var(Variable(name, piece.shape, layout.gradients[piece.param].dtype))
+        root.create_var(Variable(name, piece.shape, piece.dtype))
     return sent
 
 
-def _append_mean(block: Block, piece: PlannedBlock, layout: Layout) -> None:
+def _sent_names(piece: PlannedBlock, plan: JobPlan) -> list[str]:
+    """Return the names under which the trainers send their gradients for a slice, each once."""
+    return list(dict.fromkeys(sent_name(plan, piece, trainer) for trainer in range(plan.trainers)))
+
+
+def _append_mean(block: Block, piece: PlannedBlock, plan: JobPlan) -> None:
     role: dict[str, Attribute] = {"op_role": _OPTIMIZE, "op_role_var": [piece.name, piece.grad]}
-    block.append_op("sum", {"X": layout.sent_names(piece)}, {"Out": [piece.grad]}, role)
+    block.append_op("sum", {"X": _sent_names(piece, plan)}, {"Out": [piece.grad]}, role)
     block.append_op(
         "scale",
         {"X": [piece.grad]},
         {"Out": [piece.grad]},
-        {"scale": 1.0 / layout.trainers, **role},
+        {"scale": 1.0 / plan.trainers, **role},
     )
 
 
-def _backups(piece: PlannedBlock, layout: Layout) -> list[Variable]:
+def _backups(piece: PlannedBlock, plan: JobPlan) -> list[Variable]:
     """Return the value that each trainer was sent last, which DC-ASGD compares with the present one."""
-    if not layout.config.enable_dc_asgd:
+    if not plan.dc_asgd:
         return []
-    names = [f"{piece.name}.trainer_{trainer}_bak" for trainer in range(layout.trainers)]
+    names = [f"{piece.name}.trainer_{trainer}_bak" for trainer in range(plan.trainers)]
     return [Variable(name, piece.shape, piece.dtype, persistable=True) for name in names]
 
 
-def _append_compensation(block: Block, piece: PlannedBlock, layout: Layout) -> None:
+def _append_compensation(block: Block, piece: PlannedBlock, plan: JobPlan) -> None:
     """Append DC-ASGD: the gradient, plus its square times what changed since its trainer got the value."""
     root = block.program.global_block()
-    backups = _backups(piece, layout)
+    backups = _backups(piece, plan)
     role: dict[str, Attribute] = {"op_role": _OPTIMIZE, "op_role_var": [piece.name, piece.grad]}
     trainer, backup = "@TRAINER_ID@", f"{piece.name}.local_bak"
     drift, half, whole = (f"{piece.name}.dc_asgd_{number}" for number in range(3))
@@ -220,14 +238,12 @@ def _append_addition(block: Block, piece: PlannedBlock) -> None:
     block.append_op("sum", {"X": [piece.name, piece.grad]}, {"Out": [piece.name]}, attrs)
 
 
-def _append_on_slice(
-    block: Block, captured: Block, op: Operator, piece: PlannedBlock, layout: Layout
-) -> None:
-    """Append a captured operator with the parameter's variables replaced by those of the slice."""
+def _append_on_slice(block: Block, step: Block, op: Operator, piece: PlannedBlock, plan: JobPlan) -> None:
+    """Append an operator of the step with the parameter's variables replaced by those of the slice."""
     root = block.program.global_block()
     names: dict[str, str] = {}
     for name in (*op.input_arg_names, *op.output_arg_names):
-        variable = captured.var(name)
+        variable = step.var(name)
         if name not in op.inputs.get("LearningRate", ()):
             variable = _on_slice(variable, piece)
         names[name] = variable.name
@@ -235,7 +251,10 @@ def _append_on_slice(
             root.create_var(variable)
     sliced = op.renamed(names)
     attrs = dict(op.attrs) | {"op_role_var": [piece.name, piece.grad]}
-    attrs |= clipping_attributes(op, piece, layout)
+    if op.has_attr("max_norm"):
+        # The servers that hold a part of the norm tell each other theirs before they step.
+        key = "" if op.type == "clip_by_global_norm" else piece.param
+        attrs |= {"epmap": [plan.endpoints[server] for server in plan.holders(key)], "key": key}
     if op.has_attr("optimizer"):
         attrs |= _origin(piece)
     block.append_op(op.type, sliced.inputs, sliced.outputs, attrs)

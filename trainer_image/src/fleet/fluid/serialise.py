@@ -1,27 +1,30 @@
-"""Programs as JSON and back: what a program says, and nothing of the PyTorch objects behind it.
+"""Programs as JSON and back: what a program says and its plan, and nothing of the PyTorch objects behind it.
 
 The text is an object with the format's name, its version, the program and, where there is one, its startup
-program. Numbers come back as the numbers they were; whatever is not exactly a program of this version is
-refused with the place in the text.
+program; each of these with the plan that it shows. Numbers come back as the numbers they were; whatever is
+not exactly a program of this version is refused with the place in the text.
 """
 
 import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
 from functools import partial
-from typing import Any, Final, NoReturn, TypeVar
+from typing import Any, Final, TypeVar
 
 from fleet.errors import TranspileError
 from fleet.fluid.ir import Block, Operator, ProgramData, Variable
+from fleet.plan.document import describe, read_plan, refuse, write_plan
 
 __all__ = ["FORMAT", "VERSION", "read_program", "write_program"]
 
 Built = TypeVar("Built", bound=ProgramData)
 
 FORMAT: Final = "fleet-program"
-VERSION: Final = 1
+VERSION: Final = 2
+"""Programs carry their plans since version 2."""
 
-_PROGRAM: Final = {"blocks": list, "attrs": dict}
+_PROGRAM: Final = {"part": str, "plan": object, "attrs": dict, "blocks": list}
+_PARTS: Final = ("main", "startup")
 _BLOCK: Final = {"parent": int, "vars": list, "ops": list}
 _FLAGS: Final = ("persistable", "is_parameter", "is_data")
 _VARIABLE: Final = {"name": str, "shape": list, "dtype": str, **dict.fromkeys(_FLAGS, bool)}
@@ -73,7 +76,7 @@ def read_program(text: str, make: Callable[[], Built]) -> Built:
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise TranspileError(
             f"the text is JSON, but no program: expected an object whose format is {FORMAT!r}, found "
-            f"{_found(document)}; pass what Program.to_json() returned"
+            f"{describe(document)}; pass what Program.to_json() returned"
         )
     if document.get("version") != VERSION:
         raise TranspileError(
@@ -89,7 +92,12 @@ def read_program(text: str, make: Callable[[], Built]) -> Built:
 
 
 def _program(program: ProgramData) -> dict[str, Any]:
-    return {"attrs": program.attrs, "blocks": [_block(block) for block in program.blocks]}
+    return {
+        "part": program.part,
+        "plan": write_plan(program.plan) if program.plan is not None else None,
+        "attrs": program.attrs,
+        "blocks": [_block(block) for block in program.blocks],
+    }
 
 
 def _block(block: Block) -> dict[str, Any]:
@@ -123,15 +131,19 @@ def _summary(text: object) -> str:
 def _read_program(where: str, found: object, make: Callable[[], Built]) -> Built:
     fields = _fields(where, found, _PROGRAM)
     program = make()
-    program.attrs = fields["attrs"]
+    program.attrs, program.part = fields["attrs"], fields["part"]
+    if program.part not in _PARTS:
+        refuse(f"{where}, part", program.part, f"one of {', '.join(_PARTS)}")
+    if fields["plan"] is not None:
+        program.plan = read_plan(f"{where}, plan", fields["plan"])
     if not fields["blocks"]:
-        _refuse(f"{where}, blocks", [], "at least the global block")
+        refuse(f"{where}, blocks", [], "at least the global block")
     for index, block in enumerate(fields["blocks"]):
         place = f"{where}, block {index}"
         described = _fields(place, block, _BLOCK)
         parent = described["parent"]
         if (parent != -1) if index == 0 else not 0 <= parent < index:
-            _refuse(f"{place}, parent", parent, "-1 for the first block, an earlier block for the others")
+            refuse(f"{place}, parent", parent, "-1 for the first block, an earlier block for the others")
         target = program.create_block(parent) if index else program.global_block()
         _read_block(place, described, target)
     return program
@@ -155,7 +167,7 @@ def _read_variable(where: str, described: object) -> Variable:
     fields = _fields(where, described, _VARIABLE)
     shape = fields.pop("shape")
     if not all(isinstance(size, int) and not isinstance(size, bool) for size in shape):
-        _refuse(f"{where}, shape", shape, "a list of whole numbers")
+        refuse(f"{where}, shape", shape, "a list of whole numbers")
     return Variable(shape=tuple(shape), **fields)
 
 
@@ -168,34 +180,23 @@ def _within(where: str, build: Callable[[], object]) -> None:
 
 def _names(where: str, found: object) -> tuple[str, ...]:
     if not isinstance(found, list) or not all(isinstance(name, str) for name in found):
-        _refuse(where, found, "a list of variables' names")
+        refuse(where, found, "a list of variables' names")
     return tuple(found)
 
 
 def _fields(where: str, found: object, expected: Mapping[str, type]) -> dict[str, Any]:
     """Return an object's fields, all of them there, none beside, each of its type."""
     if not isinstance(found, dict):
-        _refuse(where, found, f"an object with {_listed(expected)}")
+        refuse(where, found, f"an object with {_listed(expected)}")
     if missing := expected.keys() - found.keys():
-        _refuse(where, found, f"{_listed(sorted(missing))} too")
+        refuse(where, found, f"{_listed(sorted(missing))} too")
     if foreign := found.keys() - expected.keys():
-        _refuse(f"{where}, {min(foreign)}", found[min(foreign)], f"nothing beside {_listed(expected)}")
+        refuse(f"{where}, {min(foreign)}", found[min(foreign)], f"nothing beside {_listed(expected)}")
     for name, kind in expected.items():
         value = found[name]
         if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-            _refuse(f"{where}, {name}", value, _KINDS[kind])
+            refuse(f"{where}, {name}", value, _KINDS[kind])
     return dict(found)
-
-
-def _refuse(where: str, found: object, expected: str) -> NoReturn:
-    raise TranspileError(f"the program is damaged: {where} is {_found(found)}; expected {expected}")
-
-
-def _found(value: object) -> str:
-    if isinstance(value, dict):
-        return f"an object with {_listed(value) or 'nothing'}"
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:60]}…"
 
 
 def _listed(names: Iterable[str]) -> str:

@@ -1,21 +1,22 @@
 """A trainer's programs: its own computation, with sends, barriers and receives around it."""
 
-from fleet.errors import TranspileError
+from collections.abc import Sequence
+
 from fleet.fluid.ir import Attribute, Block, OpRole, Variable
-from fleet.fluid.layout import Layout
-from fleet.fluid.program import Program
-from fleet.fluid.tables import show_tables
+from fleet.fluid.program import Program, startup_program, step_program
+from fleet.fluid.step_operators import LOOK_UP_TYPE
 from fleet.plan.blocks import PlannedBlock
 from fleet.plan.config import DistributedMode
+from fleet.plan.job import JobPlan
 
-__all__ = ["build_trainer_program", "rewrite_startup"]
+__all__ = ["sent_name", "trainer_program", "trainer_startup"]
 
 _RPC = int(OpRole.RPC)
 _DIST = int(OpRole.DIST)
 
 
-def build_trainer_program(main: Program, layout: Layout, trainer_id: int) -> Program:
-    """Build the program that trainer `trainer_id` runs at each step.
+def trainer_program(plan: JobPlan, trainer_id: int, *, wait_port: bool = True) -> Program:
+    """Return the program that trainer `trainer_id` runs at each step.
 
     Each gradient leaves right after the operator that produces it, so that the network works while the
     rest of the backward pass computes. What the servers do is gone: optimize operators and their state.
@@ -23,72 +24,69 @@ def build_trainer_program(main: Program, layout: Layout, trainer_id: int) -> Pro
 
     Parameters
     ----------
-    main : Program
-        As captured. It is not changed.
-    layout : Layout
+    plan : JobPlan
     trainer_id : int
+    wait_port : bool
+        False: do not wait for the servers' ports, even if the plan says so.
 
     Returns
     -------
     Program
         Named in its attributes: the role, the job's endpoints and size, the mode and the agreement.
-
-    Raises
-    ------
-    TranspileError
-        A gradient has no operator that produces it.
     """
-    program = main.clone()
+    program = step_program(plan.spec)
     block = program.global_block()
-    if layout.mode is DistributedMode.GEO:
-        for blocks in layout.by_param.values():
-            _append_push(block, blocks, layout, trainer_id)
+    if plan.geo:
+        for blocks in plan.by_param.values():
+            _append_push(block, blocks, plan, trainer_id)
     else:
         block.ops[:] = [op for op in block.ops if op.attrs.get("op_role") != OpRole.OPTIMIZE]
         _drop_unused_variables(block)
-        _insert_sends(block, layout, trainer_id)
-        show_tables(block, layout.tables, layout.endpoints, trainer_id)
-    if layout.mode is DistributedMode.SYNC:
-        _append_barrier(block, "send_barrier", layout, trainer_id, ())
-    _append_receives(block, layout, trainer_id)
-    program.attrs = trainer_attributes(layout, trainer_id)
-    program.mode = layout.custom
+        _insert_sends(block, plan, trainer_id)
+        _show_tables(block, plan, trainer_id)
+    if plan.mode is DistributedMode.SYNC:
+        _append_barrier(block, "send_barrier", plan, trainer_id, ())
+    _append_receives(block, plan, trainer_id)
+    program.plan = plan
+    program.attrs = _attributes(plan, trainer_id, wait_port=wait_port)
     return program
 
 
-def trainer_attributes(layout: Layout, trainer_id: int) -> dict[str, Attribute]:
+def trainer_startup(plan: JobPlan, trainer_id: int, *, wait_port: bool = True) -> Program:
+    """Return a trainer's startup program: its own initial values, then the servers'.
+
+    Parameters
+    ----------
+    plan : JobPlan
+    trainer_id : int
+    wait_port : bool
+        As of `trainer_program`.
+    """
+    program = startup_program(plan.spec)
+    block = program.global_block()
+    if not plan.geo:
+        block.ops[:] = [op for op in block.ops if op.type != "init_state"]
+    _drop_unused_variables(block)
+    _append_receives(block, plan, trainer_id, barrier=True)
+    program.plan, program.part = plan, "startup"
+    program.attrs = _attributes(plan, trainer_id, wait_port=wait_port)
+    return program
+
+
+def _attributes(plan: JobPlan, trainer_id: int, *, wait_port: bool) -> dict[str, Attribute]:
     """Return the facts about the whole job that a trainer's program carries."""
     return {
         "role": "trainer",
         "trainer_id": trainer_id,
-        "trainers": layout.trainers,
-        "endpoints": list(layout.endpoints),
-        "distributed_mode": int(layout.mode),
-        "wait_port": True,
-        "merge_add": list(layout.merge_add),
-        "push_nums": layout.config.geo_sgd_need_push_nums,
-        "agreement": dict(layout.agreement),
-        **({"tables": list(layout.tables)} if layout.tables else {}),
+        "trainers": plan.trainers,
+        "endpoints": list(plan.endpoints),
+        "distributed_mode": int(plan.mode),
+        "wait_port": wait_port and plan.wait_port,
+        "merge_add": list(plan.merge_add),
+        "push_nums": plan.push_nums,
+        "agreement": dict(plan.agreement),
+        **({"tables": list(plan.tables)} if plan.tables else {}),
     }
-
-
-def rewrite_startup(startup: Program, layout: Layout, trainer_id: int) -> None:
-    """Turn a startup program, in place, into a trainer's: its own initial values, then the servers'.
-
-    Parameters
-    ----------
-    startup : Program
-        As captured.
-    layout : Layout
-    trainer_id : int
-    """
-    block = startup.global_block()
-    if layout.mode is not DistributedMode.GEO:
-        block.ops[:] = [op for op in block.ops if op.type != "init_state"]
-    _drop_unused_variables(block)
-    _append_receives(block, layout, trainer_id, barrier=True)
-    startup.attrs = trainer_attributes(layout, trainer_id)
-    startup.mode = layout.custom
 
 
 def _drop_unused_variables(block: Block) -> None:
@@ -96,58 +94,51 @@ def _drop_unused_variables(block: Block) -> None:
     block.vars = {name: variable for name, variable in block.vars.items() if name in used}
 
 
-def _insert_sends(block: Block, layout: Layout, trainer_id: int) -> None:
-    """Put each gradient's split and send right behind the last operator that writes the gradient."""
-    by_param = layout.by_param
-    whole = {
-        layout.gradients[name].name: layout.sent_name(blocks[0], trainer_id)
-        for name, blocks in by_param.items()
-        if not blocks[0].sliced
-    }
-    block.rename_vars(whole)
-    producers = {name: position for position, op in enumerate(block.ops) for name in op.output_arg_names}
-    blocks_at: dict[int, list[tuple[PlannedBlock, ...]]] = {}
-    for name, blocks in by_param.items():
-        grad = layout.gradients[name].name
-        produced = whole.get(grad, grad)
-        if produced not in producers:
-            raise TranspileError(f"no operator produces the gradient {grad}; it cannot be sent")
-        blocks_at.setdefault(producers[produced], []).append(blocks)
+def sent_name(plan: JobPlan, block: PlannedBlock, trainer_id: int) -> str:
+    """Return the name under which a trainer sends its gradient for a block."""
+    suffixed = plan.mode is DistributedMode.SYNC and plan.trainers > 1
+    return f"{block.grad}.trainer_{trainer_id}" if suffixed else block.grad
 
+
+def _insert_sends(block: Block, plan: JobPlan, trainer_id: int) -> None:
+    """Put each gradient's split and send right behind the operator that writes the gradient."""
+    block.rename_vars(
+        {
+            f"{name}@GRAD": sent_name(plan, blocks[0], trainer_id)
+            for name, blocks in plan.by_param.items()
+            if not blocks[0].sliced
+        }
+    )
     computation, block.ops[:] = list(block.ops), []
-    for position, op in enumerate(computation):
+    for op in computation:
         block.ops.append(op)
-        for blocks in blocks_at.get(position, ()):
-            _append_send(block, blocks, layout, trainer_id)
+        if op.type == "accumulate_grad":
+            _append_send(block, plan.by_param[op.input("Param")[0]], plan, trainer_id)
 
 
-def _append_send(block: Block, blocks: tuple[PlannedBlock, ...], layout: Layout, trainer_id: int) -> None:
-    names = [layout.sent_name(piece, trainer_id) for piece in blocks]
-    grad = layout.gradients[blocks[0].param]
-    sections = _sections(blocks)
-    attrs = _carried(blocks, layout, trainer_id)
-    if len(blocks) > 1 and layout.sender_cuts:
+def _append_send(block: Block, blocks: tuple[PlannedBlock, ...], plan: JobPlan, trainer_id: int) -> None:
+    names = [sent_name(plan, piece, trainer_id) for piece in blocks]
+    grad, sections = f"{blocks[0].param}@GRAD", _sections(blocks)
+    attrs = _carried(blocks, trainer_id)
+    if len(blocks) > 1 and plan.sender_cuts:
         # The sender cuts the gradient when it has merged enough of them.
         attrs |= {"sections": sections, "send_varnames": list(names)}
-        names = [grad.name]
+        names = [grad]
     elif len(blocks) > 1:
         for name, piece in zip(names, blocks, strict=True):
-            block.create_var(Variable(name, piece.shape, grad.dtype))
+            block.create_var(Variable(name, piece.shape, piece.dtype))
         block.append_op(
-            "split_byref",
-            {"X": [grad.name]},
-            {"Out": names},
-            {"sections": sections, "op_role": _DIST},
+            "split_byref", {"X": [grad]}, {"Out": names}, {"sections": sections, "op_role": _DIST}
         )
     block.append_op("send", {"X": names}, attrs=attrs)
 
 
-def _append_push(block: Block, blocks: tuple[PlannedBlock, ...], layout: Layout, trainer_id: int) -> None:
+def _append_push(block: Block, blocks: tuple[PlannedBlock, ...], plan: JobPlan, trainer_id: int) -> None:
     """Append the send of what GEO exchanges: a parameter's change, cut by the sender."""
-    attrs = _carried(blocks, layout, trainer_id) | {
+    attrs = _carried(blocks, trainer_id) | {
         "sections": _sections(blocks),
         "send_varnames": [piece.grad for piece in blocks],
-        "push_nums": layout.config.geo_sgd_need_push_nums,
+        "push_nums": plan.push_nums,
     }
     block.append_op("send", {"X": [blocks[0].param]}, attrs=attrs)
 
@@ -156,7 +147,7 @@ def _sections(blocks: tuple[PlannedBlock, ...]) -> list[Attribute]:
     return [piece.shape[0] if piece.shape else 1 for piece in blocks]
 
 
-def _carried(blocks: tuple[PlannedBlock, ...], layout: Layout, trainer_id: int) -> dict[str, Attribute]:
+def _carried(blocks: tuple[PlannedBlock, ...], trainer_id: int) -> dict[str, Attribute]:
     """Return the attributes of an operator that carries a parameter's blocks."""
     return {
         "epmap": [piece.endpoint for piece in blocks],
@@ -164,32 +155,32 @@ def _carried(blocks: tuple[PlannedBlock, ...], layout: Layout, trainer_id: int) 
         "block_ids": [piece.id for piece in blocks],
         "param_group": blocks[0].group,
         "op_role": _RPC,
-        "op_role_var": [blocks[0].param, layout.gradients[blocks[0].param].name],
+        "op_role_var": [blocks[0].param, f"{blocks[0].param}@GRAD"],
     }
 
 
 def _append_barrier(
-    block: Block, kind: str, layout: Layout, trainer_id: int, outputs: tuple[str, ...]
+    block: Block, kind: str, plan: JobPlan, trainer_id: int, outputs: tuple[str, ...]
 ) -> None:
     attrs: dict[str, Attribute] = {
-        "endpoints": list(layout.endpoints),
+        "endpoints": list(plan.endpoints),
         "trainer_id": trainer_id,
         "op_role": _RPC,
     }
     block.append_op(kind, outputs={"Out": outputs} if outputs else {}, attrs=attrs)
 
 
-def _append_receives(block: Block, layout: Layout, trainer_id: int, *, barrier: bool = False) -> None:
+def _append_receives(block: Block, plan: JobPlan, trainer_id: int, *, barrier: bool = False) -> None:
     """Append what brings the servers' values in: receives, a barrier, and the joining of cut parameters."""
-    by_param = layout.by_param
+    by_param = plan.by_param
     for blocks in by_param.values():
         for piece in blocks if blocks[0].sliced else ():
             block.create_var(Variable(piece.name, piece.shape, piece.dtype))
         received = [piece.name for piece in blocks]
-        block.append_op("recv", outputs={"Out": received}, attrs=_carried(blocks, layout, trainer_id))
-    if barrier or layout.mode is DistributedMode.SYNC:
-        everything = tuple(piece.name for piece in layout.blocks)
-        _append_barrier(block, "fetch_barrier", layout, trainer_id, everything)
+        block.append_op("recv", outputs={"Out": received}, attrs=_carried(blocks, trainer_id))
+    if barrier or plan.mode is DistributedMode.SYNC:
+        everything = tuple(piece.name for piece in plan.blocks)
+        _append_barrier(block, "fetch_barrier", plan, trainer_id, everything)
     for name, blocks in by_param.items():
         if blocks[0].sliced:
             block.append_op(
@@ -198,3 +189,45 @@ def _append_receives(block: Block, layout: Layout, trainer_id: int, *, barrier: 
                 {"Out": [name]},
                 {"axis": 0, "op_role": _DIST},
             )
+
+
+def _show_tables(block: Block, plan: JobPlan, trainer_id: int) -> None:
+    """Show how rows of tables come and gradients of rows go, in place."""
+    own = {table.name for table in plan.spec.tables if table.own}
+    captured, block.ops[:] = list(block.ops), []
+    for op in captured:
+        if op.type == LOOK_UP_TYPE and op.attr("is_distributed"):
+            _append_look_up(block, op.input("W")[0], op.output("Out")[0], plan.endpoints, trainer_id)
+        else:
+            block.ops.append(op)
+        if op.outputs.get("W@GRAD"):
+            table = op.attr("table")
+            _append_row_send(block, table, plan.endpoints, trainer_id, own=table in own)
+
+
+def _append_look_up(block: Block, table: str, rows: str, endpoints: Sequence[str], trainer_id: int) -> None:
+    ids = [f"{table}.ids.{server}" for server in range(len(endpoints))]
+    parts = [f"{table}.rows.{server}" for server in range(len(endpoints))]
+    for name in (*ids, *parts):
+        block.create_var(Variable(name, (-1,), "any"))
+    common: dict[str, Attribute] = {"table": table, "trainer_id": trainer_id, "op_role": int(OpRole.DIST)}
+    rpc = common | {"epmap": list(endpoints), "op_role": int(OpRole.RPC)}
+    block.append_op("split_ids", {"W": [table]}, {"Out": ids}, common)
+    block.append_op("prefetch", {"X": ids}, {"Out": parts}, rpc)
+    attrs = common | {"is_distributed": True, "op_role": int(OpRole.FORWARD)}
+    block.append_op("distributed_lookup_table", {"W": [table], "Rows": parts}, {"Out": [rows]}, attrs)
+
+
+def _append_row_send(
+    block: Block, table: str, endpoints: Sequence[str], trainer_id: int, *, own: bool
+) -> None:
+    """Append what sends a table's gradient, and what receives the rows that a trainer holds."""
+    parts = [f"{table}@GRAD.{server}" for server in range(len(endpoints))]
+    for name in parts:
+        block.create_var(Variable(name, (-1,), "any"))
+    common: dict[str, Attribute] = {"table": table, "trainer_id": trainer_id, "op_role": int(OpRole.DIST)}
+    block.append_op("split_selected_rows", {"X": [f"{table}@GRAD"]}, {"Out": parts}, common)
+    attrs = common | {"epmap": list(endpoints), "op_role": int(OpRole.RPC)}
+    block.append_op("send", {"X": parts}, attrs=attrs)
+    if own:
+        block.append_op("recv", outputs={"Out": [table]}, attrs=attrs)

@@ -2,19 +2,27 @@
 
 import warnings
 from collections.abc import Iterable
-from dataclasses import replace
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from fleet.environment.endpoints import endpoints_problem, split_endpoints
 from fleet.errors import TranspileError
-from fleet.fluid.clipping import check_clipping
-from fleet.fluid.collective_program import COLLECTIVE_MODES, build_collective, refuse_argument
-from fleet.fluid.layout import Layout, lay_out
+from fleet.fluid.collective_program import (
+    COLLECTIVE_MODES,
+    collective_program,
+    collective_startup,
+    plan_collective,
+    refuse_argument,
+)
 from fleet.fluid.program import Program, default_main_program, default_startup_program
-from fleet.fluid.pserver_program import build_pserver_program, build_pserver_startup
-from fleet.fluid.trainer_program import build_trainer_program, rewrite_startup
-from fleet.plan.config import DistributedMode, DistributeTranspilerConfig, TrainingMode
-from fleet.plan.source import refuse_forward_writes
+from fleet.fluid.pserver_program import pserver_program, pserver_startup
+from fleet.fluid.render import check_unedited
+from fleet.fluid.trainer_program import trainer_program, trainer_startup
+from fleet.plan.config import DistributeTranspilerConfig, TrainingMode
+from fleet.plan.job import CollectivePlan, JobPlan, plan_job
+from fleet.plan.spec import TrainingSpec
+
+if TYPE_CHECKING:
+    from fleet.plan.source import Source
 
 __all__ = ["DistributeTranspiler"]
 
@@ -50,11 +58,9 @@ class DistributeTranspiler:
     ) -> None:
         self.config = config if config is not None else DistributeTranspilerConfig()
         self._mode = mode
-        self._layout: Layout | None = None
-        self._main = Program()
-        self._startup = Program()
+        self._plan: JobPlan | CollectivePlan | None = None
+        self._source: Source | None = None
         self._trainer_program = Program()
-        self._wait_port = True
 
     def transpile(
         self,
@@ -94,40 +100,32 @@ class DistributeTranspiler:
         """
         main = program if program is not None else default_main_program()
         startup = _startup_of(main, program, startup_program)
-        _check_untouched(main, startup)
+        spec = _spec_of(main, startup)
         if self.config.mode in COLLECTIVE_MODES:
             given = _for_servers(self._mode, sync_mode, pservers)
-            self._transpile_collective(main, startup, trainer_id, trainers, current_endpoint, given)
-            return
-        self.config.check()
-        mode = self._programs_of(sync_mode)
-        _check_trained(main, mode, self._mode)
-        number = _checked_trainers(trainer_id, trainers)
-        config = replace(self.config)
-        layout = lay_out(main, config, mode, _checked_servers(pservers), number, self._mode)
-        trainer_program = build_trainer_program(main, layout, trainer_id)
-        self._layout, self._main, self._startup = layout, main.clone(), startup.clone()
-        self._trainer_program = trainer_program
-        rewrite_startup(startup, layout, trainer_id)
-        self._wait_port = startup.attrs["wait_port"] = config.wait_port
-        trainer_program.startup_program = startup
-        main.attrs["transpiled"] = True
-        if config.print_log:
-            _print_layout(layout)
-
-    def _transpile_collective(
-        self,
-        main: Program,
-        startup: Program,
-        trainer_id: int,
-        trainers: int | str | Iterable[str],
-        current_endpoint: str,
-        given: Iterable[tuple[str, object, object]],
-    ) -> None:
-        self._trainer_program = build_collective(
-            main, startup, self.config, trainer_id, trainers, current_endpoint, given
-        )
-        main.attrs |= {name: startup.attrs[name] for name in ("trainers", "trainer_id")}
+            self._plan = plan_collective(spec, self.config, trainer_id, trainers, current_endpoint, given)
+            self._trainer_program = collective_program(self._plan)
+            prepared = collective_startup(self._plan)
+            main.attrs |= {"trainers": len(self._plan.endpoints), "trainer_id": trainer_id}
+        else:
+            self._plan = plan_job(
+                spec,
+                main.source,
+                self.config,
+                _checked_servers(pservers),
+                _checked_trainers(trainer_id, trainers),
+                sync_mode=sync_mode,
+                custom=self._mode,
+            )
+            self._trainer_program = trainer_program(self._plan, trainer_id)
+            prepared = trainer_startup(self._plan, trainer_id)
+            self._trainer_program.mode = startup.mode = self._mode
+        # The startup program that a script has at hand becomes the trainer's, as in the original.
+        startup.blocks, startup.attrs, startup.plan = prepared.blocks, prepared.attrs, self._plan
+        for block in startup.blocks:
+            block.program = startup
+        self._source = self._trainer_program.source = main.source
+        self._trainer_program.startup_program = startup
         main.attrs["transpiled"] = True
 
     def get_trainer_program(self, wait_port: bool = True) -> Program:
@@ -149,11 +147,11 @@ class DistributeTranspiler:
         TranspileError
             `transpile` has not been called; or there are no ports, and they are not to be waited for.
         """
-        if "role" not in self._trainer_program.attrs:
-            self._transpiled()
-        if self._trainer_program.attrs["role"] == "collective":
+        if isinstance(self._plan, CollectivePlan):
             refuse_argument("get_trainer_program.wait_port", wait_port, True)
-        waits = bool(wait_port and self._wait_port)
+            waits = True
+        else:
+            waits = bool(wait_port and self._job_plan().wait_port)
         for program in (self._trainer_program, self._trainer_program.startup_program):
             if program is not None:
                 program.attrs["wait_port"] = waits
@@ -196,9 +194,10 @@ class DistributeTranspiler:
         TranspileError
             There is no such server, or ``transpile`` was not called.
         """
-        layout = self._layout_with(endpoint)
-        program = build_pserver_program(self._main, layout, endpoint)
-        startup = build_pserver_startup(self._startup, self._main, layout, endpoint)
+        plan = self._plan_with(endpoint)
+        program, startup = pserver_program(plan, endpoint), pserver_startup(plan, endpoint)
+        for each in (program, startup):
+            each.source, each.mode = self._source, self._mode
         program.startup_program = startup
         return program, startup
 
@@ -228,7 +227,7 @@ class DistributeTranspiler:
             `transpile` has not been called, the endpoint is not among its servers, training is collective, or
             one of the deprecated arguments is another program than the one that is used.
         """
-        layout = self._layout_with(endpoint)
+        self._plan_with(endpoint)
         given = {"pserver_program": pserver_program, "startup_program": startup_program}
         if named := " and ".join(name for name, program in given.items() if program is not None):
             warnings.warn(
@@ -241,37 +240,43 @@ class DistributeTranspiler:
                 f"pserver_program belongs to {pserver_program.attrs.get('endpoint')!r}, not to {endpoint!r}; "
                 "pass what get_pserver_program returned for this endpoint, or leave it out"
             )
-        if startup_program not in (None, self._startup, self._trainer_program.startup_program):
+        if startup_program not in (None, self._trainer_program.startup_program):
             raise TranspileError(
                 "startup_program is not the one that was transpiled; pass that one, or leave it out"
             )
-        return build_pserver_startup(self._startup, self._main, layout, endpoint)
+        return self.get_pserver_programs(endpoint)[1]
 
-    def _programs_of(self, sync_mode: bool) -> DistributedMode:
-        if self._mode is None:
-            return self.config.distributed_mode(sync_mode)
-        self.config.check_options(self._mode.programs, custom=True)
-        return self._mode.programs
+    @property
+    def plan(self) -> JobPlan | CollectivePlan:
+        """What ``transpile`` has planned.
 
-    def _transpiled(self) -> Layout:
-        if self._trainer_program.attrs.get("role") == "collective":
+        Raises
+        ------
+        TranspileError
+            ``transpile`` has not been called.
+        """
+        if self._plan is None:
+            raise TranspileError("there is no program yet: call transpile() first")
+        return self._plan
+
+    def _job_plan(self) -> JobPlan:
+        plan = self.plan
+        if isinstance(plan, CollectivePlan):
             raise TranspileError(
                 f"config.mode is {self.config.mode!r}, in which there are no parameter servers: each trainer "
                 "runs get_trainer_program(), and before it the startup program that transpile() was given, "
                 "which is get_trainer_program().startup_program"
             )
-        if self._layout is None:
-            raise TranspileError("there is no program yet: call transpile() first")
-        return self._layout
+        return plan
 
-    def _layout_with(self, endpoint: str) -> Layout:
-        layout = self._transpiled()
-        if endpoint not in layout.endpoints:
+    def _plan_with(self, endpoint: str) -> JobPlan:
+        plan = self._job_plan()
+        if endpoint not in plan.endpoints:
             raise TranspileError(
                 f"endpoint {endpoint!r} is not a parameter server; "
-                f"expected one of {', '.join(layout.endpoints)}"
+                f"expected one of {', '.join(plan.endpoints)}"
             )
-        return layout
+        return plan
 
 
 def _for_servers(
@@ -303,7 +308,8 @@ def _checked_servers(pservers: str | Iterable[str]) -> list[str]:
     return endpoints
 
 
-def _check_untouched(main: Program, startup: Program) -> None:
+def _spec_of(main: Program, startup: Program) -> TrainingSpec:
+    """Return what a captured program trains, unless it was transpiled already, or edited."""
     if "transpiled" in main.attrs or "role" in main.attrs:
         raise TranspileError(
             "program has been transpiled already; capture it anew, or transpile a clone taken before"
@@ -313,12 +319,17 @@ def _check_untouched(main: Program, startup: Program) -> None:
             "startup_program has been transpiled already; capture anew, or pass the startup program of a "
             "clone taken before"
         )
-
-
-def _check_trained(main: Program, mode: DistributedMode, own: TrainingMode | None) -> None:
-    check_clipping(main, mode, own)
-    if own is None:
-        refuse_forward_writes(main.source, steps_alone=mode is DistributedMode.GEO)
+    if not isinstance(main.plan, TrainingSpec):
+        raise TranspileError(
+            "no optimizer: the program has no optimize operators; "
+            "make it with Program.capture(model, loss_fn, optimizer) before it is transpiled"
+        )
+    check_unedited(main)
+    if startup.plan is not None:
+        check_unedited(startup)
+    if startup.plan not in (main.plan, None) or (startup.plan is None and startup != Program()):
+        raise TranspileError("startup_program is not that of the program; leave it out, or pass that one")
+    return main.plan
 
 
 def _checked_trainers(trainer_id: object, trainers: object) -> int:
@@ -334,14 +345,3 @@ def _checked_trainers(trainer_id: object, trainers: object) -> int:
             f"trainer_id is {trainer_id!r}; expected a whole number from 0 to {trainers - 1}"
         )
     return trainers
-
-
-def _print_layout(layout: Layout) -> None:
-    """Print one line per block, and the share of each server, as the original does."""
-    for block in layout.blocks:
-        shape = list(block.shape)
-        print(f"{block.name} {shape} elements {block.begin} to {block.end} on {block.endpoint}")
-    for endpoint in layout.endpoints:
-        held = layout.on(endpoint)
-        elements = sum(block.end - block.begin for block in held)
-        print(f"{endpoint} holds {len(held)} blocks, {elements} elements", flush=True)

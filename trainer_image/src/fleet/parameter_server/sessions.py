@@ -1,7 +1,7 @@
 """The sessions of this process, by the PyTorch objects that they train.
 
-A program that is run by an `Executor` and a loop that calls ``optimizer.step()`` are two ways to drive one
-session: whichever comes second finds what the first has started.
+A program that an `Executor` runs and a loop that calls ``optimizer.step()`` are two ways to drive one
+session: the second finds what the first has started.
 """
 
 import atexit
@@ -15,26 +15,22 @@ from typing import Final
 
 from fleet.checkpoint import CHECKPOINT_PREFIX, MANIFEST_NAME, end_if_finished, leave_mark
 from fleet.errors import CheckpointError, ConfigurationError
-from fleet.fluid import Program
-from fleet.fluid.lowering import server_plan, startup_plan, trainer_plan
 from fleet.parameter_server.optimizer_state import state_of
 from fleet.parameter_server.pieces import in_pieces
-from fleet.parameter_server.preview import previewed
 from fleet.parameter_server.server.server import Server
 from fleet.parameter_server.settings import THREAD_NUMS, Settings
 from fleet.parameter_server.shard import release
 from fleet.parameter_server.trainer.parameters import check_dtype
 from fleet.parameter_server.trainer.trainer import Trainer
 from fleet.parameter_server.transport.arena import dtype_of
-from fleet.plan import Source
-from fleet.plan.job import ServerPlan, TrainerPlan
+from fleet.plan import ServerPlan, Source, TrainerPlan
 from fleet.process import lifecycle, progress
 from fleet.process.resources import keep_freed_memory
 from fleet.role_maker import JobIdentity, Role, RoleKind
 from fleet.role_maker.variables import SYNC_MODES, Variables, sync_mode_of
 from fleet.strategy import DistributedStrategy
 
-__all__ = ["find_trainer", "sends", "serve", "source_of", "start_server", "start_trainer", "train_as"]
+__all__ = ["find_trainer", "serve", "start_server", "start_trainer", "train_as"]
 
 _log = logging.getLogger(__name__)
 _DEFAULTS: Final = DistributedStrategy()
@@ -42,23 +38,24 @@ _strategies: "weakref.WeakKeyDictionary[Source, DistributedStrategy]" = weakref.
 _trainers: "weakref.WeakKeyDictionary[Source, Trainer]" = weakref.WeakKeyDictionary()
 
 
-def find_trainer(program: Program) -> Trainer | None:
-    """Return the session that trains a program's parameters, if there is one."""
-    return _trainers.get(source_of(program))
+def find_trainer(source: Source) -> Trainer | None:
+    """Return the session that trains these objects, if there is one."""
+    return _trainers.get(source)
 
 
-def train_as(program: Program, strategy: DistributedStrategy) -> None:
-    """Say how the sessions of a program train, whoever starts them: a call of the fleet's, or an Executor."""
-    _strategies[source_of(program)] = strategy
+def train_as(source: Source, strategy: DistributedStrategy) -> None:
+    """Set how the sessions of these objects train, whether a script's loop or an Executor starts them."""
+    _strategies[source] = strategy
 
 
-def start_trainer(program: Program, job: JobIdentity) -> Trainer:
-    """Join the servers as a trainer program says, and take their values.
+def start_trainer(plan: TrainerPlan, source: Source, job: JobIdentity) -> Trainer:
+    """Join the servers as a plan says, and take their values.
 
     Parameters
     ----------
-    program : Program
-        A trainer's main or startup program.
+    plan : TrainerPlan
+    source : Source
+        What the plan is made from.
     job : JobIdentity
 
     Raises
@@ -68,17 +65,13 @@ def start_trainer(program: Program, job: JobIdentity) -> Trainer:
     PeerLostError
         A server does not answer before the deadline.
     SystemExit
-        The environment asks for the program to be printed instead, or this trainer or its training has
-        ended before.
+        This trainer or its training has ended before.
     """
-    previewed(program)
-    source = source_of(program)
     if source in _trainers:
         raise ConfigurationError(
             "this model trains with the parameter servers already; expected the startup program, or "
             "fleet.init_worker(), once"
         )
-    plan = trainer_plan(program) if sends(program) else startup_plan(program)
     strategy = _strategy_of(source, plan)
     settings = _settings(strategy)
     lifecycle.start(_trainer_role(plan, job))
@@ -137,13 +130,15 @@ def _remind(find: Callable[[], Trainer | None], deadline_seconds: float) -> None
         )
 
 
-def start_server(program: Program, job: JobIdentity, model_dir: str | None = None) -> Server:
-    """Begin to accept trainers as a pserver program says.
+def start_server(whole: ServerPlan, source: Source, job: JobIdentity, model_dir: str | None = None) -> Server:
+    """Begin to accept trainers as a plan says.
 
     Parameters
     ----------
-    program : Program
-        A server's main program.
+    whole : ServerPlan
+        With whole blocks, which may be cut into pieces here.
+    source : Source
+        What the plan is made from.
     job : JobIdentity
     model_dir : str, optional
         A checkpoint, or a folder of numbered ones, to begin with. Otherwise the folder of the job's own
@@ -153,12 +148,10 @@ def start_server(program: Program, job: JobIdentity, model_dir: str | None = Non
     ------
     ConfigurationError
         There is no checkpoint where one was named, it cannot be loaded, or the endpoint is taken; or the
-        script has converted the model since its program was captured.
+        script has converted the model since the plan was made.
     SystemExit
-        The environment asks for the program to be printed instead, or this training has ended before.
+        This training has ended before.
     """
-    previewed(program)
-    source, whole = source_of(program), server_plan(program)
     settings = _settings(_strategy_of(source, whole))
     plan = in_pieces(whole, settings)
     for block in whole.blocks:
@@ -206,26 +199,6 @@ def serve(server: Server) -> None:
     if completed:
         leave_mark(os.environ, completed)
     lifecycle.finish(completed, completed)
-
-
-def sends(program: Program) -> bool:
-    """Whether this is a trainer's main program, and not its startup program."""
-    return any(op.type == "send" for op in program.global_block().ops)
-
-
-def source_of(program: Program) -> Source:
-    """Return the PyTorch objects behind a program.
-
-    Raises
-    ------
-    ConfigurationError
-        There are none.
-    """
-    if program.source is None:
-        raise ConfigurationError(
-            "the program has no PyTorch objects behind it, so it cannot run; build it with Program.capture"
-        )
-    return program.source
 
 
 def _strategy_of(source: Source, plan: TrainerPlan | ServerPlan) -> DistributedStrategy:

@@ -7,6 +7,8 @@ whole parameter where it is not sliced, is one block.
 from dataclasses import dataclass
 from math import prod
 
+from fleet.plan.spec import ParameterSpec
+
 __all__ = ["PlannedBlock", "Slice", "plan_block", "slice_variable"]
 
 
@@ -112,16 +114,12 @@ def slice_variable(shape: tuple[int, ...], slice_count: int, min_block_size: int
 
 
 def plan_block(
-    param: str,
-    param_shape: tuple[int, ...],
-    dtype: str,
-    grad: str,
+    parameter: ParameterSpec,
     piece: Slice,
     *,
     sliced: bool,
     geo: bool,
     number: int,
-    group: int,
     server: int,
     endpoint: str,
 ) -> PlannedBlock:
@@ -129,34 +127,29 @@ def plan_block(
 
     Parameters
     ----------
-    param : str
-    param_shape : tuple of int
-    dtype : str
-        The torch dtype's name without its module.
-    grad : str
-        The name of the whole parameter's gradient.
+    parameter : ParameterSpec
     piece : Slice
     sliced : bool
         Whether the parameter has several slices.
     geo : bool
         Whether trainers send a parameter's change in place of its gradient.
-    number, group, server : int
-        The block's id, its param group and the index of its server.
+    number, server : int
+        The block's id, and the index of its server.
     endpoint : str
         Its server's.
     """
-    suffix = f".block{piece.index}" if sliced else ""
+    name = f"{parameter.name}.block{piece.index}" if sliced else parameter.name
     return PlannedBlock(
         id=number,
-        name=param + suffix,
-        grad=f"{param}{suffix}.delta" if geo else grad + suffix,
-        param=param,
-        param_shape=param_shape,
-        dtype=dtype,
+        name=name,
+        grad=f"{name}.delta" if geo else parameter.grad + name.removeprefix(parameter.name),
+        param=parameter.name,
+        param_shape=parameter.shape,
+        dtype=parameter.dtype,
         index=piece.index,
         begin=piece.begin,
         shape=piece.shape,
         server=server,
         endpoint=endpoint,
-        group=group,
+        group=parameter.group,
     )

@@ -18,6 +18,7 @@ __all__ = [
     "GradClip",
     "NormPlan",
     "check_grad_clip",
+    "in_floats",
 ]
 
 
@@ -123,6 +124,13 @@ class ClippingPlan:
     """Least and largest value of a gradient's elements, by block, where they are clipped by value."""
     norms: tuple[NormPlan, ...]
     """The norms by which gradients are clipped, where they are."""
+
+
+def in_floats(clip: GradClip) -> GradClip:
+    """Return a way to clip whose bounds are written as every process writes them: ``2`` as ``2.0``."""
+    if isinstance(clip, ClipGradByValue):
+        return ClipGradByValue(float(clip.max), float(clip.low))
+    return type(clip)(float(clip.clip_norm))
 
 
 def check_grad_clip(name: str, value: object) -> None:

@@ -1,22 +1,32 @@
-"""The plans that replicas follow: what each trainer sends, and what each server holds and steps."""
+"""A job's plan: which blocks there are, which server holds each, and what every replica does.
+
+`plan_job` makes it from what is trained and how; from it follow each trainer's plan and each server's. All
+processes of a job number the blocks alike: a block's id is its position in the list of all blocks, sorted by
+parameter name (code points) and then by offset.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain
+from functools import cached_property
+from itertools import chain, groupby
 from typing import TYPE_CHECKING
 
+from fleet.errors import TranspileError
 from fleet.plan.agreement import fingerprint_of
-from fleet.plan.blocks import PlannedBlock
-from fleet.plan.clipping import ClippingPlan
-from fleet.plan.config import DistributedMode, TrainingMode
-from fleet.plan.optimizers import HyperParameter
+from fleet.plan.blocks import PlannedBlock, plan_block, slice_variable
+from fleet.plan.clipping import ClipGradByNorm, ClipGradByValue, ClippingPlan, NormPlan
+from fleet.plan.config import DistributedMode, DistributeTranspilerConfig, TrainingMode
+from fleet.plan.dispatch import PSDispatcher
+from fleet.plan.optimizers import HyperParameter, optimizer_class_at
 from fleet.plan.placement import Placement, blocks_told, part_of
-from fleet.plan.tables import TablePlan, shards_on
+from fleet.plan.source import Source, refuse_forward_writes
+from fleet.plan.spec import TrainingSpec
+from fleet.plan.tables import TablePlan, served, shards_on, table_plans
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
 
-__all__ = ["GroupPlan", "ServerPlan", "TrainerPlan"]
+__all__ = ["CollectivePlan", "GroupPlan", "JobPlan", "ServerPlan", "TrainerPlan", "plan_job"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,3 +145,426 @@ class ServerPlan:
     def placement(self) -> Placement:
         """What this server tells each trainer of its blocks."""
         return Placement(tuple(map(part_of, self.blocks)), self.version)
+
+
+@dataclass(frozen=True)
+class JobPlan:
+    """The plan of a job with parameter servers.
+
+    It is plain data: it can be written as text, and equal plans make equal programs.
+
+    Attributes
+    ----------
+    spec : TrainingSpec
+        What is trained.
+    mode : DistributedMode
+        The mode, or the one whose programs a mode of the user's own runs on.
+    own_mode : str
+        The name of the user's own mode; empty where `mode` decides.
+    endpoints : tuple of str
+        The servers'.
+    trainers : int
+        How many there are.
+    blocks : tuple of PlannedBlock
+        Sorted by parameter name, then by offset; ``blocks[i].id == i``.
+    agreement : mapping
+        What all processes of the job must have in common.
+    push_nums : int
+        GEO: after how many steps a trainer sends what has changed.
+    sender_cuts : bool
+        Whether gradients are handed over whole, and cut by the thread that sends them.
+    dc_asgd : bool
+        Whether servers compensate gradients for their delay.
+    wait_port : bool
+        Whether trainers wait until every server accepts connections before the first step.
+    """
+
+    spec: TrainingSpec
+    mode: DistributedMode
+    own_mode: str
+    endpoints: tuple[str, ...]
+    trainers: int
+    blocks: tuple[PlannedBlock, ...]
+    agreement: Mapping[str, str]
+    push_nums: int
+    sender_cuts: bool
+    dc_asgd: bool
+    wait_port: bool
+
+    @property
+    def geo(self) -> bool:
+        """Whether trainers step by themselves, and exchange changes."""
+        return self.mode is DistributedMode.GEO
+
+    @property
+    def tables(self) -> tuple[str, ...]:
+        """The names of the tables on the servers, in the order of their numbers."""
+        return tuple(table.name for table in self.spec.tables)
+
+    @property
+    def merge_add(self) -> tuple[int, ...]:
+        """The param groups whose gradients are summed, not averaged, when those of several steps merge."""
+        return tuple(group.index for group in self.spec.groups if group.kind == "sgd")
+
+    @property
+    def cuttable(self) -> tuple[int, ...]:
+        """The param groups whose blocks may be sent and stepped in pieces, to the same bits.
+
+        A norm needs a whole gradient; and a mode that keeps something of a block besides the gradient, such
+        as GEO, takes whole blocks.
+        """
+        norms = self.spec.clip is not None and not isinstance(self.spec.clip, ClipGradByValue)
+        in_pieces = not self.own_mode and self.mode in (DistributedMode.SYNC, DistributedMode.ASYNC)
+        if norms or not in_pieces:
+            return ()
+        return tuple(group.index for group in self.spec.groups if group.elementwise)
+
+    @cached_property
+    def by_param(self) -> dict[str, tuple[PlannedBlock, ...]]:
+        """The blocks of each parameter, in order."""
+        grouped = groupby(self.blocks, key=lambda block: block.param)
+        return {name: tuple(blocks) for name, blocks in grouped}
+
+    def on(self, endpoint: str) -> tuple[PlannedBlock, ...]:
+        """Return the blocks that one server holds."""
+        return tuple(block for block in self.blocks if block.endpoint == endpoint)
+
+    def trainer(
+        self,
+        trainer_id: int,
+        source: Source | None,
+        custom: TrainingMode | None = None,
+        *,
+        wait_port: bool = True,
+    ) -> TrainerPlan:
+        """Return what one trainer does.
+
+        Parameters
+        ----------
+        trainer_id : int
+        source : Source or None
+            Has the tables, where there are some.
+        custom : TrainingMode, optional
+            The user's own mode, where the job has one.
+        wait_port : bool
+            False: do not wait for the servers' ports, even if the configuration says so.
+
+        Raises
+        ------
+        TranspileError
+            The job has another mode, or tables that the source does not have.
+        """
+        self._check_mode(custom)
+        # Autograd finishes the last parameter first, so its gradient can leave first.
+        latest_first = (self.by_param[each.name] for each in reversed(self.spec.parameters))
+        return TrainerPlan(
+            mode=self.mode,
+            trainer_id=trainer_id,
+            trainers=self.trainers,
+            endpoints=self.endpoints,
+            wait_port=wait_port and self.wait_port,
+            blocks=self.blocks,
+            send_order=tuple(block.id for block in chain.from_iterable(latest_first)),
+            agreement=self.agreement,
+            merge_add=frozenset(self.merge_add),
+            push_nums=self.push_nums,
+            custom=custom,
+            tables=table_plans(self.tables, source),
+        )
+
+    def server(self, endpoint: str, source: Source | None, custom: TrainingMode | None = None) -> ServerPlan:
+        """Return what the server at an endpoint does.
+
+        Parameters
+        ----------
+        endpoint : str
+            One of `endpoints`.
+        source : Source or None
+            Has the optimizer's class, where it is none of PyTorch's, and the tables.
+        custom : TrainingMode, optional
+            As of `trainer`.
+
+        Raises
+        ------
+        TranspileError
+            The job has another mode, or a class or tables that the source does not have.
+        """
+        self._check_mode(custom)
+        blocks = self.on(endpoint)
+        held = dict.fromkeys(block.group for block in blocks)
+        return ServerPlan(
+            mode=self.mode,
+            server=self.endpoints.index(endpoint),
+            endpoints=self.endpoints,
+            trainers=self.trainers,
+            blocks=blocks,
+            num_blocks=len(self.blocks),
+            groups={} if self.geo else {index: self._group(index, source) for index in held},
+            clipping=self._clipping(blocks),
+            agreement=self.agreement,
+            custom=custom,
+            tables=served(table_plans(self.tables, source), self.mode),
+        )
+
+    def _check_mode(self, custom: TrainingMode | None) -> None:
+        if (custom.name if custom is not None else "") != self.own_mode:
+            raise TranspileError(
+                f"the program was transpiled for the mode {self.own_mode or self.mode.name.lower()!r}, and "
+                f"its `mode` is {'none' if custom is None else repr(custom.name)}; set program.mode to the "
+                "mode's object (a program that was read from JSON has none)"
+            )
+
+    def _group(self, index: int, source: Source | None) -> GroupPlan:
+        group = self.spec.group(index)
+        options = dict(group.options)
+        if group.coupled and "weight_decay" in options:
+            options["weight_decay"] = float(options["weight_decay"] or 0.0)  # type: ignore[arg-type]
+        return GroupPlan(
+            index=index,
+            optimizer_class=optimizer_class_at(group.optimizer, source.optimizer if source else None),
+            hyper_parameters=options,
+            elementwise=group.elementwise,
+            cuttable=index in self.cuttable,
+            tensors=group.tensors,
+        )
+
+    def _clipping(self, blocks: Sequence[PlannedBlock]) -> ClippingPlan:
+        """Return how a server clips the gradients of its blocks."""
+        clip = self.spec.clip
+        if clip is None:
+            return ClippingPlan({}, ())
+        if isinstance(clip, ClipGradByValue):
+            return ClippingPlan({block.id: (clip.low, clip.max) for block in blocks}, ())
+        norms: dict[str, list[int]] = {}
+        for block in blocks:
+            norms.setdefault(block.param if isinstance(clip, ClipGradByNorm) else "", []).append(block.id)
+        return ClippingPlan(
+            {},
+            tuple(
+                NormPlan(key, clip.clip_norm, tuple(held), self.holders(key)) for key, held in norms.items()
+            ),
+        )
+
+    def holders(self, param: str) -> tuple[int, ...]:
+        """Return the servers that hold a part of a parameter, ascending; of all, where it is empty."""
+        return tuple(sorted({block.server for block in (self.by_param[param] if param else self.blocks)}))
+
+
+@dataclass(frozen=True)
+class CollectivePlan:
+    """The plan of a collective job that is trained by an executor.
+
+    Attributes
+    ----------
+    spec : TrainingSpec
+        What is trained.
+    form : str
+        The original's form of the programs, ``nccl2`` or ``collective``.
+    collective_mode : str
+        ``grad_allreduce`` or ``local_sgd``.
+    endpoints : tuple of str
+        The trainers', by number.
+    trainer_id : int
+        This trainer's number.
+    """
+
+    spec: TrainingSpec
+    form: str
+    collective_mode: str
+    endpoints: tuple[str, ...]
+    trainer_id: int
+
+
+def plan_job(
+    spec: TrainingSpec,
+    source: Source | None,
+    config: DistributeTranspilerConfig,
+    endpoints: Sequence[str],
+    trainers: int,
+    *,
+    sync_mode: bool = True,
+    custom: TrainingMode | None = None,
+) -> JobPlan:
+    """Cut what is trained into blocks, and give each block a server.
+
+    Parameters
+    ----------
+    spec : TrainingSpec
+    source : Source or None
+        The objects that are trained, where they are known.
+    config : DistributeTranspilerConfig
+    endpoints : sequence of str
+        The servers', ``host:port``, each once.
+    trainers : int
+        At least 1.
+    sync_mode : bool
+        False for asynchronous training, which the configuration can ask for too.
+    custom : TrainingMode, optional
+        A mode of the user's own, which then decides.
+
+    Returns
+    -------
+    JobPlan
+
+    Raises
+    ------
+    TranspileError
+        A field of the configuration that cannot be honoured, an optimizer or a module that servers cannot
+        train as they are told, or a dispatcher that answers with something other than one known endpoint for
+        each block.
+    """
+    config.check()
+    if custom is None:
+        mode = config.distributed_mode(sync_mode)
+    else:
+        mode = custom.programs
+        config.check_options(mode, custom=True)
+    if not spec.parameters and not spec.tables:
+        raise TranspileError(
+            "no optimizer: the program has no optimize operators; "
+            "make it with Program.capture(model, loss_fn, optimizer) before it is transpiled"
+        )
+    _check_clipping(spec, mode, custom)
+    if custom is None:
+        refuse_forward_writes(source, steps_alone=mode is DistributedMode.GEO)
+    _check_tables(spec, config, mode, custom)
+    if mode is not DistributedMode.GEO:  # where trainers step
+        for parameter in spec.by_name:
+            if refusal := spec.group(parameter.group).refusal:
+                raise TranspileError(refusal)
+    blocks = _cut(spec, config, endpoints, geo=mode is DistributedMode.GEO)
+    plan = JobPlan(
+        spec=spec,
+        mode=mode,
+        own_mode=custom.name if custom is not None else "",
+        endpoints=tuple(endpoints),
+        trainers=trainers,
+        blocks=_dispatch(config.split_method(endpoints), blocks, endpoints),
+        agreement=spec.agreement()
+        | _mode_agreement(config, mode, custom)
+        | {"trainers": str(trainers), "endpoints": ",".join(endpoints)},
+        push_nums=config.geo_sgd_need_push_nums,
+        sender_cuts=config.runtime_split_send_recv
+        and mode in (DistributedMode.ASYNC, DistributedMode.HALF_ASYNC),
+        dc_asgd=config.enable_dc_asgd,
+        wait_port=config.wait_port,
+    )
+    if config.print_log:
+        _print_blocks(plan)
+    return plan
+
+
+def _mode_agreement(
+    config: DistributeTranspilerConfig, mode: DistributedMode, custom: TrainingMode | None
+) -> dict[str, str]:
+    if custom is not None:
+        options = {f"{custom.name}: {fact}": value for fact, value in custom.agreement().items()}
+        return {"mode": custom.name, "programs of the mode": mode.name.lower(), **options}
+    agreement = {"mode": mode.name.lower()}
+    if mode is DistributedMode.ASYNC:
+        agreement["enable_dc_asgd"] = str(config.enable_dc_asgd)
+    if mode is DistributedMode.GEO:
+        agreement["geo_sgd_need_push_nums"] = str(config.geo_sgd_need_push_nums)
+    return agreement
+
+
+def _check_clipping(spec: TrainingSpec, mode: DistributedMode, custom: TrainingMode | None) -> None:
+    """Refuse clipping where there is no gradient that is averaged over the trainers."""
+    built_in = custom is None and mode is DistributedMode.SYNC
+    name = mode.name.lower().replace("_", "-") if custom is None else repr(custom.name)
+    if not built_in and spec.clip is not None:
+        raise TranspileError(
+            f"clipping gradients on the servers needs synchronous training, and the mode is "
+            f"{name}; set sync_mode=True, or clip in the loop before "
+            "optimizer.step(), with DistributedStrategy(overlap=False)"
+        )
+
+
+def _check_tables(
+    spec: TrainingSpec,
+    config: DistributeTranspilerConfig,
+    mode: DistributedMode,
+    custom: TrainingMode | None,
+) -> None:
+    """Refuse what tables are not trained with, by name."""
+    refused = {
+        f"the mode {custom.name if custom is not None else mode.name.lower()!r}": custom is not None,
+        "enable_dc_asgd": mode is DistributedMode.ASYNC and config.enable_dc_asgd,
+        "strategy.grad_clip": spec.clip is not None,
+    }
+    for what, found in refused.items():
+        if spec.tables and found:
+            raise TranspileError(
+                f"{what} knows no tables, and the model has {', '.join(each.name for each in spec.tables)} "
+                "on the parameter servers; expected one of the modes sync, async, half_async and geo of the "
+                "strategy, without delay compensation and clipping there, or torch.nn.Embedding in place of "
+                "the table, with sparse=False"
+            )
+
+
+def _cut(
+    spec: TrainingSpec, config: DistributeTranspilerConfig, endpoints: Sequence[str], *, geo: bool
+) -> tuple[PlannedBlock, ...]:
+    """Cut the parameters into blocks, which are the first server's until they are dispatched."""
+    blocks: list[PlannedBlock] = []
+    for parameter in spec.by_name:
+        group = spec.group(parameter.group)
+        slices = slice_variable(
+            parameter.shape, len(endpoints) if config.slice_var_up else 1, config.min_block_size
+        )
+        sliced = len(slices) > 1
+        if sliced and not geo and not group.elementwise:
+            raise TranspileError(
+                f"{group.optimizer} computes over whole parameters, and {parameter.name} would be cut into "
+                f"{len(slices)} blocks. Keep parameters whole: strategy.transpiler.slice_var_up = False, or "
+                "DistributeTranspilerConfig(slice_var_up=False) for a transpiler of your own"
+            )
+        blocks.extend(
+            plan_block(
+                parameter,
+                piece,
+                sliced=sliced,
+                geo=geo,
+                number=number,
+                server=0,
+                endpoint=endpoints[0],
+            )
+            for number, piece in enumerate(slices, len(blocks))
+        )
+    taken = {*spec.feeds, *(each.name for each in spec.parameters), *(each.name for each in spec.tables)}
+    for block in blocks:
+        if block.sliced and block.name in taken:
+            raise TranspileError(
+                f"parameter {block.param} would be cut into blocks, and the name {block.name} is taken; "
+                "rename the parameter that has it"
+            )
+    return tuple(blocks)
+
+
+def _dispatch(
+    dispatcher: PSDispatcher, blocks: Sequence[PlannedBlock], endpoints: Sequence[str]
+) -> tuple[PlannedBlock, ...]:
+    """Return the blocks with the servers that the dispatcher gives them."""
+    servers = tuple(dispatcher.dispatch(blocks))
+    unknown = [server for server in servers if server not in endpoints]
+    if unknown or len(servers) != len(blocks):
+        raise TranspileError(
+            f"{type(dispatcher).__name__}.dispatch gave {len(servers)} endpoints"
+            f"{f', {unknown[0]!r} among them' if unknown else ''}; "
+            f"expected one of {', '.join(endpoints)} for each of {len(blocks)} blocks"
+        )
+    return tuple(
+        replace(block, server=endpoints.index(endpoint), endpoint=endpoint)
+        for block, endpoint in zip(blocks, servers, strict=True)
+    )
+
+
+def _print_blocks(plan: JobPlan) -> None:
+    """Print one line per block, and the share of each server, as the original does."""
+    for block in plan.blocks:
+        shape = list(block.shape)
+        print(f"{block.name} {shape} elements {block.begin} to {block.end} on {block.endpoint}")
+    for endpoint in plan.endpoints:
+        held = plan.on(endpoint)
+        elements = sum(block.numel for block in held)
+        print(f"{endpoint} holds {len(held)} blocks, {elements} elements", flush=True)

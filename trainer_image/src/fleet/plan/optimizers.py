@@ -16,6 +16,8 @@ __all__ = [
     "build_optimizer",
     "class_path",
     "has_coupled_decay",
+    "kind_of",
+    "optimizer_class_at",
     "read_hyper_parameters",
 ]
 
@@ -45,9 +47,44 @@ def class_path(optimizer_class: type) -> str:
     return f"{optimizer_class.__module__}.{optimizer_class.__qualname__}"
 
 
-def has_coupled_decay(optimizer_class: type, options: Mapping[str, HyperParameter]) -> bool:
+def kind_of(path: str, options: Mapping[str, HyperParameter]) -> str:
+    """Return the original's name of an optimizer, by the path of its class and a param group's options.
+
+    Where the original has none, it is the class's name in lower case.
+    """
+    if path == "torch.optim.sgd.SGD":
+        return "momentum" if options.get("momentum") else "sgd"
+    return path.rpartition(".")[2].lower()
+
+
+def has_coupled_decay(path: str, options: Mapping[str, HyperParameter]) -> bool:
     """Whether weight decay, if any, is added to the gradient before anything else happens to it."""
-    return class_path(optimizer_class) in _COUPLED and not options.get("decoupled_weight_decay", False)
+    return path in _COUPLED and not options.get("decoupled_weight_decay", False)
+
+
+def optimizer_class_at(path: str, optimizer: "Optimizer | None") -> "type[Optimizer]":
+    """Return the class of a path: that of an optimizer at hand, or PyTorch's own.
+
+    A plan may have been read from a text, and a text must not choose what is imported.
+
+    Raises
+    ------
+    TranspileError
+        The class is neither.
+    """
+    if optimizer is not None and class_path(type(optimizer)) == path:
+        return type(optimizer)
+    module, _, name = path.rpartition(".")
+    if module.startswith("torch.optim."):
+        import torch
+
+        found = getattr(torch.optim, name, None)
+        if isinstance(found, type) and class_path(found) == path:
+            return found
+    raise TranspileError(
+        f"a param group is stepped by {path}, which the program has no class for and PyTorch does not have; "
+        "give the program the source of one that was captured with it: program.source = captured.source"
+    )
 
 
 def read_hyper_parameters(optimizer: "Optimizer", group: Mapping[str, Any]) -> dict[str, HyperParameter]:

@@ -8,6 +8,7 @@ from fleet.errors import TranspileError
 from fleet.plan.config import DistributedMode
 from fleet.plan.optimizers import read_hyper_parameters
 from fleet.plan.source import CapturedTable, OwnTable, Source
+from fleet.plan.spec import TableSpec
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from fleet.tables import TableConfig
     from fleet.wire import HyperParameters
 
-__all__ = ["TablePlan", "find_tables", "placeholders_of", "served", "shards_on", "table_plans"]
+__all__ = ["TablePlan", "find_tables", "placeholders_of", "served", "shards_on", "table_plans", "table_spec"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +176,41 @@ def served(plans: "Sequence[TablePlan]", mode: DistributedMode) -> tuple[TablePl
     from fleet.tables.geo import server_config  # as above
 
     return tuple(replace(plan, config=server_config(plan.config), group=None) for plan in plans)
+
+
+def table_spec(table: CapturedTable) -> TableSpec:
+    """Return what a plan says about a table."""
+    config, own = table.config, isinstance(table.config, OwnTable)
+    return TableSpec(table.name, config.num_embeddings or -1, config.dimension, own, _describe(table))
+
+
+def _named(option: object) -> object:
+    """Return an option, of a schedule what it is called: where it lies in memory is each process's own."""
+    if not callable(option):
+        return option
+    return f"{option.__module__}.{getattr(option, '__qualname__', type(option).__qualname__)}"
+
+
+def _describe(table: CapturedTable) -> str:
+    """Say what a table is: what must be equal in every process, and in a checkpoint."""
+    config = table.config
+    if isinstance(config, OwnTable):
+        return (
+            f"dimension {config.dimension}, {config.num_embeddings} ids, rows of the module's own, stepped "
+            f"as {config.optimizer_class.__qualname__} of param group {table.group}"
+        )
+    rule = type(config.rule).__qualname__
+    if table.group is not None:
+        stepped = f"{rule} of param group {table.group}"
+    else:
+        options = ", ".join(f"{name}={_named(value)}" for name, value in sorted(config.options.items()))
+        stepped = f"{rule}({options}) of its own"
+    rules = "".join(f", {each!r}" for each in (config.admission, *config.eviction) if each is not None)
+    ids = "any id" if config.num_embeddings is None else f"{config.num_embeddings} ids"
+    return (
+        f"dimension {config.dimension} of {config.row_type!r}, {ids}, {stepped}, first values "
+        f"{config.first_values!r} with seed {config.seed}{rules}"
+    )
 
 
 def _plan(number: int, table: CapturedTable) -> TablePlan:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from fleet.errors import FleetError, RemoteProtocolError
 from fleet.fluid import DistributeTranspiler, Program
-from fleet.fluid.lowering import server_plan
+from fleet.fluid.render import server_plan
 from fleet.parameter_server.modes import Answer, Missing, NormPart, Sync
 from fleet.parameter_server.modes.norms import AwaitedNorm, KnownNorm, NormBook
 from fleet.parameter_server.modes.sync import SyncServer

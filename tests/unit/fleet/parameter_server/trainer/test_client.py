@@ -9,7 +9,7 @@ import torch
 
 from fleet.errors import DeadlineExceededError, PeerLostError
 from fleet.fluid import DistributeTranspiler, Program
-from fleet.fluid.lowering import trainer_plan
+from fleet.fluid.render import trainer_plan
 from fleet.parameter_server import waiting
 from fleet.parameter_server.control.client import ControlClient
 from fleet.parameter_server.settings import Settings

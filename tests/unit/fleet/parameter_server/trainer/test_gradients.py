@@ -9,7 +9,7 @@ import torch
 
 from fleet.errors import ConfigurationError, FleetError
 from fleet.fluid import DistributeTranspiler, Program
-from fleet.fluid.lowering import trainer_plan
+from fleet.fluid.render import trainer_plan
 from fleet.parameter_server.trainer.gradients import GradientFlow
 from fleet.parameter_server.trainer.scaling import Scaling
 from fleet.plan import PlannedBlock

@@ -7,7 +7,7 @@ import torch
 
 from fleet.errors import FleetError
 from fleet.fluid import DistributeTranspiler, Program
-from fleet.fluid.lowering import trainer_plan
+from fleet.fluid.render import trainer_plan
 from fleet.parameter_server.trainer.parameters import ParameterStore
 from fleet.parameter_server.transport.arena import Arena, Extent, bytes_of
 from fleet.plan import PlannedBlock

@@ -2,8 +2,8 @@
 
 import pytest
 
-from fleet.collective.singleton import Fleet
 from fleet.errors import ConfigurationError
+from fleet.facade.collective import Fleet
 from fleet.process import lifecycle
 from fleet.role_maker import UserDefinedCollectiveRoleMaker
 

@@ -25,8 +25,8 @@ from fleet.collective.training import CollectiveTraining
 from fleet.collective.world import find_world
 from fleet.environment.deadlines import Deadlines
 from fleet.errors import ConfigurationError
-from fleet.facade import FleetCalls
-from fleet.fluid import Program
+from fleet.facade.calls import FleetCalls
+from fleet.fluid.program import Program
 from fleet.options import Where, refusal
 from fleet.plan import DistributeTranspilerConfig
 from fleet.plan.source import find_module, without_wrapper
@@ -37,7 +37,7 @@ from fleet.role_maker import PaddleCloudRoleMaker, RoleMaker
 from fleet.role_maker.variables import SYNC_MODES
 from fleet.strategy import DistributedStrategy, strategy_of
 
-__all__ = ["Fleet"]
+__all__ = ["Fleet", "fleet"]
 
 MAX_DIFFERENCE = 300
 _HERE: Final = Where(servers=False)
@@ -448,3 +448,6 @@ def _travelling(array: npt.NDArray[Any], mode: str) -> npt.NDArray[Any]:
             "float32 or float64: convert it"
         )
     return array.astype(array.dtype.newbyteorder("="), order="C")
+
+
+fleet = Fleet()

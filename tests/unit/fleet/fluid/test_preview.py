@@ -6,23 +6,22 @@ import pytest
 import torch
 
 import fleet
+from fleet import role_maker
 from fleet.errors import ConfigurationError
-from fleet.fluid import DistributeTranspiler
-from fleet.parameter_server import preview
-from fleet.parameter_server.sessions import start_server, start_trainer
+from fleet.fluid import DistributeTranspiler, preview
+from fleet.parameter_server import Fleet
 from fleet.process import lifecycle
-from fleet.role_maker import JobIdentity
 from tests.support.programs import never
 
 ONE = "10.0.0.1:6174"
-JOB = JobIdentity("job", "uid")
 
 
 @pytest.fixture(autouse=True)
 def _asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(preview.VARIABLE, "1")
     monkeypatch.setattr(preview, "_shown", [])
-    monkeypatch.setattr(lifecycle, "start", lambda _: pytest.fail("a replica was started"))
+    monkeypatch.setattr(lifecycle, "start", lambda _: None)
+    monkeypatch.setattr(lifecycle, "joined", lambda: pytest.fail("a replica has joined"))
 
 
 def transpiled() -> tuple[DistributeTranspiler, fleet.Program]:
@@ -39,23 +38,13 @@ def ends_well(call: Any, *arguments: Any) -> None:
     assert ended.value.code == 0
 
 
-def both(program: fleet.Program) -> str:
-    return f"// the startup program\n{program.startup_program}\n\n// the main program\n{program}\n\n"
-
-
-def test_a_trainer_s_loop_prints_both_programs_and_ends(capsys):
-    program = transpiled()[0].get_trainer_program()
-    ends_well(start_trainer, program, JOB)
-    startup = program.startup_program
-    assert (
-        capsys.readouterr().out == f"// the startup program\n{startup}\n\n// the main program\n{program}\n\n"
-    )
-
-
-def test_a_server_s_loop_prints_both_programs_and_ends(capsys):
-    program = transpiled()[0].get_pserver_program(ONE)
-    ends_well(start_server, program, JOB)
-    startup = program.startup_program
+@pytest.mark.parametrize("kind", [role_maker.Role.WORKER, role_maker.Role.SERVER])
+def test_a_loop_prints_both_programs_and_ends(kind, capsys):
+    replica, model = Fleet(), torch.nn.Linear(3, 1)
+    replica.init(role_maker.UserDefinedRoleMaker(0, kind, 2, [ONE]))
+    replica.distributed_optimizer(torch.optim.SGD(model.parameters(), lr=0.1), model=model)
+    ends_well(replica.init_worker if replica.is_worker() else replica.init_server)
+    startup, program = replica.startup_program, replica.main_program
     assert (
         capsys.readouterr().out == f"// the startup program\n{startup}\n\n// the main program\n{program}\n\n"
     )

@@ -2,23 +2,32 @@
 
 import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from fleet.checkpoint import Checkpoint, TrainerPart, TrainStatus, find_checkpoint
 from fleet.errors import ConfigurationError
-from fleet.fluid import DistributeTranspiler, Program
+from fleet.facade.calls import FleetCalls
+from fleet.fluid.preview import preview_asked, previewed
+from fleet.fluid.program import Program
+from fleet.fluid.pserver_program import pserver_program, pserver_startup
+from fleet.fluid.render import check_unedited
+from fleet.fluid.trainer_program import trainer_program, trainer_startup
+from fleet.fluid.transpiler import DistributeTranspiler
 from fleet.parameter_server.certificates import certificates_of
 from fleet.parameter_server.control.reduction import Contribution
-from fleet.parameter_server.saving import Saving
 from fleet.parameter_server.sessions import find_trainer, serve, start_server, start_trainer, train_as
 from fleet.parameter_server.settings import Settings
 from fleet.parameter_server.trainer.optimizer import DistributedOptimizer
 from fleet.parameter_server.trainer.trainer import Trainer
-from fleet.plan import DistributeTranspilerConfig
-from fleet.plan.source import find_module, without_wrapper
+from fleet.plan.capture import capture_loop
+from fleet.plan.config import DistributeTranspilerConfig
+from fleet.plan.job import JobPlan, plan_job
+from fleet.plan.source import Source, find_module, without_wrapper
 from fleet.process import lifecycle
 from fleet.role_maker import PaddleCloudRoleMaker, RoleMaker
 from fleet.strategy import DistributedStrategy, strategy_of
@@ -27,10 +36,10 @@ from fleet.without_dynamo import defer_dynamo
 if TYPE_CHECKING:
     from fleet.parameter_server.server.server import Server
 
-__all__ = ["Fleet"]
+__all__ = ["Fleet", "fleet"]
 
 
-class Fleet(Saving):
+class Fleet(FleetCalls):
     """The place of this process in a job with parameter servers, and the way to train in it.
 
     Notes
@@ -56,7 +65,10 @@ class Fleet(Saving):
     def __init__(self) -> None:
         super().__init__()
         self._optimizer: DistributedOptimizer | None = None
-        self._transpiler: DistributeTranspiler | None = None
+        self._strategy = DistributedStrategy()
+        self._plan: JobPlan | None = None
+        self._source: Source | None = None
+        self._programs: tuple[Program, Program] | None = None
         self._server: Server | None = None
         self._served = False
         self._trainer: Trainer | None = None
@@ -130,10 +142,7 @@ class Fleet(Saving):
         ConfigurationError
             ``fleet.init`` or ``fleet.distributed_optimizer`` was not called.
         """
-        transpiler, role = self._started_transpiler(), self._started_role()
-        if role.is_server:
-            return transpiler.get_pserver_program(role.current_endpoint)
-        return transpiler.get_trainer_program()
+        return self._rendered()[0]
 
     @property
     def server_program(self) -> Program:
@@ -160,10 +169,7 @@ class Fleet(Saving):
         ConfigurationError
             ``fleet.init`` or ``fleet.distributed_optimizer`` was not called.
         """
-        transpiler, role = self._started_transpiler(), self._started_role()
-        if role.is_server:
-            return transpiler.get_startup_program(role.current_endpoint)
-        return super().startup_program
+        return self._rendered()[1]
 
     @property
     def step(self) -> int:
@@ -212,11 +218,22 @@ class Fleet(Saving):
             model = find_module(optimizer)
         chosen = strategy_of(strategy).resolved(role.sync_mode)
         named = without_wrapper(model) if model is not None else None
-        self._transpile(Program.from_optimizer(optimizer, named, chosen.grad_clip), chosen)
+        spec, source = capture_loop(optimizer, named, chosen.grad_clip)
+        self._plan = plan_job(
+            spec,
+            source,
+            chosen.transpiler,
+            role.server_endpoints,
+            role.worker_num,
+            sync_mode=bool(chosen.sync_mode),
+            custom=chosen.mode,
+        )
+        self._strategy, self._source = chosen, source
+        train_as(source, chosen)
 
         def capture(module: torch.nn.Module, loss_fn: Callable[..., Any]) -> None:
             chosen.check_works(chosen.where(by_executor=True))
-            self._transpile(Program.capture(module, loss_fn, optimizer, chosen.grad_clip), chosen)
+            self._transpile(Program.capture(module, loss_fn, optimizer, chosen.grad_clip))
 
         self._optimizer = DistributedOptimizer(optimizer, self._describes(model, capture))
         return self._optimizer
@@ -272,7 +289,8 @@ class Fleet(Saving):
                 "fleet.init_worker was called "
                 + ("a second time" if self._trainer is not None else "before fleet.distributed_optimizer")
             )
-        self._trainer = start_trainer(self.main_program, role.job)
+        plan, source = self._ready()
+        self._trainer = start_trainer(plan.trainer(role.index, source, self._strategy.mode), source, role.job)
         self._optimizer.bind(self._trainer)
 
     def barrier_worker(self) -> None:
@@ -325,30 +343,66 @@ class Fleet(Saving):
         if not role.is_server:
             raise ConfigurationError("fleet.init_server was called on a trainer; expected fleet.is_server()")
         directory = os.fspath(model_dir) if model_dir is not None else self._model_dir
-        server = start_server(self.main_program, role.job, directory)
+        plan, source = self._ready()
+        served = plan.server(role.current_endpoint, source, self._strategy.mode)
+        server = start_server(served, source, role.job, directory)
         if self._optimizer is not None:
             self._optimizer.hand_over()
         return server
 
-    def _transpile(self, program: Program, strategy: DistributedStrategy) -> None:
+    def _transpile(self, program: Program) -> None:
+        """Plan anew for a step that an executor makes, whose programs a script has at hand."""
         role = self._started_role()
-        self._transpiler = DistributeTranspiler(strategy.transpiler, mode=strategy.mode)
-        self._transpiler.transpile(
+        transpiler = DistributeTranspiler(self._strategy.transpiler, mode=self._strategy.mode)
+        transpiler.transpile(
             role.index if role.is_worker else 0,
             program=program,
             pservers=",".join(role.server_endpoints),
             trainers=role.worker_num,
-            sync_mode=bool(strategy.sync_mode),
+            sync_mode=bool(self._strategy.sync_mode),
             startup_program=program.startup_program,
         )
-        train_as(program, strategy)
+        plan, source = transpiler.plan, program.source
+        assert isinstance(plan, JobPlan)  # noqa: S101 - the strategy's config says no collective mode
+        assert source is not None  # noqa: S101 - it was captured
+        self._plan, self._source, self._programs = plan, source, None
+        train_as(source, self._strategy)
+        if role.is_worker:
+            trained = transpiler.get_trainer_program()
+            self._programs = trained, trained.startup_program or Program()
 
-    def _started_transpiler(self) -> DistributeTranspiler:
-        if self._transpiler is None:
+    def _planned(self) -> tuple[JobPlan, Source]:
+        self._started_role()
+        if self._plan is None or self._source is None:
             raise ConfigurationError(
                 "fleet.distributed_optimizer was not called; every role calls it, after fleet.init"
             )
-        return self._transpiler
+        return self._plan, self._source
+
+    def _ready(self) -> tuple[JobPlan, Source]:
+        """Return what is planned, once the programs that show it were printed, or are found unedited."""
+        planned = self._planned()
+        if preview_asked():
+            previewed(self.main_program)
+        for each in self._programs or ():
+            check_unedited(each)
+        return planned
+
+    def _rendered(self) -> tuple[Program, Program]:
+        """Return the main program and the startup program of this replica, the same at every call."""
+        plan, source = self._planned()
+        role = self._started_role()
+        if self._programs is None:
+            main, startup = (
+                (pserver_program(plan, role.current_endpoint), pserver_startup(plan, role.current_endpoint))
+                if role.is_server
+                else (trainer_program(plan, role.index), trainer_startup(plan, role.index))
+            )
+            for each in (main, startup):
+                each.source, each.mode = source, self._strategy.mode
+            main.startup_program = startup
+            self._programs = main, startup
+        return self._programs
 
     def _all_reduce(self, numbers: npt.NDArray[Any], operation: str) -> npt.NDArray[Any]:
         combined = self._started_trainer().barriers.reduce(Contribution.of(numbers, operation))
@@ -357,16 +411,37 @@ class Fleet(Saving):
     def _steps_made(self) -> int:
         return self._started_trainer().current_step
 
-    def _loading_server(self) -> "Server | None":
-        return self._server
+    def _training(self, program: Program | None) -> Trainer:
+        if self._started_role().is_server:
+            raise ConfigurationError(
+                "a parameter server saves when trainer 0 asks it to; expected fleet.is_worker() first"
+            )
+        trainer = self._started_trainer()
+        if program is not None and (program.source is None or find_trainer(program.source) is not trainer):
+            raise ConfigurationError(
+                "main_program is not the one that this replica trains; expected fleet.main_program, or None"
+            )
+        return trainer
 
-    def _load_first(self, directory: str) -> None:
+    def _load(self, directory: str, program: Program | None) -> TrainStatus | None:
+        if not self._started_role().is_server:
+            return self._training(program).load(directory)
+        if self._server is not None:
+            found = self._server.loader.load(directory)
+        else:  # the server reads the shards, and reports all damage, when it starts
+            found = find_checkpoint(Path(directory), Checkpoint.keep_parts)
+        if found is None:
+            return None
         self._model_dir = directory
+        part = found.trainer_part()
+        if part is None:
+            return TrainStatus(step=found.manifest.step)
+        return TrainerPart.from_bytes(part, str(found.directory)).status
 
     def _session(self) -> Trainer | None:
         """Return the session that `init_worker`, or an executor with this replica's program, has started."""
-        if self._trainer is None and self._transpiler is not None and self._started_role().is_worker:
-            self._trainer = find_trainer(self.main_program)
+        if self._trainer is None and self._source is not None and self._started_role().is_worker:
+            self._trainer = find_trainer(self._source)
         return self._trainer
 
     def _started_trainer(self) -> Trainer:
@@ -375,3 +450,6 @@ class Fleet(Saving):
         if trainer is None:
             raise ConfigurationError("fleet.init_worker was not called; trainers call it before they train")
         return trainer
+
+
+fleet = Fleet()

@@ -7,7 +7,6 @@ import torch
 import fleet
 from fleet.errors import TranspileError
 from fleet.fluid import Program
-from fleet.fluid.agreement import agreement_of
 from fleet.plan import fingerprint_of
 from tests.support.programs import Parameters, captured, never
 
@@ -296,7 +295,8 @@ def test_the_weight_of_a_sparse_embedding_is_a_table_and_no_parameter():
     assert [variable.name for variable in program.global_block().all_parameters()] == ["0.weight", "0.bias"]
     assert program.source is not None
     assert program.source.own_tables == {"1.weight": model[1].weight}
-    assert agreement_of(program)["table 1.weight"] == (
+    assert program.spec is not None
+    assert program.spec.agreement()["table 1.weight"] == (
         "dimension 2, 5 ids, rows of the module's own, stepped as SGD of param group 0"
     )
 

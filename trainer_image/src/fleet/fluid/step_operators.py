@@ -1,0 +1,217 @@
+"""The operators of one process's training step, and of what prepares it, as a specification says them.
+
+The model's forward and backward are two opaque operators. After them each trainable parameter gets its
+gradient, last created first, which is about the order in which autograd finishes them; then come the
+optimize operators, by parameter name as in the original: clipping, coupled weight decay as `scale` and
+`sum`, and the optimizer. An optimize operator has the original's type, slots and attribute names where the
+original knows the optimizer, else the class's name in lower case and PyTorch's own option names.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from fleet.fluid.ir import Attribute, Block, OpRole, Variable
+from fleet.plan.clipping import ClipGradByNorm, ClipGradByValue, GradClip
+from fleet.plan.optimizers import HyperParameter
+from fleet.plan.spec import GroupSpec, ParameterSpec, TableSpec, TrainingSpec
+
+__all__ = ["LOOK_UP_TYPE", "append_startup", "append_step"]
+
+LOOK_UP_TYPE: Final = "lookup_table"
+_LOSS: Final = "loss"
+
+
+@dataclass(frozen=True)
+class _Form:
+    """How the original shows an optimizer.
+
+    Attributes
+    ----------
+    state : mapping of slot to the state variable's suffix
+        A state has the parameter's shape, except that the running powers of beta have one element.
+    attributes : mapping of PyTorch's option to the original's attributes
+        Several attributes make up one tuple.
+    """
+
+    state: Mapping[str, str] = field(default_factory=dict)
+    attributes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+
+_EPSILON = {"eps": ("epsilon",)}
+_BETAS = {"betas": ("beta1", "beta2"), **_EPSILON}
+_ADAM_STATE = {
+    "Moment1": "moment1",
+    "Moment2": "moment2",
+    "Beta1Pow": "beta1_pow_acc",
+    "Beta2Pow": "beta2_pow_acc",
+}
+_MOMENTUM = _Form({"Velocity": "velocity"}, {"momentum": ("mu",), "nesterov": ("use_nesterov",)})
+_FORMS = {
+    "torch.optim.adam.Adam": _Form(_ADAM_STATE, _BETAS),
+    "torch.optim.adamw.AdamW": _Form(_ADAM_STATE, _BETAS),
+    "torch.optim.adagrad.Adagrad": _Form({"Moment": "moment"}, _EPSILON),
+    "torch.optim.adamax.Adamax": _Form(
+        {"Moment": "moment", "InfNorm": "inf_norm", "Beta1Pow": "beta1_pow_acc"}, _BETAS
+    ),
+    "torch.optim.rmsprop.RMSprop": _Form(
+        {"MeanSquare": "mean_square", "MeanGrad": "mean_grad", "Moment": "momentum"},
+        {"alpha": ("decay",), **_EPSILON},
+    ),
+    "torch.optim.adadelta.Adadelta": _Form(
+        {"AvgSquaredGrad": "_avg_squared_grad", "AvgSquaredUpdate": "_avg_squared_update"}, _EPSILON
+    ),
+}
+"""By class; a subclass may compute anything, and so has no form."""
+
+
+def _form_of(group: GroupSpec) -> _Form:
+    if group.optimizer == "torch.optim.sgd.SGD":
+        return _MOMENTUM if group.kind == "momentum" else _Form()
+    return _FORMS.get(group.optimizer, _Form())
+
+
+def append_step(block: Block, spec: TrainingSpec) -> None:
+    """Append a whole training step in one process to an empty block."""
+    for name in spec.feeds:
+        block.create_var(Variable(name, (-1,), "any", is_data=True))
+    for parameter in spec.parameters:
+        block.create_var(
+            Variable(parameter.name, parameter.shape, parameter.dtype, persistable=True, is_parameter=True)
+        )
+    for table in spec.tables:
+        _append_look_up(block, table)
+    _append_forward_and_backward(block, spec)
+    for table in spec.tables:
+        _append_row_gradients(block, table)
+    for parameter in reversed(spec.parameters):
+        _append_gradient(block, parameter)
+    for group in spec.groups:
+        block.create_var(Variable(_learning_rate(group), (1,), persistable=True))
+    for parameter in spec.by_name:
+        _append_optimizer(block, parameter, spec.group(parameter.group), spec.clip)
+
+
+def append_startup(block: Block, variables: Iterable[Variable]) -> None:
+    """Append what creates each of a step's variables that persist, to an empty block.
+
+    Parameters start as the module has them; optimizer state starts as torch.optim starts it.
+    """
+    for variable in variables:
+        if not variable.persistable:
+            continue
+        block.create_var(variable)
+        block.append_op(
+            "init_parameter" if variable.is_parameter else "init_state",
+            outputs={"Out": [variable.name]},
+            attrs={"op_role": int(OpRole.FORWARD)},
+        )
+
+
+def _append_look_up(block: Block, table: TableSpec) -> None:
+    """Append the operator that reads rows, before the model's own."""
+    rows = f"{table.name}@ROWS"
+    for name in (table.name, rows, f"{table.name}@GRAD"):
+        block.create_var(Variable(name, (table.num_embeddings, table.dimension)))
+    attrs: Mapping[str, Attribute] = {
+        "is_sparse": True,
+        "is_distributed": not table.own,
+        "table": table.fact,
+        "op_role": int(OpRole.FORWARD),
+    }
+    block.append_op(LOOK_UP_TYPE, {"W": [table.name]}, {"Out": [rows]}, attrs)
+
+
+def _append_row_gradients(block: Block, table: TableSpec) -> None:
+    """Append the operator that gives the rows that were read their gradients."""
+    grad = f"{table.name}@GRAD"
+    attrs: Mapping[str, Attribute] = {
+        "is_distributed": not table.own,
+        "table": table.name,
+        "op_role": int(OpRole.BACKWARD),
+        "op_role_var": [table.name, grad],
+    }
+    block.append_op("lookup_table_grad", {"X": [f"{_LOSS}@GRAD"]}, {"W@GRAD": [grad]}, attrs)
+
+
+def _append_forward_and_backward(block: Block, spec: TrainingSpec) -> None:
+    block.create_var(Variable(_LOSS, (1,)))
+    block.create_var(Variable(f"{_LOSS}@GRAD", (1,)))
+    inputs = {"X": spec.feeds, "Param": [parameter.name for parameter in spec.parameters]}
+    block.append_op("forward", inputs, {"Loss": [_LOSS]}, {"op_role": int(OpRole.FORWARD)})
+    block.append_op(
+        "backward",
+        {**inputs, "Loss": [_LOSS]},
+        {"Out": [f"{_LOSS}@GRAD"]},
+        {"op_role": int(OpRole.BACKWARD)},
+    )
+
+
+def _append_gradient(block: Block, parameter: ParameterSpec) -> None:
+    block.create_var(Variable(parameter.grad, parameter.shape, parameter.dtype))
+    block.append_op(
+        "accumulate_grad",
+        {"Param": [parameter.name], "X": [f"{_LOSS}@GRAD"]},
+        {"Grad": [parameter.grad]},
+        {"op_role": int(OpRole.BACKWARD), "op_role_var": [parameter.name, parameter.grad]},
+    )
+
+
+def _append_optimizer(
+    block: Block, parameter: ParameterSpec, group: GroupSpec, clip: GradClip | None
+) -> None:
+    name, grad, form = parameter.name, parameter.grad, _form_of(group)
+    role: dict[str, Attribute] = {"op_role": int(OpRole.OPTIMIZE), "op_role_var": [name, grad]}
+    if clip is not None:
+        kind, attrs = _clipping(clip)
+        block.append_op(kind, {"X": [grad]}, {"Out": [grad]}, {**attrs, **role})
+    decay = group.options.get("weight_decay") if group.coupled else None
+    if decay:
+        decayed = f"{name}@DECAY"
+        block.create_var(Variable(decayed, parameter.shape, parameter.dtype))
+        scale: dict[str, Attribute] = {"scale": float(decay)}  # type: ignore[arg-type]
+        block.append_op("scale", {"X": [name]}, {"Out": [decayed]}, {**scale, **role})
+        block.append_op("sum", {"X": [grad, decayed]}, {"Out": [grad]}, role)
+    state = {slot: f"{name}_{suffix}_0" for slot, suffix in form.state.items()}
+    for slot, variable in state.items():
+        shape = (1,) if slot.endswith("Pow") else parameter.shape
+        block.create_var(Variable(variable, shape, parameter.dtype, persistable=True))
+    inputs = {"Param": [name], "Grad": [grad], "LearningRate": [_learning_rate(group)]}
+    inputs |= {slot: [variable] for slot, variable in state.items()}
+    outputs = {"ParamOut": [name]} | {f"{slot}Out": [variable] for slot, variable in state.items()}
+    block.append_op(group.kind, inputs, outputs, {**_options(group, form), **role})
+
+
+def _clipping(clip: GradClip) -> tuple[str, dict[str, Attribute]]:
+    """Return the type and the attributes of the operator that clips so, by the original's names."""
+    if isinstance(clip, ClipGradByValue):
+        return "clip", {"min": clip.low, "max": clip.max}
+    kind = "clip_by_norm" if isinstance(clip, ClipGradByNorm) else "clip_by_global_norm"
+    return kind, {"max_norm": clip.clip_norm}
+
+
+def _options(group: GroupSpec, form: _Form) -> dict[str, Attribute]:
+    """Return a group's options as attributes, by the original's names where it has them."""
+    attrs: dict[str, Attribute] = {"hyper_parameters": list(group.options)}
+    for name, value in group.options.items():
+        names = form.attributes.get(name, (name,))
+        if name == "weight_decay" and group.coupled:
+            continue  # operators of its own show it
+        if isinstance(value, tuple) and len(names) == len(value) > 1:
+            attrs.update(zip(names, value, strict=True))
+        else:
+            attrs[names[0]] = _lists(value)
+    attrs |= {"optimizer": group.optimizer, "param_group": group.index, "elementwise": group.elementwise}
+    if group.refusal:
+        attrs["not_on_servers"] = group.refusal
+    if group.tensors:
+        attrs["tensors"] = [f"{name}:{dtype}" for name, dtype in group.tensors.items()]
+    return attrs
+
+
+def _lists(value: HyperParameter) -> Attribute:
+    return [_lists(item) for item in value] if isinstance(value, tuple) else value
+
+
+def _learning_rate(group: GroupSpec) -> str:
+    return f"learning_rate_{group.index}"

@@ -1,0 +1,135 @@
+"""A training specification: what one process trains, as plain data that a plan is made from.
+
+`fleet.plan.capture` reads it off the PyTorch objects. It names no object of PyTorch itself, so it can be
+written as text, and two processes can compare theirs.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from fleet.plan.clipping import GradClip
+from fleet.plan.optimizers import KERNEL_FLAGS, HyperParameter, has_coupled_decay, kind_of
+
+__all__ = ["GroupSpec", "ParameterSpec", "TableSpec", "TrainingSpec"]
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterSpec:
+    """One trained parameter."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    """The torch dtype's name without its module: ``float32``."""
+    group: int
+    """Index of the optimizer's param group."""
+
+    @property
+    def grad(self) -> str:
+        """The name of its gradient."""
+        return f"{self.name}@GRAD"
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSpec:
+    """How the parameters of one param group are stepped."""
+
+    index: int
+    optimizer: str
+    """The optimizer's class: ``torch.optim.sgd.SGD``."""
+    options: Mapping[str, HyperParameter]
+    """Every option of the group at capture, ``lr``, ``weight_decay`` and kernel flags included."""
+    elementwise: bool
+    """Whether stepping two slices gives the bits that stepping the whole parameter gives."""
+    refusal: str = ""
+    """Why parameter servers cannot make this step; empty where they can."""
+    tensors: Mapping[str, str] = field(default_factory=dict)
+    """The options that are tensors, with their dtypes, which decide bits of a step."""
+
+    @property
+    def kind(self) -> str:
+        """The original's name of the optimizer: ``sgd``, ``momentum``, ``adam``."""
+        return kind_of(self.optimizer, self.options)
+
+    @property
+    def coupled(self) -> bool:
+        """Whether weight decay is added to the gradient before anything else happens to it."""
+        return has_coupled_decay(self.optimizer, self.options)
+
+    @property
+    def fact(self) -> str:
+        """The class and those options that must be equal in every process: the ones that are no numbers."""
+        # Kernel flags follow the device, and a server may have another than a trainer.
+        structural = {
+            name: value
+            for name, value in sorted(self.options.items())
+            if name not in KERNEL_FLAGS and (value is None or isinstance(value, bool | str))
+        }
+        options = ", ".join(f"{name}={value}" for name, value in structural.items())
+        return f"{self.kind}: {self.optimizer}({options})"
+
+
+@dataclass(frozen=True, slots=True)
+class TableSpec:
+    """One table whose rows the parameter servers step."""
+
+    name: str
+    num_embeddings: int
+    """The number of ids; -1 where any id may be looked up."""
+    dimension: int
+    own: bool
+    """Whether trainers hold the table too, as the weight of a module with sparse gradients."""
+    fact: str
+    """What it is made of: equal in every process, and in a checkpoint."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingSpec:
+    """What a process trains.
+
+    Attributes
+    ----------
+    parameters : tuple of ParameterSpec
+        In order of creation.
+    groups : tuple of GroupSpec
+        The param groups of `parameters`, by index.
+    tables : tuple of TableSpec
+        By name.
+    clip : ClipGradByValue, ClipGradByNorm, ClipGradByGlobalNorm or None
+        How gradients are clipped.
+    feeds : tuple of str
+        The arguments of the loss function, after the model.
+    """
+
+    parameters: tuple[ParameterSpec, ...]
+    groups: tuple[GroupSpec, ...]
+    tables: tuple[TableSpec, ...] = ()
+    clip: GradClip | None = None
+    feeds: tuple[str, ...] = ()
+
+    @property
+    def by_name(self) -> tuple[ParameterSpec, ...]:
+        """The parameters, sorted by name (code points)."""
+        return tuple(sorted(self.parameters, key=lambda parameter: parameter.name))
+
+    def group(self, index: int) -> GroupSpec:
+        """Return one param group."""
+        return next(group for group in self.groups if group.index == index)
+
+    def agreement(self) -> dict[str, str]:
+        """Return what all processes that train this must have in common, by the name of the fact.
+
+        Names, shapes, dtypes and param groups of the parameters; each table; the class and structural
+        hyper-parameters of each group; how gradients are clipped. Numbers such as the learning rate may
+        change during training, and are compared step by step instead.
+        """
+        agreement = {f"table {table.name}": table.fact for table in self.tables}
+        if self.clip is not None:
+            agreement["grad_clip"] = repr(self.clip)
+        for parameter in self.by_name:
+            shape = ", ".join(map(str, parameter.shape))
+            agreement[f"parameter {parameter.name}"] = (
+                f"{parameter.dtype}[{shape}] in param group {parameter.group}"
+            )
+            agreement[f"optimizer of param group {parameter.group}"] = self.group(parameter.group).fact
+        return agreement
