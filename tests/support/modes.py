@@ -58,10 +58,9 @@ class OneServer:
 
     def send(self, trainer: int, block: int, value: float, step: int = 0) -> list[Answer]:
         """Let a trainer's gradient land."""
-        landing = self.shard.buffers.land(trainer, block, lambda: self.mode.turn(trainer, block))
+        landing = self.shard.buffers.land(trainer, block, self.mode.turn)
         np.frombuffer(landing, dtype=np.float32)[:] = value
-        followed = self.mode.gradient(trainer, block, step)
-        return list(followed() if callable(followed) else followed)
+        return [*self.mode.gradient(trainer, block, step), *self.mode.advance(block)]
 
     def value(self, block: int) -> float:
         """Return a block's value now."""

@@ -1,19 +1,20 @@
 """Tables of one server without sockets: what trainers send, and which rows they see."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch.nn import Parameter
 
-from fleet.parameter_server.failed_step import FailedStep
-from fleet.parameter_server.modes import Answer
-from fleet.parameter_server.table_store import TableStore
+from fleet.parameter_server.modes import Answer, Mode
+from fleet.parameter_server.shard import Shard
 from fleet.plan.tables import TablePlan
 from fleet.tables import Constant, RowGradients, TableConfig
 from fleet.tables.rules import SGD
 from fleet.wire import HyperParameters
 from fleet.wire.rows import read_row_gradient
+from tests.support.modes import plans as dense_plans
 
 __all__ = ["RATE_OF_ONE", "Tables", "gradient"]
 
@@ -31,8 +32,7 @@ class Tables:
 
     Parameters
     ----------
-    kind : type
-        Of `TableServer`.
+    mode : Mode
     num_trainers : int
     held : bool
         Whether trainers hold the table too, and so are told of the rows that have changed.
@@ -40,23 +40,25 @@ class Tables:
         How many tables there are, all of this kind; what is sent and read is the first one's.
     """
 
-    def __init__(self, kind: Any, num_trainers: int = 2, *, held: bool = False, number: int = 1) -> None:
+    def __init__(self, mode: Mode, num_trainers: int = 2, *, held: bool = False, number: int = 1) -> None:
         own = Parameter(torch.zeros(10, 1)) if held else None
         configs = [
             TableConfig("clicks" + "+" * each, 1, SGD(), 10, first_values=Constant())
             for each in range(number)
         ]
         plans = [TablePlan(each, config, 0, own) for each, config in enumerate(configs)]
-        self.store = TableStore(plans, FailedStep("a:1"))
-        self.half = kind(self.store, num_trainers)
+        plan, _, parameters = dense_plans(mode, num_trainers)
+        shard = Shard(replace(plan, blocks=(), tables=tuple(plans)), parameters)
+        self.store = shard.tables
+        self.half: Any = mode.make_server(shard, num_trainers)
 
     def send(
         self, trainer: int, step: int, values: dict[int, float], hyper: HyperParameters = RATE_OF_ONE
     ) -> list[Answer]:
         """Let a trainer begin a step, if it has not, and send its gradient."""
         self.half.begin(trainer, step, hyper)
-        followed = self.half.gradient(trainer, 0, step, gradient(values))
-        return list(followed() if callable(followed) else followed)
+        answers = self.half.row_gradient(trainer, 0, step, gradient(values))
+        return [*answers, *self.half.advance(0, of_table=True)]
 
     def told(self, trainer: int, step: int, values: dict[int, float]) -> dict[int, float]:
         """Let a trainer send its gradient; return the rows that it is told of."""

@@ -13,7 +13,7 @@ from fleet.errors import ConfigurationError, FleetError, PeerLostError
 from fleet.fluid.render import server_plan
 from fleet.parameter_server import waiting
 from fleet.parameter_server.modes import NormPart
-from fleet.parameter_server.server.siblings import Siblings
+from fleet.parameter_server.server.peer_servers import PeerServers
 from fleet.parameter_server.settings import Settings
 from tests.support.parameter_server import loopback, small_model
 from tests.support.processes import wait_for
@@ -94,10 +94,10 @@ def test_trainers_that_clip_otherwise_are_refused():
 
 
 def test_a_norm_that_lacks_a_server_is_said_by_name_while_it_is_awaited(caplog, monkeypatch):
-    def tell_nobody(siblings: Siblings, part: NormPart, servers: Any) -> None: ...
+    def tell_nobody(peers: PeerServers, part: NormPart, servers: Any) -> None: ...
 
     monkeypatch.setattr(waiting, "FIRST_WORD_SECONDS", 0.1)
-    monkeypatch.setattr(Siblings, "tell", tell_nobody)
+    monkeypatch.setattr(PeerServers, "send", tell_nobody)
     with loopback(servers=2, grad_clip=fleet.ClipGradByGlobalNorm(1.0)) as job:
         trainer, model, _ = job.make_trainer()
         trainer.start()
@@ -125,8 +125,8 @@ def test_a_trainer_that_comes_back_while_the_servers_exchange_a_norm_holds_up_no
 ):
     """What its earlier life had sent counts; what it sends again is taken, and not used."""
     held: list[Any] = []
-    tell = Siblings.tell
-    monkeypatch.setattr(Siblings, "tell", lambda *arguments: held.append(arguments))
+    send = PeerServers.send
+    monkeypatch.setattr(PeerServers, "send", lambda *arguments: held.append(arguments))
     one_step = dataclasses.replace(TRAINING, steps=(1, 1))
     clip = fleet.ClipGradByGlobalNorm(0.5)
     with one_torch_thread(), loopback(servers=2, trainers=2, optimizer=momentum, grad_clip=clip) as job:
@@ -146,7 +146,7 @@ def test_a_trainer_that_comes_back_while_the_servers_exchange_a_norm_holds_up_no
         if sends_again_first:
             backward(model_2, 50, 1, None)
         for arguments in held:
-            tell(*arguments)
+            send(*arguments)
         if not sends_again_first:
             stepping.join(10)
             backward(model_2, 50, 1, None)
@@ -156,7 +156,7 @@ def test_a_trainer_that_comes_back_while_the_servers_exchange_a_norm_holds_up_no
         assert (zero.current_step, new.current_step) == (1, 1)
         found = values_of(model_0)
         assert_same_bits(found, values_of(model_2))
-    monkeypatch.setattr(Siblings, "tell", tell)
+    monkeypatch.setattr(PeerServers, "send", send)
     assert_same_bits(found, train_together(one_step, grad_clip=clip)[0])
 
 
@@ -168,10 +168,10 @@ def test_a_server_that_never_takes_a_part_is_lost_and_named():
         gone = job.endpoints[0].rpartition(":")[0] + ":1"
         failures: list[FleetError] = []
         plan = dataclasses.replace(plan, endpoints=(job.endpoints[0], gone))
-        siblings = Siblings(plan, job.job, quick, failures.append)
-        siblings.tell(NormPart(3, "", 0, {0: 1.0}), [1])
+        peers = PeerServers(plan, job.job, quick, failures.append)
+        peers.send(NormPart(3, "", 0, {0: 1.0}), [1])
         wait_for(lambda: failures, "the failure")
-        siblings.close()
+        peers.close()
     assert isinstance(failures[0], PeerLostError)
     assert (
         f"the norm of all gradients at step 3: parameter server {gone} has not taken the part of "
@@ -193,9 +193,9 @@ def test_a_server_of_another_training_is_refused(change, words):
         if "agreement" in change:
             plan = dataclasses.replace(plan, agreement=change["agreement"])
         failures: list[FleetError] = []
-        siblings = Siblings(plan, job.job, job.settings, failures.append)
-        siblings.tell(NormPart(0, "", change.get("server", 1), {0: 1.0}), [0])
+        peers = PeerServers(plan, job.job, job.settings, failures.append)
+        peers.send(NormPart(0, "", change.get("server", 1), {0: 1.0}), [0])
         wait_for(lambda: failures, "the refusal")
-        siblings.close()
+        peers.close()
     assert isinstance(failures[0], ConfigurationError)
     assert words in str(failures[0])

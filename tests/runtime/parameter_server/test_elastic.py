@@ -11,7 +11,7 @@ import torch
 
 from fleet.checkpoint import TrainStatus
 from fleet.errors import ConfigurationError, PeerLostError
-from fleet.parameter_server.server.farewell import Farewell
+from fleet.parameter_server.server.trainers import Trainers
 from fleet.plan import DistributeTranspilerConfig
 from tests.support.parameter_server import QUICK, Loopback, loopback
 from tests.support.processes import wait_for
@@ -102,12 +102,12 @@ def test_a_trainer_that_comes_too_late_has_lost_its_peers(monkeypatch):
 
         monkeypatch.setattr(job.servers[0].server, "join", count)
 
-        def come_too_late(_: Farewell) -> None:
+        def come_too_late(_: Trainers) -> None:
             with pytest.raises(PeerLostError, match="trainer 1 came after every other one") as error:
                 late.start()
             errors.append(error)
 
-        monkeypatch.setattr(Farewell, "wait_for_goodbyes", come_too_late)
+        monkeypatch.setattr(Trainers, "wait_for_goodbyes", come_too_late)
         zero.complete()
         job.servers[0].join()
         assert (len(errors), job.servers[0].failure) == (1, None)

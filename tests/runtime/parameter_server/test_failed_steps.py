@@ -12,8 +12,9 @@ import torch
 import fleet
 from fleet.errors import ConfigurationError, FleetError
 from fleet.parameter_server.modes import Async
-from fleet.parameter_server.server import server, step_pool
-from fleet.parameter_server.server.siblings import Siblings
+from fleet.parameter_server.server import server
+from fleet.parameter_server.server import trainers as trainers_module
+from fleet.parameter_server.server.peer_servers import PeerServers
 from fleet.parameter_server.server.trainer_session import TrainerSession
 from fleet.parameter_server.settings import Settings
 from fleet.parameter_server.trainer import route
@@ -73,7 +74,7 @@ def ends_with(job: Loopback, reason: str) -> None:
 def test_an_optimizer_that_fails_in_sync_mode_ends_the_server_and_tells_every_trainer(
     grad_clip, least_bytes, monkeypatch
 ):
-    monkeypatch.setattr(step_pool, "LEAST_BYTES", least_bytes)
+    monkeypatch.setattr(trainers_module, "LEAST_BYTES", least_bytes)
     monkeypatch.setattr(server, "available_cores", lambda: 2)
     with loopback(trainers=2, model=one_parameter, optimizer=out_of_range, grad_clip=grad_clip) as job:
         trainers = [job.make_trainer(index)[:2] for index in range(2)]
@@ -100,17 +101,17 @@ def test_an_optimizer_that_fails_without_a_barrier_ends_the_server_and_tells_eve
 
 def test_an_optimizer_that_fails_when_another_server_has_told_its_part_of_a_norm(monkeypatch):
     """The thread that meets the error serves the other server, and no trainer."""
-    tell, heard, told_last = Siblings.tell, threading.Event(), threading.Event()
+    send, heard, told_last = PeerServers.send, threading.Event(), threading.Event()
 
-    def in_turn(siblings: Siblings, part: Any, servers: Any) -> None:
+    def in_turn(peers: PeerServers, part: Any, servers: Any) -> None:
         if part.server == 0:
             heard.set()
             return
         heard.wait(10)
         told_last.set()
-        tell(siblings, part, servers)
+        send(peers, part, servers)
 
-    monkeypatch.setattr(Siblings, "tell", in_turn)
+    monkeypatch.setattr(PeerServers, "send", in_turn)
     with loopback(
         servers=2,
         model=lambda: torch.nn.Linear(4, 1),

@@ -158,7 +158,7 @@ def test_one_trainer_alone_makes_the_steps_of_torch(name):
             make_steps(trainer, model, 1)
             if name == "half-async":  # let the values of each step arrive, so that the next is not stale
                 mode: Any = trainer.steps.mode
-                wait_for(lambda: mode._reached.landed, "the values")  # noqa: B023
+                wait_for(lambda: mode._progress.landed, "the values")  # noqa: B023
                 mode._adopt()
         trainer.complete()
         alone = small_model()

@@ -15,8 +15,7 @@ import torch
 from fleet.errors import ConfigurationError, FleetError, PeerLostError, StateLostError
 from fleet.parameter_server import waiting
 from fleet.parameter_server.control.proto import control_pb2
-from fleet.parameter_server.modes import Async
-from fleet.parameter_server.modes.immediate import ImmediateServer
+from fleet.parameter_server.modes import Async, ImmediateServer
 from fleet.parameter_server.server.server import Server
 from fleet.parameter_server.settings import Settings
 from fleet.parameter_server.trainer.trainer import Trainer

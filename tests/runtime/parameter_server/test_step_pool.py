@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fleet.parameter_server.modes import Target, Update
-from fleet.parameter_server.server import server, step_pool
+from fleet.parameter_server.server import scheduling, server, trainers
 from fleet.plan import ClipGradByGlobalNorm
 from tests.runtime.parameter_server.test_pieces import learned
 from tests.support.checkpoints import OPTIMIZERS
@@ -16,7 +16,7 @@ from tests.support.parameter_server import QUICK, loopback
 from tests.support.threads import one_torch_thread
 
 SECONDS = 10.0
-ROWS = step_pool.LEAST_BYTES // 4 // 128
+ROWS = scheduling.LEAST_BYTES // 4 // 128
 
 
 @pytest.fixture(autouse=True)
@@ -56,7 +56,7 @@ def test_the_blocks_of_one_trainer_are_stepped_at_once():
 @pytest.mark.usefixtures("each_transport")
 def test_what_the_pool_steps_is_the_same_to_the_bit(clip, monkeypatch):
     at_once = learned(256, optimizer=OPTIMIZERS["adam"], grad_clip=clip)
-    monkeypatch.setattr(step_pool, "LEAST_BYTES", 0)
+    monkeypatch.setattr(trainers, "LEAST_BYTES", 0)
     handed_over = learned(256, optimizer=OPTIMIZERS["adam"], grad_clip=clip)
     assert at_once.keys() == handed_over.keys()
     assert [key for key in at_once if not torch.equal(at_once[key], handed_over[key])] == []

@@ -25,7 +25,7 @@ class Sender:
         self._thread.start()
 
     def _land(self) -> None:
-        self._buffers.land(self._trainer, self._block, lambda: self.turn)
+        self._buffers.land(self._trainer, self._block, lambda *_: self.turn)
 
     def has_landed(self) -> bool:
         self._thread.join(SECONDS)
@@ -33,7 +33,7 @@ class Sender:
 
 
 def land(buffers: ReceiveBuffers, trainer: int, block: int, turn: Turn) -> None:
-    buffers.land(trainer, block, lambda: turn)
+    buffers.land(trainer, block, lambda *_: turn)
 
 
 def is_held(buffers: ReceiveBuffers, trainer: int) -> bool:
@@ -47,7 +47,7 @@ def full() -> ReceiveBuffers:
     buffers = ReceiveBuffers(BLOCKS, 3 * BLOCK_BYTES)
     for trainer in (7, 8):
         land(buffers, trainer, 0, Turn.LATER)
-        buffers.landed(trainer)
+        buffers.take(trainer)
     return buffers
 
 
@@ -56,7 +56,7 @@ def test_who_comes_too_early_waits_while_a_gradient_whose_turn_has_come_lands(fu
     assert is_held(full, 9)
     land(full, 1, 0, Turn.NEXT)
     with full.changed:
-        full.release(full.landed(1))
+        full.release(full.take(1))
         early.turn = Turn.NEXT
         full.changed.notify_all()
     assert early.has_landed()
@@ -66,7 +66,7 @@ def test_who_comes_too_early_waits_while_a_gradient_whose_turn_has_come_lands(fu
 def test_a_sum_has_a_place_beside_the_buffers(full):
     for block in BLOCKS:
         land(full, 0, block, Turn.FIRST)
-        assert full.landed(0).stays
+        assert full.take(0).stays
 
 
 def test_the_end_of_a_connection_waits_for_no_buffer(full):
@@ -77,8 +77,8 @@ def test_the_end_of_a_connection_waits_for_no_buffer(full):
 
 
 def test_what_was_landing_as_a_connection_broke_lands_in_the_same_place_again(full):
-    first = full.land(1, 0, lambda: Turn.NEXT)
-    assert full.land(1, 0, lambda: Turn.NEXT) is first
+    first = full.land(1, 0, lambda *_: Turn.NEXT)
+    assert full.land(1, 0, lambda *_: Turn.NEXT) is first
 
 
 def test_the_buffer_of_a_gradient_that_never_came_is_free_for_others(full):
@@ -92,7 +92,7 @@ def test_the_buffer_of_a_gradient_that_never_came_is_free_for_others(full):
 
 def test_a_sum_that_begins_with_what_came_early_does_not_stay_in_a_buffer(full):
     land(full, 1, 0, Turn.NEXT)
-    early = full.landed(1)
+    early = full.take(1)
     early.tensor.fill_(3.0)
     total = full.begin_sum(early)
     assert (total.stays, total.tensor[0].item()) == (True, 3.0)
@@ -108,7 +108,7 @@ def test_buffers_are_used_again_whatever_the_sizes():
         for block in extents:
             land(buffers, trainer, block, Turn.LATER)
             with buffers.changed:
-                landed = buffers.landed(trainer)
+                landed = buffers.take(trainer)
                 places.add(landed.tensor.untyped_storage().data_ptr())
                 buffers.release(landed)
     assert len(places) == 1
@@ -116,8 +116,8 @@ def test_buffers_are_used_again_whatever_the_sizes():
 
 def test_a_gap_between_buffers_is_used(full):
     land(full, 1, 3, Turn.NEXT)
-    first = full.landed(1)
+    first = full.take(1)
     with full.changed:
         full.release(first)
     land(full, 2, 3, Turn.NEXT)
-    assert full.landed(2).tensor.data_ptr() == first.tensor.data_ptr()
+    assert full.take(2).tensor.data_ptr() == first.tensor.data_ptr()

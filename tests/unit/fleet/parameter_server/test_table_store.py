@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from fleet.errors import FleetError
-from fleet.parameter_server.failed_step import FailedStep
-from fleet.parameter_server.modes.immediate_tables import ImmediateTables
+from fleet.parameter_server.modes import Async
+from fleet.parameter_server.store import FailedStep
 from fleet.parameter_server.table_store import RowPut, RowUpdate, TableStore
 from fleet.plan.tables import TablePlan
 from fleet.tables import Constant, LocalDisk, Memory, RowGradients, Table, TableConfig, TableRows, storage
@@ -24,7 +24,7 @@ def updates_of(store: TableStore) -> int:
 
 
 def test_updates_that_come_at_once_are_counted_one_by_one():
-    store = Tables(ImmediateTables).store
+    store = Tables(Async()).store
     updates = [RowUpdate(0, gradient({3: 1.0}), RATE_OF_ONE, ()) for _ in range(40)]
     threads = [threading.Thread(target=store.apply, args=(update,)) for update in updates]
     for thread in threads:
@@ -37,13 +37,13 @@ def test_updates_that_come_at_once_are_counted_one_by_one():
 
 
 def test_an_update_without_rows_counts_as_well():
-    store = Tables(ImmediateTables).store
+    store = Tables(Async()).store
     store.apply(RowUpdate(0, gradient({}), RATE_OF_ONE, ()))
     assert updates_of(store) == 1
 
 
 def test_a_checkpoints_rows_take_the_place_of_all_rows():
-    store = Tables(ImmediateTables).store
+    store = Tables(Async()).store
     store.apply(RowUpdate(0, gradient({3: 1.0}), RATE_OF_ONE, ()))
     loaded = Table(TableConfig("clicks", 1, SGD(), 10, first_values=Constant()), 9)
     loaded.load(TableRows(np.array([5]), torch.tensor([[7.0]]), {}))

@@ -1,8 +1,8 @@
-"""Pieces: the runs of a block that travel, are stepped and are answered on their own.
+"""Pieces: runs of a block that are sent, stepped and answered on their own.
 
-A large block keeps the network idle: nothing of it can be answered before the last trainer has sent the last
-byte of it. Where an optimizer computes element by element, cutting a block changes no bit of the result. What
-programs, checkpoints and messages call a block stays the block.
+A large block would leave the network idle: a server cannot answer any of it before the last trainer has sent
+its last byte. Where the optimizer computes element by element, cutting a block changes no bit of the result.
+Programs, checkpoints and messages name blocks, never pieces.
 """
 
 import ipaddress
@@ -23,20 +23,19 @@ __all__ = ["by_block", "in_pieces", "lead_bytes"]
 _OF_ALL_BYTES: Final = 1 << 20
 _LEAST_BYTES, _MOST_BYTES = 1 << 17, 1 << 18
 _VECTOR: Final = 64
-"""Pieces hold a multiple of so many elements: kernels may round otherwise what does not fill a vector."""
+"""The number of elements of a piece is a multiple of this: kernels may round a partial vector differently."""
 
 
 def in_pieces(plan: ServerPlan, settings: Settings) -> ServerPlan:
-    """Cut the blocks of a server's plan; trainers are told of the pieces when they join.
+    """Cut the blocks of a server's plan into pieces; trainers learn them when they join.
 
     Parameters
     ----------
     plan : ServerPlan
     settings : Settings
-        Their `piece_bytes` say how large a piece may be. Without, it is 256 KiB, of more than four trainers
-        1 MiB divided by their number and at least 128 KiB; and blocks stay whole where every server has an
-        address of the loopback interface: copies are the limit there, and not a network. A row is never
-        cut, so one that is larger is a piece of its own.
+        `piece_bytes` limits the size of a piece. The default is 256 KiB; with more than four trainers 1 MiB
+        divided by their number, at least 128 KiB. By default blocks stay whole if every server has a loopback
+        address: copies are the limit there, not a network. Rows are never cut; a larger row is one piece.
 
     Returns
     -------
@@ -59,23 +58,23 @@ def in_pieces(plan: ServerPlan, settings: Settings) -> ServerPlan:
 
 
 def lead_bytes(plan: ServerPlan, settings: Settings) -> int | None:
-    """Return by how much a trainer's gradients may be ahead of another's; None where it does not matter.
+    """Return by how many bytes a trainer's gradients may be ahead of another's; None for no limit.
 
-    It does where everybody's gradient of a piece is waited for.
+    Only the sync mode has a limit: it steps a piece when every trainer's gradient has arrived.
     """
     in_step = plan.mode is DistributedMode.SYNC and plan.custom is None
     return _most_bytes(plan, settings) if in_step else None
 
 
 def _most_bytes(plan: ServerPlan, settings: Settings) -> int | None:
-    """Return how large a piece may be; None where blocks stay whole."""
+    """Return the limit on a piece's size; None if blocks stay whole."""
     if settings.piece_bytes is None and all(_is_loopback(endpoint) for endpoint in plan.endpoints):
         return None
     return settings.piece_bytes or max(_LEAST_BYTES, min(_MOST_BYTES, _OF_ALL_BYTES // plan.trainers))
 
 
 def by_block(pieces: Iterable[PlannedBlock]) -> list[list[PlannedBlock]]:
-    """Return the pieces of each block together; they follow each other in a plan."""
+    """Group the pieces by block; a plan has the pieces of a block next to each other."""
     return [list(of_block) for _, of_block in groupby(pieces, key=lambda piece: piece.name)]
 
 
@@ -84,7 +83,7 @@ def _is_cuttable(plan: ServerPlan, block: PlannedBlock) -> bool:
 
 
 def _cut(block: PlannedBlock, num_blocks: int, most_bytes: int) -> tuple[PlannedBlock, ...]:
-    """Cut a block into runs of whole rows, numbered so that no other block of the job has their numbers."""
+    """Cut a block into runs of whole rows, with numbers that are unique in the job."""
     if not block.shape or not block.numel:
         return (block,)
     rows, row = block.shape[0], prod(block.shape[1:])

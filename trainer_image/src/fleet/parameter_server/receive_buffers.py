@@ -1,10 +1,11 @@
-"""Where gradients land on a server: in memory that a trainer shares, or in buffers whose bytes are bounded.
+"""Receive buffers of a server: bounded memory in which gradients land, and the places of their sums.
 
-A block's sum has a place of its own, in which the gradient lands that begins it; between two sums the sync
-mode keeps there the value from before the last step. What comes after it lands in a buffer until it is added,
-and what comes too early waits there for those that are summed before it. A trainer for whom there is no
-buffer stays in its socket. It waits only for those that come before it in the order of the sum: part of the
-buffers is kept for gradients whose turn has come.
+Each block has one place for its sum. The gradient that begins a sum lands there; between two sums the sync
+mode keeps the previous value there. Later gradients of the block land in a pooled buffer until they are
+added, and a gradient that arrives before its turn waits in one. A trainer for which no buffer is free stays
+in its socket. It then waits only for trainers that precede it in the order of the sum, because one region of
+the pool is reserved for gradients whose turn has come. Trainers that share memory with the server need no
+buffers.
 """
 
 import threading
@@ -25,61 +26,48 @@ from fleet.parameter_server.transport.shared_memory import SharedBlocks
 __all__ = ["Buffer", "ReceiveBuffers", "Turn"]
 
 _SHARE: Final = 4
-_ALIGNMENT_BYTES: Final = 64
+"""The pool has 1/n of the blocks' bytes, at least `_LEAST_BYTES` and room for two of the largest block."""
 _LEAST_BYTES: Final = 1 << 20
-"""Buffers hold the n-th part of the blocks' bytes, but at least so many, and two of the largest block."""
+_ALIGNMENT_BYTES: Final = 64
 
 
 class Turn(Enum):
-    """When a gradient is used that is about to land."""
+    """When a gradient that is about to land is used."""
 
     FIRST = auto()
-    """At once: it begins its block's sum."""
+    """Immediately: it begins the block's sum."""
     NEXT = auto()
     """As soon as it has landed."""
     LATER = auto()
-    """After others that have not come yet."""
-
-
-class _Kind(Enum):
-    SUM = auto()
-    POOLED = auto()
-    APART = auto()
+    """After gradients that have not arrived yet."""
 
 
 @dataclass(slots=True, eq=False)
 class Buffer:
-    """Where one gradient lies, or a sum of gradients."""
+    """Memory of one gradient, or of a sum."""
 
     block: int
     tensor: Tensor
     bytes: memoryview
-    kind: _Kind
-    given_by: "_Region | None" = None
-    """Where the memory goes back to."""
-
-    @property
-    def stays(self) -> bool:
-        """Whether a sum may lie here: others need no such buffer."""
-        return self.kind is not _Kind.POOLED
-
-    @property
-    def in_place(self) -> bool:
-        """Whether this is the block's own place for a sum."""
-        return self.kind is _Kind.SUM
+    stays: bool
+    """Whether a sum may stay here: not in the pool, which other gradients need."""
+    in_place: bool = False
+    """Whether this is the block's place for a sum."""
+    region: "_Region | None" = None
+    """The part of the pool that the memory returns to."""
 
 
 class _Region:
-    """Memory of a fixed size, handed out in runs; its pages are the system's before they are first used."""
+    """Memory of fixed size, allocated when it is first used and handed out in runs."""
 
     def __init__(self, num_bytes: int) -> None:
         self._num_bytes = num_bytes
         self._memory: Tensor | None = None
         self._taken: dict[int, int] = {}
-        """Where each run begins and ends, in ascending order."""
+        """The end of each run by its beginning, in ascending order."""
 
     def take(self, num_bytes: int) -> Tensor | None:
-        """Return a run, the first one that fits; None while there is none."""
+        """Return the first run that fits, or None."""
         begin, size = 0, _aligned(num_bytes)
         for taken, end in self._taken.items():
             if taken - begin >= size:
@@ -93,7 +81,7 @@ class _Region:
         return self._memory[begin : begin + num_bytes]
 
     def give_back(self, run: Tensor) -> None:
-        """Let a run be handed out again."""
+        """Free a run."""
         del self._taken[int(run.storage_offset()) * run.element_size()]
 
 
@@ -105,30 +93,30 @@ class ReceiveBuffers:
     extents : mapping of int to Extent
         The server's blocks.
     most_bytes : int, optional
-        How much the buffers may hold, sums apart.
+        The size of the pool, without the places of sums.
     """
 
     def __init__(self, extents: Mapping[int, Extent], most_bytes: int | None = None) -> None:
         self.changed = threading.Condition()
-        """Guards the buffers, and what else decides whose turn it is; tell it when that changes."""
+        """Guards the buffers and the state that decides whose turn it is; notified when either changes."""
         self._extents = extents
         self._bytes = {block: prod(each.shape) * each.dtype.itemsize for block, each in extents.items()}
         largest = max(map(_aligned, self._bytes.values()), default=0)
         share = max(sum(self._bytes.values()) // _SHARE, _LEAST_BYTES) if most_bytes is None else most_bytes
         self._regions = _Region(max(share - largest, largest)), _Region(largest)
-        """For every gradient, and for those alone whose turn has come."""
+        """One region for every gradient, one only for those whose turn has come."""
         self._sums: dict[int, Buffer] = {}
-        self._begun: set[int] = set()
+        self.begun: set[int] = set()
         """Blocks whose place for a sum is in use."""
         self._shared: dict[int, tuple[SharedBlocks, dict[int, Tensor]]] = {}
         self._landing: dict[int, Buffer] = {}
-        """Where the gradient lands that each trainer is sending; who is held has none."""
+        """The buffer of the gradient that each trainer is sending."""
         self._hurried: Counter[int] = Counter()
         self.held: set[int] = set()
-        """Trainers for whom there is no buffer at present."""
+        """Trainers that wait for a buffer."""
 
     def share(self, trainer: int, memory: SharedBlocks | None) -> None:
-        """Let a trainer's gradients lie in its own memory; in this process's without any."""
+        """Take a trainer's gradients from memory that it shares; None: from this process's buffers."""
         with self.changed:
             self.forget(trainer)
             if memory is not None:
@@ -136,46 +124,42 @@ class ReceiveBuffers:
             else:
                 self._shared.pop(trainer, None)
 
-    def land(self, trainer: int, block: int, turn: Callable[[], Turn]) -> memoryview:
-        """Return where the gradient lands that a trainer is about to send; wait while there is no buffer.
+    def land(self, trainer: int, block: int, turn: Callable[[int, int], Turn]) -> memoryview:
+        """Return the buffer of the gradient that a trainer is about to send; wait until one is free.
 
         Parameters
         ----------
         trainer, block : int
-            A second call about the same gradient returns the same bytes.
+            A second call for the same gradient returns the same bytes.
         turn : callable
-            Asked with the lock held, whenever something has changed.
+            Returns when this trainer's gradient of this block is used. Called with the lock held, again
+            after every change.
         """
         with self.changed:
             landing = self._landing.get(trainer)
             if landing is None or landing.block != block:
                 self.forget(trainer)
-                landing = self._landing[trainer] = self._await(trainer, block, turn)
+                landing = self._landing[trainer] = self._wait_for_buffer(trainer, block, turn)
             return landing.bytes
 
     def landing(self, trainer: int) -> Buffer:
-        """Return where the gradient is that a trainer is sending."""
+        """Return the buffer of the gradient that a trainer is sending."""
         return self._landing[trainer]
 
-    def landed(self, trainer: int) -> Buffer:
-        """Take the gradient that a trainer has sent; `release` it when it is not needed any more."""
+    def take(self, trainer: int) -> Buffer:
+        """Take over the gradient that a trainer has sent; the caller releases it."""
         return self._landing.pop(trainer)
 
     def release(self, buffer: Buffer) -> None:
-        """Give a buffer back; with the lock held."""
-        match buffer.kind:
-            case _Kind.SUM:
-                self._begun.discard(buffer.block)
-            case _Kind.POOLED if buffer.given_by is not None:
-                buffer.given_by.give_back(buffer.tensor)
+        """Free a buffer; with the lock held."""
+        if buffer.in_place:
+            self.begun.discard(buffer.block)
+        elif buffer.region is not None:
+            buffer.region.give_back(buffer.tensor)
         self.changed.notify_all()
 
-    def is_begun(self, block: int) -> bool:
-        """Whether a block's place for a sum is in use; with the lock held."""
-        return block in self._begun
-
     def begin_sum(self, first: Buffer) -> Buffer:
-        """Return where the sum is that begins with this gradient; its buffer is needed no more."""
+        """Begin a sum with a gradient, and return its buffer: the gradient's, or the block's place."""
         if first.stays:
             return first
         with self.changed:
@@ -186,23 +170,23 @@ class ReceiveBuffers:
         return total
 
     def place(self, block: int) -> Buffer:
-        """Take a block's place for a sum; where that is in use, memory of its own. With the lock held."""
-        if block in self._begun:
-            return self._buffer(block, self._new(block), _Kind.APART)
+        """Take the block's place for a sum, or new memory if it is in use; with the lock held."""
+        if block in self.begun:
+            return self._buffer(block, self._new(block), stays=True)
         if block not in self._sums:
-            self._sums[block] = self._buffer(block, self._new(block), _Kind.SUM)
-        self._begun.add(block)
+            self._sums[block] = self._buffer(block, self._new(block), stays=True, in_place=True)
+        self.begun.add(block)
         return self._sums[block]
 
     def forget(self, trainer: int) -> None:
-        """Give back what a trainer's gradient was landing in, which will not come; with the lock held."""
+        """Free the buffer of a gradient that will not arrive; with the lock held."""
         landing = self._landing.pop(trainer, None)
         if landing is not None:
             self.release(landing)
 
     @contextmanager
     def hurry(self, trainer: int) -> Iterator[None]:
-        """Hold a trainer up no more: whoever ends its connection waits for the thread that receives."""
+        """Let a trainer wait for no buffer: closing its connection waits for its receiving thread."""
         with self.changed:
             self._hurried[trainer] += 1
             self.changed.notify_all()
@@ -212,19 +196,20 @@ class ReceiveBuffers:
             with self.changed:
                 self._hurried[trainer] -= 1
 
-    def _await(self, trainer: int, block: int, turn: Callable[[], Turn]) -> Buffer:
+    def _wait_for_buffer(self, trainer: int, block: int, turn: Callable[[int, int], Turn]) -> Buffer:
         if trainer in self._shared:
             memory, tensors = self._shared[trainer]
-            return Buffer(block, tensors[block], memory[block], _Kind.APART)
+            return Buffer(block, tensors[block], memory[block], stays=True)
         while True:
-            now = turn()
-            if now is Turn.FIRST and block not in self._begun:
+            now = turn(trainer, block)
+            if now is Turn.FIRST and block not in self.begun:
                 return self.place(block)
+            # The second region stays free for gradients that a sum can take: so early ones hold up no sum.
             for region in self._regions[: 1 if now is Turn.LATER else 2]:
                 if (run := region.take(self._bytes[block])) is not None:
-                    return self._buffer(block, run, _Kind.POOLED, region)
+                    return self._buffer(block, run, stays=False, region=region)
             if self._hurried[trainer]:
-                return self._buffer(block, self._new(block), _Kind.POOLED)
+                return self._buffer(block, self._new(block), stays=False)
             self.held.add(trainer)
             self.changed.wait()
             self.held.discard(trainer)
@@ -232,10 +217,18 @@ class ReceiveBuffers:
     def _new(self, block: int) -> Tensor:
         return torch.empty(self._bytes[block], dtype=torch.uint8)
 
-    def _buffer(self, block: int, memory: Tensor, kind: _Kind, region: _Region | None = None) -> Buffer:
+    def _buffer(
+        self,
+        block: int,
+        memory: Tensor,
+        *,
+        stays: bool,
+        in_place: bool = False,
+        region: _Region | None = None,
+    ) -> Buffer:
         extent = self._extents[block]
         tensor = memory.view(extent.dtype).view(extent.shape)
-        return Buffer(block, tensor, bytes_of(tensor), kind, region)
+        return Buffer(block, tensor, bytes_of(tensor), stays, in_place, region)
 
 
 def _aligned(num_bytes: int) -> int:

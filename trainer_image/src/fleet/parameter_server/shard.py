@@ -1,8 +1,9 @@
-"""One server's part of the model: the store that keeps it, and the memory in which trainers' bytes land."""
+"""A server's shard: its part of the model, and everything else that a training mode uses on a server."""
 
 import logging
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from math import nan, prod
 from typing import Any
 
@@ -17,27 +18,46 @@ from fleet.parameter_server.transport.arena import dtype_of
 from fleet.parameter_server.transport.shared_memory import SharedBlocks
 from fleet.plan import PlannedBlock, ServerPlan, Source
 
-__all__ = ["Shard", "release"]
+__all__ = ["NormPart", "SendNormPart", "Shard", "release"]
 
 _log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class NormPart:
+    """One server's part of a gradient norm: the sum of squares of each of its blocks."""
+
+    step: int
+    key: str
+    """The norm's; empty for the norm of all gradients."""
+    server: int
+    sums: Mapping[int, float]
+
+
+SendNormPart = Callable[[NormPart, Sequence[int]], None]
+"""Sends this server's part of a norm to the servers with these indexes, without waiting for them."""
+
+
 def release(source: Source) -> None:
-    """Give back the memory of a module and an optimizer whose values a shard has taken; the shapes stay.
+    """Free the memory of a module and an optimizer after a shard has copied their values.
 
     Parameters
     ----------
     source : Source
-        What a server's process built. Its parameters consist of one NaN each from now on, so that nobody
-        takes the initial values for the trained ones.
+        What a server's process built. Its parameters keep their shapes and become NaN, so that a script
+        cannot take the initial values for trained ones.
     """
     source.optimizer.state.clear()
     for parameter in (*source.parameters.values(), *source.own_tables.values()):
         parameter.data = parameter.data.new_full((), nan).expand(parameter.shape)
 
 
+def _send_to_none(part: NormPart, servers: Sequence[int]) -> None:
+    """Drop a part of a norm: no other server has blocks of it."""
+
+
 class Shard:
-    """The blocks of one server.
+    """The blocks and tables of one server, with the buffers in which gradients land.
 
     Parameters
     ----------
@@ -46,7 +66,9 @@ class Shard:
     parameters, state, rule, fused
         As of `DenseStore`.
     share : bool
-        Whether the values lie in memory that trainers of this host may map, where the system has such.
+        Whether to keep the values in memory that trainers of this host may map, if the system supports it.
+    send_norm_part : callable, optional
+        Reaches the other servers; needed where a norm covers blocks of several servers.
     """
 
     def __init__(
@@ -58,8 +80,10 @@ class Shard:
         rule: Rule = step_by_optimizer,
         share: bool = False,
         fused: bool = False,
+        send_norm_part: SendNormPart = _send_to_none,
     ) -> None:
         self.plan = plan
+        self.send_norm_part = send_norm_part
         self.blocks: Mapping[int, PlannedBlock] = {block.id: block for block in plan.blocks}
         self.block_bytes: Mapping[int, int] = {
             number: prod(block.shape) * dtype_of(block.dtype).itemsize
@@ -67,17 +91,14 @@ class Shard:
         }
         """Bytes of each block's tensor."""
         self.shared_values = _share(self.block_bytes) if share else None
-        """The memory of the values, where trainers of this host may map it."""
+        """The memory of the values, if trainers of this host may map it."""
         self.store = DenseStore(plan, parameters, state, rule=rule, memory=self.shared_values, fused=fused)
-        """The values."""
         self.tables = TableStore(plan.tables, self.store.failed, plan.table_shards)
-        """The rows of tables."""
         self.buffers = ReceiveBuffers(self.store.extents)
-        """Where gradients land."""
         self.initial_checksums = {number: zlib.crc32(self.store.view(number)) for number in self.blocks}
 
     def write(self, block: int, value: bytes) -> None:
-        """Put a value in the place of a block's; its optimizer's state stays.
+        """Replace a block's value; its optimizer's state stays.
 
         Raises
         ------
@@ -87,7 +108,7 @@ class Shard:
         expected = self.block_bytes.get(block)
         if expected != len(value):
             raise RemoteProtocolError(
-                f"a trainer has written {len(value)} bytes to block {block}, expected "
+                f"a trainer wrote {len(value)} bytes to block {block}, expected "
                 + ("a block of this server" if expected is None else f"{expected} bytes")
             )
         extent = self.store.extents[block]
@@ -97,9 +118,9 @@ class Shard:
 
 
 def _share(block_bytes: Mapping[int, int]) -> SharedBlocks | None:
-    """Return memory for the values that others may map; None where the system has no such."""
+    """Return memory for the values that other processes may map, or None if the system has none."""
     try:
         return SharedBlocks.create(block_bytes)
     except OSError as error:
-        _log.debug("the values lie in memory of this process alone: %s", error)
+        _log.debug("the values are in this process's own memory: %s", error)
         return None

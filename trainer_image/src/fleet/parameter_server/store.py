@@ -1,25 +1,22 @@
-"""What a server keeps of the model, and the one way in which it changes.
+"""The dense part of a server's model: values and optimizers by block, changed by update records alone.
 
-A store holds values by key: a dense one a block of a parameter by its number; one of tables would hold rows
-by theirs. Nothing changes a value but `apply`: whatever comes is an update record that says what has come,
-from whom, and at which step. Updates of one key are applied one after the other, each with a higher number
-than the one before; so they could be written to a log, and applied again from it.
-
-What an update does to a value is the training mode's rule: a function of the value, its optimizer and the
-record alone.
+Only `DenseStore.apply` changes a value. Each change is a record of what came, from which trainers and for
+which step. Records for one block are applied one after another with ascending numbers, so that they could be
+written to a log and replayed. The training mode's rule decides what an update does to a value; it is a
+function of the value, its optimizer and the record alone.
 """
 
 import itertools
+import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 from torch import Tensor
 
 from fleet.checkpoint import Piece, cut_state, join_pieces
 from fleet.errors import ConfigurationError, FleetError
-from fleet.parameter_server.failed_step import FailedStep
 from fleet.parameter_server.pieces import by_block
 from fleet.parameter_server.transport.arena import Arena, Extent, bytes_of, copy_bytes, dtype_of
 from fleet.parameter_server.transport.shared_memory import SharedBlocks
@@ -27,39 +24,39 @@ from fleet.plan import PlannedBlock, ServerPlan
 from fleet.update import DenseUpdate
 from fleet.wire import HyperParameters
 
-__all__ = ["DenseStore", "Origin", "Put", "Rule", "Store", "Target", "Update", "step_by_optimizer"]
+__all__ = ["DenseStore", "FailedStep", "Origin", "Put", "Rule", "Target", "Update", "step_by_optimizer"]
 
-Key = TypeVar("Key", contravariant=True)
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Which step of which life of a trainer something comes from."""
+    """The step and the attempt of a trainer that something comes from."""
 
     trainer: int
     incarnation: int
-    """The attempt under which the trainer has joined."""
+    """The attempt under which the trainer joined."""
     step: int
 
 
 @dataclass(slots=True)
 class Update:
-    """What trainers have sent for a value.
+    """What trainers sent for a block.
 
     Attributes
     ----------
     key : int
-        The value's.
+        The block.
     gradient : Tensor
-        Of the value's shape and dtype; in sync mode the mean over the trainers. The rule may overwrite it.
+        Of the block's shape and dtype; in sync mode the mean over the trainers. The rule may overwrite it.
     hyper_parameters : tuple of mappings
         Those of the step, by param group.
     origins : tuple of Origin
-        Whose gradients it is made of, in the order of their sum.
+        The trainers whose gradients it is made of, in the order of their sum.
     seen : Tensor, optional
-        The value that the gradient was computed on, where the mode keeps it.
+        The value that the gradient was computed on, if the mode keeps it.
     sequence : int
-        The number that the store gives it; 0 before.
+        The number that the store assigns; 0 before.
     """
 
     key: int
@@ -72,15 +69,15 @@ class Update:
 
 @dataclass(slots=True)
 class Put:
-    """A value that takes the place of another: a checkpoint's, or what a script has written.
+    """A value that replaces a block's: from a checkpoint, or written by a script.
 
     Attributes
     ----------
     key : int
     value : Tensor
-        Of the shape and dtype of the value that it replaces; copied.
+        Of the block's shape and dtype; copied.
     state : mapping of name to entry, optional
-        The optimizer's from now on; without any it keeps its own.
+        The new state of the optimizer; None keeps the present one.
     sequence : int
         As of `Update`.
     """
@@ -91,33 +88,89 @@ class Put:
     sequence: int = 0
 
 
-class Store(Protocol[Key]):
-    """Values by key. Any thread may call; what is about different keys may happen at the same time."""
+class FailedStep:
+    """The first failure to step something on a server; the server then ends with it.
 
-    def apply(self, update: Update | Put) -> None:
-        """Change a value, and give the update its number."""
+    A failed step may leave its block half stepped, and training on from that would train on meaningless
+    numbers. So the failure concerns every trainer, not only the one whose gradient came last: the mode raises
+    it when the server next asks what is missing, and the server reports it to all trainers.
 
-    def read(self, key: Key, into: memoryview, begin: int = 0) -> None:
-        """Fill a buffer with what is asked for, from this byte on, as it is between two updates."""
+    Parameters
+    ----------
+    endpoint : str
+        The server's, for messages.
+    """
 
-    def snapshot(self) -> list[Piece]:
-        """Return a copy of everything with its optimizers' state, each value as it is between two updates."""
+    def __init__(self, endpoint: str) -> None:
+        self._endpoint = endpoint
+        self.error: FleetError | None = None
+        """The error for every trainer; None as long as nothing has failed."""
+
+    def note(self, raised: BaseException) -> FleetError:
+        """Record what a step raised, and log its traceback; return the error for every trainer."""
+        if self.error is None:
+            ours = isinstance(raised, FleetError)
+            kind = ConfigurationError if isinstance(raised, ConfigurationError) else FleetError
+            reason = (
+                str(raised) if ours else f"{type(raised).__name__}: {raised}; the traceback is in its log"
+            )
+            self.error = kind(f"a block of parameter server {self._endpoint} could not be stepped: {reason}")
+            _log.error("%s", self.error, exc_info=None if ours else raised)
+        return self.error
+
+    def check(self) -> None:
+        """Raise the failure, if there is one."""
+        if self.error is not None:
+            raise self.error
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
+class _Entry:
+    """A block: its value and the optimizer that steps it."""
+
+    block: PlannedBlock
+    value: Tensor
+    optimizer: DenseUpdate | None
+    """None in modes whose trainers have the optimizers, such as GEO."""
+    limits: tuple[float, float] | None
+    """The bounds to which gradients are clipped by value."""
+    lock: threading.RLock = field(default_factory=threading.RLock)
+    """Guards the value and its optimizer's state."""
+
+
 class Target:
-    """A value that an update is about to change.
+    """A value that an update is about to change, as the mode's rule sees it.
 
     Attributes
     ----------
     value : Tensor
         The value itself, not a copy.
-    step : callable
-        Lets the user's optimizer step the value by a gradient of its shape.
     """
 
-    value: Tensor
-    step: Callable[[Tensor], None]
+    __slots__ = ("_entry", "_hyper_parameters", "value")
+
+    def __init__(self, entry: _Entry, hyper_parameters: HyperParameters) -> None:
+        self.value = entry.value
+        self._entry = entry
+        self._hyper_parameters = hyper_parameters
+
+    def step(self, gradient: Tensor) -> None:
+        """Step the value with the user's optimizer, by a gradient of its shape.
+
+        Raises
+        ------
+        ConfigurationError
+            The trainer's optimizer has fewer param groups than this process's.
+        """
+        optimizer, block = self._entry.optimizer, self._entry.block
+        if optimizer is None or block.group >= len(self._hyper_parameters):
+            raise ConfigurationError(
+                f"block {block.name} belongs to param group {block.group}, but the trainer's "
+                f"optimizer has {len(self._hyper_parameters)} groups; build the optimizer alike in every role"
+            )
+        if self._entry.limits is not None:
+            gradient.clamp_(*self._entry.limits)
+        optimizer.apply(gradient, self._hyper_parameters[block.group])
 
 
 Rule = Callable[[Target, Update], None]
@@ -128,35 +181,23 @@ def step_by_optimizer(target: Target, update: Update) -> None:
     target.step(update.gradient)
 
 
-@dataclass(slots=True)
-class _Entry:
-    """One block: its value and what steps it."""
-
-    block: PlannedBlock
-    value: Tensor
-    optimizer: DenseUpdate | None
-    """None where trainers have the optimizers, as in GEO."""
-    lock: threading.RLock = field(default_factory=threading.RLock)
-    """Held by whoever changes or copies the value or its optimizer's state."""
-
-
 class DenseStore:
-    """The blocks of one server; see `Store`.
+    """The blocks of one server. Any thread may call; different blocks may change at the same time.
 
     Parameters
     ----------
     plan : ServerPlan
         What the server owns.
     parameters : mapping of name to Tensor
-        The module that this process built; the blocks' initial values are cut from it.
+        The module that this process built; the blocks' initial values are slices of it.
     state : mapping of name to state, optional
-        What this process's own optimizer has for these parameters already; it is cut like the values.
+        The state that this process's own optimizer has for these parameters; sliced like the values.
     rule : callable
         What an update does to a value; called with the value's lock held.
     memory : SharedBlocks, optional
-        Where the values lie, if not in memory of this process alone.
+        Shared memory for the values; None keeps them in this process's own.
     fused : bool
-        Whether optimizers step with their class's fused kernel.
+        Whether optimizers use their class's fused kernel.
     """
 
     def __init__(
@@ -172,8 +213,7 @@ class DenseStore:
         self.extents = {block.id: Extent(dtype_of(block.dtype), block.shape) for block in plan.blocks}
         """Dtype and shape of each block."""
         self.failed = FailedStep(plan.endpoint)
-        """Why a value may be half changed, after which nothing is applied any more."""
-        self._plan = plan
+        """Why a value may be half changed; nothing is applied after a failure."""
         self._rule = rule
         self._sequence = itertools.count(1)
         values = memory.tensors(self.extents) if memory is not None else Arena(self.extents)
@@ -192,7 +232,8 @@ class DenseStore:
                 if state and state.get(block.param):
                     of_block = block.param_shape, block.begin, block.end, block.shape
                     optimizer.load_state(cut_state(state[block.param], *of_block))
-            self._entries[block.id] = _Entry(block, value, optimizer)
+            limits = plan.clipping.ranges.get(block.id)
+            self._entries[block.id] = _Entry(block, value, optimizer, limits)
         self._bytes: Mapping[int, memoryview] | SharedBlocks = memory or {
             number: bytes_of(entry.value) for number, entry in self._entries.items()
         }
@@ -203,14 +244,15 @@ class DenseStore:
         Raises
         ------
         ConfigurationError
-            The update is of fewer param groups than this process's optimizer has.
+            The update has fewer param groups than this process's optimizer.
         FleetError
-            The rule refuses the update by such an error; or it has failed at this one or one before, by any
-            other: then the block may be half changed, `failed` says so, and the server ends.
+            The rule refuses the update by raising it; or the rule failed with any other error, now or before.
+            After such a failure the block may be half changed: `failed` has the reason, and the server ends.
         """
         entry = self._entries[update.key]
         with entry.lock:
-            self.failed.check()
+            if self.failed.error is not None:
+                raise self.failed.error
             update.sequence = next(self._sequence)
             if isinstance(update, Put):
                 entry.value.copy_(update.value)
@@ -218,30 +260,36 @@ class DenseStore:
                     entry.optimizer.load_state(update.state)
                 return
             try:
-                self._rule(Target(entry.value, self._stepper(entry, update)), update)
+                self._rule(Target(entry, update.hyper_parameters), update)
             except FleetError:
                 raise
             except BaseException as error:
                 raise self.failed.note(error) from error
 
     def view(self, block: int) -> memoryview:
-        """Return the bytes of a block's value, not a copy: for whoever knows that nobody applies now."""
+        """Return the bytes of a block's value, not a copy; no update may be applied while they are read."""
         return self._bytes[block]
 
     def read(self, key: int, into: memoryview, begin: int = 0) -> None:
-        """Fill a buffer with the bytes of a block's value, from this one on."""
+        """Copy a block's bytes, from `begin` on, into a buffer; no update is applied meanwhile."""
         with self._entries[key].lock:
             copy_bytes(self._bytes[key][begin : begin + len(into)], into)
 
     def snapshot(self) -> list[Piece]:
-        """Return a copy of every block with its state, pieces of one joined."""
-        copies: list[Piece] = []
+        """Return a copy of every block with its optimizer state; the pieces of a block are joined."""
+        joined: list[Piece] = []
         for pieces in by_block(entry.block for entry in self._entries.values()):
-            copies += join_pieces([self._copy(self._entries[piece.id]) for piece in pieces])
-        return copies
+            copies = []
+            for piece in pieces:
+                entry = self._entries[piece.id]
+                with entry.lock:
+                    state = _copy_state(entry.optimizer) if entry.optimizer is not None else {}
+                    copies.append(Piece(piece.param, piece.begin, piece.end, entry.value.clone(), state))
+            joined += join_pieces(copies)
+        return joined
 
     def state(self) -> Iterator[tuple[int, dict[str, Any]]]:
-        """Iterate over copies of the optimizers' state by block: its entries by name."""
+        """Yield a copy of each block's optimizer state, by name."""
         for number, entry in sorted(self._entries.items()):
             if entry.optimizer is not None:
                 with entry.lock:
@@ -249,33 +297,12 @@ class DenseStore:
                 yield number, state
 
     def values(self) -> list[tuple[int, Tensor]]:
-        """Return copies of the values, by block."""
+        """Return a copy of each block's value."""
         copies = []
         for number, entry in sorted(self._entries.items()):
             with entry.lock:
                 copies.append((number, entry.value.clone()))
         return copies
-
-    def _stepper(self, entry: _Entry, update: Update) -> Callable[[Tensor], None]:
-        def step(gradient: Tensor) -> None:
-            group, block = entry.block.group, entry.block
-            if entry.optimizer is None or group >= len(update.hyper_parameters):
-                raise ConfigurationError(
-                    f"block {block.name} belongs to param group {group}, but the trainer's "
-                    f"optimizer has {len(update.hyper_parameters)} groups; build the optimizer alike in "
-                    "every role"
-                )
-            if (bounds := self._plan.clipping.ranges.get(block.id)) is not None:
-                gradient.clamp_(*bounds)
-            entry.optimizer.apply(gradient, update.hyper_parameters[group])
-
-        return step
-
-    def _copy(self, entry: _Entry) -> Piece:
-        block = entry.block
-        with entry.lock:
-            state = _copy_state(entry.optimizer) if entry.optimizer is not None else {}
-            return Piece(block.param, block.begin, block.end, entry.value.clone(), state)
 
 
 def _copy_state(optimizer: DenseUpdate) -> dict[str, Any]:

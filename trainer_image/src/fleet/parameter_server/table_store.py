@@ -1,14 +1,14 @@
-"""What a server keeps of tables, and the one way in which their rows change: the store beside the dense one.
+"""The tables of a server: rows by id, changed by update records alone.
 
-As of blocks, nothing changes a row but `apply`, and what comes is an update record. Rows are read by id, and
-what was never updated is read too.
+As in `DenseStore`, only `apply` changes a row. Rows that were never updated can be read too; they have their
+initial values.
 """
 
 import itertools
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fleet.errors import ConfigurationError, RemoteProtocolError
-from fleet.parameter_server.failed_step import FailedStep
-from fleet.parameter_server.store import Origin
+from fleet.parameter_server.store import FailedStep, Origin
 from fleet.plan.tables import TablePlan
 from fleet.process import progress
 from fleet.tables import RowGradients, Table, TableRows
@@ -27,29 +26,32 @@ from fleet.tables.snapshot import Snapshot
 from fleet.wire import HyperParameters
 from fleet.wire.rows import most_rows
 
-__all__ = ["RowCopy", "RowPut", "RowUpdate", "TableStore"]
+__all__ = ["RowCopy", "RowPut", "RowUpdate", "TableStore", "append_ids"]
+
+_MOST_ARRAYS: Final = 64
+"""The number of arrays in a list of pending ids before duplicates are removed."""
 
 
 @dataclass(slots=True)
 class RowUpdate:
-    """What trainers have sent for rows of a table.
+    """What trainers sent for rows of a table.
 
     Attributes
     ----------
     table : int
         Its number.
     gradient : RowGradients
-        Of this server's rows, each id once; in sync mode the mean over the trainers. May be overwritten.
+        Of this server's rows, with distinct ids; in sync mode the mean over the trainers. May be overwritten.
     hyper_parameters : tuple of mappings
         Those of the step, by param group.
     origins : tuple of Origin
-        Whose gradients it is made of, in the order of their sum.
+        The trainers whose gradients it is made of, in the order of their sum.
     sequence : int
-        The number that the store gives it; 0 before.
+        The number that the store assigns; 0 before.
     keeps : bool
-        Whether the store is to say what its rows were.
+        Whether the store sets `before`.
     before : float32[n, dimension], optional
-        That, by the gradient's ids, once it is applied.
+        The previous values of the rows, in the order of the gradient's ids; set when it is applied.
     """
 
     table: int
@@ -63,15 +65,15 @@ class RowUpdate:
 
 @dataclass(slots=True)
 class RowPut:
-    """Rows that take the place of all of a table: a checkpoint's.
+    """Rows that replace a whole table, from a checkpoint.
 
     Attributes
     ----------
     table : int
     rows : Table
-        This server's; the store's own from now on.
+        This server's rows; the store owns them afterwards.
     updates : int
-        How many updates the table has had.
+        The number of updates that the table has had.
     sequence : int
         As of `RowUpdate`.
     """
@@ -84,13 +86,13 @@ class RowPut:
 
 @dataclass(frozen=True, slots=True)
 class RowCopy:
-    """A table as of one moment, to be read once while updates go on.
+    """A table as of one moment, for one reader, while updates continue.
 
     Attributes
     ----------
     table : int
     updates : int
-        How many updates the table has had.
+        The number of updates that the table has had.
     snapshot : Snapshot
     lock : Lock
         Held while a part is copied.
@@ -102,7 +104,7 @@ class RowCopy:
     lock: threading.Lock
 
     def parts(self) -> Iterator[TableRows]:
-        """Yield all rows, some at a time."""
+        """Yield all rows, in parts; the lock is held for one part at a time."""
         parts = self.snapshot.parts()
         while True:
             with self.lock:
@@ -112,14 +114,14 @@ class RowCopy:
             yield part
 
     def count(self) -> None:
-        """Count its rows, some at a time, before they are read."""
+        """Count the rows before they are read, in parts as `parts` reads them."""
         counting = True
         while counting:
             with self.lock:
                 counting = self.snapshot.count_on()
 
     def close(self) -> None:
-        """Let go what is not read yet: updates set nothing aside any more."""
+        """Release the parts not read yet, so that updates stop preserving old rows."""
         with self.lock:
             self.snapshot.close()
 
@@ -131,16 +133,9 @@ class _Entry:
     plan: TablePlan
     table: Table
     updates: int = 0
-    """How many there have been, empty ones included: so many on every server."""
+    """The number of updates, empty ones included; the same on every server."""
     lock: threading.Lock = field(default_factory=threading.Lock)
-    """Held by whoever reads or changes rows."""
-
-    def begin(self, shards: Sequence[int]) -> None:
-        """Take the rows of some virtual shards that are there from the beginning, if there are any."""
-        if self.plan.own is not None:
-            self.table.load(_rows_of(self.plan.own, shards))
-        elif self.plan.warm_start is not None:
-            self.table.load(part(warm_start(self.plan.config, *self.plan.warm_start()), shards))
+    """Guards the rows."""
 
 
 class TableStore:
@@ -150,7 +145,7 @@ class TableStore:
     ----------
     plans : iterable of TablePlan
     failed : FailedStep
-        The server's: why rows may be half changed, after which nothing is applied any more.
+        The server's, shared with its `DenseStore`; nothing is applied after a failure.
     shards : sequence of int
         The virtual shards that the server holds.
     """
@@ -160,33 +155,37 @@ class TableStore:
     ) -> None:
         self.failed = failed
         self._num_shards = len(shards)
-        self._entries = {plan.number: _Entry(plan, Table(plan.config)) for plan in plans}
+        self._entries: dict[int, _Entry] = {}
         self._sequence = itertools.count(1)
-        for entry in self._entries.values():
-            entry.begin(shards)
+        for plan in plans:
+            table = Table(plan.config)
+            if plan.own is not None:
+                table.load(_rows_of(plan.own, shards))
+            elif plan.warm_start is not None:
+                table.load(part(warm_start(plan.config, *plan.warm_start()), shards))
+            self._entries[plan.number] = _Entry(plan, table)
+        self.names: Mapping[int, str] = {
+            number: entry.plan.config.name for number, entry in self._entries.items()
+        }
+        """The tables' names, by number."""
         self.row_bytes = {number: entry.plan.row_bytes for number, entry in self._entries.items()}
-        """By table, the bytes of a row as it travels."""
+        """The bytes of a row on the wire, by table."""
 
     def __len__(self) -> int:
-        """Return how many tables there are."""
+        """Return the number of tables."""
         return len(self._entries)
 
-    @property
-    def names(self) -> Mapping[int, str]:
-        """The tables' names."""
-        return {number: entry.plan.config.name for number, entry in self._entries.items()}
-
     def tells(self, table: int) -> bool:
-        """Whether trainers hold a table too, and so are told of the rows that change."""
+        """Whether trainers hold a copy of the table, so that servers report every changed row to them."""
         return self._entries[table].plan.own is not None
 
     def check_told(self, table: int, count: int) -> None:
-        """Refuse more changed rows than one frame can tell trainers that hold a table too.
+        """Check that one frame can report so many changed rows to trainers that hold the table.
 
         Raises
         ------
         ConfigurationError
-            With what would be told, and what to do.
+            It cannot; the message gives both numbers and what to do.
         """
         most = most_rows(self.row_bytes[table])
         if self.tells(table) and count > most:
@@ -197,9 +196,9 @@ class TableStore:
             )
 
     def statistics(self) -> list[dict[str, Any]]:
-        """Return what progress and metrics tell of each table, as JSON-ready data.
+        """Return each table's statistics for progress and metrics, as JSON-ready data.
 
-        No lock is taken: a save may hold it for long, and who asks must not wait.
+        Takes no lock: a save may hold it for long, and a heartbeat must not wait for that.
         """
         return [
             {
@@ -221,17 +220,20 @@ class TableStore:
         return f"table{'s' if len(names) > 1 else ''} {', '.join(names)}"
 
     def apply(self, update: RowUpdate | RowPut) -> None:
-        """Change rows, and give the update its number.
+        """Change rows, and number the update.
 
         Raises
         ------
+        ConfigurationError
+            The update is refused; nothing has changed.
         FleetError
-            A ConfigurationError refuses the update. Any other is of this one or one before: then rows may be
-            half changed, `failed` says so, and the server ends.
+            This update failed, or an earlier one. Rows may be half changed: `failed` has the reason, and the
+            server ends.
         """
         entry = self._entries[update.table]
         with entry.lock:
-            self.failed.check()
+            if self.failed.error is not None:
+                raise self.failed.error
             update.sequence = next(self._sequence)
             if isinstance(update, RowPut):
                 entry.table, entry.updates = update.rows, update.updates
@@ -251,7 +253,7 @@ class TableStore:
                 raise self.failed.note(error) from error
 
     def check(self, table: int, ids: NDArray[np.int64]) -> None:
-        """Refuse ids that the table does not have, before anything is kept of them; RemoteProtocolError."""
+        """Check that ascending ids are in the table's range, before anything is kept; RemoteProtocolError."""
         config = self._entries[table].plan.config
         limit = config.num_embeddings
         if limit is not None and ids.size and not 0 <= int(ids[0]) <= int(ids[-1]) < limit:
@@ -260,25 +262,25 @@ class TableStore:
             )
 
     def look_up(self, table: int, ids: NDArray[np.int64]) -> Tensor:
-        """Return what `read` does, to a trainer that has asked for it: the table's statistics count that."""
+        """Return a copy of rows for a trainer's look-up; the table's statistics count it."""
         entry = self._entries[table]
         with entry.lock:
             return entry.table.look_up(ids)
 
     def read(self, table: int, ids: NDArray[np.int64]) -> Tensor:
-        """Return a copy of rows, as they are between two updates: float32[n, dimension]."""
+        """Return a copy of rows between two updates: float32[n, dimension]."""
         entry = self._entries[table]
         with entry.lock:
             return entry.table.look_up(ids, counted=False)
 
     def snapshot(self, since: Mapping[int, int] | None = None) -> list[RowCopy]:
-        """Return what every table is now, between two updates. Each must be read to the end, or closed.
+        """Return a snapshot of every table between two updates. Read each to the end, or close it.
 
         Parameters
         ----------
         since : mapping of int to int, optional
-            By table, after which of its updates rows must have changed. All rows of a table are in the copy
-            where it is not given, or nobody knows which rows have gone since.
+            By table, the number of an update; the snapshot has the rows that changed after it. It has all
+            rows if the number is missing, or if rows removed since then are unknown.
         """
         copies = []
         for number, entry in self._entries.items():
@@ -290,7 +292,14 @@ class TableStore:
 
 
 def _rows_of(weight: Tensor, shards: Sequence[int]) -> TableRows:
-    """Return the rows of a module's weight that belong to some virtual shards, as they begin."""
+    """Return the rows of a module's weight that belong to these virtual shards."""
     ids = np.arange(len(weight), dtype=np.int64)
     ids = ids[np.isin(shard_of(ids), np.array(shards))]
     return TableRows(ids, weight.detach()[torch.from_numpy(ids).to(weight.device)].cpu(), {})
+
+
+def append_ids(pending: list[NDArray[np.int64]], ids: NDArray[np.int64]) -> None:
+    """Append to pending ids; duplicates are removed now and then, so that the list stays bounded."""
+    pending.append(ids)
+    if len(pending) > _MOST_ARRAYS:
+        pending[:] = [np.unique(np.concatenate(pending))]

@@ -1,4 +1,4 @@
-"""The async mode of a server: each gradient by itself, in the order of arrival."""
+"""The modes without a barrier: each gradient of blocks and rows by itself, in the order of arrival."""
 
 import contextlib
 import gc
@@ -7,9 +7,13 @@ import pytest
 import torch
 
 from fleet.errors import ConfigurationError, FleetError, RemoteProtocolError
-from fleet.parameter_server.modes import Answer, Async, LazyBytes
+from fleet.parameter_server.modes import Answer, Async, Geo, LazyBytes
+from fleet.parameter_server.modes.asynchronous import TrainerSteps
+from fleet.parameter_server.store import Origin
 from fleet.parameter_server.transport.arena import Arena
+from fleet.wire import NO_STEP
 from tests.support.modes import OneServer
+from tests.support.row_modes import Tables
 
 
 def async_server(trainers: int = 2, **options: bool) -> OneServer:
@@ -211,3 +215,161 @@ def test_a_mistake_of_one_trainer_ends_it_for_that_one_only():
         server.send(0, 0, 1.0)
     assert server.mode.missing() is None
     assert server.send(1, 0, 1.0) == [Answer(0, 1, (1,))]
+
+
+# Tables.
+
+
+def test_a_gradient_is_applied_whole_when_it_comes():
+    tables = Tables(Async())
+    assert tables.send(1, 0, {3: 4.0}) == [Answer(0, 1, (1,), of_table=True)]
+    assert tables.rows(0, 0, 3, 4) == [-4.0, 0.0]
+    assert (tables.half.step_of(0), tables.half.step_of(1), tables.half.step) == (0, 1, 1)
+
+
+def test_rows_that_an_earlier_life_has_stepped_are_not_stepped_again():
+    tables = Tables(Async())
+    tables.send(1, 0, {3: 4.0})
+    tables.half.admit(1, 1)
+    assert tables.send(1, 0, {3: 4.0}) == [Answer(0, 1, (1,), of_table=True)]
+    assert tables.rows(0, 0, 3) == [-4.0]
+
+
+def test_a_step_without_hyper_parameters_changes_nothing():
+    tables = Tables(Async())
+    tables.send(1, 0, {}, hyper=NO_STEP)
+    tables.half.end(1, 0, [])
+    assert tables.half.step_of(1) == 1
+
+
+def test_a_step_ends_only_with_a_gradient_of_each_table():
+    with pytest.raises(RemoteProtocolError, match="ends step 0 without a gradient of table clicks"):
+        Tables(Async()).half.end(0, 0, [])
+
+
+def test_one_that_joins_late_begins_at_the_step_of_the_one_ahead():
+    tables = Tables(Async())
+    tables.send(0, 0, {})
+    tables.half.admit(5, 0)
+    assert tables.half.step_of(5) == 1
+    tables.send(5, 0, {3: 1.0})
+    assert tables.rows(5, 1, 3) == [-1.0]
+
+
+def test_each_trainer_goes_on_at_its_own_step():
+    tables = Tables(Async())
+    tables.half.resume(3)
+    tables.half.resume_each({1: 4})
+    assert (tables.half.step_of(0), tables.half.step_of(1)) == (3, 4)
+
+
+def held() -> Tables:
+    """Return a table that two trainers hold too, which have joined."""
+    tables = Tables(Async(), held=True)
+    for trainer in range(2):
+        tables.half.admit(trainer, 0)
+    return tables
+
+
+def test_a_trainer_is_told_of_what_has_changed_since_it_was_told():
+    tables = held()
+    assert tables.told(0, 0, {3: 1.0}) == {3: -1.0}
+    assert tables.told(1, 0, {5: 1.0}) == {3: -1.0, 5: -1.0}
+    assert tables.told(1, 1, {}) == {}
+    assert tables.told(0, 1, {3: 1.0}) == {3: -2.0, 5: -1.0}
+
+
+def test_a_trainer_that_joins_again_is_told_of_what_has_changed_since():
+    tables = held()
+    tables.told(0, 0, {3: 1.0})
+    tables.half.admit(1, 1)
+    assert tables.told(1, 0, {5: 1.0}) == {5: -1.0}
+
+
+def test_nothing_is_remembered_for_a_trainer_that_has_finished():
+    tables = held()
+    tables.half.complete(1)
+    for step in range(3):
+        tables.told(0, step, {3: 1.0})
+    assert (1, 0) not in tables.half._unsent
+
+
+def test_a_trainer_that_sends_nothing_for_long_costs_no_more_than_the_table_is_large():
+    tables = held()
+    for step in range(1000):
+        tables.told(0, step, {3: 1.0, 4: 1.0})
+    assert sum(ids.size for ids in tables.half._unsent[1, 0]) < 200
+    assert tables.told(1, 0, {}) == {3: -1000.0, 4: -1000.0}
+
+
+def test_more_changed_rows_than_one_frame_tells_are_refused_with_what_to_do(monkeypatch):
+    monkeypatch.setattr("fleet.parameter_server.table_store.most_rows", lambda _: 2)
+    tables = held()
+    tables.send(0, 0, {3: 1.0, 4: 1.0})
+    with pytest.raises(ConfigurationError, match=r"3 of its rows .* use smaller batches"):
+        tables.send(1, 0, {5: 1.0})
+
+
+@pytest.mark.parametrize("held", [False, True], ids=["looked-up", "held-by-trainers"])
+def test_in_geo_a_trainer_is_told_of_the_rows_alone_that_it_has_sent(held):
+    tables = Tables(Geo(), held=held)
+    for trainer in range(2):
+        tables.half.admit(trainer, 0)
+    assert tables.told(0, 0, {3: 1.0, 4: 1.0}) == {3: -1.0, 4: -1.0}
+    assert tables.told(1, 0, {4: 2.0}) == {4: -3.0}
+    assert tables.told(1, 0, {4: 2.0}) == {4: -3.0}, "what comes again is not applied again"
+    assert tables.half._unsent == {}
+
+
+# The steps of trainers.
+
+
+def advance(steps, trainer, step, parts=(7, 8)):
+    for part in parts:
+        steps.advance(trainer, part, step)
+
+
+def test_a_trainer_makes_the_step_after_its_last_that_is_wholly_here():
+    steps = TrainerSteps((7, 8), 2)
+    advance(steps, 0, 0)
+    advance(steps, 0, 1, parts=(8,))
+    assert (steps.of(0), steps.of(1), steps.ahead) == (1, 0, 1)
+    assert steps.parts(0) == {7: 1, 8: 2}
+    assert not steps.is_due(0, 8, 1)
+    assert steps.is_due(0, 7, 1)
+
+
+def test_one_that_comes_back_stands_where_it_stood():
+    steps = TrainerSteps((7, 8), 1)
+    advance(steps, 0, 0)
+    steps.hyper[0] = ({"lr": 0.1},)
+    assert not steps.admit(0, 3)
+    assert steps.of(0) == 1
+    assert steps.hyper[0] == ({"lr": 0.1},)
+    assert steps.origin(0, 1) == Origin(0, 3, 1)
+
+
+def test_one_that_comes_late_shares_in_what_is_left_to_do():
+    steps = TrainerSteps((7, 8), 1)
+    advance(steps, 0, 4)
+    assert steps.admit(1, 0)
+    assert steps.of(1) == steps.of(0) == 5
+    # Another server has seen it come earlier: what it sends of step 2 is due here all the same.
+    assert steps.is_due(1, 7, 2)
+    assert steps.hyper[1] == ()
+
+
+def test_all_go_on_at_the_step_of_a_checkpoint_also_those_that_come_late():
+    steps = TrainerSteps((7, 8), 2)
+    steps.resume(6)
+    assert (steps.of(0), steps.of(1)) == (6, 6)
+    steps.resume_each({0: 3, 2: 9})
+    steps.admit(2, 0)
+    steps.admit(3, 0)
+    assert [steps.of(trainer) for trainer in range(4)] == [3, 6, 9, 9]
+
+
+def test_a_server_that_holds_no_part_of_it_has_made_no_step():
+    steps = TrainerSteps((), 2)
+    assert (steps.of(0), steps.ahead) == (0, 0)
+    assert TrainerSteps((7,), 0).ahead == 0

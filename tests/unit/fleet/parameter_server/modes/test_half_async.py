@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fleet.errors import ConfigurationError, FleetError
-from fleet.parameter_server.modes import Answer, HalfAsync, Settling
+from fleet.parameter_server.modes import Answer, HalfAsync
 from fleet.parameter_server.modes.half_async import GradientQueues
 from fleet.plan.tables import TablePlan
 from fleet.tables import TableConfig
@@ -164,7 +164,6 @@ class Stepping:
         self.mode.finish(())
 
     def settle(self) -> None:
-        assert isinstance(self.mode, Settling)
         self.mode.settle()
 
     def until(self, rounds: int) -> None:

@@ -12,9 +12,9 @@ from fleet.checkpoint import FileRecord, Manifest, Piece, find_checkpoint
 from fleet.errors import ConfigurationError, FleetError
 from fleet.parameter_server.control.checkpoints import CHUNK_BYTES
 from fleet.parameter_server.control.proto import control_pb2
-from fleet.parameter_server.failed_step import FailedStep
 from fleet.parameter_server.server.shard_checkpointer import PartTransfer, ShardCheckpointer
 from fleet.parameter_server.server.shard_loader import ShardLoader
+from fleet.parameter_server.store import FailedStep
 from fleet.parameter_server.table_store import TableStore
 from fleet.role_maker import JobIdentity
 

@@ -1,33 +1,18 @@
-"""How trainers and servers keep step: one file per mode, all behind the interface of `interface`.
+"""Training modes: how trainers and servers keep step, one module per mode.
 
-`Mode` is the public interface: subclass it and hand an instance over as ``DistributedStrategy(mode=…)``.
+`Mode` is the public interface: subclass it, and pass an instance as ``DistributedStrategy(mode=…)``.
 `ImmediateServer` and `AnsweredTrainer` are halves to build on.
 """
 
 from fleet.errors import ConfigurationError
-from fleet.parameter_server.modes.answered import AnsweredTrainer
-from fleet.parameter_server.modes.asynchronous import Async
-from fleet.parameter_server.modes.cross_step import CrossStepTrainer
+from fleet.parameter_server.modes.answers import AnsweredTrainer, CrossStepTrainer
+from fleet.parameter_server.modes.asynchronous import Async, ImmediateServer
 from fleet.parameter_server.modes.geo import Geo
 from fleet.parameter_server.modes.half_async import HalfAsync
-from fleet.parameter_server.modes.immediate import ImmediateServer
-from fleet.parameter_server.modes.interface import (
-    Answer,
-    Missing,
-    Mode,
-    NormExchange,
-    QueuesRows,
-    ResumesEach,
-    ServerMode,
-    Session,
-    Settling,
-    TrainerMode,
-    Work,
-)
-from fleet.parameter_server.modes.norms import NormPart
+from fleet.parameter_server.modes.mode import Answer, Missing, Mode, ServerMode, Session, TrainerMode
 from fleet.parameter_server.modes.sync import Sync
-from fleet.parameter_server.modes.tabled import TabledServer, with_tables
 from fleet.parameter_server.settings import Settings
+from fleet.parameter_server.shard import NormPart
 from fleet.parameter_server.store import Origin, Target, Update
 from fleet.parameter_server.transport.arena import LazyBytes
 from fleet.plan.config import DistributedMode
@@ -44,33 +29,26 @@ __all__ = [
     "LazyBytes",
     "Missing",
     "Mode",
-    "NormExchange",
     "NormPart",
     "Origin",
-    "QueuesRows",
-    "ResumesEach",
     "ServerMode",
     "Session",
-    "Settling",
     "Sync",
-    "TabledServer",
     "Target",
     "TrainerMode",
     "Update",
-    "Work",
     "mode_of_server",
     "mode_of_trainer",
-    "with_tables",
 ]
 
 
 def mode_of_server(plan: ServerPlan) -> Mode:
-    """Return the mode in which a server's plan is to be followed.
+    """Return the mode of a server's plan.
 
     Raises
     ------
     ConfigurationError
-        The plan has a mode of the user's own that is no `Mode`.
+        The plan has a user's own mode that is not a `Mode`.
     """
     if plan.custom is not None:
         return _checked(plan.custom)
@@ -86,12 +64,12 @@ def mode_of_server(plan: ServerPlan) -> Mode:
 
 
 def mode_of_trainer(plan: TrainerPlan, settings: Settings) -> Mode:
-    """Return the mode in which a trainer's plan is to be followed.
+    """Return the mode of a trainer's plan.
 
     Raises
     ------
     ConfigurationError
-        The plan has a mode of the user's own that is no `Mode`.
+        The plan has a user's own mode that is not a `Mode`.
     """
     if plan.custom is not None:
         return _checked(plan.custom)

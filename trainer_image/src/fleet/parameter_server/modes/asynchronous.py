@@ -1,25 +1,36 @@
-"""Async: each gradient is applied when it comes, and its trainer goes on with the value after it.
+"""Async: a server applies each gradient when it comes, and its trainer continues with the value after it.
 
-As in the original a gradient is not divided by the number of trainers: N trainers make N times the steps of
-one. Gradients may be stale, as others have stepped since their trainer got its values; DC-ASGD corrects them
-to first order.
+As in the original a gradient is not divided by the number of trainers, so N trainers make N times the steps
+of one. Gradients are stale, because other trainers have stepped since their trainer got its values; DC-ASGD
+corrects them to first order.
+
+`ImmediateServer` is the server's half of every mode without a barrier.
 """
 
-from collections.abc import Mapping
+import threading
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fleet.parameter_server.modes.answered import AnsweredTrainer
-from fleet.parameter_server.modes.immediate import ImmediateServer
-from fleet.parameter_server.modes.immediate_tables import ImmediateTables
-from fleet.parameter_server.modes.interface import Mode, ServerMode, Session, TableServer, TrainerMode
-from fleet.parameter_server.shard import Shard
-from fleet.parameter_server.store import Target, Update
-from fleet.parameter_server.table_store import TableStore
-from fleet.plan.config import DistributedMode
-from fleet.update import compensate_delay
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
 
-__all__ = ["Async"]
+from fleet.errors import RemoteProtocolError
+from fleet.parameter_server.modes.answers import AnsweredTrainer
+from fleet.parameter_server.modes.mode import Answer, Missing, Mode, ServerMode, Session, TrainerMode
+from fleet.parameter_server.shard import Shard
+from fleet.parameter_server.store import DenseStore, Origin, Target, Update
+from fleet.parameter_server.table_store import RowUpdate, append_ids
+from fleet.parameter_server.transport.arena import Arena, LazyBytes, bytes_of
+from fleet.plan.config import DistributedMode
+from fleet.tables import RowGradients
+from fleet.tables.kernels import distinct_ids
+from fleet.update import compensate_delay
+from fleet.wire import NO_STEP, HyperParameters
+from fleet.wire.rows import pack_row_gradient
+
+__all__ = ["Async", "ImmediateServer", "TrainerSteps"]
 
 
 @dataclass(frozen=True)
@@ -36,6 +47,7 @@ class Async(Mode):
 
     name: ClassVar[str] = "async"
     programs: ClassVar[DistributedMode] = DistributedMode.ASYNC
+    steps_tables: ClassVar[bool] = True
     elastic: ClassVar[bool] = True
 
     def agreement(self) -> Mapping[str, str]:
@@ -43,20 +55,321 @@ class Async(Mode):
         return {"dc_asgd": str(self.dc_asgd)}
 
     def rule(self, target: Target, update: Update) -> None:
-        """Step a block by one gradient alone."""
+        """Step a block by one gradient."""
         gradient = update.gradient
         if update.seen is not None:
             gradient = compensate_delay(gradient, target.value, update.seen)
         target.step(gradient)
 
     def make_server(self, shard: Shard, num_trainers: int) -> ServerMode:
-        """Build the server's half."""
+        """Build the half of one server."""
         return ImmediateServer(shard, num_trainers, keeps_seen=self.dc_asgd)
 
-    def make_tables(self, store: TableStore, num_trainers: int) -> TableServer:
-        """Build what steps tables by each gradient that comes."""
-        return ImmediateTables(store, num_trainers)
-
     def make_trainer(self, session: Session) -> TrainerMode:
-        """Build the trainer's half."""
+        """Build the half of one trainer."""
         return AnsweredTrainer(session)
+
+
+class TrainerSteps:
+    """The step of each trainer where each trains at its own pace, part by part of what a server holds.
+
+    Parameters
+    ----------
+    parts : collection of int
+        The parts for each of which a trainer sends one gradient a step.
+    num_trainers : int
+        The number of trainers that take part from the beginning; others may be admitted later.
+    """
+
+    def __init__(self, parts: Collection[int], num_trainers: int) -> None:
+        self._parts = parts
+        self._next = {trainer: dict.fromkeys(parts, 0) for trainer in range(num_trainers)}
+        self._entered: dict[int, int] = {}
+        """The step at which each trainer came that joined late."""
+        self._resumed: dict[int, int] = {}
+        self._incarnations = dict.fromkeys(range(num_trainers), 0)
+        self.hyper: dict[int, HyperParameters] = dict.fromkeys(range(num_trainers), ())
+        """The hyper-parameters of each trainer's present step."""
+
+    @property
+    def ahead(self) -> int:
+        """The number of steps that the most advanced trainer has made."""
+        return max((self.of(trainer) for trainer in list(self._next)), default=0)
+
+    def of(self, trainer: int) -> int:
+        """Return the step that a trainer makes next: the one after its last complete step."""
+        return max(self._entered.get(trainer, 0), min(self._next[trainer].values(), default=0))
+
+    def parts(self, trainer: int) -> Mapping[int, int]:
+        """Return the step of the gradient that a trainer sends next, by part."""
+        return self._next[trainer]
+
+    def resume(self, step: int) -> None:
+        """Let every trainer continue at the step of a checkpoint."""
+        for trainer in list(self._next):
+            self._next[trainer] = dict.fromkeys(self._parts, step)
+
+    def resume_each(self, steps: Mapping[int, int]) -> None:
+        """Let each of these trainers continue at its own step, including those that join late."""
+        self._resumed = dict(steps)
+        for trainer in steps.keys() & self._next.keys():
+            self._next[trainer] = dict.fromkeys(self._parts, steps[trainer])
+
+    def admit(self, trainer: int, incarnation: int) -> bool:
+        """Start over with a trainer; return whether it is new here.
+
+        A new trainer next makes the step of the most advanced one, so that it shares the remaining work.
+        Other servers may have admitted it at other steps, and it starts at the lowest. So here every gradient
+        from step 0 on is accepted as new.
+        """
+        self._incarnations[trainer] = incarnation
+        if trainer in self._next:
+            return False
+        self.hyper[trainer] = ()
+        self._entered[trainer] = self._resumed.get(trainer, self.ahead)
+        self._next[trainer] = dict.fromkeys(self._parts, 0)
+        return True
+
+    def is_due(self, trainer: int, part: int, step: int) -> bool:
+        """Return whether the gradient of this step has not been applied yet."""
+        return step >= self._next[trainer][part]
+
+    def advance(self, trainer: int, part: int, step: int) -> None:
+        """Record that a trainer's gradient of a step is applied, or that there is none."""
+        self._next[trainer][part] = max(self._next[trainer][part], step + 1)
+
+    def origin(self, trainer: int, step: int) -> Origin:
+        """Return the origin of a gradient."""
+        return Origin(trainer, self._incarnations[trainer], step)
+
+
+class ImmediateServer(ServerMode):
+    """The server's half of a mode without a barrier: each gradient is applied when it comes.
+
+    A trainer is sent a value as it is when the bytes leave; other trainers may change it until then. If
+    updates carry the value that their trainer has seen, the trainer is sent that copy, taken when the answer
+    is made. `Mode.rule` decides what a gradient does to its block.
+
+    Parameters
+    ----------
+    shard : Shard
+        The blocks and tables.
+    num_trainers : int
+        The number of trainers that take part from the beginning; others may be admitted later.
+    answers_gradients : bool
+        Whether a gradient is answered with the value after it; otherwise a trainer asks for values.
+    keeps_seen : bool
+        Whether updates carry the value of the block that their trainer was sent last. This costs a copy of
+        all blocks for each trainer.
+    adds_rows : bool
+        Whether gradients of rows are changes to add, which a trainer learns for the rows that it has sent.
+    """
+
+    def __init__(
+        self,
+        shard: Shard,
+        num_trainers: int,
+        *,
+        answers_gradients: bool = True,
+        keeps_seen: bool = False,
+        adds_rows: bool = False,
+    ) -> None:
+        self._shard = shard
+        self._store = shard.store
+        self._tables = shard.tables
+        self._answers_gradients = answers_gradients
+        self._adds_rows = adds_rows
+        self._seen: SeenValues | None = SeenValues(shard.store) if keeps_seen else None
+        if self._seen is not None:
+            for trainer in range(num_trainers):
+                self._seen.begin(trainer)
+        # A table has the bitwise complement of its number, as blocks are numbered from 0 too.
+        self._steps = TrainerSteps([*shard.blocks, *(~table for table in shard.tables.names)], num_trainers)
+        self._unsent: dict[tuple[int, int], list[NDArray[np.int64]]] = {}
+        """By trainer and table that it holds, the ids of rows that changed since they were sent to it."""
+        self._unsent_lock = threading.Lock()
+
+    @property
+    def step(self) -> int:
+        """The number of steps that the most advanced trainer has made."""
+        return self._steps.ahead
+
+    def step_of(self, trainer: int) -> int:
+        """Return the step that a trainer makes next."""
+        return self._steps.of(trainer)
+
+    def resume(self, step: int) -> None:
+        """Continue at the step of a checkpoint."""
+        self._steps.resume(step)
+
+    def resume_each(self, steps: Mapping[int, int]) -> None:
+        """Continue with each of these trainers at its own step."""
+        self._steps.resume_each(steps)
+
+    def admit(self, trainer: int, incarnation: int = 0) -> None:
+        """Start over with a trainer; gradients of its earlier process are applied already."""
+        if not self._adds_rows:
+            with self._unsent_lock:  # changes count from here on: the trainer looks all rows up after joining
+                for table in self._tables.names:
+                    if self._tables.tells(table):
+                        self._unsent[trainer, table] = []
+        if self._steps.admit(trainer, incarnation) and self._seen is not None:
+            self._seen.begin(trainer)
+
+    def pull(self, trainer: int, step: int) -> Sequence[Answer]:
+        """Return the present value of every block, at whatever step the trainer is."""
+        del step
+        return [self._answer(trainer, block) for block in self._shard.blocks]
+
+    def value(self, trainer: int, block: int) -> memoryview | LazyBytes:
+        """Return the bytes of the value that the trainer sees next."""
+        if self._seen is not None:
+            return bytes_of(self._seen.of(trainer, block))
+        return LazyBytes(
+            self._shard.block_bytes[block], lambda begin, into: self._store.read(block, into, begin)
+        )
+
+    def begin(self, trainer: int, step: int, hyper_parameters: HyperParameters) -> None:
+        """Take the hyper-parameters of a trainer's step; other trainers may have different ones."""
+        del step
+        self._steps.hyper[trainer] = hyper_parameters
+
+    def gradient(self, trainer: int, block: int, step: int) -> Sequence[Answer]:
+        """Apply a gradient, unless an earlier process of the trainer has sent it already.
+
+        Raises
+        ------
+        FleetError
+            It could not be applied; see `DenseStore.apply`.
+        """
+        try:
+            if self._steps.is_due(trainer, block, step):
+                gradient = self._shard.buffers.landing(trainer).tensor
+                origin, hyper = self._steps.origin(trainer, step), self._steps.hyper[trainer]
+                seen = self._seen.of(trainer, block) if self._seen is not None else None
+                self._store.apply(Update(block, gradient, hyper, (origin,), seen))
+                self._steps.advance(trainer, block, step)
+        finally:
+            with self._shard.buffers.changed:
+                self._shard.buffers.forget(trainer)
+        return [self._answer(trainer, block)] if self._answers_gradients else []
+
+    def row_gradient(self, trainer: int, table: int, step: int, gradient: RowGradients) -> Sequence[Answer]:
+        """Apply a gradient of rows, unless an earlier process of the trainer has sent it already.
+
+        Raises
+        ------
+        FleetError
+            An id is out of range, or the gradient could not be applied; see `TableStore.apply`.
+        """
+        self._tables.check(table, gradient.ids)
+        if self._steps.is_due(trainer, ~table, step):
+            hyper = self._steps.hyper[trainer]
+            if hyper != NO_STEP or self._adds_rows:
+                origin = self._steps.origin(trainer, step)
+                self._tables.apply(RowUpdate(table, gradient, hyper, (origin,)))
+            self._steps.advance(trainer, ~table, step)
+        rows: memoryview | None = None
+        if self._adds_rows:
+            rows = pack_row_gradient(gradient.ids, self._tables.read(table, gradient.ids).numpy())
+        elif self._tables.tells(table):
+            rows = self._changed_rows(trainer, table, gradient.ids)
+        return [Answer(table, step + 1, (trainer,), value=rows, of_table=True)]
+
+    def look_up(self, trainer: int, table: int, step: int, ids: NDArray[np.int64]) -> Tensor:
+        """Return the present rows, at whatever step the trainer is."""
+        del trainer, step
+        return self._tables.look_up(table, ids)
+
+    def end(self, trainer: int, step: int, absent: Sequence[int]) -> Sequence[Answer]:
+        """End a trainer's step; it gets the values of absent blocks, too.
+
+        Raises
+        ------
+        RemoteProtocolError
+            A block is unknown, or was neither sent nor is absent; or a table's gradient is missing.
+        """
+        steps = self._steps.parts(trainer)
+        if open_ := [name for table, name in self._tables.names.items() if steps[~table] <= step]:
+            raise RemoteProtocolError(
+                f"trainer {trainer} ends step {step} without a gradient of table {', '.join(open_[:3])}; "
+                "expected one of each table, an empty one where no row has any"
+            )
+        missing, blocks = set(absent), self._shard.blocks
+        if unknown := [block for block in absent if block not in blocks]:
+            raise RemoteProtocolError(
+                f"trainer {trainer} ends step {step}: {len(unknown)} of the absent blocks are not of this "
+                "server; expected none"
+            )
+        early = [each.name for block, each in blocks.items() if steps[block] <= step and block not in missing]
+        if early:
+            raise RemoteProtocolError(
+                f"trainer {trainer} ends step {step}: it neither sent {', '.join(early[:3])} nor said that "
+                "there is no gradient; expected one or the other for each block"
+            )
+        for block in absent:
+            self._steps.advance(trainer, block, step)
+        return [self._answer(trainer, block) for block in absent] if self._answers_gradients else []
+
+    def complete(self, trainer: int) -> Sequence[Answer]:
+        """Continue without a trainer; no step has waited for it."""
+        with self._unsent_lock:
+            for key in [key for key in self._unsent if key[0] == trainer]:
+                del self._unsent[key]
+        return ()
+
+    def missing(self) -> Missing | None:
+        """Return None: no step waits for a trainer.
+
+        Raises
+        ------
+        FleetError
+            A gradient could not be applied.
+        """
+        self._store.failed.check()
+        return None
+
+    def _answer(self, trainer: int, block: int) -> Answer:
+        if self._seen is not None:
+            self._seen.renew(trainer, block)
+        return Answer(block, self._steps.parts(trainer)[block], (trainer,))
+
+    def _changed_rows(self, trainer: int, table: int, ids: NDArray[np.int64]) -> memoryview:
+        """Return the rows that changed since the trainer was last sent changes; it has just changed `ids`."""
+        with self._unsent_lock:
+            for (_, of), unsent in self._unsent.items():
+                if of == table:
+                    append_ids(unsent, ids)
+            own = self._unsent.get((trainer, table), [])
+            parts = [ids, *own]
+            own.clear()
+        changed, _ = distinct_ids(np.concatenate(parts))
+        self._tables.check_told(table, changed.size)
+        return pack_row_gradient(changed, self._tables.read(table, changed).numpy())
+
+
+class SeenValues:
+    """For each trainer a copy of each block's value as it was last sent to the trainer.
+
+    Parameters
+    ----------
+    store : DenseStore
+    """
+
+    def __init__(self, store: DenseStore) -> None:
+        self._store = store
+        self._copies: dict[int, Arena[int]] = {}
+
+    def begin(self, trainer: int) -> None:
+        """Copy the present values for a trainer that is about to join."""
+        self._copies[trainer] = Arena(self._store.extents)
+        for block in self._store.extents:
+            self.renew(trainer, block)
+
+    def renew(self, trainer: int, block: int) -> None:
+        """Copy the present value of a block for a trainer."""
+        self._store.read(block, bytes_of(self.of(trainer, block)))
+
+    def of(self, trainer: int, block: int) -> Tensor:
+        """Return the copy of a block's value for a trainer; it is renewed in place."""
+        return self._copies[trainer][block]

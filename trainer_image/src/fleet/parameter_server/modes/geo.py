@@ -1,10 +1,10 @@
-"""GEO: trainers step by themselves, and every so many steps exchange what has changed.
+"""GEO: trainers step by themselves, and exchange what has changed every so many steps.
 
-A trainer keeps the value it agreed on with the servers last, `old`. It sends the N-th part of what it has
-changed since, and counts it as agreed; the servers add it. When their value `ps` arrives, what the others
-have changed is added to the parameters: ``w += ps - old; old = ps``. Local steps go on in between. Of a
-table only those rows travel that the trainer has stepped since the last time. At the
-end they wait for each other, so that all of them end with one and the same model.
+A trainer keeps the value on which it last agreed with the servers, `old`. Of its changes since then it sends
+one N-th, and counts that as agreed; the servers add it. When their value `ps` arrives, the others' changes
+are added to the parameters: ``w += ps - old; old = ps``. Local steps continue meanwhile. Of a table only the
+rows are sent that the trainer has stepped since the last exchange. In the end trainers wait for each other,
+so that all of them end with the same model.
 """
 
 import logging
@@ -15,17 +15,14 @@ from typing import ClassVar
 import torch
 
 from fleet.errors import ConfigurationError, DeadlineExceededError
-from fleet.parameter_server.modes.immediate import ImmediateServer
-from fleet.parameter_server.modes.immediate_tables import ImmediateTables
-from fleet.parameter_server.modes.interface import Mode, ServerMode, Session, TableServer, TrainerMode
+from fleet.parameter_server.modes.asynchronous import ImmediateServer
+from fleet.parameter_server.modes.mode import Mode, ServerMode, Session, TrainerMode
 from fleet.parameter_server.shard import Shard
 from fleet.parameter_server.store import Target, Update
-from fleet.parameter_server.table_store import TableStore
 from fleet.parameter_server.transport.arena import Arena, Extent, bytes_of
 from fleet.plan.blocks import PlannedBlock
 from fleet.plan.config import DistributedMode
 from fleet.process.finite import NO_ROWS
-from fleet.wire import HyperParameters
 
 __all__ = ["Geo", "GeoTrainer"]
 
@@ -39,7 +36,7 @@ class Geo(Mode):
     Attributes
     ----------
     push_nums : int
-        After how many steps a trainer sends what has changed; earlier where rows would be too many.
+        The number of steps between two exchanges; fewer if the changed rows would exceed one exchange.
     """
 
     push_nums: int = 100
@@ -47,6 +44,7 @@ class Geo(Mode):
     name: ClassVar[str] = "geo"
     programs: ClassVar[DistributedMode] = DistributedMode.GEO
     steps_locally: ClassVar[bool] = True
+    steps_tables: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.push_nums < 1:
@@ -57,30 +55,26 @@ class Geo(Mode):
         return {"push_nums": str(self.push_nums)}
 
     def rule(self, target: Target, update: Update) -> None:
-        """Add what a trainer has changed."""
+        """Add a trainer's change."""
         target.value.add_(update.gradient)
 
     def make_server(self, shard: Shard, num_trainers: int) -> ServerMode:
-        """Build the server's half."""
-        return ImmediateServer(shard, num_trainers)
-
-    def make_tables(self, store: TableStore, num_trainers: int) -> TableServer:
-        """Build what adds to rows what trainers have changed."""
-        return ImmediateTables(store, num_trainers, adds=True)
+        """Build the half of one server."""
+        return ImmediateServer(shard, num_trainers, adds_rows=True)
 
     def make_trainer(self, session: Session) -> TrainerMode:
-        """Build the trainer's half."""
+        """Build the half of one trainer."""
         return GeoTrainer(session, self.push_nums)
 
 
-class GeoTrainer:
-    """The trainer's half of GEO; see `TrainerMode`.
+class GeoTrainer(TrainerMode):
+    """The trainer's half of GEO.
 
     Parameters
     ----------
     session : Session
     push_nums : int
-        After how many steps what has changed is sent.
+        The number of steps between two exchanges.
     """
 
     def __init__(self, session: Session, push_nums: int) -> None:
@@ -93,10 +87,10 @@ class GeoTrainer:
         self._delta = Arena(extents)
         self._in_flight = False
         self._pushed_to = 0
-        """The step up to which what has changed was sent."""
+        """The step up to which changes were sent."""
 
     def start(self) -> None:
-        """Agree on the values that the servers gave, and say how often trainers hear of each other."""
+        """Agree on the servers' values, and log how often trainers exchange changes."""
         self._pushed_to = self._session.step
         if self._session.plan.trainers > 1:
             _log.info(
@@ -109,14 +103,8 @@ class GeoTrainer:
         if self._rows is not None:
             self._rows.begin()
 
-    def begin(self, hyper_parameters: HyperParameters) -> None:
-        """Do nothing: the trainer's own optimizer has the hyper-parameters."""
-
-    def send(self, block: PlannedBlock, payload: memoryview) -> None:
-        """Do nothing: gradients stay here."""
-
     def finish(self, absent: Sequence[PlannedBlock]) -> None:
-        """Count a local step; take what has arrived, and send what has changed when it is time to."""
+        """Count a local step; adopt values that have arrived, and send changes when they are due."""
         del absent
         session = self._session
         session.advance()
@@ -124,20 +112,20 @@ class GeoTrainer:
             self._receive()
         early = self._rows is not None and self._rows.must_leave
         if early or session.step % self._push_nums == 0:
-            if self._in_flight:  # the memory of what was sent is still in use
+            if self._in_flight:  # the last push still uses the memory of the changes
                 self._receive()
             self._push()
 
     def settle(self) -> None:
-        """Send what has changed since the last time, and take what the others changed."""
+        """Send the changes since the last exchange, and adopt those of the others."""
         if self._in_flight:
             self._receive()
-        if self._pushed_to < self._session.step:  # a step sent twice is taken once
+        if self._pushed_to < self._session.step:  # servers would ignore a second push for the same step
             self._push()
             self._receive()
 
     def stop(self) -> None:
-        """Send what has changed since the last time, and end with the values that hold everybody's."""
+        """Send the last changes, and end with the values that include every trainer's."""
         self.settle()
         try:
             self._session.wait_for_ends()
@@ -148,9 +136,6 @@ class GeoTrainer:
         self._session.adopt_values()
         if self._rows is not None:
             self._rows.end()
-
-    def close(self) -> None:
-        """Do nothing: there is no thread."""
 
     @torch.no_grad()
     def _push(self) -> None:

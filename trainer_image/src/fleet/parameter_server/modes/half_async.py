@@ -1,14 +1,14 @@
 """Half-async: a trainer never waits for its servers, as long as they keep up.
 
-Gradients are copied into queues, one per block. A sending thread takes what has gathered, up to
-`max_merge_var_num` steps at once, merges it and sends it as one step; a receiving thread asks for the values
-that follow, and ``optimizer.step()`` adopts the newest that are complete. What gathers meanwhile leaves when
-they have arrived: more is merged the slower the servers are, and one update of a trainer's is under way at a
-time. A gradient holds its place in its queue until values that it has changed are adopted, and only a full
-queue makes a step wait: values are never staler than `send_queue_size` of the trainer's own steps.
+Gradients are copied into queues, one per block. A sending thread takes up to `max_merge_var_num` queued
+steps, merges them and sends the result as one step; a pulling thread then asks for the values that follow,
+and ``optimizer.step()`` adopts the newest complete ones. The next merge leaves when these values have
+arrived, so a trainer has one update under way at a time, and merges more steps the slower its servers are. A
+gradient keeps its place in the queue until values that include it are adopted, and only a full queue makes a
+step wait: values are never staler than `send_queue_size` of the trainer's own steps.
 
-Merging follows the original: the gradients of plain SGD are summed, as several steps of it would sum them;
-those of any other optimizer, momentum included, are averaged. Gradients of a table's rows are merged with
+Merging follows the original. Gradients of plain SGD are added, as several steps of it would add them; those
+of any other optimizer, including SGD with momentum, are averaged. Gradients of a table's rows are merged with
 those of the same steps: added row by row, and averaged over the steps in which the table had some.
 """
 
@@ -22,11 +22,9 @@ import torch
 from torch import Tensor
 
 from fleet.errors import ConfigurationError, FleetError
-from fleet.parameter_server.modes.immediate import ImmediateServer
-from fleet.parameter_server.modes.immediate_tables import ImmediateTables
-from fleet.parameter_server.modes.interface import Mode, ServerMode, Session, TableServer, TrainerMode
+from fleet.parameter_server.modes.asynchronous import ImmediateServer
+from fleet.parameter_server.modes.mode import Mode, ServerMode, Session, TrainerMode
 from fleet.parameter_server.shard import Shard
-from fleet.parameter_server.table_store import TableStore
 from fleet.parameter_server.transport.arena import Arena, Extent, bytes_of, dtype_of
 from fleet.plan.blocks import PlannedBlock
 from fleet.plan.config import DistributedMode
@@ -36,7 +34,7 @@ from fleet.tables import RowGradients, merge
 from fleet.tables.rules import SGD
 from fleet.wire import NO_STEP, HyperParameters
 
-__all__ = ["GradientQueues", "HalfAsync", "HalfAsyncTrainer", "Merged"]
+__all__ = ["GradientQueues", "HalfAsync", "HalfAsyncTrainer", "MergedStep"]
 
 
 @dataclass(frozen=True)
@@ -46,10 +44,10 @@ class HalfAsync(Mode):
     Attributes
     ----------
     send_queue_size : int
-        How many gradients of one block may be under way before a step waits. The original's 20 lets steps
-        so short that twenty of them fit between two answers run far ahead of the values they train.
+        The number of steps that may be under way before a step waits. With the original's 20, short steps
+        would run far ahead of the values that they train.
     max_merge_var_num : int
-        How many of them are merged at most.
+        The largest number of steps that are merged.
     """
 
     send_queue_size: int = 2
@@ -57,6 +55,7 @@ class HalfAsync(Mode):
 
     name: ClassVar[str] = "half_async"
     programs: ClassVar[DistributedMode] = DistributedMode.HALF_ASYNC
+    steps_tables: ClassVar[bool] = True
     elastic: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -65,21 +64,17 @@ class HalfAsync(Mode):
                 raise ConfigurationError(f"HalfAsync.{field} is {getattr(self, field)}; expected at least 1")
 
     def make_server(self, shard: Shard, num_trainers: int) -> ServerMode:
-        """Build the server's half: as in async, but a trainer gets values when it asks for them."""
+        """Build the half of one server: as in async, but a trainer receives values only when it asks."""
         return ImmediateServer(shard, num_trainers, answers_gradients=False)
 
-    def make_tables(self, store: TableStore, num_trainers: int) -> TableServer:
-        """Build what steps tables by each merged gradient that comes."""
-        return ImmediateTables(store, num_trainers)
-
     def make_trainer(self, session: Session) -> TrainerMode:
-        """Build the trainer's half."""
+        """Build the half of one trainer."""
         return HalfAsyncTrainer(session, self.send_queue_size, self.max_merge_var_num)
 
 
 @dataclass(frozen=True)
-class Merged:
-    """What leaves as one step: the last of the steps merged, its hyper-parameters, and their gradients."""
+class MergedStep:
+    """Several steps that are sent as one, with the number and the hyper-parameters of the last."""
 
     step: int
     hyper_parameters: HyperParameters
@@ -90,7 +85,7 @@ class Merged:
 
 
 class GradientQueues:
-    """The gradients that wait for the sending thread, by block. Any thread may call.
+    """The gradients that wait for the sending thread, in one queue per block. Thread-safe.
 
     Parameters
     ----------
@@ -101,7 +96,7 @@ class GradientQueues:
 
     def __init__(self, plan: TrainerPlan, max_merge_var_num: int) -> None:
         self._summed = {block.id for block in plan.blocks if block.group in plan.merge_add}
-        """Blocks whose gradients are summed, and not averaged."""
+        """Blocks whose gradients are added, not averaged."""
         self._at_most = max_merge_var_num
         self._queues: dict[int, deque[tuple[int, Tensor]]] = {block.id: deque() for block in plan.blocks}
         self._steps: deque[tuple[int, HyperParameters, OfRows]] = deque()
@@ -111,7 +106,7 @@ class GradientQueues:
         self._lock = threading.Lock()
 
     def put(self, block: PlannedBlock, step: int, payload: memoryview) -> None:
-        """Copy a block's gradient; it does not leave before its step is `complete`."""
+        """Copy a block's gradient; it stays until `complete` is called for its step."""
         with self._lock:
             free = self._free[block.id]
             copy = free.pop() if free else torch.empty(block.shape, dtype=dtype_of(block.dtype))
@@ -120,38 +115,36 @@ class GradientQueues:
             self._queues[block.id].append((step, copy))
 
     def complete(self, step: int, hyper_parameters: HyperParameters, of_rows: OfRows = NO_ROWS) -> None:
-        """Let a step's gradients leave, these of rows among them: there are no more of it."""
+        """Release a step whose gradients are all here, with its gradients of rows."""
         with self._lock:
             self._steps.append((step, hyper_parameters, of_rows))
 
     @property
     def empty(self) -> bool:
-        """Whether no step waits."""
+        """Whether no complete step is queued."""
         with self._lock:
             return not self._steps
 
-    def merge(self) -> Merged | None:
-        """Take the oldest complete steps, as many as may be merged.
+    def merge(self) -> MergedStep | None:
+        """Take the oldest complete steps, up to the limit, and merge them.
 
         Returns
         -------
-        Merged or None
-            The gradients lie in memory that the next call writes to again. None when no step waits.
+        MergedStep or None
+            Its gradients are in memory that the next call overwrites. None if no complete step is queued.
         """
         with self._lock:
             if not self._steps:
                 return None
-            taken = [self._steps.popleft() for _ in range(min(self._at_most, len(self._steps)))]
-            step = taken[-1][0]
-            hyper_parameters = next((each for _, each, _ in reversed(taken) if each != NO_STEP), NO_STEP)
+            steps = [self._steps.popleft() for _ in range(min(self._at_most, len(self._steps)))]
+            step = steps[-1][0]
+            hyper_parameters = next((each for _, each, _ in reversed(steps) if each != NO_STEP), NO_STEP)
             of_blocks = {block: self._take(queue, step) for block, queue in self._queues.items()}
-        gradients = {
-            block: self._merge_block(block, waiting) for block, waiting in of_blocks.items() if waiting
-        }
+        gradients = {block: self._merge_block(block, queued) for block, queued in of_blocks.items() if queued}
         with self._lock:
-            for block, waiting in of_blocks.items():
-                self._free[block] += waiting
-        return Merged(step, hyper_parameters, gradients, self._merge_rows([of for _, _, of in taken]))
+            for block, queued in of_blocks.items():
+                self._free[block] += queued
+        return MergedStep(step, hyper_parameters, gradients, self._merge_rows([of for _, _, of in steps]))
 
     def _merge_rows(self, of_steps: Sequence[OfRows]) -> OfRows:
         merged = {}
@@ -180,34 +173,26 @@ class GradientQueues:
 
 
 @dataclass(slots=True)
-class Reached:
-    """Up to which of its trainer's steps gradients have come; each count is of steps."""
+class Progress:
+    """How far a trainer's gradients have come, each as a number of its steps."""
 
     sent: int = 0
-    """Those whose gradients have left."""
+    """The steps whose gradients have been sent."""
     arrived: int = 0
-    """Those that are in the values that have arrived last."""
+    """The steps that are in the values that arrived last."""
     adopted: int = 0
-    """Those that are in the values that are the parameters."""
+    """The steps that are in the parameters' values."""
     landed: bool = False
-    """Whether values have arrived and are not adopted."""
+    """Whether values have arrived that are not adopted."""
 
     @property
     def awaits_values(self) -> bool:
-        """Whether gradients have left since the values were asked for that have arrived last."""
+        """Whether gradients have been sent since the last values were requested."""
         return self.sent > self.arrived
 
-    def land(self, sent: int) -> None:
-        """Take note of values that were asked for when so many steps had left."""
-        self.arrived, self.landed = sent, True
 
-    def adopt(self) -> None:
-        """Take note that the values that have arrived are the parameters."""
-        self.adopted, self.landed = self.arrived, False
-
-
-class HalfAsyncTrainer:
-    """The trainer's half of the half-async mode; see `TrainerMode`.
+class HalfAsyncTrainer(TrainerMode):
+    """The trainer's half of the half-async mode.
 
     Parameters
     ----------
@@ -223,7 +208,7 @@ class HalfAsyncTrainer:
         self._hyper: HyperParameters = ()
         self._of_rows: OfRows = NO_ROWS
         self._work = threading.Condition()
-        self._reached = Reached()
+        self._progress = Progress()
         self._sending = False
         self._draining = False
         self._stopping = False
@@ -235,7 +220,7 @@ class HalfAsyncTrainer:
     def start(self) -> None:
         """Start both threads."""
         step = self._session.step
-        self._reached = Reached(step, step, step)
+        self._progress = Progress(step, step, step)
         for thread in self._threads:
             thread.start()
 
@@ -247,28 +232,29 @@ class HalfAsyncTrainer:
         """Copy a gradient into its queue."""
         self._queues.put(block, self._session.step, payload)
 
-    def queue_rows(self, gradients: OfRows) -> None:
-        """Copy the gradients of a step's rows."""
+    def queue_rows(self, gradients: OfRows) -> bool:
+        """Copy the gradients of a step's rows; they are sent with the merged step."""
         self._of_rows = {name: (ids, rows.clone()) for name, (ids, rows) in gradients.items() if ids.size}
+        return True
 
     def finish(self, absent: Sequence[PlannedBlock]) -> None:
-        """End the step; adopt the newest values that are complete, and wait while the queues are full."""
+        """End the step: adopt the newest complete values, and wait while the queues are full."""
         del absent
         session = self._session
         session.check()
         self._queues.complete(session.step, self._hyper, self._of_rows)
         self._of_rows = NO_ROWS
         session.advance()
-        self._adopt_but(self._size)
+        self._adopt_until(self._size)
 
     def settle(self) -> None:
-        """Wait until every gradient that is queued is in values that are the parameters."""
+        """Wait until the parameters have values that include every queued gradient."""
         self._session.check()
         self._session.store.check_kept()
-        self._adopt_but(0)
+        self._adopt_until(0)
 
     def stop(self) -> None:
-        """Send every gradient that waits, end the threads, and take the values that follow."""
+        """Send every queued gradient, end the threads, and adopt the values that follow."""
         session = self._session
         session.store.check_kept()
         with self._work:
@@ -293,25 +279,25 @@ class HalfAsyncTrainer:
             if thread.is_alive():
                 thread.join()
 
-    def _adopt_but(self, steps: int) -> None:
-        """Adopt the newest values that are complete; wait while more steps than so many are not in them."""
+    def _adopt_until(self, steps: int) -> None:
+        """Adopt the newest complete values until at most so many steps are missing from them."""
         session = self._session
         self._adopt()
-        reached = self._reached
-        while session.step - reached.adopted > steps:
+        progress = self._progress
+        while session.step - progress.adopted > steps:
             session.wait_until(
-                lambda: reached.landed,
-                lambda: f"values with step {reached.adopted} in them; {steps} steps may be under way",
+                lambda: progress.landed,
+                lambda: f"values with step {progress.adopted} in them; {steps} steps may be under way",
             )
             self._adopt()
 
     def _adopt(self) -> None:
-        """Make values that have arrived the parameters, and wake both threads."""
+        """Adopt values that have arrived, and wake both threads."""
         with self._work:
-            if self._reached.landed:
+            if self._progress.landed:
                 self._session.adopt_values()
                 self._session.rows.adopt()
-                self._reached.adopt()
+                self._progress.adopted, self._progress.landed = self._progress.arrived, False
             self._work.notify_all()
 
     def _guard(self, loop: Callable[[], None]) -> None:
@@ -321,7 +307,7 @@ class HalfAsyncTrainer:
             self._session.fail(error)
 
     def _send_loop(self) -> None:
-        """Send what has gathered, whenever the values after what was sent before have arrived."""
+        """Send the queued steps, whenever the values after the last update have arrived."""
         while True:
             with self._work:
                 self._work.wait_for(lambda: self._stopping or self._may_send())
@@ -336,27 +322,27 @@ class HalfAsyncTrainer:
             with self._work:
                 self._sending = False
                 if merged is not None:
-                    self._reached.sent = merged.step + 1
+                    self._progress.sent = merged.step + 1
                 self._work.notify_all()
             self._session.wake()
 
     def _may_send(self) -> bool:
-        return not self._queues.empty and (self._draining or not self._reached.awaits_values)
+        return not self._queues.empty and (self._draining or not self._progress.awaits_values)
 
     def _pull_loop(self) -> None:
-        """Ask for values whenever gradients have left since, and the values before are the parameters."""
+        """Request values whenever gradients were sent and the values before them are adopted."""
         while True:
             with self._work:
                 self._work.wait_for(
-                    lambda: self._stopping or (self._reached.awaits_values and not self._reached.landed)
+                    lambda: self._stopping or (self._progress.awaits_values and not self._progress.landed)
                 )
                 if self._stopping:
                     return
-                sent = self._reached.sent
+                sent = self._progress.sent
             self._session.request_values()
             self._session.wait_for_values(background=True)
             self._session.rows.wait(background=True)
             with self._work:
-                self._reached.land(sent)
+                self._progress.arrived, self._progress.landed = sent, True
                 self._work.notify_all()
             self._session.wake()

@@ -1,99 +1,149 @@
-"""Sync: a block is stepped once every trainer that has not completed gave its gradient, or had none.
+"""Sync: a block is stepped when every live trainer has sent its gradient, or has announced that it has none.
 
-Gradients are summed in the order of the trainers whatever the order of their arrival, so a run can be
-reproduced to the bit. They are added as they come: one that comes early waits in a buffer for those before
-it, and where buffers are short its trainer waits in its socket. A trainer waits only for lower ones.
+Gradients are summed in the order of the trainers, whatever the order of their arrival, so a run can be
+reproduced to the bit. They are added as they come. A gradient that is early waits in a buffer for those of
+lower trainers, and if buffers are short its trainer waits in its socket. No thread waits for another: the
+thread that finds that a gradient's turn has come adds it, and the thread that completes a sum steps the
+block. A block that is clipped by a norm is averaged first, and stepped by whichever call brings the last part
+of the norm.
 
-A trainer that comes back takes the values of one step from all servers, the lowest that any block has made:
-of a block that is a step ahead, those from before (`previous`). So it computes on what its earlier life did.
-
-A block that is clipped by a norm is averaged first, and stepped once the norm is known: by whatever call
-brings the last part of it, a trainer's gradient or another server's word. No thread waits for it.
+A trainer that comes back receives the values of one step from all servers: the lowest step that any block has
+made. It may have died between two gradients, so that some blocks were stepped with what it had sent and
+others still wait for it. For a block that is a step ahead the server keeps the value from before the step,
+until a trainer sends a gradient of the next step: that trainer has seen all servers make the step. Over TCP
+this costs no memory, because the value is kept in the block's place for a sum until the next sum begins
+there. The gradient that completes a sum takes over what is in the place, which frees it before the step. Only
+where one gradient is the whole sum, or a norm is pending, the value is set aside during the step.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import partial
-from typing import ClassVar
+import logging
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar, Final
 
-from fleet.errors import RemoteProtocolError
-from fleet.parameter_server.modes.answered import AnsweredTrainer
-from fleet.parameter_server.modes.hyper import AgreedHyper
-from fleet.parameter_server.modes.interface import (
-    Answer,
-    Missing,
-    Mode,
-    ServerMode,
-    Session,
-    TableServer,
-    TellNorm,
-    TrainerMode,
-    Work,
-)
-from fleet.parameter_server.modes.norms import NormPart
-from fleet.parameter_server.modes.previous import PreviousValues
-from fleet.parameter_server.modes.repeats import Repeats
-from fleet.parameter_server.modes.rounds import Rounds
-from fleet.parameter_server.modes.stepping import Stepping
-from fleet.parameter_server.modes.sync_tables import SyncTables
-from fleet.parameter_server.receive_buffers import Turn
-from fleet.parameter_server.shard import Shard
-from fleet.parameter_server.table_store import TableStore
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fleet.errors import DeadlineExceededError, RemoteProtocolError, StateLostError
+from fleet.parameter_server.modes.agreement import KnownNorm, NormBook, Participants
+from fleet.parameter_server.modes.answers import AnsweredTrainer
+from fleet.parameter_server.modes.mode import Answer, Missing, Mode, ServerMode, Session, TrainerMode
+from fleet.parameter_server.modes.sync_tables import STEP_SECONDS, SyncTables
+from fleet.parameter_server.naming import name_trainers
+from fleet.parameter_server.receive_buffers import Buffer, Turn
+from fleet.parameter_server.shard import NormPart, Shard
+from fleet.parameter_server.store import Origin, Update
+from fleet.parameter_server.transport.arena import bytes_of, copy_bytes
 from fleet.plan.config import DistributedMode
-from fleet.wire import HyperParameters
+from fleet.tables import RowGradients
+from fleet.update import sum_of_squares
+from fleet.wire import NO_STEP, HyperParameters
 
 __all__ = ["Sync", "SyncServer"]
+
+_AHEAD: Final = (
+    "trainer %d (attempt %d) takes the values of step %d, which %d of %d blocks here have made already: "
+    "its gradients for these blocks will be dropped"
+)
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Sync(Mode):
-    """The sync mode. A trainer that is lost ends the job: the others' step cannot be made."""
+    """The sync mode. If a trainer is lost the job ends, because no further step can be made."""
 
     name: ClassVar[str] = "sync"
     programs: ClassVar[DistributedMode] = DistributedMode.SYNC
+    steps_tables: ClassVar[bool] = True
     survives_loss: ClassVar[bool] = False
 
     def make_server(self, shard: Shard, num_trainers: int) -> ServerMode:
-        """Build the server's half."""
+        """Build the half of one server."""
         return SyncServer(shard, num_trainers)
 
-    def make_tables(self, store: TableStore, num_trainers: int) -> TableServer:
-        """Build what keeps tables in step."""
-        return SyncTables(store, num_trainers)
-
     def make_trainer(self, session: Session) -> TrainerMode:
-        """Build the trainer's half."""
+        """Build the half of one trainer."""
         return AnsweredTrainer(session)
 
 
-class SyncServer:
-    """The server's half of the sync mode; see `ServerMode`.
+@dataclass(slots=True, eq=False)
+class _Round:
+    """A block's progress through one step."""
+
+    step: int = 0
+    landed: dict[int, Buffer] = field(default_factory=dict)
+    """Gradients that have come and are not in the sum yet."""
+    summed: dict[int, Origin] = field(default_factory=dict)
+    """The origins of the gradients in the sum, in its order."""
+    absent: set[int] = field(default_factory=set)
+    """Trainers without a gradient."""
+    adding: int | None = None
+    """The trainer whose gradient a thread is adding."""
+    total: Buffer | None = None
+    stepping: bool = False
+    averaged: bool = False
+    """Whether the block waits for the norm that clips it."""
+    hyper: HyperParameters = NO_STEP
+    again: set[int] = field(default_factory=set)
+    """Trainers that came back and will send a gradient that is in the sum already, or was left out of it."""
+    before: Buffer | None = None
+    """The value from before the last step; None if the block still has it, or nothing has it any more."""
+    unchanged: bool = False
+    """Whether the last step left the value as it was."""
+
+    def has(self, trainer: int) -> bool:
+        """Whether the step needs nothing more from a trainer."""
+        return trainer in self.landed or trainer in self.summed or trainer in self.absent
+
+    @property
+    def present(self) -> set[int]:
+        """The trainers from which the step needs nothing more."""
+        return self.landed.keys() | self.summed.keys() | self.absent
+
+    @property
+    def busy(self) -> bool:
+        """Whether a thread is changing the sum, or it must not change any more."""
+        return self.adding is not None or self.stepping or self.averaged
+
+
+class SyncServer(ServerMode):
+    """The server's half of the sync mode. The lock of the receive buffers guards it.
 
     Parameters
     ----------
     shard : Shard
-        The blocks to step.
+        The blocks and tables to step.
     num_trainers : int
-        How many trainers take part until they complete.
+        The number of trainers that take part until they complete.
     """
+
+    defers: ClassVar[bool] = True
 
     def __init__(self, shard: Shard, num_trainers: int) -> None:
         self._shard = shard
+        self._store = shard.store
         self._buffers = shard.buffers
         self._changed = shard.buffers.changed
-        self._rounds = Rounds(shard.blocks, num_trainers)
-        self._hyper = AgreedHyper()
-        self._previous = PreviousValues(shard, self._rounds)
-        self._stepping = Stepping(shard, self._rounds, self._hyper, self._previous)
-        self._repeats = Repeats(shard, self._rounds)
+        self._participants = Participants(num_trainers)
+        self._rounds = {block: _Round() for block in shard.blocks}
+        self._tables = SyncTables(shard.tables, self._participants, self._changed)
+        self._norms = NormBook(shard.plan.clipping.norms, shard.plan.server, shard.send_norm_part)
         self._begun: dict[int, int] = {}
         """The step that each trainer has begun last."""
+        self._returning: set[int] = set()
+        """Trainers that have joined and begun no step: they may ask for values from before the last one."""
+        self._averaged_over = self._participants.live
+        self._aside: list[Tensor] = []
+        """Memory for values that are set aside; as many as blocks were ever stepped at once."""
+        self._largest_bytes = max(shard.block_bytes.values(), default=0)
 
     @property
     def step(self) -> int:
-        """The number of steps that every block has made."""
+        """The number of steps that every block and every table has made."""
         with self._changed:
-            return self._rounds.lowest_step
+            return min([*self._block_steps(), *self._tables.steps], default=0)
 
     def step_of(self, trainer: int) -> int:
         """Return the step that a trainer makes next: the same for all of them."""
@@ -101,22 +151,29 @@ class SyncServer:
         return self.step
 
     def resume(self, step: int) -> None:
-        """Go on at a step that a checkpoint holds; called before any trainer has sent a gradient."""
+        """Continue at the step of a checkpoint; called before any trainer has sent a gradient."""
         with self._changed:
-            for round_ in self._rounds.of.values():
+            for round_ in self._rounds.values():
                 round_.step = step
+        self._tables.resume(step)
 
     def admit(self, trainer: int, incarnation: int = 0) -> None:
-        """Begin anew with a trainer: what an earlier life of it has sent is dropped, if it is in no sum yet.
+        """Start over with a trainer. Gradients of its earlier process are dropped unless a sum has them.
 
-        What is in a sum with others' stands: when it comes again, it is dropped. So is what comes of a block
-        of which the trainer had no gradient, once others' are summed, which come after it.
+        A gradient stays in a sum with others', and is dropped when it comes again. So is a gradient of a
+        block for which the earlier process announced none, if gradients of higher trainers are in the sum
+        already.
         """
         with self._changed:
-            self._stepping.wait_for(lambda: not self._rounds.uses(trainer), "a step")
-            for dropped in self._rounds.admit(trainer, incarnation, self._buffers.is_begun):
-                self._buffers.release(dropped)
+            self._wait_for(
+                lambda: not any(self._uses(round_, trainer) for round_ in self._rounds.values()), "a step"
+            )
+            self._participants.admit(trainer, incarnation)
+            self._returning.add(trainer)
+            for block, round_ in self._rounds.items():
+                self._drop(trainer, block, round_)
             self._buffers.forget(trainer)
+        self._tables.admit(trainer)
 
     def pull(self, trainer: int, step: int) -> Sequence[Answer]:
         """Return every block's value after so many steps, for a trainer that has sent nothing yet.
@@ -126,14 +183,37 @@ class SyncServer:
         StateLostError
             A block is at an earlier step, or more than one ahead.
         """
-        return self._stepping.values_at(trainer, step)
+        answers, rounds = [], self._rounds
+        with self._changed:
+            for block in rounds:
+                name = self._shard.blocks[block].name
+                self._wait_for(lambda: not rounds[block].stepping, name)  # noqa: B023
+                if (value := self._value_at(block, step)) is None:
+                    raise StateLostError(
+                        f"trainer {trainer} asks for {name} of step {step}, and this server, at step "
+                        f"{rounds[block].step}, does not have it any more: a server has lost steps, and the "
+                        "job must start again from its last checkpoint"
+                    )
+                if (
+                    trainer in rounds[block].again
+                ):  # the block does not wait for it, and may be stepped any time
+                    value = memoryview(bytearray(value))
+                answers.append(Answer(block, step, (trainer,), value=value))
+            if ahead := sum(round_.step > step for round_ in rounds.values()):
+                _log.info(_AHEAD, trainer, self._participants.attempt(trainer), step, ahead, len(rounds))
+        return answers
 
     def turn(self, trainer: int, block: int) -> Turn:
-        """Return when a gradient is used that is about to land."""
-        return self._previous.turn(trainer, block, self._begun.get(trainer, -1))
-
-    def value(self, trainer: int, block: int) -> None:
-        """Return None: nobody steps the block before every trainer has its value and answers."""
+        """Return when a gradient that is about to land is used; one that is not needed is dropped at once."""
+        round_ = self._rounds[block]
+        if self._begun.get(trainer, -1) != round_.step or round_.has(trainer):
+            return Turn.NEXT
+        if min(self._awaited(round_), default=trainer) < trainer:
+            return Turn.LATER
+        if round_.total is not None:
+            return Turn.NEXT
+        self._free_place(round_)
+        return Turn.FIRST
 
     def begin(self, trainer: int, step: int, hyper_parameters: HyperParameters) -> None:
         """Take the hyper-parameters of a trainer's step.
@@ -141,104 +221,347 @@ class SyncServer:
         Raises
         ------
         ConfigurationError
-            Another trainer has other ones in this step.
+            Another trainer has different ones in this step.
         """
         with self._changed:
             self._begun[trainer] = step
-            self._rounds.returning.discard(trainer)
-            self._changed.notify_all()
-            self._hyper.say(trainer, step, hyper_parameters, self._rounds.lowest_step)
+            if trainer in self._returning:
+                self._returning.discard(trainer)
+                self._changed.notify_all()
+            lowest = min([*self._block_steps(), *self._tables.steps], default=0)
+            self._participants.begin(trainer, step, hyper_parameters, lowest)
 
-    def gradient(self, trainer: int, block: int, step: int) -> Sequence[Answer] | Work:
-        """Take a gradient that has landed in its receive buffer; return what is to be done with it.
+    def gradient(self, trainer: int, block: int, step: int) -> Sequence[Answer]:
+        """Take a gradient that has landed in its receive buffer; `advance` uses it.
 
         Raises
         ------
         RemoteProtocolError
-            The block is not as far as the trainer believes, or has the gradient already.
+            The block is at another step, or has the gradient already.
         """
         with self._changed:
-            gradient = self._buffers.landed(trainer)
-            round_ = self._rounds.of[block]
-            if step == round_.step and trainer not in round_.settled:
+            gradient = self._buffers.take(trainer)
+            round_ = self._rounds[block]
+            if step == round_.step and not round_.has(trainer):
                 round_.landed[trainer] = gradient
-            else:
-                self._buffers.release(gradient)
-                return self._repeats.drop(trainer, block, step)
-        return partial(self._stepping.advance, [block])
+                return ()
+            self._buffers.release(gradient)
+            return self._repeated(trainer, block, step)
+
+    def row_gradient(self, trainer: int, table: int, step: int, gradient: RowGradients) -> Sequence[Answer]:
+        """Keep a gradient of rows; see `SyncTables.gradient`."""
+        return self._tables.gradient(trainer, table, step, gradient)
+
+    def advance(self, number: int, *, of_table: bool = False) -> Sequence[Answer]:
+        """Sum and step what has become possible for a block or a table."""
+        return self._tables.advance(number) if of_table else self._advance((number,))
+
+    def look_up(self, trainer: int, table: int, step: int, ids: NDArray[np.int64]) -> Tensor:
+        """Return the rows of a step; see `SyncTables.look_up`."""
+        return self._tables.look_up(trainer, table, step, ids)
 
     def end(self, trainer: int, step: int, absent: Sequence[int]) -> Sequence[Answer]:
-        """Take a trainer's word that it has no gradient for these blocks.
+        """End a trainer's step, in which it has no gradient for the absent blocks.
 
         Raises
         ------
         RemoteProtocolError
-            A block is unknown, or was neither sent nor is absent.
+            A block is unknown, or was neither sent nor is absent; or a table's gradient is missing.
         """
+        self._tables.check_end(trainer, step)
         with self._changed:
-            unknown = [block for block in absent if block not in self._rounds.of]
-            early = [block for block, round_ in self._rounds.of.items() if round_.step < step]
+            unknown = [block for block in absent if block not in self._rounds]
+            early = [block for block, round_ in self._rounds.items() if round_.step < step]
             if unknown or early:
                 raise RemoteProtocolError(
                     f"trainer {trainer} ends step {step}: {len(unknown)} of the absent blocks are not of "
                     f"this server, and {len(early)} blocks are not as far yet; expected none"
                 )
-            late = [block for block in absent if self._rounds.of[block].step > step]
+            late = [block for block in absent if self._rounds[block].step > step]
             for block in late:
-                self._repeats.check(trainer, block, step)
+                self._check_recent(trainer, block, step)
             for block in set(absent).difference(late):
-                self._rounds.of[block].absent.add(trainer)
-                self._rounds.of[block].again.discard(trainer)
+                self._rounds[block].absent.add(trainer)
+                self._rounds[block].again.discard(trainer)
             open_ = [
                 self._shard.blocks[block].name
-                for block, round_ in self._rounds.of.items()
-                if round_.step == step and (trainer not in round_.settled or trainer in round_.again)
+                for block, round_ in self._rounds.items()
+                if round_.step == step and (not round_.has(trainer) or trainer in round_.again)
             ]
             if open_:
                 raise RemoteProtocolError(
                     f"trainer {trainer} ends step {step} but neither sent {', '.join(open_[:3])} "
                     "nor said that there is no gradient"
                 )
-            answers = [Answer(block, self._rounds.of[block].step, (trainer,)) for block in late]
-            self._changed.notify_all()
-        return answers + self._stepping.advance(absent)
+            answers = [Answer(block, self._rounds[block].step, (trainer,)) for block in late]
+            if absent:
+                self._changed.notify_all()
+        return answers + self._advance(absent) if absent else answers
 
     def complete(self, trainer: int) -> Sequence[Answer]:
-        """Go on without a trainer that has finished."""
+        """Continue without a trainer that has finished."""
         with self._changed:
-            self._rounds.live.discard(trainer)
-            self._rounds.returning.discard(trainer)
+            self._participants.live -= {trainer}
+            self._returning.discard(trainer)
             self._changed.notify_all()
-        return self._stepping.advance(self._rounds.of)
-
-    def connect(self, tell: TellNorm) -> None:
-        """Tell other servers this one's part of a norm through `tell` from now on."""
-        self._stepping.connect(tell)
+        return self._advance(self._rounds) + self._tables.complete()
 
     def norm(self, part: NormPart) -> Sequence[Answer]:
-        """Take another server's part of a norm; return what follows from it.
+        """Take another server's part of a norm; return the answers that follow.
 
         Raises
         ------
         RemoteProtocolError
             This server has no part in such a norm.
         """
-        return self._stepping.norm(part)
+        try:
+            with self._changed:
+                present = self._rounds[self._norms.first_block(part.key)].step
+            known = self._norms.add_part(part, present)
+        except KeyError as error:
+            raise RemoteProtocolError(
+                f"server {part.server} sent its part of the norm of {part.key or 'all gradients'}, in which "
+                "this server has no part with it; do all replicas run the same script?"
+            ) from error
+        return self._step_clipped(known) if known is not None else []
 
     def missing(self) -> Missing | None:
-        """Return what the step in progress waits for; None while nothing has begun to wait.
+        """Return what the present step waits for; None if it has not begun or waits for nothing.
 
         Raises
         ------
         FleetError
-            A block could not be stepped: the step in progress will never end.
+            A block or a table could not be stepped: the present step will never end.
         """
         with self._changed:
-            self._stepping.check()
-            for block, round_ in self._rounds.of.items():
-                waited_for = self._rounds.live - round_.settled - self._buffers.held
-                if round_.settled and waited_for and not round_.busy:
-                    return Missing(round_.step, tuple(sorted(waited_for)), self._shard.blocks[block].name)
-        if (awaited := self._stepping.awaited_norm()) is not None:
-            return Missing(awaited.step, (), f"the norm of {awaited.norm.name}", awaited.servers)
+            self._store.failed.check()
+            for block, round_ in self._rounds.items():
+                present = round_.present
+                trainers = self._participants.live - present - self._buffers.held
+                if present and trainers and not round_.busy:
+                    return Missing(round_.step, tuple(sorted(trainers)), self._shard.blocks[block].name)
+        if (pending := self._norms.pending()) is not None:
+            return Missing(pending.step, (), f"the norm of {pending.norm.name}", pending.servers)
+        return self._tables.missing()
+
+    # The private methods down to `_wait_for` are called with the lock held.
+
+    def _block_steps(self) -> Iterable[int]:
+        return [round_.step for round_ in self._rounds.values()]
+
+    def _awaited(self, round_: _Round) -> frozenset[int]:
+        """Return the trainers whose gradients are not in the sum, and not absent."""
+        return (self._participants.live | round_.landed.keys()) - round_.summed.keys() - round_.absent
+
+    @staticmethod
+    def _uses(round_: _Round, trainer: int) -> bool:
+        """Whether a thread is using a gradient of this trainer."""
+        return round_.adding == trainer or (round_.stepping and round_.has(trainer))
+
+    def _drop(self, trainer: int, block: int, round_: _Round) -> None:
+        """Drop the gradient of a trainer's earlier process from a round, or note that it comes again."""
+        if (landed := round_.landed.pop(trainer, None)) is not None:
+            self._buffers.release(landed)
+        if round_.summed.keys() == {trainer} and not round_.busy and round_.total is not None:
+            self._buffers.release(round_.total)
+            round_.total = None
+            round_.summed.clear()
+        # A sum has begun, or the gradient that begins it is landing in the block's place.
+        keeps_before = round_.before is not None and round_.before.in_place
+        begun = bool(round_.summed) or (block in self._buffers.begun and not keeps_before)
+        if round_.averaged or trainer in round_.summed or (trainer in round_.absent and begun):
+            round_.again.add(trainer)
+        else:
+            round_.absent.discard(trainer)
+
+    def _value_at(self, block: int, step: int) -> memoryview | None:
+        """Return a block's value after so many steps, or None if it is gone."""
+        round_ = self._rounds[block]
+        if step == round_.step or (step == round_.step - 1 and round_.unchanged):
+            return self._store.view(block)
+        if step == round_.step - 1 and round_.before is not None:
+            return round_.before.bytes
         return None
+
+    def _free_place(self, round_: _Round) -> None:
+        """Free a block's place for a new sum, unless a returning trainer may ask for the value in it."""
+        if round_.before is not None and not self._returning:
+            self._buffers.release(round_.before)
+            round_.before = None
+
+    def _repeated(self, trainer: int, block: int, step: int) -> Sequence[Answer]:
+        """Return the answers to a gradient that an earlier process of its trainer has sent already.
+
+        Raises
+        ------
+        RemoteProtocolError
+            It has not.
+        """
+        round_ = self._rounds[block]
+        self._check_recent(trainer, block, step)
+        if step < round_.step:  # the step was made, with or without the gradient
+            return [Answer(block, round_.step, (trainer,))]
+        if step == round_.step and trainer in round_.again:
+            round_.again.remove(trainer)
+            return []
+        raise RemoteProtocolError(
+            f"trainer {trainer} sent a gradient of {self._shard.blocks[block].name} for step {step}, "
+            f"expected {'the next step' if step == round_.step else f'step {round_.step}'}"
+        )
+
+    def _check_recent(self, trainer: int, block: int, step: int) -> None:
+        """Check that a trainer is at most a step behind; the others never make two steps without it."""
+        if step < (now := self._rounds[block].step) - 1:
+            raise RemoteProtocolError(
+                f"trainer {trainer} is at step {step} of {self._shard.blocks[block].name}, expected step "
+                f"{now} or {now - 1}: values were loaded after this trainer joined; load on every trainer "
+                "before its first step, or on the servers: fleet.init_server(model_dir)"
+            )
+
+    def _wait_for(self, done: Callable[[], bool], name: str) -> None:
+        """Wait until other threads have finished with a block."""
+        failed = self._store.failed
+        if not self._changed.wait_for(lambda: done() or failed.error is not None, STEP_SECONDS):
+            raise DeadlineExceededError(f"{name} has not been stepped within {STEP_SECONDS:g} s")
+        failed.check()
+
+    # What follows is called without the lock.
+
+    def _advance(self, blocks: Collection[int]) -> list[Answer]:
+        """Sum and step what has become possible for these blocks."""
+        try:
+            return [answer for block in blocks if self._sum(block) for answer in self._step(block)]
+        except BaseException as error:
+            self._fail(error)
+            raise
+
+    def _step_clipped(self, known: KnownNorm) -> list[Answer]:
+        """Clip and step the blocks that a norm covers."""
+        answers: list[Answer] = []
+        try:
+            for block in known.norm.blocks:
+                round_ = self._rounds[block]
+                with self._changed:
+                    round_.stepping = True
+                if round_.total is not None:
+                    round_.total.tensor.mul_(known.coefficient)
+                answers.append(self._finish(block))
+        except BaseException as error:
+            self._fail(error)
+            raise
+        return answers
+
+    def _fail(self, error: BaseException) -> None:
+        """Record and raise the failure of a claimed step, which no other thread will make."""
+        with self._changed:
+            failure = self._store.failed.note(error)
+            self._changed.notify_all()
+        if failure is not error:
+            raise failure from error
+
+    def _sum(self, block: int) -> bool:
+        """Add the gradients whose turn has come; return whether the caller must step the block."""
+        while True:
+            with self._changed:
+                round_ = self._rounds[block]
+                awaited, live = self._awaited(round_), self._participants.live
+                if round_.busy:
+                    return False
+                if not awaited:
+                    round_.stepping = bool(live)
+                    return round_.stepping
+                trainer = min(awaited)
+                if trainer not in round_.landed:
+                    return False
+                gradient, round_.adding = round_.landed[trainer], trainer
+                if round_.total is None and not gradient.stays:
+                    self._free_place(round_)
+                # A block that waits for a norm is claimed once the sum is complete, and not before.
+                is_last = len(awaited) == 1 and bool(live) and block not in self._norms.blocks
+                round_.stepping = is_last
+            spent: Buffer | None = gradient
+            if round_.total is None:
+                round_.total, spent = self._buffers.begin_sum(gradient), None
+            elif is_last and round_.total.in_place:
+                # The previous value will be kept in the place, so the sum moves to the gradient's buffer.
+                gradient.tensor.add_(round_.total.tensor)
+                spent, round_.total = round_.total, gradient
+            else:
+                round_.total.tensor.add_(gradient.tensor)
+            with self._changed:
+                if spent is not None:
+                    self._buffers.release(spent)
+                del round_.landed[trainer]
+                round_.summed[trainer] = Origin(trainer, self._participants.attempt(trainer), round_.step)
+                round_.adding = None
+                self._changed.notify_all()
+            if is_last:
+                return True
+
+    def _step(self, block: int) -> list[Answer]:
+        """Step a claimed block; if a norm clips it, average it, and step it once the norm is known."""
+        round_ = self._rounds[block]
+        with self._changed:
+            live = self._participants.live
+            if self._averaged_over != live:
+                self._averaged_over = live
+                _log.warning(
+                    "from step %d on the mean is over %s: the others have finished",
+                    round_.step,
+                    name_trainers(sorted(live)),
+                )
+            round_.hyper = self._participants.hyper_of(round_.step, round_.summed)
+        mean = round_.total.tensor if round_.total is not None and round_.hyper != NO_STEP else None
+        if mean is not None and len(live) > 1:
+            mean.mul_(1.0 / len(live))
+        if block not in self._norms.blocks:
+            return [self._finish(block)]
+        squares = sum_of_squares(mean) if mean is not None else 0.0
+        with self._changed:
+            round_.averaged, round_.stepping = True, False
+            self._changed.notify_all()
+        known = self._norms.add(round_.step, block, squares)
+        return self._step_clipped(known) if known is not None else []
+
+    def _finish(self, block: int) -> Answer:
+        """Step a block, unless there is no gradient, and begin its next round.
+
+        The answer is for the trainers that have sent what the step needed from them.
+        """
+        round_ = self._rounds[block]
+        before: Buffer | None = None
+        if round_.total is not None and round_.hyper != NO_STEP:
+            before = self._apply(block, round_, round_.total)
+        with self._changed:
+            live = self._participants.live
+            trainers = tuple(trainer for trainer in sorted(live) if trainer not in round_.again)
+            self._rounds[block] = _Round(round_.step + 1, before=before, unchanged=before is None)
+            for spent in (round_.total, round_.before):
+                if spent is not None and spent is not before:
+                    self._buffers.release(spent)
+            self._changed.notify_all()
+        return Answer(block, round_.step + 1, trainers, changed=before is not None)
+
+    def _apply(self, block: int, round_: _Round, total: Buffer) -> Buffer:
+        """Step a block by its sum; return the buffer that has its value from before."""
+        value, place = self._store.view(block), round_.before
+        update = Update(block, total.tensor, round_.hyper, tuple(round_.summed.values()))
+        if place is None and total.in_place:
+            # The sum occupies the place until the block is stepped, so the value waits beside it.
+            try:
+                aside = self._aside.pop()
+            except IndexError:
+                aside = torch.empty(self._largest_bytes, dtype=torch.uint8)
+            copy = aside[: len(value)]
+            if value:
+                copy.copy_(torch.frombuffer(value, dtype=torch.uint8))
+            self._store.apply(update)
+            copy_bytes(bytes_of(copy), total.bytes)
+            self._aside.append(aside)
+            return total
+        if place is None:
+            with self._changed:
+                place = self._buffers.place(block)
+        copy_bytes(value, place.bytes)
+        self._store.apply(update)
+        return place

@@ -1,4 +1,4 @@
-"""The barriers of a job's trainers, and the reductions of small arrays: one server counts who has come."""
+"""Barriers of a job's trainers, and reductions of small arrays; one server of the job counts the arrivals."""
 
 import threading
 from typing import Final
@@ -19,9 +19,9 @@ class Barriers:
     Parameters
     ----------
     membership : Membership
-        Who takes part.
+        The trainers to wait for.
     changed : threading.Condition
-        Guards the membership; who calls `admit` or `release` holds it.
+        Guards the membership; callers of `admit` and `release` hold it.
     """
 
     def __init__(self, membership: Membership, changed: threading.Condition) -> None:
@@ -29,22 +29,22 @@ class Barriers:
         self._changed = changed
         self._barriers, self._reductions = Reductions(), Reductions()
         self._ending: set[int] = set()
-        """Trainers that make no more steps, and wait for the others to be there, too."""
+        """Trainers that make no more steps, and wait for the others to get there."""
 
     def admit(self, trainer: int) -> None:
-        """Begin anew with a trainer."""
+        """Start over with a trainer that joins."""
         self._barriers.admit(trainer)
         self._reductions.admit(trainer)
         self._ending.discard(trainer)
 
     def release(self) -> None:
-        """Let those go who wait for nobody any more."""
+        """Release the trainers whose barrier waits for no other any more."""
         self._barriers.release(self._training)
         self._reductions.release(self._training)
         self._changed.notify_all()
 
     def barrier(self, trainer: int, attempt: int, passed: int) -> control_pb2.BarrierReply:
-        """Note that a trainer arrived at its next barrier; wait a second for the others.
+        """Count a trainer's arrival at its next barrier; wait a second for the others.
 
         Raises
         ------
@@ -59,12 +59,12 @@ class Barriers:
             return control_pb2.BarrierReply(passed=False, missing_trainers=missing)
 
     def reduce(self, trainer: int, attempt: int, passed: int, given: Contribution) -> control_pb2.ReduceReply:
-        """Take a trainer's part of its next reduction; wait a second for the others.
+        """Take a trainer's contribution to its next reduction; wait a second for the others.
 
         Raises
         ------
         ConfigurationError
-            It has not joined or was replaced, or another trainer gives something else.
+            It has not joined or was replaced, or another trainer contributes something different.
         """
         with self._changed:
             number = self._meet(self._reductions, trainer, attempt, passed, given)
@@ -74,7 +74,7 @@ class Barriers:
             return control_pb2.ReduceReply(done=False, missing_trainers=missing)
 
     def end(self, trainer: int, attempt: int) -> control_pb2.BarrierReply:
-        """Note that a trainer makes no more steps; wait a second until no other does.
+        """Record that a trainer makes no more steps; wait a second for the others.
 
         Raises
         ------
@@ -90,13 +90,13 @@ class Barriers:
 
     @property
     def _training(self) -> list[int]:
-        """The trainers that may still make steps, and so meet others."""
+        """The trainers that may still make steps, and so reach barriers."""
         return [trainer for trainer in self._membership.live if trainer not in self._ending]
 
     def _meet(
         self, barriers: Reductions, trainer: int, attempt: int, passed: int, given: Contribution
     ) -> int:
-        """Let a trainer take part in its next meeting, wait for the others, and return its number."""
+        """Count a trainer's contribution, wait for the others, and return the number of the reduction."""
         self._membership.check_joined(trainer, attempt)
         number = barriers.contribute(trainer, passed, given, self._training)
         self._changed.notify_all()

@@ -1,14 +1,62 @@
-"""Which trainers a server counts on, and which it has lost. Pure: the time is handed in, in seconds."""
+"""The trainers that a server counts on: which may join, which it does not hear, and which it has lost.
 
-from collections.abc import Sequence
+No clock, no socket: the caller passes the time, in seconds.
+"""
+
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
 
-from fleet.errors import AlreadyJoinedError, ConfigurationError, PeerLostError
-from fleet.parameter_server.server.absences import Absence, Patience
-from fleet.parameter_server.server.attempts import check_issued
+from fleet.errors import AlreadyJoinedError, ConfigurationError, PeerLostError, RemoteProtocolError
+from fleet.parameter_server.control.proto import control_pb2
+from fleet.parameter_server.naming import name_trainers
+from fleet.parameter_server.optimizer_state import INITIAL_STATE
 from fleet.parameter_server.settings import Settings
+from fleet.plan import describe_difference
+from fleet.wire import Identity, job_hash
 
-__all__ = ["Membership"]
+if TYPE_CHECKING:
+    from fleet.role_maker import JobIdentity
+
+__all__ = [
+    "LOST",
+    "NOT_JOINED",
+    "SILENT",
+    "Absence",
+    "Membership",
+    "check_agreement",
+    "check_identity",
+    "check_job",
+    "describe_absences",
+    "loss_of",
+    "loss_of_missed",
+]
+
+NOT_JOINED: Final = "has not joined"
+LOST: Final = "lost its connection"
+SILENT: Final = "was heard last"
+
+_AWAITED: Final = {
+    NOT_JOINED: "{} to join",
+    LOST: "{} to connect again",
+    SILENT: "a sign of life of {}",
+}
+"""What the server waits for, by the reason of an absence."""
+_MOST_AT_FIRST: Final = 1 << 24
+"""The highest attempt of a first join: more than half a year of restarts, one a second."""
+_SPARE: Final = 1000
+"""Attempts allowed beyond one restart a second, because the clock of a server that was frozen is behind."""
+
+
+@dataclass(frozen=True, slots=True)
+class Absence:
+    """A trainer that the server does not hear."""
+
+    trainer: int
+    since: float
+    reason: str
+    deadline: float
+    """When the server gives the trainer up."""
 
 
 @dataclass(slots=True)
@@ -21,9 +69,9 @@ class _Member:
     """Whether there has been a data connection."""
     completed: bool = False
     gone: bool = False
-    """Whether it vanished for good, and the others went on."""
+    """Whether the server has given the trainer up."""
     first: tuple[int, float] | None = None
-    """The attempt under which it joined here first, and when."""
+    """The attempt and the time of the first join."""
 
     @property
     def joined(self) -> bool:
@@ -37,14 +85,14 @@ class _Member:
 class Membership:
     """The trainers of one job as one server knows them.
 
-    In an elastic job (`Settings.max_trainers`) trainers beyond those that the server was started for count
-    from their first join on, and its end is a good one if any trainer has completed: nobody here can tell
-    one that was taken away from one that was lost.
+    In an elastic job (`Settings.max_trainers`) trainers beyond the initial ones count from their first join.
+    Its end is a good one if any trainer has completed, because a server cannot tell a trainer that was scaled
+    away from one that was lost.
 
     Parameters
     ----------
     num_trainers : int
-        How many trainers the server was started for.
+        The number of trainers that the server was started for.
     settings : Settings
     started : float
         When the server began to accept joins.
@@ -55,7 +103,7 @@ class Membership:
         """In the order of their numbers."""
         self._most = settings.max_trainers or num_trainers
         self._settings = settings
-        self._patience = Patience(settings, started)
+        self._started = started
         self._first_join: float | None = None
 
     @property
@@ -65,12 +113,12 @@ class Membership:
 
     @property
     def joined(self) -> tuple[int, ...]:
-        """Return the trainers that have been here."""
+        """The trainers that have ever joined."""
         return tuple(number for number, member in self._members.items() if member.joined)
 
     @property
     def live(self) -> tuple[int, ...]:
-        """The trainers that have not finished and are not given up, whether they are heard or not."""
+        """The trainers that have not finished and are not given up, whether the server hears them or not."""
         return tuple(trainer for trainer, member in self._members.items() if member.live)
 
     @property
@@ -95,11 +143,11 @@ class Membership:
         Raises
         ------
         ConfigurationError
-            There is no such trainer in this job.
+            The job has no such trainer.
         AlreadyJoinedError
             Another process is this trainer.
         PeerLostError
-            Every trainer that the server counted on is done or given up: it is about to end.
+            Every trainer has completed or is given up: the server is about to end.
         """
         elastic = self._settings.max_trainers is not None
         if not 0 <= trainer < self._most:
@@ -111,7 +159,7 @@ class Membership:
         if elastic and not self.live:
             raise PeerLostError(f"trainer {trainer} came after every other one had left the training")
         member = self._members.get(trainer, _Member())
-        check_issued(trainer, attempt, member.first, now)
+        _check_plausible(trainer, attempt, member.first, now)
         if attempt < member.attempt:
             raise AlreadyJoinedError(
                 f"trainer {trainer} joined with attempt {attempt}, but a process of attempt "
@@ -131,7 +179,7 @@ class Membership:
             self._first_join = now
 
     def check_joined(self, trainer: int, attempt: int) -> None:
-        """Check that who speaks is a trainer of this job, and the present life of it.
+        """Check that a trainer has joined under this attempt.
 
         Raises
         ------
@@ -144,37 +192,171 @@ class Membership:
             )
 
     def heard(self, trainer: int, now: float) -> None:
-        """Note a sign of life."""
+        """Record a sign of life."""
         self._members[trainer].heard = now
 
     def connected(self, trainer: int, now: float) -> None:
-        """Note that a trainer has a data connection, its first one or another."""
+        """Record that a trainer has a data connection, its first one or another."""
         member = self._members[trainer]
         member.connected, member.lost, member.heard = True, None, now
 
     def lost(self, trainer: int, now: float) -> None:
-        """Note that a trainer's data connection ended before it had completed."""
+        """Record that a trainer's data connection ended before it had completed."""
         self._members[trainer].lost = now
 
     def complete(self, trainer: int) -> None:
-        """Note that a trainer has finished."""
+        """Record that a trainer has finished."""
         self._members[trainer].completed, self._members[trainer].gone = True, False
 
     def give_up(self, trainer: int) -> None:
-        """Count on a trainer no more, unless it joins again."""
+        """Stop counting on a trainer, unless it joins again."""
         self._members[trainer].gone = True
 
-    def absences(self, now: float) -> Sequence[Absence]:
-        """Return the live trainers that are not heard."""
-        found = (
-            self._patience.absence(
-                trainer,
-                self._first_join,
-                now,
-                heard=member.heard if member.joined else None,
-                lost=member.lost,
-            )
-            for trainer, member in self._members.items()
-            if member.live
-        )
+    def absences(self, now: float) -> list[Absence]:
+        """Return the live trainers that the server does not hear."""
+        found = [
+            self._absence(trainer, member, now) for trainer, member in self._members.items() if member.live
+        ]
         return [absence for absence in found if absence is not None]
+
+    def vanished(self, now: float) -> set[int]:
+        """Return the live trainers whose deadlines are over."""
+        return {absence.trainer for absence in self.absences(now) if now >= absence.deadline}
+
+    def _absence(self, trainer: int, member: _Member, now: float) -> Absence | None:
+        settings, deadline = self._settings, self._settings.deadline_seconds
+        if not member.joined:
+            if self._first_join is None:
+                # Images are pulled and queues are waited for: that is not a failure of a trainer.
+                return Absence(trainer, self._started, NOT_JOINED, self._started + settings.stalled_seconds)
+            # An elastic job trains without the trainers that have not come yet.
+            seconds = deadline if settings.max_trainers else settings.starting_seconds
+            return Absence(trainer, self._first_join, NOT_JOINED, self._first_join + seconds)
+        if member.lost is not None:
+            return Absence(trainer, member.lost, LOST, member.lost + deadline)
+        silent_since = member.heard + settings.silent_seconds
+        if now < silent_since:
+            return None
+        return Absence(trainer, member.heard, SILENT, silent_since + deadline)
+
+
+def describe_absences(absences: Sequence[Absence]) -> str:
+    """Return what the server waits for, such as ``waiting for trainers 0 and 1 to join``."""
+    awaited = [
+        what.format(name_trainers(trainers))
+        for reason, what in _AWAITED.items()
+        if (trainers := [absence.trainer for absence in absences if absence.reason == reason])
+    ]
+    return f"waiting for {' and '.join(awaited)}"
+
+
+def loss_of(absence: Absence, now: float, *, step: int, lost_seconds: float) -> PeerLostError:
+    """Return the error of a trainer that stayed absent past its deadline; it names the deadline."""
+    waited = f"{now - absence.since:.0f} s"
+    if absence.reason == NOT_JOINED:
+        return PeerLostError(
+            f"trainer {absence.trainer} has not joined within {waited}; see its log, or raise "
+            "runPolicy.pendingDeadlineSeconds (FLEET_START_DEADLINE_SECONDS; without, FLAGS_rpc_deadline)"
+        )
+    return PeerLostError(
+        f"trainer {absence.trainer} {absence.reason} {waited} ago, at step {step}; it has vanished for good, "
+        f"as FLAGS_rpc_deadline is {lost_seconds * 1000:.0f} ms (a trainer that ends well calls "
+        "fleet.stop_worker())"
+    )
+
+
+def loss_of_missed(missed: Sequence[int], completed: Sequence[int]) -> PeerLostError:
+    """Return the error of a training that has ended without some trainers."""
+    others = "; every other trainer has completed" if completed else ", before any trainer had completed"
+    return PeerLostError(f"{name_trainers(missed)} vanished for good{others}")
+
+
+def _check_plausible(trainer: int, attempt: int, first: tuple[int, float] | None, now: float) -> None:
+    """Reject an implausible attempt, which would lock out the trainer's later processes.
+
+    A restart takes a second at least. The limit counts from the first join, so that one join cannot raise it
+    for the next.
+    """
+    most = _MOST_AT_FIRST if first is None else first[0] + int(now - first[1]) + _SPARE
+    if attempt > most:
+        raise ConfigurationError(
+            f"trainer {trainer} came with attempt {attempt}, expected {most} at most: no replica can "
+            "have been started so often by now; FLEET_RESTARTS counts the starts of this replica before "
+            "this one, and its launcher must count them up one by one"
+        )
+
+
+def check_job(
+    request: control_pb2.JoinRequest | control_pb2.CompletedRequest | control_pb2.NormRequest,
+    job: "JobIdentity",
+) -> None:
+    """Check that a call comes from a replica of the server's job.
+
+    Raises
+    ------
+    ConfigurationError
+        It does not; the message names both jobs.
+    """
+    found, expected = (request.job_name, request.job_uid), (job.name, job.uid)
+    if found != expected:
+        raise ConfigurationError(
+            f"a replica of job {found[0]!r} (uid {found[1]!r}) came to a server of job {expected[0]!r} "
+            f"(uid {expected[1]!r}); are two jobs configured with the same addresses?"
+        )
+
+
+def check_agreement(
+    ours: Mapping[str, str], theirs: Mapping[str, str], initial: Mapping[str, str] | None
+) -> None:
+    """Check that a trainer agrees with the server on everything that must be equal.
+
+    Parameters
+    ----------
+    ours, theirs : mapping of str to str
+        The server's facts and the trainer's.
+    initial : mapping of str to str, optional
+        The state of the server's process before the first step; None if a checkpoint replaces it.
+
+    Raises
+    ------
+    ConfigurationError
+        It does not; the message names the difference.
+    """
+    if initial is None:
+        theirs = {name: fact for name, fact in theirs.items() if name != INITIAL_STATE}
+    difference = describe_difference({**ours, **(initial or {})}, theirs)
+    if difference:
+        raise ConfigurationError(
+            f"this trainer does not run the same training as the parameter server: {difference} "
+            "(here: the server; there: the trainer); run one script with the same settings in every role"
+        )
+
+
+def check_identity(identity: Identity, job: "JobIdentity", joined: int) -> None:
+    """Check that a greeting comes from a trainer of the server's job that has joined.
+
+    Parameters
+    ----------
+    identity : Identity
+        The sender.
+    job : JobIdentity
+        The server's.
+    joined : int
+        The attempt under which this trainer joined last; -1 if it has not.
+
+    Raises
+    ------
+    RemoteProtocolError
+        It does not; the message gives what was expected.
+    """
+    expected = job_hash(job.name, job.uid)
+    if identity.job != expected:
+        raise RemoteProtocolError(
+            f"a frame of job {identity.job:016x} came to the server of job {job.name} ({expected:016x}); are "
+            "two jobs configured with the same addresses?"
+        )
+    if joined != identity.attempt:
+        place = f"its place is taken by attempt {joined}" if joined >= 0 else "expected a join before data"
+        raise RemoteProtocolError(
+            f"trainer {identity.trainer} with attempt {identity.attempt} has not joined here; {place}"
+        )

@@ -1,13 +1,12 @@
-"""A parameter server: owns its shard of the model, and serves it until every trainer has completed.
+"""A parameter server: it owns its shard of the model, and serves it until every trainer has completed.
 
-Threads: gRPC's own for control; those that accept data connections; per trainer one that receives and one
-that sends; those that sum and step large blocks, as many as there are cores. The thread that called `serve`
-watches over all of them: it is the one that says who is missing, and that gives up.
+Threads: gRPC's own for control; one per listener that accepts data connections; per trainer one that receives
+and one that sends; a pool, as large as there are cores, that sums and steps large blocks. The thread that
+called `serve` watches over all of them: it logs what is missing, and gives up.
 """
 
 import logging
 from collections.abc import Iterator, Mapping
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from fleet.errors import ConfigurationError, FleetError, RemoteProtocolError
@@ -15,24 +14,17 @@ from fleet.parameter_server.certificates import certificates_of
 from fleet.parameter_server.control.proto import control_pb2
 from fleet.parameter_server.control.service import ControlService, pack_placement
 from fleet.parameter_server.elastic import elastic_facts
-from fleet.parameter_server.modes import NormExchange, NormPart, mode_of_server, with_tables
+from fleet.parameter_server.modes import NormPart, mode_of_server
 from fleet.parameter_server.naming import describe_blocks
 from fleet.parameter_server.optimizer_state import initial_state_fact
 from fleet.parameter_server.pieces import lead_bytes
-from fleet.parameter_server.server.absences import loss_of_missed
-from fleet.parameter_server.server.admission import Admission, check_job
 from fleet.parameter_server.server.barriers import Barriers
-from fleet.parameter_server.server.farewell import Farewell
-from fleet.parameter_server.server.membership import Membership
-from fleet.parameter_server.server.overrun import Overrun
-from fleet.parameter_server.server.pacing import Pacing, receive_bytes
-from fleet.parameter_server.server.serving import Serving
+from fleet.parameter_server.server.membership import Membership, check_job, loss_of_missed
+from fleet.parameter_server.server.peer_servers import PeerServers
+from fleet.parameter_server.server.scheduling import Pacing, StepPool, receive_bytes
 from fleet.parameter_server.server.shard_checkpointer import ShardCheckpointer
 from fleet.parameter_server.server.shard_loader import ShardLoader
-from fleet.parameter_server.server.siblings import Siblings
-from fleet.parameter_server.server.step_pool import StepPool
-from fleet.parameter_server.server.trainer_session import TrainerSession
-from fleet.parameter_server.server.trainers import Trainers
+from fleet.parameter_server.server.trainers import Serving, Trainers
 from fleet.parameter_server.server.watchdog import Watchdog
 from fleet.parameter_server.settings import Settings
 from fleet.parameter_server.shard import Shard
@@ -43,7 +35,6 @@ from fleet.plan.job import ServerPlan
 from fleet.process import progress
 from fleet.process.resources import WatchClock, available_cores
 from fleet.tables.kernels import library
-from fleet.wire import Hello
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -54,7 +45,7 @@ __all__ = ["Server"]
 
 _LOOK_SECONDS: Final = 0.5
 _MESSAGE_BYTES: Final = 256 << 20
-"""How large a message of the control service may be; two of the largest block where that is more."""
+"""The largest message of the control service, unless two of the largest block are larger."""
 _log = logging.getLogger(__name__)
 
 
@@ -64,14 +55,14 @@ class Server:
     Parameters
     ----------
     plan : ServerPlan
-        What it owns.
+        What the server owns.
     parameters : mapping of name to Tensor
-        The module that this process built: the initial values.
+        The module that this process built, which has the initial values.
     job : JobIdentity
-        Whose trainers may join.
+        The job whose trainers may join.
     settings : Settings
     state : mapping of name to state, optional
-        What this process's own optimizer has for the parameters before the first step.
+        The state that this process's own optimizer has for the parameters before the first step.
     """
 
     def __init__(
@@ -84,44 +75,49 @@ class Server:
     ) -> None:
         self._job = job
         self._settings = settings
-        mode = mode_of_server(plan)
-        share = settings.transport != "tcp"
-        self._shard = Shard(plan, parameters, state, rule=mode.rule, share=share, fused=settings.fused)
-        self._mode = with_tables(mode, self._shard, plan.trainers)
         self._serving = Serving()
-        self._siblings = Siblings(plan, job, settings, self._serving.fail)
-        if isinstance(self._mode, NormExchange):
-            self._mode.connect(self._siblings.tell)
-        clock = WatchClock(settings.glance_seconds)
-        membership, changed = Membership(plan.trainers, settings, clock.now()), self._serving.changed
+        self._peers = PeerServers(plan, job, settings, self._serving.fail)
+        kind = mode_of_server(plan)
+        self._shard = Shard(
+            plan,
+            parameters,
+            state,
+            rule=kind.rule,
+            share=settings.transport != "tcp",
+            fused=settings.fused,
+            send_norm_part=self._peers.send,
+        )
+        kind.check_tables(self._shard)
+        self._mode = kind.make_server(self._shard, plan.trainers)
+        clock, changed = WatchClock(settings.glance_seconds), self._serving.changed
+        membership = Membership(plan.trainers, settings, clock.now())
         self.loader = ShardLoader(self._shard, self._mode, job)
         self.checkpoints = ShardCheckpointer(
             self._shard, self._mode, self.loader, membership, changed, settings.checkpoint_dir
         )
         self.barriers = Barriers(membership, changed)
-        elastic = elastic_facts(mode, plan.trainers, settings.max_trainers)
-        agreement = {**plan.agreement, **settings.agreement, **elastic}
+        lead, cores = lead_bytes(plan, settings), available_cores()
         self._trainers = Trainers(
-            Admission(job, agreement, initial_state_fact(state or {}), lambda: self.loader.restored),
+            self._shard,
+            self._mode,
+            job,
+            {
+                **plan.agreement,
+                **settings.agreement,
+                **elastic_facts(kind, plan.trainers, settings.max_trainers),
+            },
+            initial_state_fact(state or {}),
+            settings,
+            self._serving,
             membership,
             clock,
-            self._serving,
-            self._mode,
             self.loader,
             self.barriers,
-            Overrun(self._mode.step_of, plan.trainers),
-            StepPool(available_cores()),
-            partial(
-                TrainerSession,
-                mode=self._mode,
-                expected=Hello(self._serving.incarnation, len(plan.blocks)),
-                shard=self._shard,
-                wire_dtype=settings.wire_dtype,
-                pacing=Pacing(lead_bytes(plan, settings)),
-            ),
+            Pacing(lead) if lead is not None else None,
+            StepPool(cores) if cores > 1 else None,
         )
         self._watchdog = Watchdog(
-            plan, settings, self._mode, self._trainers, clock, survives_loss=mode.survives_loss
+            plan, settings, self._mode, self._trainers, clock, survives_loss=kind.survives_loss
         )
         self._ports: DataPorts | None = None
         self._control: ControlService | None = None
@@ -158,7 +154,7 @@ class Server:
             certificates=certificates,
         )
         self._control.start()
-        self._trainers.pool.start()
+        self._trainers.start()
         progress.holds(sum(self._shard.block_bytes.values()))
         if len(self._shard.tables):
             progress.show_tables(self._shard.tables.statistics)
@@ -176,15 +172,15 @@ class Server:
         )
 
     def serve(self) -> None:
-        """Serve until every trainer has completed, or somebody calls `close`.
+        """Serve until every trainer has completed, or another thread calls `close`.
 
         Raises
         ------
         PeerLostError
-            A trainer vanished for good, or a server that this one needs. In a mode that cannot go on without
-            it the others have been told; in one that can, they have completed.
+            A trainer vanished for good, or a server that this one needs. The other trainers have completed,
+            or have received this error if the mode cannot continue without the trainer.
         FleetError
-            A step failed here, in the user's optimizer say. Every trainer has been told.
+            A step failed here, perhaps in the user's optimizer. Every trainer has received this error.
         """
         membership, serving = self._trainers.membership, self._serving
         try:
@@ -200,11 +196,13 @@ class Server:
                 for trainer, error in lost:
                     self._trainers.give_up(trainer, error)
         except FleetError as error:
-            self._dismiss(error)
+            self._trainers.dismiss(error)
+            self.close()
             raise
         if serving.is_closing:
             return
-        self._dismiss(None)
+        self._trainers.dismiss(None)
+        self.close()
         if missed:
             raise loss_of_missed(missed, completed)
         _log.info("every trainer has completed, at step %d", self._mode.step)
@@ -213,20 +211,18 @@ class Server:
         """Stop serving now; safe to repeat."""
         self._serving.close()
         if self._control is not None:
-            self._control.refuse()  # first: to a trainer a server that answers calls is one that lives
+            self._control.refuse()  # first, because trainers take a server that answers calls for alive
         if self._ports is not None:
             self._ports.close()
-        for session in list(self._trainers.sessions.values()):
-            session.abandon()
-        self._trainers.pool.close()
-        self._siblings.close()
+        self._trainers.close()
+        self._peers.close()
         if self._control is not None:
             self._control.stop()
             self._control = None
 
     @property
     def completed_attempts(self) -> Mapping[int, int]:
-        """The trainers that have finished, each with the attempt under which it did, once all are done."""
+        """The attempt under which each trainer has finished, once all have; empty before."""
         membership = self._trainers.membership
         return {} if membership.live else {each: membership.attempt(each) for each in membership.completed}
 
@@ -245,16 +241,16 @@ class Server:
         )
 
     def completed_trainers(self, request: control_pb2.CompletedRequest) -> tuple[int, ...]:
-        """Return who has completed in this training, for a trainer of it that may have done so before."""
+        """Return the trainers that have completed in this life of the job; a restarted trainer asks."""
         check_job(request, self._job)
         with self._serving.changed:
             return self._trainers.membership.completed if request.life == self._job.life else ()
 
     def heartbeat(self, trainer: int, attempt: int) -> control_pb2.HeartbeatReply:
-        """Note a sign of life of a trainer that has joined."""
+        """Record a heartbeat of a trainer; return what the present step waits for."""
         try:
             missing = self._mode.missing()
-        except FleetError as error:  # a step failed here: no reason to leave who lives without an answer
+        except FleetError as error:  # a step failed here, which must not fail the heartbeat
             missing = None
             self._serving.fail(error)
         return control_pb2.HeartbeatReply(
@@ -265,25 +261,23 @@ class Server:
         )
 
     def norm(self, request: control_pb2.NormRequest) -> None:
-        """Take another server's part of a norm, and step what it was the last part of."""
+        """Take another server's part of a norm, and step the blocks whose norm it completes."""
         check_job(request, self._job)
         if request.fingerprint != self._shard.plan.fingerprint:
             raise ConfigurationError(
                 f"parameter server {self._shard.plan.endpoint} does not run the same training as server "
                 f"{request.server}; run one script with the same settings in every role"
             )
-        if not isinstance(self._mode, NormExchange):
-            raise ConfigurationError("this parameter server's training mode clips by no norm")
         part = NormPart(request.step, request.key, request.server, dict(request.sums))
         try:
             self._trainers.answer(self._mode.norm(part))
         except RemoteProtocolError as error:
             raise ConfigurationError(str(error)) from error
-        except FleetError as error:  # this server's own failure, which no connection of a trainer reports
+        except FleetError as error:  # this server's own failure: no connection of a trainer reports it
             self._serving.fail(error)
 
     def stats(self) -> control_pb2.StatsReply:
-        """Say what has been done so far."""
+        """Return the server's progress and traffic."""
         counters = progress.snapshot()["counters"]
         membership = self._trainers.membership
         with self._serving.changed:
@@ -300,12 +294,12 @@ class Server:
         )
 
     def optimizer_state(self) -> Iterator[tuple[int, Mapping[str, object]]]:
-        """Iterate over the optimizers' state."""
+        """Yield the state of the blocks' optimizers."""
         return self._shard.store.state()
 
     def values(self) -> "Iterator[tuple[int, Tensor]]":
-        """Iterate over the blocks' values."""
-        yield from self._shard.store.values()  # copied before the first is sent, however slowly
+        """Yield the blocks' values."""
+        yield from self._shard.store.values()  # all copied before the first is sent, which may be slow
 
     def _table_statistics(self) -> "list[control_pb2.TableStatistics]":
         return [
@@ -320,16 +314,3 @@ class Server:
             )
             for table in self._shard.tables.statistics()
         ]
-
-    def _dismiss(self, error: FleetError | None) -> None:
-        """Let the trainers go, each with the last word for it, and stop."""
-        farewell = Farewell(self._trainers, self._serving, self._settings)
-        if error is None:
-            farewell.wait_for_goodbyes()
-        self._serving.close()
-        if error is not None:
-            self._serving.fail(error)
-        farewell.tell(error)
-        if error is not None:
-            farewell.wait_until_told(self._watchdog.vanished)
-        self.close()

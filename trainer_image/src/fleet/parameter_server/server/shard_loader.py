@@ -26,7 +26,7 @@ from fleet.checkpoint import (
     warn_of_skipped,
 )
 from fleet.errors import CheckpointError, ConfigurationError
-from fleet.parameter_server.modes import ResumesEach, ServerMode, mode_of_server
+from fleet.parameter_server.modes import ServerMode, mode_of_server
 from fleet.parameter_server.pieces import by_block
 from fleet.parameter_server.shard import Shard
 from fleet.parameter_server.store import Put
@@ -252,8 +252,7 @@ class ShardLoader:
                 self._shard.tables.apply(put)
         manifest = checkpoint.manifest
         self._mode.resume(manifest.step)
-        if isinstance(self._mode, ResumesEach):
-            self._mode.resume_each({int(trainer): step for trainer, step in manifest.steps.items()})
+        self._mode.resume_each({int(trainer): step for trainer, step in manifest.steps.items()})
         self._loaded, self.restored, self._loaded_from = checkpoint, manifest.save, self._folder
         self.saved.clear()  # they belong to the training before
         _log.info(

@@ -1,156 +1,138 @@
-"""A server's session with one trainer, whichever data connection carries it."""
+"""A server's session with one trainer, over one data connection after another.
+
+The session survives a broken connection: the trainer opens another one, and both ends send again what the
+other has not received. Each handshake decides whether the two share memory. The frames that come are
+delivered to the owner of the session; this module only knows how they travel.
+"""
 
 import logging
 import threading
-from collections.abc import Collection, Mapping, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
-from typing import Protocol
+from collections import deque
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 
 from fleet.errors import FleetError, RemoteProtocolError
-from fleet.parameter_server.modes import Answer, ServerMode, Work
-from fleet.parameter_server.server.memory_sharing import MemorySharing
-from fleet.parameter_server.server.pacing import Pacing
-from fleet.parameter_server.server.table_frames import TableFrames
+from fleet.parameter_server.modes import Answer, ServerMode
+from fleet.parameter_server.server.scheduling import Pacing
 from fleet.parameter_server.shard import Shard
-from fleet.parameter_server.transport.block_transport import Codec
+from fleet.parameter_server.transport.block_transport import (
+    BlockTransport,
+    Codec,
+    SharedMemoryTransport,
+    StreamTransport,
+)
 from fleet.parameter_server.transport.connection import End, Frame
 from fleet.parameter_server.transport.handshake import Caller
+from fleet.parameter_server.transport.shared_memory import SharedBlocks
 from fleet.parameter_server.transport.sockets import ConnectionEndedError
 from fleet.parameter_server.transport.stream import Arrivals, ResumableStream, StreamEndedError
 from fleet.process import progress
 from fleet.wire import Header, Hello, Identity, Kind, Side
-from fleet.wire.messages import pack_error, pack_numbers, read_error, read_hyper, read_numbers
+from fleet.wire.messages import pack_error, pack_numbers
+from fleet.wire.rows import MOST_ROW_BYTES
 
-__all__ = ["SessionOwner", "TrainerSession"]
+__all__ = ["Deliver", "TrainerSession"]
 
 _log = logging.getLogger(__name__)
 
-
-class SessionOwner(Protocol):
-    """The server, as its sessions see it."""
-
-    def begins(self, trainer: int) -> None:
-        """Let a trainer begin a step; FleetError refuses it."""
-
-    def step_to_answer(self, trainer: int, step: int) -> AbstractContextManager[int]:
-        """Give the step whose values a trainer gets that asks for those of one."""
-
-    def answer(self, answers: Sequence[Answer]) -> None:
-        """Send values to the trainers that they are meant for."""
-
-    def do(self, session: "TrainerSession", followed: Sequence[Answer] | Work, received_bytes: int) -> None:
-        """Send what follows from a gradient that was so long, or do what it makes possible, now or soon."""
-
-    def connected(self, session: "TrainerSession") -> None:
-        """Take note that a session has a data connection."""
-
-    def completes(self, trainer: int, step: int) -> None:
-        """Take note that a trainer makes no more steps, before the others make one without it."""
-
-    def completed(self, session: "TrainerSession") -> None:
-        """Take note that a trainer has finished."""
-
-    def ended(self, session: "TrainerSession", error: FleetError | None) -> None:
-        """Take note that a session receives nothing more."""
+Deliver = Callable[["TrainerSession", Frame | End], None]
+"""Takes the frames of a session, and its end."""
 
 
 @dataclass(slots=True)
 class Ending:
-    """How far a session has come to its end."""
+    """The end of a session."""
 
     failure: FleetError | None = None
-    """Why the trainer may not come back, where it may not."""
+    """Why the trainer must not reconnect, if so."""
     left: threading.Event = field(default_factory=threading.Event)
     """Set once the trainer knows that the server knows that it has finished."""
     told: threading.Event = field(default_factory=threading.Event)
-    """Set once the trainer has been told why it may not come back, or nobody can tell it any more."""
+    """Set once the trainer has received the failure, or can no longer receive it."""
 
 
 @dataclass(slots=True)
 class _Resumption:
-    """How a session resumes over another connection."""
+    """The state of resuming a session over another connection."""
 
-    expected: Hello
-    """How a trainer that means this server greets."""
     lock: threading.Lock = field(default_factory=threading.Lock)
-    """Held while it does."""
+    """Held during a handshake."""
     name: str | None = None
-    """The random name that the trainer's process has given the session; None before it has greeted."""
+    """The random name that the trainer's process has given the session; None before the first handshake."""
     reaches: bool = False
-    """Whether the connection that there is leads to the trainer: not once it has opened another one."""
+    """Whether the present connection leads to the trainer; False once the trainer opens another one."""
 
 
 class TrainerSession:
-    """Takes one trainer's frames to the training mode, and sends it what the server answers.
+    """Sends and receives the frames of one attempt of a trainer.
 
     Parameters
     ----------
     identity : Identity
-        Which start of which trainer.
-    owner : SessionOwner
+        The trainer and its attempt.
+    shard : Shard
+        The values to send, and the buffers in which gradients land.
     mode : ServerMode
     expected : Hello
-        How a trainer that means this server greets.
-    shard : Shard
-        The blocks of this server, and where values and gradients lie.
+        The greeting of a trainer that means this server.
     wire_dtype : str
         As of `Codec`.
-    pacing : Pacing
-        The server's.
+    pacing : Pacing or None
+        The server's, if it has one.
+    deliver : callable
+        Called by the receiving thread with each frame, and once with the end.
+    on_connected : callable
+        Called when the session has a data connection, its first one or another.
     """
 
     def __init__(
         self,
         identity: Identity,
-        owner: SessionOwner,
+        shard: Shard,
         mode: ServerMode,
         expected: Hello,
-        shard: Shard,
         wire_dtype: str,
-        pacing: Pacing,
+        pacing: Pacing | None,
+        *,
+        deliver: Deliver,
+        on_connected: Callable[["TrainerSession"], None],
     ) -> None:
-        trainer = identity.trainer
         self.identity = identity
         self.ending = Ending()
-        self._mode = mode
+        self.begun = False
+        """Whether the trainer has begun a step."""
+        self.asked = False
+        """Whether the trainer has asked for values: answers before that are for its earlier process."""
         self._shard = shard
-        self._owner = owner
+        self._mode = mode
+        self._expected = expected
         self._pacing = pacing
-        self._resumption = _Resumption(expected)
-
-        def land(block: int) -> memoryview:
-            return shard.buffers.land(trainer, block, lambda: mode.turn(trainer, block))
-
-        codec = Codec(shard.plan.blocks, wire_dtype, land)
-
-        def buffer_of(header: Header) -> memoryview | None:
-            if header.kind is Kind.GRAD and not header.shared:
-                pacing.begin(trainer, header.step)
-            return codec.buffer_of(header)
-
-        self._stream = ResumableStream(f"trainer {trainer}", Side.SERVER, identity, buffer_of, self._deliver)
-        self.arrivals = Arrivals(self._stream)
-        """Whether anything comes from the trainer."""
-        self._sharing = MemorySharing(trainer, shard, self._stream, codec)
-        self._tables = TableFrames(
-            mode, trainer, self._stream, lambda step: owner.step_to_answer(trainer, step)
+        self._on_connected = on_connected
+        self._resumption = _Resumption()
+        self._codec = Codec(
+            shard.plan.blocks, wire_dtype, partial(shard.buffers.land, identity.trainer, turn=mode.turn)
         )
-        self._asked = False
-        """Whether it has asked for values: an answer that is older was meant for an earlier process."""
-
-    @property
-    def block_bytes(self) -> Mapping[int, int]:
-        """How many bytes of each block travel."""
-        return self._sharing.codec.block_bytes
-
-    @property
-    def row_bytes(self) -> Mapping[int, int]:
-        """How many bytes a row of each table has."""
-        return self._shard.tables.row_bytes
+        self.block_bytes = self._codec.block_bytes
+        """The bytes of each block on the wire."""
+        self.row_bytes = shard.tables.row_bytes
+        """The bytes of a row of each table on the wire."""
+        self._stream = ResumableStream(
+            f"trainer {identity.trainer}",
+            Side.SERVER,
+            identity,
+            self._codec.buffer_of if pacing is None else self._paced_buffer_of,
+            partial(deliver, self),
+        )
+        self.arrivals = Arrivals(self._stream)
+        self._shared: SharedBlocks | None = None
+        """The trainer's memory, if the two share memory."""
+        self._transport: BlockTransport = StreamTransport(self._stream, self._codec)
+        self._unread: deque[tuple[int, int]] = deque()
+        """The frame number and the bytes of each answer with rows that the trainer may not have read."""
 
     def resume(self, caller: Caller) -> None:
-        """Go on over a new connection; what is still being taken from the one before is waited for.
+        """Continue over a new connection, after the frame that the old one is receiving.
 
         Parameters
         ----------
@@ -160,27 +142,27 @@ class TrainerSession:
         Raises
         ------
         FleetError
-            This trainer may not speak here, or not any more.
+            This trainer must not connect here, or not any more.
         OSError
             The connection broke.
         """
         with self._resumption.lock:
             again = self._resumption.name is not None
             self._fence(caller)
-            shared = self._sharing.share(caller)
+            descriptors = self._share(caller)
             ours = Hello(
-                self._resumption.expected.incarnation,
-                self._resumption.expected.num_blocks,
+                self._expected.incarnation,
+                self._expected.num_blocks,
                 caller.hello.session,
                 self._stream.taken,
-                bool(shared),
+                bool(descriptors),
             )
-            directions = caller.answer(ours, self.block_bytes, shared, self.row_bytes)
-            self._owner.connected(self)
+            directions = caller.answer(ours, self.block_bytes, descriptors, self.row_bytes)
+            self._on_connected(self)
             try:
                 resent = self._stream.attach(caller.connected, directions, caller.hello.taken)
             except StreamEndedError:
-                self._check(caller.hello)  # the reason is worth more to the trainer than that there is an end
+                self._check(caller.hello)  # a failure says more to the trainer than the end of the stream
                 raise
             self._resumption.reaches = True
         if again:
@@ -193,43 +175,58 @@ class TrainerSession:
             )
 
     def refused(self) -> None:
-        """Take note that the trainer has been told why it may not come back, where that is so."""
+        """Record that the trainer has received the reason why it must not reconnect, if there is one."""
         if self.ending.failure is not None:
             self.ending.told.set()
 
-    def _fence(self, caller: Caller) -> None:
-        """Take no more from the connection before, once the frame that it is at has been taken."""
-        self._check(caller.hello)
-        caller.check_waiting()  # else it would end the connection that has taken its place
-        self._resumption.reaches = False
-        self._resumption.name = caller.hello.session
-        with self._sharing.hurry():
-            self._stream.fence()
-        self._check(caller.hello)  # again: the frame that this has waited for may have failed
-        if self._stream.has_ended:
-            raise ConnectionEndedError("this server has closed the session meanwhile")
-        caller.check_waiting()
+    def take_gradient(self, header: Header) -> None:
+        """Bring a gradient that has come to its receive buffer, in the block's own dtype."""
+        if header.shared:
+            self._transport.register(header.block)
+        elif self._pacing is not None:
+            self._pacing.took(self.identity.trainer, header.payload_bytes)
+        self._transport.poll(header)
+
+    def check_unread(self, header: Header) -> None:
+        """Raise RemoteProtocolError if the trainer looks up more rows without reading earlier answers."""
+        while self._unread and self._unread[0][0] <= header.taken:
+            self._unread.popleft()
+        kept = sum(num_bytes for _, num_bytes in self._unread)
+        if kept >= MOST_ROW_BYTES:
+            raise RemoteProtocolError(
+                f"trainer {self.identity.trainer} asks for more rows, and has not taken {kept} bytes of "
+                f"answers; expected it to wait for them from {MOST_ROW_BYTES} bytes on"
+            )
+
+    def send_rows(self, header: Header, rows: memoryview) -> None:
+        """Enqueue the rows that a look-up asked for."""
+        number = self._stream.send(Kind.ROWS, rows, step=header.step, block=header.block)
+        self._unread.append((number, len(rows)))
 
     def send_value(self, answer: Answer) -> None:
-        """Enqueue a block's value, or that it was not stepped."""
-        if not self._asked:
+        """Enqueue a block's value, or the message that a block was not changed or a table was stepped."""
+        if not self.asked:
             return
         step, block = answer.step, answer.block
         if answer.of_table:
             self._stream.send(Kind.STEPPED, answer.value or b"", step=step, block=block)
         elif answer.changed:
             value = self._mode.value(self.identity.trainer, block) if answer.value is None else answer.value
-            own = self._shard.store.view(block)
-            self._sharing.transport.submit(Kind.PARAM, step, block, own if value is None else value)
+            own = self._shard.store.view(block) if value is None else value
+            self._transport.submit(Kind.PARAM, step, block, own)
         else:
             self._stream.send(Kind.UNCHANGED, step=step, block=block)
 
+    def confirm(self) -> None:
+        """Enqueue the confirmation that every frame so far has been taken."""
+        self._stream.send(Kind.CONFIRM)
+
     def complete(self, completed: Collection[int]) -> None:
-        """Enqueue the answer to COMPLETE: the trainers that have completed, this one among them."""
+        """Enqueue the answer to COMPLETE: the trainers that have completed, including this one."""
         self._stream.send(Kind.COMPLETE, pack_numbers(sorted(completed)))
 
     def fail(self, error: FleetError, timeout_seconds: float) -> None:
-        """Tell the trainer of an error, now or when it comes back, and close."""
+        """Send the trainer an error, now or when it reconnects, and close."""
         self.ending.failure = error
         self._stream.send(Kind.ERROR, pack_error(error))
         reaches = self._resumption.reaches
@@ -238,71 +235,36 @@ class TrainerSession:
 
     def finish(self, timeout_seconds: float) -> bool:
         """Send what is enqueued, and close; return whether there was a connection."""
-        with self._sharing.hurry():
+        with self._shard.buffers.hurry(self.identity.trainer):
             return self._stream.finish(timeout_seconds)
 
     def abandon(self) -> None:
-        """Close now: nobody comes to tell the trainer anything any more."""
+        """Close now, without reaching the trainer."""
         self.finish(0.0)
         self.ending.told.set()
 
-    def _deliver(self, event: Frame | End) -> None:
-        """Act on what the stream brings."""
-        if isinstance(event, Frame):
-            self._take(event)
-            return
-        self._pacing.ended(self.identity.trainer)
-        self._owner.ended(self, event.error)
+    def _paced_buffer_of(self, header: Header) -> memoryview | None:
+        if header.kind is Kind.GRAD and not header.shared and self._pacing is not None:
+            self._pacing.begin(self.identity.trainer, header.step)
+        return self._codec.buffer_of(header)
 
-    def _take(self, frame: Frame) -> None:
-        trainer, (header, payload) = self.identity.trainer, frame
-        match header.kind:
-            case Kind.GRAD:
-                self._take_gradient(header)
-            case Kind.LOOK_UP:
-                self._tables.look_up(header, memoryview(payload), self.row_bytes[header.block])
-            case Kind.ROW_GRADIENT:
-                of = self.row_bytes[header.block]
-                followed = self._tables.take_gradient(header, memoryview(payload), of)
-                self._owner.do(self, followed, header.payload_bytes)
-            case Kind.HYPER:
-                self._owner.begins(trainer)
-                self._mode.begin(trainer, header.step, read_hyper(bytes(payload)))
-            case Kind.STEP_END:
-                self._pacing.ended(trainer)
-                self._owner.answer(self._mode.end(trainer, header.step, read_numbers(bytes(payload))))
-            case Kind.PULL:
-                self._asked = True
-                with self._owner.step_to_answer(trainer, header.step) as step:
-                    answers = self._mode.pull(trainer, step)
-                if step != header.step:
-                    answers = [replace(answer, step=header.step) for answer in answers]
-                self._owner.answer(answers)
-            case Kind.COMPLETE:
-                self._owner.completes(trainer, self._mode.step_of(trainer))
-                self._owner.answer(self._mode.complete(trainer))
-                self._owner.completed(self)
-            case Kind.CONFIRM:
-                self._stream.send(Kind.CONFIRM)
-            case Kind.GOODBYE:
-                self.ending.left.set()
-            case Kind.ERROR:
-                raise read_error(bytes(payload))
-
-    def _take_gradient(self, header: Header) -> None:
-        """Take a gradient where it lies, and answer it, or have done what it makes possible."""
-        if header.shared:
-            self._sharing.transport.register(header.block)
-        else:
-            self._pacing.took(self.identity.trainer, header.payload_bytes)
-        self._sharing.transport.poll(header)
-        followed = self._mode.gradient(self.identity.trainer, header.block, header.step)
-        self._owner.do(self, followed, header.payload_bytes)
+    def _fence(self, caller: Caller) -> None:
+        """Take no more frames from the old connection, after the one that it is receiving."""
+        self._check(caller.hello)
+        caller.check_waiting()  # a caller that has given up must not end the connection that replaced it
+        self._resumption.reaches = False
+        self._resumption.name = caller.hello.session
+        with self._shard.buffers.hurry(self.identity.trainer):
+            self._stream.fence()
+        self._check(caller.hello)  # again: the last frame of the old connection may have failed
+        if self._stream.has_ended:
+            raise ConnectionEndedError("this server has closed the session meanwhile")
+        caller.check_waiting()
 
     def _check(self, hello: Hello) -> None:
         if self.ending.failure is not None:
             raise self.ending.failure
-        expected = self._resumption.expected
+        expected = self._expected
         if (hello.incarnation, hello.num_blocks) != (expected.incarnation, expected.num_blocks):
             raise RemoteProtocolError(f"the trainer greets {hello}, expected {expected}; it must join again")
         if self._resumption.name not in (None, hello.session):
@@ -310,3 +272,39 @@ class TrainerSession:
                 f"another process is trainer {self.identity.trainer} with attempt {self.identity.attempt} by "
                 "now; give each trainer an id of its own (PADDLE_TRAINER_ID)"
             )
+
+    def _share(self, caller: Caller) -> Sequence[int]:
+        """Choose the transport of blocks, and return the descriptor of this server's memory if it is shared.
+
+        Raises
+        ------
+        RemoteProtocolError
+            An earlier connection of the session chose another one.
+        """
+        trainer, values, hello = self.identity.trainer, self._shard.shared_values, caller.hello
+        offered = hello.shared and (self._shared is not None or len(caller.descriptors) > 0)
+        shares = values is not None and offered
+        if self._stream.taken and shares != (self._shared is not None):
+            raise RemoteProtocolError(
+                "the trainer shared memory on one connection of its session and not on another; it must join "
+                "again"
+            )
+        if not shares or self._shared is None:
+            self._shared = self._map(caller.descriptors[0]) if shares else None
+            self._shard.buffers.share(trainer, self._shared)
+            self._transport = StreamTransport(self._stream, self._codec)
+        if values is None or self._shared is None:
+            return []
+        if not isinstance(self._transport, SharedMemoryTransport):
+            self._transport = SharedMemoryTransport(
+                self._stream, self._codec, values, self._shared, copies=False
+            )
+        return [values.descriptor]
+
+    def _map(self, descriptor: int) -> SharedBlocks | None:
+        """Map the trainer's memory; None if that fails, and its tensors come over the socket."""
+        try:
+            return SharedBlocks.receive(descriptor, self._shard.block_bytes, writable=True)
+        except OSError as error:
+            _log.debug("trainer %d's memory cannot be mapped: %s", self.identity.trainer, error)
+            return None

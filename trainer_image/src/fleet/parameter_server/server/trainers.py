@@ -1,83 +1,153 @@
-"""The trainers of one server: who joins, over which session each speaks, and who is given up."""
+"""The trainers of one server: who joins and leaves, and what their frames do to the training mode."""
 
+import contextlib
 import logging
+import secrets
 import threading
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Final
 
 from fleet.errors import FleetError, PeerLostError, RemoteProtocolError
 from fleet.parameter_server.control.proto import control_pb2
-from fleet.parameter_server.modes import Answer, ServerMode, Work
+from fleet.parameter_server.modes import Answer, ServerMode
 from fleet.parameter_server.naming import name_trainers
-from fleet.parameter_server.server.admission import Admission
 from fleet.parameter_server.server.barriers import Barriers
-from fleet.parameter_server.server.membership import Membership
-from fleet.parameter_server.server.overrun import Overrun
-from fleet.parameter_server.server.serving import Serving
+from fleet.parameter_server.server.membership import (
+    Membership,
+    check_agreement,
+    check_identity,
+    check_job,
+)
+from fleet.parameter_server.server.scheduling import LEAST_BYTES, Overrun, Pacing, StepPool
 from fleet.parameter_server.server.shard_loader import ShardLoader
-from fleet.parameter_server.server.step_pool import StepPool
-from fleet.parameter_server.server.trainer_session import SessionOwner, TrainerSession
-from fleet.parameter_server.transport.connection import BrokenConnectionError
+from fleet.parameter_server.server.trainer_session import TrainerSession
+from fleet.parameter_server.settings import Settings
+from fleet.parameter_server.shard import Shard
+from fleet.parameter_server.transport.connection import BrokenConnectionError, End, Frame
+from fleet.parameter_server.waiting import wait_for_all
 from fleet.process.resources import WatchClock
-from fleet.wire import Identity
+from fleet.tables import RowGradients
+from fleet.wire import Header, Hello, Identity, Kind, job_hash
+from fleet.wire.messages import read_error, read_hyper, read_numbers
+from fleet.wire.rows import pack_rows, read_ids, read_row_gradient
 
-__all__ = ["MakeSession", "Trainers"]
+if TYPE_CHECKING:
+    from fleet.role_maker import JobIdentity
 
+__all__ = ["Serving", "Trainers"]
+
+_FLOAT_BYTES: Final = 4
+_FLUSH_SECONDS: Final = 10.0
 _log = logging.getLogger(__name__)
 
-MakeSession = Callable[[Identity, SessionOwner], TrainerSession]
-"""Makes the session of one start of a trainer."""
+
+class Serving:
+    """The state of one server's service, which ends once: with a failure, or because its work is done."""
+
+    def __init__(self) -> None:
+        self.changed = threading.Condition()
+        """Guards the membership; notified when that changes, or this state."""
+        self.incarnation = secrets.token_hex(8)
+        """A random name, by which trainers distinguish this service from a later one."""
+        self.failure: FleetError | None = None
+        self.is_closing = False
+
+    def fail(self, error: FleetError) -> None:
+        """End the service with an error that any thread has found; the first one counts."""
+        with self.changed:
+            if self.failure is None:
+                self.failure = error
+            self.changed.notify_all()
+
+    def close(self) -> None:
+        """End the service."""
+        with self.changed:
+            self.is_closing = True
+            self.changed.notify_all()
+
+    def check(self) -> None:
+        """Raise the failure, if there is one; with the lock held."""
+        if self.failure is not None:
+            raise self.failure
 
 
 class Trainers:
-    """Who takes part in the training, as this server knows; the owner of their sessions.
+    """Admits trainers, takes their frames to the training mode, and sends them its answers.
 
     Parameters
     ----------
-    admission : Admission
-        Who may join.
+    shard : Shard
+    mode : ServerMode
+    job : JobIdentity
+        The server's; a trainer must be of the same.
+    agreement : mapping of str to str
+        The facts that a trainer must have in common with the server.
+    initial : mapping of str to str
+        The facts about this process's state before the first step; a loaded checkpoint replaces them.
+    settings : Settings
+    serving : Serving
+        Its lock guards the membership.
     membership : Membership
     clock : WatchClock
         The membership's.
-    serving : Serving
-        Guards the membership.
-    mode : ServerMode
     loader : ShardLoader
     barriers : Barriers
-    overrun : Overrun
-    pool : StepPool
-        Does what gradients make possible.
-    make_session : callable
-        As `MakeSession`.
+    pacing : Pacing, optional
+        Only in sync mode.
+    pool : StepPool, optional
+        Only with several cores.
     """
 
     def __init__(
         self,
-        admission: Admission,
+        shard: Shard,
+        mode: ServerMode,
+        job: "JobIdentity",
+        agreement: Mapping[str, str],
+        initial: Mapping[str, str],
+        settings: Settings,
+        serving: Serving,
         membership: Membership,
         clock: WatchClock,
-        serving: Serving,
-        mode: ServerMode,
         loader: ShardLoader,
         barriers: Barriers,
-        overrun: Overrun,
-        pool: StepPool,
-        make_session: MakeSession,
+        pacing: Pacing | None,
+        pool: StepPool | None,
     ) -> None:
         self.membership = membership
         self.sessions: dict[int, TrainerSession] = {}
-        """By trainer, those over which somebody may still speak."""
-        self._admission = admission
-        self._clock = clock
-        self._serving = serving
+        """The sessions of trainers that may still send frames, by trainer."""
+        self._shard = shard
         self._mode = mode
+        self._job = job
+        self._agreement = agreement
+        self._initial = initial
+        self._settings = settings
+        self._serving = serving
+        self._clock = clock
         self._loader = loader
         self._barriers = barriers
-        self._overrun = overrun
-        self.pool = pool
-        self._make_session = make_session
-        self._one_at_a_time = threading.Lock()
-        """Held by whoever lets a trainer join."""
+        self._pacing = pacing
+        self._pool = pool
+        self._overrun = Overrun(mode.step_of, shard.plan.trainers)
+        self._hello = Hello(serving.incarnation, len(shard.plan.blocks))
+        self._joining = threading.Lock()
+        """Held while a trainer joins: one at a time."""
+
+    def start(self) -> None:
+        """Start the threads that step large gradients."""
+        if self._pool is not None:
+            self._pool.start()
+
+    def close(self) -> None:
+        """Close all sessions without reaching the trainers."""
+        for session in list(self.sessions.values()):
+            session.abandon()
+        if self._pool is not None:
+            self._pool.close()
 
     def join(self, request: control_pb2.JoinRequest) -> tuple[str, int]:
         """Let a trainer join that agrees with this server on everything that must be equal.
@@ -90,11 +160,13 @@ class Trainers:
         Raises
         ------
         FleetError
-            It may not, or this server ends.
+            It must not join, or this server is ending.
         """
-        self._admission.check(request)
+        check_job(request, self._job)
+        restored = self._loader.restored
+        check_agreement(self._agreement, request.agreement, None if restored else self._initial)
         trainer, attempt = request.trainer.id, request.trainer.attempt
-        with self._one_at_a_time:
+        with self._joining:
             with self._serving.changed:
                 self._serving.check()
                 again = self.membership.attempt(trainer) >= 0
@@ -105,9 +177,18 @@ class Trainers:
                 replaced = f"trainer {trainer} was replaced by its attempt {attempt}"
                 old.fail(FleetError(f"{replaced}; this process has attempt {old.identity.attempt}"), 1.0)
             self._mode.admit(trainer, attempt)
-            session = self._make_session(self._admission.identity(trainer, attempt), self)
+            session = TrainerSession(
+                Identity(job_hash(self._job.name, self._job.uid), trainer, attempt),
+                self._shard,
+                self._mode,
+                self._hello,
+                self._settings.wire_dtype,
+                self._pacing,
+                deliver=self.take,
+                on_connected=self.connected,
+            )
             with self._serving.changed:
-                self._serving.check()  # again: whoever ends the others would not know of this one
+                self._serving.check()  # again: a server that ends has told only the sessions that it knew
                 self.sessions[trainer] = session
         restored, step = self._loader.inform(trainer)
         self._overrun.joined(trainer, again=again)
@@ -122,17 +203,17 @@ class Trainers:
         return restored, step
 
     def heard(self, trainer: int, attempt: int) -> int:
-        """Note a sign of life of a trainer that has joined; return its steps past the others."""
+        """Record a heartbeat of a trainer that has joined; return its steps past the others."""
         with self._serving.changed:
             if self.membership.attempt(trainer) == attempt:
                 self.membership.heard(trainer, self._clock.now())
         return self._overrun.steps(trainer)
 
     def session_of(self, identity: Identity) -> TrainerSession:
-        """Return where a trainer's frames belong; RemoteProtocolError for one that has not joined."""
+        """Return the session of a trainer; RemoteProtocolError if it has not joined."""
         with self._serving.changed:
             joined = self.membership.attempt(identity.trainer)
-        self._admission.check_identity(identity, joined)
+        check_identity(identity, self._job, joined)
         session = self.sessions.get(identity.trainer)
         if session is None or session.identity != identity:
             raise RemoteProtocolError(
@@ -142,7 +223,7 @@ class Trainers:
         return session
 
     def give_up(self, trainer: int, error: PeerLostError) -> None:
-        """Let the others go on without a trainer; should it speak again, it must join again."""
+        """Let the others continue without a trainer, which must join again if it comes back."""
         with self._serving.changed:
             self.membership.give_up(trainer)
             self._barriers.release()
@@ -158,69 +239,77 @@ class Trainers:
         self.answer(self._mode.complete(trainer))
 
     def answer(self, answers: Sequence[Answer]) -> None:
-        """Send values to the trainers that they are meant for; to those that are gone, nothing."""
+        """Send answers to the trainers that are still here."""
         for answer in answers:
             for trainer in answer.trainers:
                 session = self.sessions.get(trainer)
                 if session is not None:
                     session.send_value(answer)
 
-    # What the sessions report.
-
-    def begins(self, trainer: int) -> None:
-        """Let a trainer begin a step; see `ShardLoader.begin_step`."""
-        self._loader.begin_step(trainer)
-        self._overrun.begins(trainer)
-
-    def step_to_answer(self, trainer: int, step: int) -> AbstractContextManager[int]:
-        """Give the step whose values a trainer gets that asks; see `ShardLoader.step_to_answer`."""
-        return self._loader.step_to_answer(trainer, step)
-
-    def do(self, session: TrainerSession, followed: Sequence[Answer] | Work, received_bytes: int) -> None:
-        """Send what follows from a gradient that was so long, or do what it makes possible.
-
-        That is done now or in the pool. What fails in the pool ends the session, as what fails at once does.
-        """
-        if not callable(followed):
-            self.answer(followed)
+    def take(self, session: TrainerSession, event: Frame | End) -> None:
+        """Act on a frame of a session, or on its end. The session's receiving thread calls."""
+        if isinstance(event, End):
+            if self._pacing is not None:
+                self._pacing.ended(session.identity.trainer)
+            self.ended(session, event.error)
             return
-        work = followed
-        if not self.pool.takes(received_bytes):
-            self.answer(work())
-            return
+        header, payload = event
+        trainer, mode = session.identity.trainer, self._mode
+        match header.kind:
+            case Kind.GRAD:
+                session.take_gradient(header)
+                self._use(session, header, mode.gradient(trainer, header.block, header.step))
+            case Kind.LOOK_UP:
+                self._look_up(session, header, memoryview(payload))
+            case Kind.ROW_GRADIENT:
+                row_floats = session.row_bytes[header.block] // _FLOAT_BYTES
+                rows = RowGradients.of(*read_row_gradient(memoryview(payload), row_floats))
+                self._use(session, header, mode.row_gradient(trainer, header.block, header.step, rows))
+            case Kind.HYPER:
+                self._begin(session)
+                mode.begin(trainer, header.step, read_hyper(bytes(payload)))
+            case Kind.STEP_END:
+                if self._pacing is not None:
+                    self._pacing.ended(trainer)
+                self.answer(mode.end(trainer, header.step, read_numbers(bytes(payload))))
+            case _:
+                self._take_rare(session, header, bytes(payload))
 
-        def done() -> None:
-            try:
-                self.answer(work())
-            except FleetError as error:
-                self.ended(session, error)
-            except Exception as raised:  # noqa: BLE001 - the thread goes on, and the trainer is told
-                _log.exception("a gradient of trainer %d could not be used", session.identity.trainer)
-                self.ended(session, FleetError(f"a gradient could not be used: {raised!r}"))
-
-        self.pool.submit(done)
+    def _take_rare(self, session: TrainerSession, header: Header, payload: bytes) -> None:
+        """Act on a frame that does not come in every step."""
+        trainer = session.identity.trainer
+        match header.kind:
+            case Kind.PULL:
+                self._pull(session, header.step)
+            case Kind.COMPLETE:
+                self._overrun.completed(trainer, self._mode.step_of(trainer))
+                self.answer(self._mode.complete(trainer))
+                self.completed(session)
+            case Kind.CONFIRM:
+                session.confirm()
+            case Kind.GOODBYE:
+                session.ending.left.set()
+            case Kind.ERROR:
+                raise read_error(payload)
 
     def connected(self, session: TrainerSession) -> None:
-        """Take note that a session has a data connection, its first one or another."""
+        """Record that a session has a data connection, its first one or another."""
         with self._serving.changed:
             if self.sessions.get(session.identity.trainer) is session:
                 self.membership.connected(session.identity.trainer, self._clock.now())
                 self._serving.changed.notify_all()
 
-    def completes(self, trainer: int, step: int) -> None:
-        """Take note that a trainer makes so many steps, before the others make one without it."""
-        self._overrun.completed(trainer, step)
-
     def completed(self, session: TrainerSession) -> None:
-        """Take note that a trainer has finished."""
+        """Record that a trainer has finished."""
         trainer = session.identity.trainer
         with self._serving.changed:
-            session.complete({*self.membership.completed, trainer})  # first: to count it may end the session
+            # First: the server may close the session as soon as the trainer counts as finished.
+            session.complete({*self.membership.completed, trainer})
             self.membership.complete(trainer)
             self._barriers.release()
 
     def ended(self, session: TrainerSession, error: FleetError | None) -> None:
-        """Take note that a session receives nothing more."""
+        """Record that a session receives nothing more."""
         trainer = session.identity.trainer
         with self._serving.changed:
             current = self.sessions.get(trainer) is session and trainer not in self.membership.completed
@@ -240,3 +329,89 @@ class Trainers:
         )
         if not broken:
             session.fail(error, 1.0)
+
+    def dismiss(self, error: FleetError | None) -> None:
+        """End all sessions: send each trainer its last frames, and the error if the server ends with one."""
+        if error is None:
+            self.wait_for_goodbyes()
+        self._serving.close()
+        if error is not None:
+            self._serving.fail(error)
+
+        def finish(session: TrainerSession) -> None:
+            with contextlib.suppress(OSError):
+                if error is not None and session.identity.trainer in self.membership.live:
+                    session.fail(error, 1.0)
+                else:
+                    session.finish(_FLUSH_SECONDS)
+
+        sessions = list(self.sessions.values())
+        with ThreadPoolExecutor(max(1, len(sessions)), thread_name_prefix="fleet-farewell") as at_once:
+            list(at_once.map(finish, sessions))  # so that one trainer that does not read delays no other
+        if error is not None:
+            self._wait_until_told()
+
+    def wait_for_goodbyes(self) -> None:
+        """Wait for trainers whose connection broke before they could learn that the training has ended."""
+        sessions = list(self.sessions.values())
+        wait_for_all((session.ending.left for session in sessions), self._settings.silent_seconds)
+
+    def _wait_until_told(self) -> None:
+        """Wait for live trainers that have no connection just now, and come back to receive the error.
+
+        A live trainer notices within two heartbeats that there is a server to come back to.
+        """
+        with self._serving.changed:
+            live = set(self.membership.live) - self.membership.vanished(self._clock.now())
+        sessions = [each for trainer, each in list(self.sessions.items()) if trainer in live]
+        wait_for_all(
+            (session.ending.told for session in sessions), 2 * self._settings.heartbeat_seconds + 1.0
+        )
+
+    def _begin(self, session: TrainerSession) -> None:
+        """Let a trainer begin a step; FleetError refuses its first one."""
+        if not session.begun:  # afterwards no checkpoint is loaded any more, so one check is enough
+            self._loader.begin_step(session.identity.trainer)
+            session.begun = True
+        self._overrun.begins(session.identity.trainer)
+
+    def _use(self, session: TrainerSession, header: Header, answers: Sequence[Answer]) -> None:
+        """Send the answers to a gradient, and let the mode use it, on this thread or in the pool."""
+        if answers:
+            self.answer(answers)
+        if not self._mode.defers:
+            return
+        of_table = header.kind is Kind.ROW_GRADIENT
+        if self._pool is not None and header.payload_bytes >= LEAST_BYTES:
+            self._pool.submit(partial(self._advance, session, header.block, of_table=of_table))
+        else:
+            self.answer(self._mode.advance(header.block, of_table=of_table))
+
+    def _advance(self, session: TrainerSession, number: int, *, of_table: bool) -> None:
+        """Let the mode use a gradient; a failure ends the session, as it does on the receiving thread."""
+        try:
+            self.answer(self._mode.advance(number, of_table=of_table))
+        except FleetError as error:
+            self.ended(session, error)
+        except Exception as raised:  # noqa: BLE001 - the pool goes on
+            _log.exception("a gradient of trainer %d could not be used", session.identity.trainer)
+            self.ended(session, FleetError(f"a gradient could not be used: {raised!r}"))
+
+    def _look_up(self, session: TrainerSession, header: Header, payload: memoryview) -> None:
+        session.check_unread(header)
+        trainer, table = session.identity.trainer, header.block
+        ids = read_ids(payload, session.row_bytes[table])
+        if session.begun:
+            found = self._mode.look_up(trainer, table, header.step, ids)
+        else:  # a trainer may ask for a step from before a checkpoint was loaded
+            with self._loader.step_to_answer(trainer, header.step) as step:
+                found = self._mode.look_up(trainer, table, step, ids)
+        session.send_rows(header, pack_rows(found.numpy()))
+
+    def _pull(self, session: TrainerSession, asked_step: int) -> None:
+        trainer, session.asked = session.identity.trainer, True
+        with self._loader.step_to_answer(trainer, asked_step) as step:
+            answers = self._mode.pull(trainer, step)
+        if step != asked_step:
+            answers = [replace(answer, step=asked_step) for answer in answers]
+        self.answer(answers)

@@ -1,10 +1,10 @@
-"""What a server looks for while it serves: trainers that are not heard, and steps that stand still."""
+"""The watchdog of a server: it finds trainers that are not heard, and steps that do not progress."""
 
 import logging
 
 from fleet.errors import DeadlineExceededError, PeerLostError
 from fleet.parameter_server.modes import ServerMode
-from fleet.parameter_server.server.absences import SILENT, Absence, describe_absences, loss_of
+from fleet.parameter_server.server.membership import SILENT, describe_absences, loss_of
 from fleet.parameter_server.server.trainers import Trainers
 from fleet.parameter_server.settings import Settings
 from fleet.parameter_server.waiting import WaitLog
@@ -17,7 +17,7 @@ _log = logging.getLogger(__name__)
 
 
 class Watchdog:
-    """Names whom a server waits for, and says when it has waited for long enough.
+    """Logs what a server waits for, and finds what it has waited for too long.
 
     Parameters
     ----------
@@ -28,7 +28,7 @@ class Watchdog:
     trainers : Trainers
     clock : WatchClock
     survives_loss : bool
-        Whether the others go on without a trainer that has vanished.
+        Whether the other trainers continue without one that has vanished.
     """
 
     def __init__(
@@ -51,33 +51,27 @@ class Watchdog:
         self._silent: set[int] = set()
 
     def describe(self) -> str:
-        """Return for what of whom the server waits; with the membership's lock held."""
+        """Return what the server waits for; with the membership's lock held."""
         return describe_absences(self._trainers.membership.absences(self._clock.now()))
 
     def look(self) -> list[tuple[int, PeerLostError]]:
-        """Name who is not heard, and what does not go on; with the membership's lock held.
+        """Look for absent trainers and stalled steps; with the membership's lock held.
 
         Returns
         -------
         list of tuple of int and PeerLostError
-            The trainers that have vanished for good, and without which the others go on.
+            The trainers that have vanished for good, without which the others continue.
 
         Raises
         ------
         PeerLostError
-            One has vanished without which they cannot.
+            A trainer has vanished, and the others cannot continue without it.
         DeadlineExceededError
-            A step has not ended for too long, although everybody lives.
+            A step has not ended for too long, although all trainers are alive.
         """
         lost = self._look_for_absent()
         self._look_for_stalled()
         return lost
-
-    def vanished(self) -> set[int]:
-        """Return the trainers that have vanished for good; with the membership's lock held."""
-        now = self._clock.now()
-        absences = self._trainers.membership.absences(now)
-        return {each.trainer for each in absences if now >= each.deadline}
 
     def _look_for_absent(self) -> list[tuple[int, PeerLostError]]:
         now, membership = self._clock.now(), self._trainers.membership
@@ -85,19 +79,15 @@ class Watchdog:
             if session.arrivals.look():
                 membership.heard(trainer, now)
         absences = membership.absences(now)
-        lost = [(each.trainer, self._loss_of(each, now)) for each in absences if now >= each.deadline]
+        seconds = self._settings.deadline_seconds
+        lost = [
+            (each.trainer, loss_of(each, now, step=self._mode.step_of(each.trainer), lost_seconds=seconds))
+            for each in absences
+            if now >= each.deadline
+        ]
         if lost and not self._survives_loss:
             raise lost[0][1]
-        self._name_silent({absence.trainer for absence in absences if absence.reason == SILENT})
-        subject = tuple((absence.trainer, absence.reason) for absence in absences) or None
-        self._absent.note(subject, lambda: describe_absences(absences))
-        return lost
-
-    def _loss_of(self, absence: Absence, now: float) -> PeerLostError:
-        step = self._mode.step_of(absence.trainer)
-        return loss_of(absence, now, step=step, lost_seconds=self._settings.deadline_seconds)
-
-    def _name_silent(self, silent: set[int]) -> None:
+        silent = {absence.trainer for absence in absences if absence.reason == SILENT}
         for trainer in sorted(silent - self._silent):
             _log.warning(
                 "trainer %d has given no sign of life for %.0f s, at step %d",
@@ -106,6 +96,9 @@ class Watchdog:
                 self._mode.step_of(trainer),
             )
         self._silent = silent
+        subject = tuple((absence.trainer, absence.reason) for absence in absences) or None
+        self._absent.note(subject, lambda: describe_absences(absences))
+        return lost
 
     def _look_for_stalled(self) -> None:
         missing = self._mode.missing()

@@ -20,7 +20,7 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from fleet.errors import ConfigurationError, FleetError
-from fleet.parameter_server.modes import QueuesRows, TrainerMode
+from fleet.parameter_server.modes import TrainerMode
 from fleet.parameter_server.trainer.marks import Recorder, SentGradient, version_of
 from fleet.parameter_server.trainer.overlap import NO_OVERLAP, Overlap
 from fleet.parameter_server.trainer.parameters import check_dtype
@@ -251,8 +251,7 @@ class GradientFlow:
         if self._rows is None:
             self._mode.finish(absent)
             return
-        if isinstance(self._mode, QueuesRows):
-            self._mode.queue_rows(of_rows)
+        if self._mode.queue_rows(of_rows):
             self._mode.finish(absent)
         else:
             self._rows.send(of_rows)

@@ -5,13 +5,7 @@ from collections.abc import Mapping
 from torch.nn import Parameter
 
 from fleet.errors import ConfigurationError
-from fleet.parameter_server.modes import (
-    AnsweredTrainer,
-    CrossStepTrainer,
-    Mode,
-    Settling,
-    TrainerMode,
-)
+from fleet.parameter_server.modes import Mode, TrainerMode
 from fleet.parameter_server.trainer.gradients import GradientFlow
 from fleet.parameter_server.trainer.local_steps import LocalSteps
 from fleet.parameter_server.trainer.rows import TrainerRows
@@ -96,16 +90,14 @@ class Steps:
 
     def settle(self) -> None:
         """Let the servers have all of the steps made so far."""
-        if isinstance(self.mode, Settling):
-            self.mode.settle()
+        self.mode.settle()
         self._rows.wait()
         self._rows.adopt()
 
     def check_settled(self, call: str) -> None:
         """Check that a step's values are here, and none are about to come; FleetError otherwise."""
         self.flow.check_nothing_in_flight(f"{call} was called")
-        if isinstance(self.mode, CrossStepTrainer):
-            self.mode.check_settled(call)
+        self.mode.check_settled(call)
 
     def stop(self) -> None:
         """Let nothing be lost: send what is left, and take the last values."""
@@ -135,14 +127,15 @@ class Steps:
 
     def _across_steps(self, half: TrainerMode) -> TrainerMode:
         """Return what waits in the next forward pass in place of a half that waits in each step."""
-        if type(half) is not AnsweredTrainer:
-            raise ConfigurationError(
-                f"strategy.cross_step is True, and in the mode {self._kind.name!r} optimizer.step() does not "
-                "wait for its own values; use cross_step = False, or the mode 'sync' or 'async'"
-            )
         if self._source.module is None:
             raise ConfigurationError(
                 "strategy.cross_step is True, and the layers that are to wait are not known: give the model, "
                 "as in fleet.distributed_optimizer(optimizer, strategy, model=model)"
             )
-        return CrossStepTrainer(self._session, self._source.module)
+        crossing = half.across_steps(self._source.module)
+        if crossing is None:
+            raise ConfigurationError(
+                f"strategy.cross_step is True, and in the mode {self._kind.name!r} optimizer.step() does not "
+                "wait for its own values; use cross_step = False, or the mode 'sync' or 'async'"
+            )
+        return crossing

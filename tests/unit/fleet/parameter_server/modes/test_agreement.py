@@ -1,4 +1,4 @@
-"""Norms over several servers: each part counts once, each norm is known once, on all servers alike."""
+"""Norms over several servers: each part counts once, and one call completes each norm."""
 
 import numpy as np
 import pytest
@@ -10,8 +10,7 @@ from fleet.errors import FleetError, RemoteProtocolError
 from fleet.fluid import DistributeTranspiler, Program
 from fleet.fluid.render import server_plan
 from fleet.parameter_server.modes import Answer, Missing, NormPart, Sync
-from fleet.parameter_server.modes.norms import AwaitedNorm, KnownNorm, NormBook
-from fleet.parameter_server.modes.sync import SyncServer
+from fleet.parameter_server.modes.agreement import KnownNorm, NormBook, PendingNorm
 from fleet.parameter_server.shard import Shard
 from fleet.plan import (
     ClipGradByGlobalNorm,
@@ -41,45 +40,44 @@ def test_in_any_order_the_last_part_makes_the_norm_known_once(order, twice):
     found = []
     for kind, number in order:
         if kind == "own":
-            found.append(book.note(7, number, own[number]))
+            found.append(book.add(7, number, own[number]))
         else:
             part = NormPart(7, "", number, others[number])
-            found.append(book.hear(part, 7))
+            found.append(book.add_part(part, 7))
             if twice and found[-1] is None:
-                found.append(book.hear(part, 7))
+                found.append(book.add_part(part, 7))
     *early, last = found
     assert early == [None] * len(early)
     assert last == KnownNorm(7, ALL, 1.0 / (32.0**0.5 + 1e-6))
     assert told == [(NormPart(7, "", 0, own), (1, 2))]
-    assert book.awaited() is None
+    assert book.pending() is None
 
 
 def test_a_norm_of_one_server_is_told_to_nobody():
     book = NormBook([NormPlan("w", 1.0, (4,), (2,))], 2, silent)
-    assert 4 in book
-    assert 3 not in book
-    known = book.note(0, 4, 0.25)
+    assert book.blocks == {4}
+    known = book.add(0, 4, 0.25)
     assert known is not None
     assert known.coefficient == 1.0
 
 
 def test_who_is_awaited_is_known_once_this_server_has_told_its_part():
     book = NormBook([ALL], 1, unheard)
-    book.hear(NormPart(3, "", 2, {9: 1.0}), 3)
-    book.note(3, 0, 1.0)
-    assert book.awaited() is None
-    book.note(3, 2, 1.0)
-    assert book.awaited() == AwaitedNorm(3, ALL, (0,))
+    book.add_part(NormPart(3, "", 2, {9: 1.0}), 3)
+    book.add(3, 0, 1.0)
+    assert book.pending() is None
+    book.add(3, 2, 1.0)
+    assert book.pending() == PendingNorm(3, ALL, (0,))
 
 
 def test_what_is_told_again_after_the_norm_was_known_is_dropped():
     book = NormBook([NormPlan("", 1.0, (0,), (0, 1))], 0, unheard)
     for step in range(3):
         part = NormPart(step, "", 1, {1: 1.0})
-        book.note(step, 0, 1.0)
-        assert book.hear(part, step) is not None
-        assert book.hear(part, step) is None  # before the step was counted as made
-        assert book.hear(part, step + 1) is None
+        book.add(step, 0, 1.0)
+        assert book.add_part(part, step) is not None
+        assert book.add_part(part, step) is None  # before the step was counted as made
+        assert book.add_part(part, step + 1) is None
     assert len(book._parts) == 1
 
 
@@ -104,19 +102,19 @@ class Server:
         )
         assert program.source is not None
         self.told: list[NormPart] = []
-        self.shard = Shard(server_plan(transpiler.get_pserver_program("a:1")), program.source.parameters)
-        mode = Sync().make_server(self.shard, trainers)
-        assert isinstance(mode, SyncServer)
-        mode.connect(lambda part, _: self.told.append(part))
-        self.mode = mode
+        self.shard = Shard(
+            server_plan(transpiler.get_pserver_program("a:1")),
+            program.source.parameters,
+            send_norm_part=lambda part, _: self.told.append(part),
+        )
+        self.mode = mode = Sync().make_server(self.shard, trainers)
         for trainer in range(trainers):
             mode.begin(trainer, 0, HYPER)
 
     def send(self, trainer: int, block: int, value: float, step: int = 0) -> list[Answer]:
-        landing = self.shard.buffers.land(trainer, block, lambda: self.mode.turn(trainer, block))
+        landing = self.shard.buffers.land(trainer, block, self.mode.turn)
         np.frombuffer(landing, dtype=np.float32)[:] = value
-        followed = self.mode.gradient(trainer, block, step)
-        return list(followed() if callable(followed) else followed)
+        return [*self.mode.gradient(trainer, block, step), *self.mode.advance(block)]
 
     def value(self, block: int) -> float:
         return float(np.frombuffer(self.shard.store.view(block), dtype=np.float32)[0])

@@ -1,12 +1,15 @@
-"""The update of dense blocks: PyTorch's own mathematics after a reduction in a fixed order."""
+"""The arithmetic of updates: PyTorch's own optimizers, norms over blocks, delay compensation."""
 
+import math
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fleet.errors import ConfigurationError
-from fleet.update import DenseUpdate
+from fleet.update import DenseUpdate, clip_coefficient, compensate_delay, sum_of_squares, total_of
 
 CLASSES = [
     pytest.param(
@@ -130,3 +133,57 @@ def test_a_class_that_refuses_its_options_is_named():
 def test_a_server_never_captures_a_graph():
     options = {**options_of(torch.optim.Adam, {"lr": 0.1}), "capturable": True}
     DenseUpdate(torch.optim.Adam, torch.zeros(2), options).apply(torch.ones(2), {})
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 300.0])
+@pytest.mark.parametrize("cut", [1, 40, 99])
+def test_a_norm_of_parts_is_the_norm_of_the_whole(dtype, scale, cut):
+    whole = (torch.randn(100, generator=torch.Generator().manual_seed(0)) * scale).to(dtype)
+    found = total_of({1: sum_of_squares(whole[cut:]), 0: sum_of_squares(whole[:cut])})
+    assert found**0.5 == pytest.approx(whole.double().norm().item(), rel=1e-12)
+
+
+@pytest.mark.parametrize("max_norm", [0.1, 1.0, 10.0, 1e4])
+@pytest.mark.parametrize("value", [0.0, 1e-4, 3.0, float("inf"), float("nan")])
+def test_the_coefficient_is_torch_s(max_norm, value):
+    parameter = torch.nn.Parameter(torch.zeros(2, dtype=torch.float64))
+    parameter.grad = torch.tensor([value, -2 * value], dtype=torch.float64)
+    before = parameter.grad.clone()
+    torch.nn.utils.clip_grad_norm_(parameter, max_norm)
+    ours = before * clip_coefficient(sum_of_squares(before), max_norm)
+    torch.testing.assert_close(ours, parameter.grad, rtol=1e-12, atol=0.0, equal_nan=True)
+
+
+def test_a_large_gradient_does_not_overflow():
+    assert sum_of_squares(torch.full((4,), 1e38)) == pytest.approx(4e76)
+    assert clip_coefficient(math.inf, 1.0) == 0.0
+
+
+@given(st.dictionaries(st.integers(0, 50), st.floats(0, 1e30), min_size=1), st.randoms())
+def test_the_order_of_the_parts_changes_no_bit(sums, random):
+    shuffled = list(sums.items())
+    random.shuffle(shuffled)
+    assert total_of(dict(shuffled)) == total_of(sums)
+
+
+def test_a_gradient_without_delay_is_itself():
+    gradient, value = torch.randn(3, 2), torch.randn(3, 2)
+    assert torch.equal(compensate_delay(gradient, value, value.clone()), gradient)
+
+
+def test_the_drift_counts_with_the_square_of_the_gradient():
+    found = compensate_delay(torch.tensor([2.0, -3.0]), torch.tensor([1.5, 1.0]), torch.tensor([1.0, 2.0]))
+    assert found.tolist() == [2.0 + 4.0 * 0.5, -3.0 + 9.0 * -1.0]
+
+
+def test_nothing_is_modified():
+    tensors = [torch.ones(2), torch.full((2,), 3.0), torch.zeros(2)]
+    copies = [each.clone() for each in tensors]
+    compensate_delay(*tensors)
+    assert all(torch.equal(each, copy) for each, copy in zip(tensors, copies, strict=True))
+
+
+def test_other_shapes_are_named():
+    with pytest.raises(ValueError, match=r"gradient of shape \[2\], a value of \[3\] and .* \[2\]"):
+        compensate_delay(torch.ones(2), torch.ones(3), torch.ones(2))

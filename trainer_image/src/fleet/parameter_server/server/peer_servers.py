@@ -1,4 +1,4 @@
-"""The other parameter servers of a job, as one of them reaches them: to tell its part of a norm."""
+"""The other parameter servers of a job, to which a server sends its parts of gradient norms."""
 
 import threading
 import time
@@ -13,30 +13,30 @@ from fleet.parameter_server.certificates import certificates_of
 from fleet.parameter_server.control.channel import ServerStub
 from fleet.parameter_server.control.guard import prover_of
 from fleet.parameter_server.control.proto import control_pb2
-from fleet.parameter_server.modes.norms import NormPart
 from fleet.parameter_server.settings import Settings
+from fleet.parameter_server.shard import NormPart
 from fleet.plan.job import ServerPlan
 
 if TYPE_CHECKING:
     from fleet.role_maker import JobIdentity
 
-__all__ = ["Siblings"]
+__all__ = ["PeerServers"]
 
 _FRESH_SECONDS: Final = 20.0
-"""How long a call may wait for its server before it is made anew: its proof holds for a while only."""
+"""The time after which a call is made again: the proof of the job's key in it expires."""
 
 
-class Siblings:
-    """Calls from one server to the others. Nothing here waits; what fails is reported.
+class PeerServers:
+    """Calls from one server to the others. No method waits for them; failures are reported.
 
     Parameters
     ----------
     plan : ServerPlan
-        Which server this is, and where the others are.
+        This server's, with the endpoints of the others.
     job : JobIdentity
     settings : Settings
     on_failure : callable
-        Called from any thread when a server refuses, or has not taken a call before the deadline.
+        Called from any thread when a server refuses a call, or has not taken it before the deadline.
     """
 
     def __init__(
@@ -55,14 +55,14 @@ class Siblings:
         self._stubs: dict[int, ServerStub] = {}
         self._closed = False
 
-    def tell(self, part: NormPart, servers: Sequence[int]) -> None:
-        """Tell this server's part of a norm to the servers of these indexes."""
+    def send(self, part: NormPart, servers: Sequence[int]) -> None:
+        """Send this server's part of a norm to the servers with these indexes."""
         deadline = time.monotonic() + self._settings.deadline_seconds
         for server in servers:
             self._call(part, server, deadline)
 
     def close(self) -> None:
-        """Drop what has not been told; failures are not reported any more."""
+        """Drop unfinished calls; failures are not reported any more."""
         with self._lock:
             self._closed = True
             stubs, self._stubs = list(self._stubs.values()), {}
@@ -89,9 +89,9 @@ class Siblings:
                 )
             remaining = min(_FRESH_SECONDS, max(0.1, deadline - time.monotonic()))
             future = self._stubs[server].now.Norm.future(request, timeout=remaining, wait_for_ready=True)
-        future.add_done_callback(partial(self._told, part, server, deadline))
+        future.add_done_callback(partial(self._done, part, server, deadline))
 
-    def _told(
+    def _done(
         self, part: NormPart, server: int, deadline: float, future: "grpc.Future[control_pb2.NormReply]"
     ) -> None:
         if self._closed or future.cancelled() or (error := future.exception()) is None:
@@ -102,7 +102,7 @@ class Siblings:
         sentence = f"the norm of {about} at step {part.step}: parameter server {endpoint}"
         away = code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
         if away and time.monotonic() < deadline:
-            self._call(part, server, deadline)  # it may come back; `wait_for_ready` waits for it
+            self._call(part, server, deadline)  # with `wait_for_ready` the call waits for the server
         elif away:
             self._on_failure(
                 PeerLostError(

@@ -1,0 +1,213 @@
+"""What a sync step is agreed on: its trainers, their hyper-parameters, and norms over several servers.
+
+Bookkeeping without sockets. Every server adds the parts of a norm in the same order, so all of them clip by
+the same factor and two runs are equal to the bit.
+"""
+
+import threading
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from fleet.errors import ConfigurationError
+from fleet.parameter_server.shard import NormPart, SendNormPart
+from fleet.plan.clipping import NormPlan
+from fleet.update import clip_coefficient, total_of
+from fleet.wire import NO_STEP, HyperParameters
+
+__all__ = ["KnownNorm", "NormBook", "Participants", "PendingNorm"]
+
+
+class Participants:
+    """The trainers of the present steps, with their hyper-parameters. The caller holds the lock.
+
+    Parameters
+    ----------
+    num_trainers : int
+        The number of trainers that take part until they complete.
+    """
+
+    def __init__(self, num_trainers: int) -> None:
+        self.live = frozenset(range(num_trainers))
+        """The trainers whose gradients every step needs."""
+        self._incarnations: dict[int, int] = {}
+        self._hyper: dict[int, dict[int, HyperParameters]] = {}
+        """Hyper-parameters by step and trainer."""
+
+    def admit(self, trainer: int, incarnation: int) -> None:
+        """Count on a trainer, which has joined under this attempt."""
+        self.live |= {trainer}
+        self._incarnations[trainer] = incarnation
+
+    def attempt(self, trainer: int) -> int:
+        """Return the attempt under which a trainer joined last."""
+        return self._incarnations.get(trainer, 0)
+
+    def begin(self, trainer: int, step: int, hyper_parameters: HyperParameters, lowest_step: int) -> None:
+        """Take the hyper-parameters of a trainer's step, and forget those of steps before `lowest_step`.
+
+        Raises
+        ------
+        ConfigurationError
+            Another trainer has different ones in this step.
+        """
+        for over in [known for known in self._hyper if known < lowest_step]:
+            del self._hyper[over]
+        of_trainers = self._hyper.setdefault(step, {})
+        of_trainers.pop(trainer, None)  # an earlier process of the trainer may have had another schedule
+        other = next((each for each, known in of_trainers.items() if known != NO_STEP), trainer)
+        expected = of_trainers.get(other, hyper_parameters)
+        of_trainers[trainer] = hyper_parameters
+        if hyper_parameters not in (NO_STEP, expected):
+            raise ConfigurationError(
+                f"step {step}: trainer {trainer} has other hyper-parameters than trainer {other}: "
+                f"{_difference(hyper_parameters, expected)}; in sync mode a schedule must not depend on the "
+                "trainer's own data, and a restarted trainer must bring its schedule to where the others are:"
+                " fleet.epochs(n, loader, scheduler) does"
+            )
+
+    def hyper_of(self, step: int, trainers: Collection[int]) -> HyperParameters:
+        """Return the hyper-parameters of a step to which these trainers have given gradients.
+
+        `NO_STEP` if there are no such trainers, or if one trainer announced `NO_STEP` because its gradients
+        are not finite: the sum would not be finite, so one process would skip the step too.
+        """
+        of_trainers = self._hyper.get(step, {})
+        return of_trainers[min(trainers)] if trainers and NO_STEP not in of_trainers.values() else NO_STEP
+
+
+def _difference(found: HyperParameters, expected: HyperParameters) -> str:
+    if len(found) != len(expected):
+        return f"{len(found)} param groups instead of {len(expected)}"
+    return ", ".join(
+        f"{name}={ours.get(name)} instead of {name}={theirs.get(name)} in param group {group}"
+        for group, (ours, theirs) in enumerate(zip(found, expected, strict=True))
+        for name in sorted(ours.keys() | theirs.keys())
+        if ours.get(name) != theirs.get(name)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class KnownNorm:
+    """A norm whose parts are all known."""
+
+    step: int
+    norm: NormPlan
+    coefficient: float
+    """The factor that clips the gradients."""
+
+
+@dataclass(frozen=True, slots=True)
+class PendingNorm:
+    """A norm that lacks the parts of other servers; this server has sent its own."""
+
+    step: int
+    norm: NormPlan
+    servers: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class _Parts:
+    own: dict[int, float] = field(default_factory=dict)
+    sent: bool = False
+    others: dict[int, Mapping[int, float]] = field(default_factory=dict)
+
+
+class NormBook:
+    """The norms that cover blocks of one server.
+
+    Parameters
+    ----------
+    norms : sequence of NormPlan
+    server : int
+        This server's index.
+    send : callable
+        Sends this server's part to the other servers of a norm; does not wait for them.
+    """
+
+    def __init__(self, norms: Sequence[NormPlan], server: int, send: SendNormPart) -> None:
+        self.blocks = frozenset(block for norm in norms for block in norm.blocks)
+        """The blocks whose gradients are clipped by a norm."""
+        self._norm_of = {block: norm for norm in norms for block in norm.blocks}
+        self._norms = {norm.key: norm for norm in norms}
+        self._server = server
+        self._send = send
+        self._lock = threading.Lock()
+        self._parts: dict[tuple[int, str], _Parts] = {}
+
+    def add(self, step: int, block: int, sum_of_squares: float) -> KnownNorm | None:
+        """Add the sum of squares of one of this server's blocks.
+
+        Returns
+        -------
+        KnownNorm or None
+            The norm that this completes. Exactly one call returns each norm of a step.
+        """
+        norm = self._norm_of[block]
+        with self._lock:
+            # A server that missed our acknowledgement sends its part again, after the step was made.
+            for over in [known for known in self._parts if known[1] == norm.key and known[0] < step]:
+                del self._parts[over]
+            parts = self._parts.setdefault((step, norm.key), _Parts())
+            parts.own[block] = sum_of_squares
+            if len(parts.own) < len(norm.blocks):
+                return None
+            parts.sent = True
+            known = self._pop_known(step, norm)
+        others = [server for server in norm.servers if server != self._server]
+        if others:
+            self._send(NormPart(step, norm.key, self._server, dict(parts.own)), others)
+        return known
+
+    def add_part(self, part: NormPart, present_step: int) -> KnownNorm | None:
+        """Add another server's part; drop it if it is a duplicate or its step is over.
+
+        Parameters
+        ----------
+        part : NormPart
+        present_step : int
+            The number of steps that the blocks of this norm have made.
+
+        Returns
+        -------
+        KnownNorm or None
+            As of `add`.
+
+        Raises
+        ------
+        KeyError
+            This server shares no such norm with that server.
+        """
+        norm = self._norms[part.key]
+        if part.server == self._server or part.server not in norm.servers:
+            raise KeyError(part.key)
+        with self._lock:
+            if part.step < present_step:
+                return None
+            self._parts.setdefault((part.step, part.key), _Parts()).others[part.server] = part.sums
+            return self._pop_known(part.step, norm)
+
+    def first_block(self, key: str) -> int:
+        """Return one of this server's blocks that a norm covers; KeyError for an unknown norm."""
+        return self._norms[key].blocks[0]
+
+    def pending(self) -> PendingNorm | None:
+        """Return a norm that waits for other servers, or None."""
+        with self._lock:
+            for (step, key), parts in self._parts.items():
+                norm = self._norms[key]
+                missing = tuple(
+                    server for server in norm.servers if server != self._server and server not in parts.others
+                )
+                if parts.sent and missing:
+                    return PendingNorm(step, norm, missing)
+        return None
+
+    def _pop_known(self, step: int, norm: NormPlan) -> KnownNorm | None:
+        parts = self._parts[step, norm.key]
+        if not parts.sent or len(parts.others) + 1 < len(norm.servers):
+            return None
+        del self._parts[step, norm.key]
+        sums = dict(parts.own)
+        for theirs in parts.others.values():
+            sums |= theirs
+        return KnownNorm(step, norm, clip_coefficient(total_of(sums), norm.max_norm))

@@ -1,0 +1,416 @@
+"""What a training mode is: one half on each server and one half on each trainer.
+
+A mode of your own is a subclass of `Mode`, passed as ``DistributedStrategy(mode=MyMode())``. Its halves are
+subclasses of `ServerMode` and `TrainerMode`; a method that a half leaves out has the default that its
+docstring gives. docs/modes.md has an example.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import Module
+
+from fleet.errors import ConfigurationError, FleetError, RemoteProtocolError
+from fleet.parameter_server.naming import name_servers, name_trainers
+from fleet.parameter_server.receive_buffers import Turn
+from fleet.parameter_server.shard import NormPart, Shard
+from fleet.parameter_server.store import Target, Update
+from fleet.parameter_server.transport.arena import LazyBytes
+from fleet.plan.blocks import PlannedBlock
+from fleet.plan.config import DistributedMode
+from fleet.plan.job import TrainerPlan
+from fleet.process.finite import NO_ROWS, OfRows
+from fleet.tables import RowGradients
+from fleet.wire import HyperParameters
+
+if TYPE_CHECKING:
+    from fleet.parameter_server.trainer.parameters import ParameterStore
+
+__all__ = [
+    "Answer",
+    "LocalRows",
+    "Missing",
+    "Mode",
+    "ServerMode",
+    "Session",
+    "SessionRows",
+    "TrainerMode",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a server sends trainers about a block or a table after `step` steps."""
+
+    block: int
+    """The block's number, or the table's."""
+    step: int
+    trainers: tuple[int, ...]
+    changed: bool = True
+    """False if the step left the block as it was; no value is sent then."""
+    value: memoryview | None = None
+    """The bytes to send, if the mode has chosen them; None: `ServerMode.value` when the answer is sent."""
+    of_table: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """What a step is waiting for."""
+
+    step: int
+    trainers: tuple[int, ...]
+    block: str
+    """The name of one of the missing blocks, or of what else is missing."""
+    servers: tuple[int, ...] = ()
+    """The servers whose part of a norm is missing."""
+
+    def describe(self, endpoints: Sequence[str]) -> str:
+        """Return a sentence that names what is missing and from whom; `endpoints` are the servers'."""
+        if self.servers:
+            named = name_servers(endpoints[each] for each in self.servers)
+            return f"step {self.step} waits for the part of {named} in {self.block}"
+        return f"step {self.step} waits for {self.block} of {name_trainers(self.trainers)}"
+
+
+class ServerMode(Protocol):
+    """A mode's half on a server: when blocks and tables are stepped, and which trainers get the new values.
+
+    The receiving threads of all trainers call it concurrently; the calls about one trainer come from one
+    thread. No method waits for another trainer.
+    """
+
+    defers: ClassVar[bool] = False
+    """Whether a gradient is used by `advance`, which the server may call on another thread."""
+
+    @property
+    def step(self) -> int:
+        """The progress of the training; in sync mode the number of steps that every block has made."""
+
+    def step_of(self, trainer: int) -> int:
+        """Return the step that a trainer makes next; a restarted trainer continues there."""
+
+    def resume(self, step: int) -> None:
+        """Continue at the step of a checkpoint; called before any trainer has sent a gradient."""
+
+    def resume_each(self, steps: Mapping[int, int]) -> None:
+        """Continue with each of these trainers at its own step; called after `resume`. By default ignored."""
+        del steps
+
+    def admit(self, trainer: int, incarnation: int = 0) -> None:
+        """Start over with a trainer that joins under this attempt.
+
+        Gradients that an earlier process of the trainer sent are dropped unless they are applied already.
+        """
+
+    def pull(self, trainer: int, step: int) -> Sequence[Answer]:
+        """Return an answer for every block, for a trainer that asks for all values.
+
+        Where trainers are in step the answers have the values after `step` steps, otherwise the present ones.
+        """
+
+    def turn(self, trainer: int, block: int) -> Turn:
+        """Return when a gradient that is about to land is used; called with the receive buffers' lock.
+
+        By default as soon as it has landed.
+        """
+        del trainer, block
+        return Turn.NEXT
+
+    def value(self, trainer: int, block: int) -> memoryview | LazyBytes | None:
+        """Return the bytes of the value for a trainer; None, the default, for the block's own bytes.
+
+        Another thread sends them later. They must not change before the trainer has them, or be lazy.
+        """
+        del trainer, block
+        return None
+
+    def begin(self, trainer: int, step: int, hyper_parameters: HyperParameters) -> None:
+        """Take the hyper-parameters of a trainer's step, before its gradients.
+
+        `fleet.wire.NO_STEP`, which is empty, announces a step without gradients: they were not finite.
+        """
+
+    def gradient(self, trainer: int, block: int, step: int) -> Sequence[Answer]:
+        """Take a gradient that has landed in its receive buffer; return the answers that are due now."""
+
+    def row_gradient(self, trainer: int, table: int, step: int, gradient: RowGradients) -> Sequence[Answer]:
+        """Take a gradient of rows; return the answers that are due now."""
+        del step, gradient
+        raise RemoteProtocolError(f"trainer {trainer} sent rows of table {table}; this mode steps no tables")
+
+    def advance(self, number: int, *, of_table: bool = False) -> Sequence[Answer]:
+        """Use the gradients that have come for a block or a table; return the answers that follow.
+
+        Called after each `gradient` or `row_gradient` of a mode that defers, on the same thread or another.
+        """
+        del number, of_table
+        return ()
+
+    def look_up(self, trainer: int, table: int, step: int, ids: NDArray[np.int64]) -> Tensor:
+        """Return rows for a trainer that makes this step; where trainers are in step, the step's rows.
+
+        Raises
+        ------
+        FleetError
+            The rows are gone, or an id is out of range.
+        """
+        del step, ids
+        raise RemoteProtocolError(f"trainer {trainer} looked up table {table}; this mode steps no tables")
+
+    def end(self, trainer: int, step: int, absent: Sequence[int]) -> Sequence[Answer]:
+        """End a trainer's step, in which it has no gradient for the absent blocks."""
+
+    def complete(self, trainer: int) -> Sequence[Answer]:
+        """Continue without a trainer that has finished or is lost for good."""
+
+    def norm(self, part: NormPart) -> Sequence[Answer]:
+        """Take another server's part of a norm; return the answers that follow.
+
+        Raises
+        ------
+        RemoteProtocolError
+            The mode clips by no norm, which is the default, or this server has no part in the norm.
+        """
+        del part
+        raise RemoteProtocolError("this parameter server's training mode clips by no norm")
+
+    def missing(self) -> Missing | None:
+        """Return what the present step waits for; None if it has not begun or waits for nothing.
+
+        Raises
+        ------
+        FleetError
+            A step has failed on this server. The server ends and reports the error to every trainer.
+        """
+
+
+class TrainerMode(Protocol):
+    """A mode's half on a trainer: how its gradients leave, and when its parameters change.
+
+    The training thread calls it: `start` once the parameters have the servers' values; per step `begin`,
+    `send` for each gradient as it is computed, and `finish`; in the end `stop`, or `close` after a failure.
+    If the mode steps locally, a step is only `finish`, after the user's own optimizer has stepped.
+
+    Apart from `finish` every method does nothing by default.
+    """
+
+    def start(self) -> None:
+        """Start, with the servers' values as the parameters."""
+        return
+
+    def begin(self, hyper_parameters: HyperParameters) -> None:
+        """Begin a step, just before its first gradient."""
+        del hyper_parameters
+
+    def send(self, block: PlannedBlock, payload: memoryview) -> None:
+        """Take a block's gradient; its memory does not change before `finish` returns."""
+        del block, payload
+
+    def queue_rows(self, gradients: OfRows) -> bool:
+        """Take the gradients of a step's rows, after the last `send` and before `finish`; copy them.
+
+        False, the default, leaves them to the trainer, which sends them at once.
+        """
+        del gradients
+        return False
+
+    def finish(self, absent: Sequence[PlannedBlock]) -> None:
+        """End the step, without gradients for these blocks, with the parameters for the next one."""
+
+    def settle(self) -> None:
+        """Send what the mode has kept back, and adopt the resulting values, before a save or an export."""
+        return
+
+    def check_settled(self, call: str) -> None:
+        """Raise FleetError if values of the last step are still on their way; `call` names the caller."""
+        del call
+
+    def across_steps(self, module: Module) -> "TrainerMode | None":
+        """Return a half that waits for new values layer by layer in the next forward pass of this module.
+
+        None, the default, if ``optimizer.step()`` does not wait for the values of each step anyway.
+        """
+        del module
+        return None
+
+    def stop(self) -> None:
+        """Finish the training: send everything that is left, and adopt the last values."""
+        return
+
+    def close(self) -> None:
+        """End the threads of this half."""
+        return
+
+
+class SessionRows(Protocol):
+    """The servers' tables, as a part of `Session`."""
+
+    @property
+    def settled(self) -> bool:
+        """Whether every server has stepped the rows whose gradients were sent last."""
+
+    def wait(self, *, background: bool = False) -> None:
+        """Wait until every server has; `background` says that training continues meanwhile."""
+
+    def adopt(self) -> None:
+        """Write the rows that servers have sent to this trainer's copies; training thread only."""
+
+
+class LocalRows(Protocol):
+    """A trainer's own copies of rows, which it steps itself."""
+
+    def begin(self) -> None:
+        """Start without copies: a row is the servers' until it is first stepped."""
+
+    @property
+    def must_leave(self) -> bool:
+        """Whether the changes may exceed one exchange after another step."""
+
+    def leaving(self) -> OfRows:
+        """Return the changes since the last call, by table."""
+
+    def arrived(self) -> None:
+        """Add what other trainers have changed, from the rows that servers have sent."""
+
+    def end(self) -> None:
+        """End with the servers' rows."""
+
+
+class Session(Protocol):
+    """The servers, as a trainer's half sees them. Every wait has a deadline and raises earlier failures."""
+
+    plan: TrainerPlan
+    """The blocks, the trainers, the servers."""
+    store: "ParameterStore"
+    """The parameters, and the memory in which values land."""
+    step: int
+    """The number of steps that this trainer has made; `advance` increments it."""
+
+    @property
+    def rows(self) -> SessionRows:
+        """The tables on the servers."""
+
+    @property
+    def local_rows(self) -> LocalRows | None:
+        """The trainer's copies of rows, if the mode steps locally and the model has tables."""
+
+    def advance(self) -> None:
+        """Count a step as made."""
+
+    def expect_values(self) -> None:
+        """Register the expected answers, one per block, before the request is sent."""
+
+    def begin_step(self, hyper_parameters: HyperParameters) -> None:
+        """Announce a step with its hyper-parameters, before its first gradient."""
+
+    def send_gradient(self, block: PlannedBlock, payload: memoryview) -> None:
+        """Enqueue a gradient; its memory must not change until the servers have it."""
+
+    def end_step(self, absent: Sequence[PlannedBlock]) -> None:
+        """Announce the end of the step, and the blocks that have no gradient in it."""
+
+    def send_step(
+        self,
+        step: int,
+        hyper_parameters: HyperParameters,
+        gradients: Mapping[int, memoryview],
+        of_rows: OfRows = NO_ROWS,
+    ) -> None:
+        """Enqueue a whole step, with gradients by block and by table; any thread of the mode may call."""
+
+    def flush(self) -> None:
+        """Wait until the servers have everything that was enqueued: its memory may change afterwards."""
+
+    def request_values(self) -> None:
+        """Expect values, and request the present value of each block."""
+
+    @property
+    def values_arrived(self) -> bool:
+        """Whether all expected values have landed."""
+
+    def wait_for_values(self, *, background: bool = False) -> None:
+        """Wait until all expected values have landed; `background` says that training continues meanwhile."""
+
+    def wait_for_some(self, blocks: Collection[int]) -> None:
+        """Wait until the values of these blocks have landed."""
+
+    def adopt_values(self, names: Iterable[str] | None = None) -> None:
+        """Copy landed values into the parameters, all or those with these names; training thread only."""
+
+    def wait_for_ends(self) -> None:
+        """Wait until no other trainer makes further steps; DeadlineExceededError if that takes too long."""
+
+    def wait_until(self, done: Callable[[], bool], describe: Callable[[], str]) -> None:
+        """Wait for a condition that another thread brings about; that thread then calls `wake`."""
+
+    def wake(self) -> None:
+        """Let waiting threads check their conditions."""
+
+    def fail(self, error: FleetError) -> None:
+        """Keep an error for the training thread; the next call about the session raises it."""
+
+    def check(self) -> None:
+        """Raise the error that a thread has kept, if there is one."""
+
+
+class Mode(ABC):
+    """A training mode: how trainers and servers keep step.
+
+    Instances are values: every process makes its halves from an equal one.
+
+    Attributes
+    ----------
+    name : str
+        Trainers and servers must agree on it.
+    programs : DistributedMode
+        The mode of the original whose transpiled programs this mode runs on; ASYNC by default.
+    steps_locally : bool
+        Whether a trainer steps its parameters with the user's own optimizer, as in GEO.
+    steps_tables : bool
+        Whether the server's half steps tables as well as dense blocks.
+    survives_loss : bool
+        Whether the other trainers continue when one is lost for good. Otherwise the job ends.
+    elastic : bool
+        Whether trainers may join and leave while others train. The mode must not divide by their number, and
+        no trainer may wait for all others.
+    """
+
+    name: ClassVar[str]
+    programs: ClassVar[DistributedMode] = DistributedMode.ASYNC
+    steps_locally: ClassVar[bool] = False
+    steps_tables: ClassVar[bool] = False
+    survives_loss: ClassVar[bool] = True
+    elastic: ClassVar[bool] = False
+
+    def agreement(self) -> Mapping[str, str]:
+        """Return what every process must have in common besides the name, fact by fact."""
+        return {}
+
+    def rule(self, target: Target, update: Update) -> None:
+        """Apply an update to a value; by default the user's optimizer steps it.
+
+        The rule depends on its arguments alone, so that an update can be replayed.
+        """
+        target.step(update.gradient)
+
+    def check_tables(self, shard: Shard) -> None:
+        """Raise ConfigurationError if a server has tables and this mode does not step them."""
+        if len(shard.tables) and not self.steps_tables:
+            raise ConfigurationError(
+                f"the mode {self.name!r} steps no tables, and the model has {shard.tables.describe()}; "
+                "expected one of the modes sync, async, half_async and geo, or torch.nn.Embedding in place "
+                "of the table"
+            )
+
+    @abstractmethod
+    def make_server(self, shard: Shard, num_trainers: int) -> ServerMode:
+        """Build the half of one server."""
+
+    @abstractmethod
+    def make_trainer(self, session: Session) -> TrainerMode:
+        """Build the half of one trainer."""

@@ -1,0 +1,186 @@
+"""What a parameter server does to its blocks: clip mean gradients, and step the user's torch.optim class.
+
+The mathematics is PyTorch's because PyTorch computes it: each block has its own optimizer instance, on a view
+of the server's values. This module adds only what a single process does not need: norms over the blocks of
+several servers, and the correction of delayed gradients.
+"""
+
+import inspect
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from fleet.errors import ConfigurationError
+from fleet.plan.optimizers import build_optimizer
+from fleet.without_dynamo import step_directly
+
+__all__ = ["DenseUpdate", "clip_coefficient", "compensate_delay", "sum_of_squares", "total_of"]
+
+_EPSILON: Final = 1e-6
+"""What `torch.nn.utils.clip_grad_norm_` adds to the norm before it divides by it."""
+
+
+class DenseUpdate:
+    """A block and the optimizer that steps it. Callers serialise access.
+
+    Parameters
+    ----------
+    optimizer_class : type
+        The user's torch.optim class.
+    value : Tensor
+        The block's value, a view of the server's arena; stepped in place.
+    options : mapping
+        The options of the block's param group at capture, kernel flags included.
+    fused : bool
+        Use the class's fused kernel instead of the one that the flags select.
+    tensors : mapping of str to str
+        Options that the class receives as tensors, with their dtypes.
+
+    Raises
+    ------
+    ConfigurationError
+        The class refuses the options, or has no fused kernel.
+    """
+
+    def __init__(
+        self,
+        optimizer_class: type[Optimizer],
+        value: Tensor,
+        options: Mapping[str, Any],
+        *,
+        fused: bool = False,
+        tensors: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        self._value = value.detach()
+        self._tensors = {name: getattr(torch, dtype) for name, dtype in tensors.items()}
+        # CUDA graph capture is a property of the trainer's GPU; a server's values are in host memory.
+        chosen = {name: option for name, option in options.items() if name != "capturable"}
+        if self._tensors and chosen.get(
+            "foreach"
+        ):  # torch allows tensor options with foreach only when capturing
+            chosen["foreach"] = False
+        if fused:
+            _check_fused(optimizer_class)
+            chosen |= {"fused": True, "foreach": None}
+        try:
+            self._optimizer = build_optimizer(optimizer_class, [self._value], self._typed(chosen))
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise ConfigurationError(
+                f"{optimizer_class.__name__} cannot be built on a parameter server with the options "
+                f"{chosen}: {error}; expected a constructor that takes (params, **options) with the options "
+                "of its param groups"
+            ) from error
+
+    def apply(self, gradient: Tensor, hyper_parameters: Mapping[str, Any]) -> None:
+        """Step the block.
+
+        Parameters
+        ----------
+        gradient : Tensor
+            The reduced gradient, of the block's shape.
+        hyper_parameters : mapping
+            The options of this step; they replace those of the previous step.
+        """
+        options = self._typed(hyper_parameters) if self._tensors else hyper_parameters
+        self._optimizer.param_groups[0].update(options)
+        self._value.grad = gradient
+        try:
+            step_directly(self._optimizer)
+        finally:
+            self._value.grad = None
+
+    def _typed(self, options: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the options with the types that the user's own optimizer computes with."""
+        tensors = {
+            name: torch.tensor(options[name], dtype=dtype, device="cpu")
+            for name, dtype in self._tensors.items()
+            if name in options
+        }
+        return {**options, **tensors}
+
+    def state(self) -> dict[str, Any]:
+        """Return the optimizer's state by name, without copying tensors; empty before the first step."""
+        return dict(self._optimizer.state.get(self._value, {}))
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Replace the state by one that `state` returned; tensors are copied."""
+        self._optimizer.state[self._value] = {
+            name: entry.detach().clone() if isinstance(entry, Tensor) else entry
+            for name, entry in state.items()
+        }
+
+
+def _check_fused(optimizer_class: type[Optimizer]) -> None:
+    if "fused" not in inspect.signature(optimizer_class).parameters:
+        raise ConfigurationError(
+            f"strategy.server_kernels is 'fused', and {optimizer_class.__name__} has no fused kernel; use "
+            "'default', or a class that has one, as SGD, Adam, AdamW and Adagrad"
+        )
+
+
+def sum_of_squares(gradient: Tensor) -> float:
+    """Return the sum of a gradient's squared elements; nan and inf propagate.
+
+    Double precision, so that neither the cut of a parameter into blocks nor its dtype changes the norm.
+    """
+    norm = torch.linalg.vector_norm(gradient, dtype=torch.float64).item()
+    return float(norm * norm)
+
+
+def total_of(sums: Mapping[int, float]) -> float:
+    """Add sums of squares in ascending block order, so that every server computes the same bits."""
+    return sum((sums[block] for block in sorted(sums)), start=0.0)
+
+
+def clip_coefficient(sum_of_squares: float, max_norm: float) -> float:
+    """Return the factor that scales a norm down to `max_norm`: at most 1, and nan if the norm is nan.
+
+    Parameters
+    ----------
+    sum_of_squares : float
+        The square of the norm.
+    max_norm : float
+
+    Returns
+    -------
+    float
+        What `torch.nn.utils.clip_grad_norm_` multiplies gradients by.
+    """
+    coefficient = max_norm / (float(sum_of_squares) ** 0.5 + _EPSILON)
+    return 1.0 if coefficient > 1.0 else coefficient
+
+
+def compensate_delay(gradient: Tensor, value: Tensor, sent: Tensor) -> Tensor:
+    """Correct a gradient to first order for the steps made since its trainer received the value.
+
+    Parameters
+    ----------
+    gradient, value, sent : Tensor
+        The gradient, the current value, and the value the gradient was computed on, all of one shape.
+        None is modified.
+
+    Returns
+    -------
+    Tensor
+        ``gradient + gradient * gradient * (value - sent)``.
+
+    Raises
+    ------
+    ValueError
+        The shapes differ; the message gives all three.
+
+    Notes
+    -----
+    DC-ASGD with lambda 1: Zheng et al. 2017, arXiv:1609.08326.
+    """
+    if not gradient.shape == value.shape == sent.shape:
+        raise ValueError(
+            f"a gradient of shape {list(gradient.shape)}, a value of {list(value.shape)} and the value sent "
+            f"of {list(sent.shape)}; expected one shape"
+        )
+    # The original's order of operations: the drift times the gradient, times the gradient.
+    return gradient + (value - sent) * gradient * gradient
