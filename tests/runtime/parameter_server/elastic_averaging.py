@@ -22,7 +22,6 @@ from fleet.parameter_server.modes import (
 from fleet.parameter_server.shard import Shard
 from fleet.parameter_server.transport.arena import Arena, Extent, bytes_of
 from fleet.plan import DistributedMode, PlannedBlock
-from fleet.wire import HyperParameters
 
 
 @dataclass(frozen=True)
@@ -53,7 +52,7 @@ class ElasticAveraging(Mode):
         return Elastic(session, self.period, self.alpha)
 
 
-class Elastic:
+class Elastic(TrainerMode):
     """Sends the parameters now and then, and moves them towards the answer."""
 
     def __init__(self, session: Session, period: int, alpha: float) -> None:
@@ -66,15 +65,6 @@ class Elastic:
                 for name, parameter in session.store.parameters.items()
             }
         )
-
-    def start(self) -> None:
-        """Begin with the centre."""
-
-    def begin(self, hyper_parameters: HyperParameters) -> None:
-        """Do nothing: gradients stay here."""
-
-    def send(self, block: PlannedBlock, payload: memoryview) -> None:
-        """Do nothing."""
 
     @torch.no_grad()
     def finish(self, absent: Sequence[PlannedBlock]) -> None:
@@ -103,6 +93,3 @@ class Elastic:
         self._session.request_values()
         self._session.wait_for_values()
         self._session.adopt_values()
-
-    def close(self) -> None:
-        """Do nothing: there is no thread."""

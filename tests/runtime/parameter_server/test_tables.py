@@ -301,7 +301,7 @@ def test_the_programs_show_what_tables_do():
 
 
 def has_stepped(server: Any, steps: int) -> bool:
-    return bool(min(server._mode._tables.steps) == steps)
+    return bool(all(each.step == steps for each in server._mode._tables.rounds.values()))
 
 
 @pytest.mark.parametrize("servers_reached", [0, 1, 2])

@@ -138,7 +138,8 @@ class ReceiveBuffers:
         with self.changed:
             landing = self._landing.get(trainer)
             if landing is None or landing.block != block:
-                self.forget(trainer)
+                if landing is not None:
+                    self.forget(trainer)
                 landing = self._landing[trainer] = self._wait_for_buffer(trainer, block, turn)
             return landing.bytes
 
@@ -159,9 +160,7 @@ class ReceiveBuffers:
         self.changed.notify_all()
 
     def begin_sum(self, first: Buffer) -> Buffer:
-        """Begin a sum with a gradient, and return its buffer: the gradient's, or the block's place."""
-        if first.stays:
-            return first
+        """Begin a sum with a gradient from the pool, in the block's place; the gradient's buffer is freed."""
         with self.changed:
             total = self.place(first.block)
         total.tensor.copy_(first.tensor)

@@ -191,5 +191,5 @@ def test_a_trainer_that_asks_ahead_for_ever_costs_no_more_than_the_table_is_larg
     tables = Tables(Sync(), 1)
     for _ in range(1000):
         tables.rows(0, 1, 3, 4)
-    assert sum(ids.size for ids in tables.half._tables._rounds[0].ahead[0]) < 200
+    assert sum(ids.size for ids in tables.half._tables.rounds[0].ahead[0]) < 200
     assert refreshed(tables.send(0, 0, {3: 4.0})) == {0: {3: -4.0}}

@@ -30,8 +30,8 @@ class Participants:
         self.live = frozenset(range(num_trainers))
         """The trainers whose gradients every step needs."""
         self._incarnations: dict[int, int] = {}
-        self._hyper: dict[int, dict[int, HyperParameters]] = {}
-        """Hyper-parameters by step and trainer."""
+        self.hyper: dict[int, dict[int, HyperParameters]] = {}
+        """The hyper-parameters of the present steps, by step and trainer."""
 
     def admit(self, trainer: int, incarnation: int) -> None:
         """Count on a trainer, which has joined under this attempt."""
@@ -42,17 +42,20 @@ class Participants:
         """Return the attempt under which a trainer joined last."""
         return self._incarnations.get(trainer, 0)
 
-    def begin(self, trainer: int, step: int, hyper_parameters: HyperParameters, lowest_step: int) -> None:
-        """Take the hyper-parameters of a trainer's step, and forget those of steps before `lowest_step`.
+    def forget_before(self, lowest_step: int) -> None:
+        """Forget the hyper-parameters of the steps that every block and table has made."""
+        for over in [known for known in self.hyper if known < lowest_step]:
+            del self.hyper[over]
+
+    def begin(self, trainer: int, step: int, hyper_parameters: HyperParameters) -> None:
+        """Take the hyper-parameters of a trainer's step.
 
         Raises
         ------
         ConfigurationError
             Another trainer has different ones in this step.
         """
-        for over in [known for known in self._hyper if known < lowest_step]:
-            del self._hyper[over]
-        of_trainers = self._hyper.setdefault(step, {})
+        of_trainers = self.hyper.setdefault(step, {})
         of_trainers.pop(trainer, None)  # an earlier process of the trainer may have had another schedule
         other = next((each for each, known in of_trainers.items() if known != NO_STEP), trainer)
         expected = of_trainers.get(other, hyper_parameters)
@@ -71,7 +74,7 @@ class Participants:
         `NO_STEP` if there are no such trainers, or if one trainer announced `NO_STEP` because its gradients
         are not finite: the sum would not be finite, so one process would skip the step too.
         """
-        of_trainers = self._hyper.get(step, {})
+        of_trainers = self.hyper.get(step, {})
         return of_trainers[min(trainers)] if trainers and NO_STEP not in of_trainers.values() else NO_STEP
 
 

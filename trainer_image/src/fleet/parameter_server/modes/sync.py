@@ -17,7 +17,7 @@ where one gradient is the whole sum, or a norm is pending, the value is set asid
 """
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Final
 
@@ -143,7 +143,7 @@ class SyncServer(ServerMode):
     def step(self) -> int:
         """The number of steps that every block and every table has made."""
         with self._changed:
-            return min([*self._block_steps(), *self._tables.steps], default=0)
+            return self._lowest_step()
 
     def step_of(self, trainer: int) -> int:
         """Return the step that a trainer makes next: the same for all of them."""
@@ -225,11 +225,14 @@ class SyncServer(ServerMode):
         """
         with self._changed:
             self._begun[trainer] = step
-            if trainer in self._returning:
+            returns = trainer in self._returning
+            if returns:
                 self._returning.discard(trainer)
                 self._changed.notify_all()
-            lowest = min([*self._block_steps(), *self._tables.steps], default=0)
-            self._participants.begin(trainer, step, hyper_parameters, lowest)
+            # Only a trainer that has come back may begin a step that is known, and over.
+            if returns or step not in self._participants.hyper:
+                self._participants.forget_before(self._lowest_step())
+            self._participants.begin(trainer, step, hyper_parameters)
 
     def gradient(self, trainer: int, block: int, step: int) -> Sequence[Answer]:
         """Take a gradient that has landed in its receive buffer; `advance` uses it.
@@ -254,7 +257,13 @@ class SyncServer(ServerMode):
 
     def advance(self, number: int, *, of_table: bool = False) -> Sequence[Answer]:
         """Sum and step what has become possible for a block or a table."""
-        return self._tables.advance(number) if of_table else self._advance((number,))
+        if of_table:
+            return self._tables.advance(number)
+        try:
+            return self._step(number) if self._sum(number) else ()
+        except BaseException as error:
+            self._fail(error)
+            raise
 
     def look_up(self, trainer: int, table: int, step: int, ids: NDArray[np.int64]) -> Tensor:
         """Return the rows of a step; see `SyncTables.look_up`."""
@@ -268,7 +277,8 @@ class SyncServer(ServerMode):
         RemoteProtocolError
             A block is unknown, or was neither sent nor is absent; or a table's gradient is missing.
         """
-        self._tables.check_end(trainer, step)
+        if self._tables.rounds:
+            self._tables.check_end(trainer, step)
         with self._changed:
             unknown = [block for block in absent if block not in self._rounds]
             early = [block for block, round_ in self._rounds.items() if round_.step < step]
@@ -296,7 +306,9 @@ class SyncServer(ServerMode):
             answers = [Answer(block, self._rounds[block].step, (trainer,)) for block in late]
             if absent:
                 self._changed.notify_all()
-        return answers + self._advance(absent) if absent else answers
+        for block in absent:
+            answers += self.advance(block)
+        return answers
 
     def complete(self, trainer: int) -> Sequence[Answer]:
         """Continue without a trainer that has finished."""
@@ -304,7 +316,8 @@ class SyncServer(ServerMode):
             self._participants.live -= {trainer}
             self._returning.discard(trainer)
             self._changed.notify_all()
-        return self._advance(self._rounds) + self._tables.complete()
+        answers = [answer for block in self._rounds for answer in self.advance(block)]
+        return answers + self._tables.complete()
 
     def norm(self, part: NormPart) -> Sequence[Answer]:
         """Take another server's part of a norm; return the answers that follow.
@@ -346,8 +359,10 @@ class SyncServer(ServerMode):
 
     # The private methods down to `_wait_for` are called with the lock held.
 
-    def _block_steps(self) -> Iterable[int]:
-        return [round_.step for round_ in self._rounds.values()]
+    def _lowest_step(self) -> int:
+        """Return the number of steps that every block and every table has made."""
+        steps = [round_.step for round_ in self._rounds.values()]
+        return min(steps + [round_.step for round_ in self._tables.rounds.values()], default=0)
 
     def _awaited(self, round_: _Round) -> frozenset[int]:
         """Return the trainers whose gradients are not in the sum, and not absent."""
@@ -427,14 +442,6 @@ class SyncServer(ServerMode):
 
     # What follows is called without the lock.
 
-    def _advance(self, blocks: Collection[int]) -> list[Answer]:
-        """Sum and step what has become possible for these blocks."""
-        try:
-            return [answer for block in blocks if self._sum(block) for answer in self._step(block)]
-        except BaseException as error:
-            self._fail(error)
-            raise
-
     def _step_clipped(self, known: KnownNorm) -> list[Answer]:
         """Clip and step the blocks that a norm covers."""
         answers: list[Answer] = []
@@ -481,7 +488,8 @@ class SyncServer(ServerMode):
                 round_.stepping = is_last
             spent: Buffer | None = gradient
             if round_.total is None:
-                round_.total, spent = self._buffers.begin_sum(gradient), None
+                round_.total = gradient if gradient.stays else self._buffers.begin_sum(gradient)
+                spent = None
             elif is_last and round_.total.in_place:
                 # The previous value will be kept in the place, so the sum moves to the gradient's buffer.
                 gradient.tensor.add_(round_.total.tensor)

@@ -69,16 +69,12 @@ class SyncTables:
         self._agreeing = agreeing
         self._changed = {number: threading.Condition() for number in store.names}
         """The lock of each table's round."""
-        self._rounds = {number: _Round() for number in store.names}
-
-    @property
-    def steps(self) -> list[int]:
-        """The number of steps that each table has made."""
-        return [round_.step for round_ in self._rounds.values()]
+        self.rounds = {number: _Round() for number in store.names}
+        """The progress of each table; empty if the server has none."""
 
     def resume(self, step: int) -> None:
         """Continue at the step of a checkpoint."""
-        for round_ in self._rounds.values():
+        for round_ in self.rounds.values():
             round_.step = step
 
     def admit(self, trainer: int) -> None:
@@ -86,8 +82,8 @@ class SyncTables:
         for number, changed in self._changed.items():
             with changed:
                 self._wait_until_stepped(number)
-                self._rounds[number].arrived.pop(trainer, None)
-                self._rounds[number].ahead.pop(trainer, None)
+                self.rounds[number].arrived.pop(trainer, None)
+                self.rounds[number].ahead.pop(trainer, None)
 
     def look_up(self, trainer: int, table: int, step: int, ids: NDArray[np.int64]) -> Tensor:
         """Return the rows that a table had after so many steps.
@@ -104,7 +100,7 @@ class SyncTables:
         """
         with self._changed[table]:
             self._wait_until_stepped(table)
-            round_ = self._rounds[table]
+            round_ = self.rounds[table]
             rows = self._store.look_up(table, ids)
             if step == round_.step + 1:
                 if not self._store.tells(table):  # a trainer that holds the table receives all changes anyway
@@ -132,7 +128,7 @@ class SyncTables:
         """
         self._store.check(table, gradient.ids)
         with self._changed[table]:
-            round_ = self._rounds[table]
+            round_ = self.rounds[table]
             if (
                 step == round_.step - 1
             ):  # an earlier process of the trainer has sent it, and the step was made
@@ -149,7 +145,7 @@ class SyncTables:
         """Raise RemoteProtocolError if a trainer ends a step without having sent every table's gradient."""
         open_ = [
             self._name(number)
-            for number, round_ in self._rounds.items()
+            for number, round_ in self.rounds.items()
             if round_.step == step and trainer not in round_.arrived
         ]
         if open_:
@@ -162,7 +158,7 @@ class SyncTables:
         """Step a table if all gradients have come; the answers are for the trainers that sent them."""
         changed = self._changed[table]
         with changed:
-            round_, live = self._rounds[table], self._participants.live
+            round_, live = self.rounds[table], self._participants.live
             if round_.stepping or not live or not live <= round_.arrived.keys():
                 return []
             round_.stepping = True
@@ -183,7 +179,7 @@ class SyncTables:
                 raise
             raise failure from error
         with changed:
-            made = self._rounds[table] = _Round(round_.step + 1, before=before)
+            made = self.rounds[table] = _Round(round_.step + 1, before=before)
             changed.notify_all()
             waiting = [trainer for trainer in trainers if trainer in self._participants.live]
             others = tuple(trainer for trainer in waiting if trainer not in round_.ahead)
@@ -196,13 +192,13 @@ class SyncTables:
 
     def complete(self) -> list[Answer]:
         """Step the tables that were waiting only for a trainer that is not live any more."""
-        return [answer for number in self._rounds for answer in self.advance(number)]
+        return [answer for number in self.rounds for answer in self.advance(number)]
 
     def missing(self) -> Missing | None:
         """Return what the present step waits for, or None."""
         for number, changed in self._changed.items():
             with changed:
-                round_ = self._rounds[number]
+                round_ = self.rounds[number]
                 trainers = self._participants.live - round_.arrived.keys()
                 if round_.arrived and trainers and not round_.stepping:
                     return Missing(round_.step, tuple(sorted(trainers)), self._name(number))
@@ -215,7 +211,7 @@ class SyncTables:
         """Wait for the thread that steps a table; with the table's lock held."""
         failed = self._store.failed
         done = self._changed[table].wait_for(
-            lambda: not self._rounds[table].stepping or failed.error is not None, STEP_SECONDS
+            lambda: not self.rounds[table].stepping or failed.error is not None, STEP_SECONDS
         )
         failed.check()
         if not done:

@@ -179,7 +179,8 @@ class Overrun:
     def __init__(self, step_of: Callable[[int], int], num_trainers: int) -> None:
         self._step_of = step_of
         self._num_trainers = num_trainers
-        self._late: set[int] = set()
+        self.late: set[int] = set()
+        """The trainers that joined late."""
         self._warned: set[int] = set()
         self._end = -1
         """The step at which the trainer that went furthest has completed; -1 before any has."""
@@ -187,12 +188,12 @@ class Overrun:
     def joined(self, trainer: int, *, again: bool) -> None:
         """Record that a trainer joins, for the first time or again."""
         if again or trainer >= self._num_trainers:
-            self._late.add(trainer)
+            self.late.add(trainer)
 
     def begins(self, trainer: int) -> None:
         """Warn if a late trainer begins its first step past the others."""
         if (
-            trainer not in self._late
+            trainer not in self.late
             or trainer in self._warned
             or not 0 <= self._end <= self._step_of(trainer)
         ):
@@ -215,6 +216,6 @@ class Overrun:
 
     def steps(self, trainer: int) -> int:
         """Return the number of steps that a late trainer has made past the others."""
-        if trainer not in self._late or self._end < 0:
+        if trainer not in self.late or self._end < 0:
             return 0
         return max(0, self._step_of(trainer) - self._end)

@@ -266,7 +266,12 @@ class Trainers:
                 rows = RowGradients.of(*read_row_gradient(memoryview(payload), row_floats))
                 self._use(session, header, mode.row_gradient(trainer, header.block, header.step, rows))
             case Kind.HYPER:
-                self._begin(session)
+                if not session.begun:
+                    # Once: after the first step no checkpoint is loaded any more.
+                    self._loader.begin_step(trainer)
+                    session.begun = True
+                if trainer in self._overrun.late:
+                    self._overrun.begins(trainer)
                 mode.begin(trainer, header.step, read_hyper(bytes(payload)))
             case Kind.STEP_END:
                 if self._pacing is not None:
@@ -367,13 +372,6 @@ class Trainers:
         wait_for_all(
             (session.ending.told for session in sessions), 2 * self._settings.heartbeat_seconds + 1.0
         )
-
-    def _begin(self, session: TrainerSession) -> None:
-        """Let a trainer begin a step; FleetError refuses its first one."""
-        if not session.begun:  # afterwards no checkpoint is loaded any more, so one check is enough
-            self._loader.begin_step(session.identity.trainer)
-            session.begun = True
-        self._overrun.begins(session.identity.trainer)
 
     def _use(self, session: TrainerSession, header: Header, answers: Sequence[Answer]) -> None:
         """Send the answers to a gradient, and let the mode use it, on this thread or in the pool."""
