@@ -181,13 +181,13 @@ def test_a_trainer_without_a_connection_when_a_server_fails_comes_back_and_hears
         at_once(zero.start, one.start)
         session = job.servers[0].server._trainers.sessions[0]
         with away(job, zero, monkeypatch) as may_dial:
-            wait = session.ending.told.wait
+            wait = session.ending.notified.wait
 
             def wait_for_the_trainer(seconds: float) -> bool:
                 may_dial.set()
                 return wait(seconds)
 
-            monkeypatch.setattr(session.ending.told, "wait", wait_for_the_trainer)
+            monkeypatch.setattr(session.ending.notified, "wait", wait_for_the_trainer)
             assert REASON in told(one, model, 100.0)
             client = zero.checkpoints._client
             assert REASON in str(wait_for(lambda: client.waits._failure, "the word that it ends"))

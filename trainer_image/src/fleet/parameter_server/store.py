@@ -34,7 +34,7 @@ class Origin:
     """The step and the attempt of a trainer that something comes from."""
 
     trainer: int
-    incarnation: int
+    attempt: int
     """The attempt under which the trainer joined."""
     step: int
 

@@ -175,11 +175,11 @@ class TableStore:
         """Return the number of tables."""
         return len(self._entries)
 
-    def tells(self, table: int) -> bool:
+    def held_by_trainers(self, table: int) -> bool:
         """Whether trainers hold a copy of the table, so that servers report every changed row to them."""
         return self._entries[table].plan.own is not None
 
-    def check_told(self, table: int, count: int) -> None:
+    def check_reportable(self, table: int, count: int) -> None:
         """Check that one frame can report so many changed rows to trainers that hold the table.
 
         Raises
@@ -188,7 +188,7 @@ class TableStore:
             It cannot; the message gives both numbers and what to do.
         """
         most = most_rows(self.row_bytes[table])
-        if self.tells(table) and count > most:
+        if self.held_by_trainers(table) and count > most:
             raise ConfigurationError(
                 f"trainers hold table {self.names[table]} too, and {count} of its rows on one server have "
                 f"changed at once, expected {most} at most; use smaller batches, more parameter servers, or "
@@ -299,7 +299,7 @@ def _rows_of(weight: Tensor, shards: Sequence[int]) -> TableRows:
 
 
 def append_ids(pending: list[NDArray[np.int64]], ids: NDArray[np.int64]) -> None:
-    """Append to pending ids; duplicates are removed now and then, so that the list stays bounded."""
+    """Append to pending ids. Duplicates are removed now and then, so that the list stays bounded."""
     pending.append(ids)
     if len(pending) > _MOST_ARRAYS:
         pending[:] = [np.unique(np.concatenate(pending))]

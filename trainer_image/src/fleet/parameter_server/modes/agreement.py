@@ -1,4 +1,4 @@
-"""What a sync step is agreed on: its trainers, their hyper-parameters, and norms over several servers.
+"""The agreement behind a sync step: its trainers, their hyper-parameters, and norms over several servers.
 
 Bookkeeping without sockets. Every server adds the parts of a norm in the same order, so all of them clip by
 the same factor and two runs are equal to the bit.
@@ -29,32 +29,26 @@ class Participants:
     def __init__(self, num_trainers: int) -> None:
         self.live = frozenset(range(num_trainers))
         """The trainers whose gradients every step needs."""
-        self._incarnations: dict[int, int] = {}
+        self.attempts: dict[int, int] = {}
+        """The attempt under which each trainer joined last, if it was admitted after the beginning."""
         self.hyper: dict[int, dict[int, HyperParameters]] = {}
         """The hyper-parameters of the present steps, by step and trainer."""
 
-    def admit(self, trainer: int, incarnation: int) -> None:
-        """Count on a trainer, which has joined under this attempt."""
+    def admit(self, trainer: int, attempt: int) -> None:
+        """Add a trainer that has joined under this attempt to the present steps."""
         self.live |= {trainer}
-        self._incarnations[trainer] = incarnation
+        self.attempts[trainer] = attempt
 
-    def attempt(self, trainer: int) -> int:
-        """Return the attempt under which a trainer joined last."""
-        return self._incarnations.get(trainer, 0)
-
-    def forget_before(self, lowest_step: int) -> None:
-        """Forget the hyper-parameters of the steps that every block and table has made."""
-        for over in [known for known in self.hyper if known < lowest_step]:
-            del self.hyper[over]
-
-    def begin(self, trainer: int, step: int, hyper_parameters: HyperParameters) -> None:
-        """Take the hyper-parameters of a trainer's step.
+    def begin(self, trainer: int, step: int, hyper_parameters: HyperParameters, lowest_step: int = 0) -> None:
+        """Take the hyper-parameters of a trainer's step, and forget those of steps before `lowest_step`.
 
         Raises
         ------
         ConfigurationError
             Another trainer has different ones in this step.
         """
+        for over in [known for known in self.hyper if known < lowest_step]:
+            del self.hyper[over]
         of_trainers = self.hyper.setdefault(step, {})
         of_trainers.pop(trainer, None)  # an earlier process of the trainer may have had another schedule
         other = next((each for each, known in of_trainers.items() if known != NO_STEP), trainer)

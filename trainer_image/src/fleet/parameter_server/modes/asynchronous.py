@@ -87,7 +87,7 @@ class TrainerSteps:
         self._entered: dict[int, int] = {}
         """The step at which each trainer came that joined late."""
         self._resumed: dict[int, int] = {}
-        self._incarnations = dict.fromkeys(range(num_trainers), 0)
+        self._attempts = dict.fromkeys(range(num_trainers), 0)
         self.hyper: dict[int, HyperParameters] = dict.fromkeys(range(num_trainers), ())
         """The hyper-parameters of each trainer's present step."""
 
@@ -115,14 +115,14 @@ class TrainerSteps:
         for trainer in steps.keys() & self._next.keys():
             self._next[trainer] = dict.fromkeys(self._parts, steps[trainer])
 
-    def admit(self, trainer: int, incarnation: int) -> bool:
+    def admit(self, trainer: int, attempt: int) -> bool:
         """Start over with a trainer; return whether it is new here.
 
         A new trainer next makes the step of the most advanced one, so that it shares the remaining work.
         Other servers may have admitted it at other steps, and it starts at the lowest. So here every gradient
         from step 0 on is accepted as new.
         """
-        self._incarnations[trainer] = incarnation
+        self._attempts[trainer] = attempt
         if trainer in self._next:
             return False
         self.hyper[trainer] = ()
@@ -140,7 +140,7 @@ class TrainerSteps:
 
     def origin(self, trainer: int, step: int) -> Origin:
         """Return the origin of a gradient."""
-        return Origin(trainer, self._incarnations[trainer], step)
+        return Origin(trainer, self._attempts[trainer], step)
 
 
 class ImmediateServer(ServerMode):
@@ -206,14 +206,14 @@ class ImmediateServer(ServerMode):
         """Continue with each of these trainers at its own step."""
         self._steps.resume_each(steps)
 
-    def admit(self, trainer: int, incarnation: int = 0) -> None:
+    def admit(self, trainer: int, attempt: int = 0) -> None:
         """Start over with a trainer; gradients of its earlier process are applied already."""
         if not self._adds_rows:
             with self._unsent_lock:  # changes count from here on: the trainer looks all rows up after joining
                 for table in self._tables.names:
-                    if self._tables.tells(table):
+                    if self._tables.held_by_trainers(table):
                         self._unsent[trainer, table] = []
-        if self._steps.admit(trainer, incarnation) and self._seen is not None:
+        if self._steps.admit(trainer, attempt) and self._seen is not None:
             self._seen.begin(trainer)
 
     def pull(self, trainer: int, step: int) -> Sequence[Answer]:
@@ -272,7 +272,7 @@ class ImmediateServer(ServerMode):
         rows: memoryview | None = None
         if self._adds_rows:
             rows = pack_row_gradient(gradient.ids, self._tables.read(table, gradient.ids).numpy())
-        elif self._tables.tells(table):
+        elif self._tables.held_by_trainers(table):
             rows = self._changed_rows(trainer, table, gradient.ids)
         return [Answer(table, step + 1, (trainer,), value=rows, of_table=True)]
 
@@ -344,7 +344,7 @@ class ImmediateServer(ServerMode):
             parts = [ids, *own]
             own.clear()
         changed, _ = distinct_ids(np.concatenate(parts))
-        self._tables.check_told(table, changed.size)
+        self._tables.check_reportable(table, changed.size)
         return pack_row_gradient(changed, self._tables.read(table, changed).numpy())
 
 

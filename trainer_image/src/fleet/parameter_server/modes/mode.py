@@ -101,7 +101,7 @@ class ServerMode(Protocol):
         """Continue with each of these trainers at its own step; called after `resume`. By default ignored."""
         del steps
 
-    def admit(self, trainer: int, incarnation: int = 0) -> None:
+    def admit(self, trainer: int, attempt: int = 0) -> None:
         """Start over with a trainer that joins under this attempt.
 
         Gradients that an earlier process of the trainer sent are dropped unless they are applied already.

@@ -157,7 +157,7 @@ class SyncServer(ServerMode):
                 round_.step = step
         self._tables.resume(step)
 
-    def admit(self, trainer: int, incarnation: int = 0) -> None:
+    def admit(self, trainer: int, attempt: int = 0) -> None:
         """Start over with a trainer. Gradients of its earlier process are dropped unless a sum has them.
 
         A gradient stays in a sum with others', and is dropped when it comes again. So is a gradient of a
@@ -168,7 +168,7 @@ class SyncServer(ServerMode):
             self._wait_for(
                 lambda: not any(self._uses(round_, trainer) for round_ in self._rounds.values()), "a step"
             )
-            self._participants.admit(trainer, incarnation)
+            self._participants.admit(trainer, attempt)
             self._returning.add(trainer)
             for block, round_ in self._rounds.items():
                 self._drop(trainer, block, round_)
@@ -200,7 +200,8 @@ class SyncServer(ServerMode):
                     value = memoryview(bytearray(value))
                 answers.append(Answer(block, step, (trainer,), value=value))
             if ahead := sum(round_.step > step for round_ in rounds.values()):
-                _log.info(_AHEAD, trainer, self._participants.attempt(trainer), step, ahead, len(rounds))
+                attempt = self._participants.attempts.get(trainer, 0)
+                _log.info(_AHEAD, trainer, attempt, step, ahead, len(rounds))
         return answers
 
     def turn(self, trainer: int, block: int) -> Turn:
@@ -230,9 +231,9 @@ class SyncServer(ServerMode):
                 self._returning.discard(trainer)
                 self._changed.notify_all()
             # Only a trainer that has come back may begin a step that is known, and over.
-            if returns or step not in self._participants.hyper:
-                self._participants.forget_before(self._lowest_step())
-            self._participants.begin(trainer, step, hyper_parameters)
+            forgets = returns or step not in self._participants.hyper
+            lowest = self._lowest_step() if forgets else 0
+            self._participants.begin(trainer, step, hyper_parameters, lowest)
 
     def gradient(self, trainer: int, block: int, step: int) -> Sequence[Answer]:
         """Take a gradient that has landed in its receive buffer; `advance` uses it.
@@ -500,7 +501,8 @@ class SyncServer(ServerMode):
                 if spent is not None:
                     self._buffers.release(spent)
                 del round_.landed[trainer]
-                round_.summed[trainer] = Origin(trainer, self._participants.attempt(trainer), round_.step)
+                attempt = self._participants.attempts.get(trainer, 0)
+                round_.summed[trainer] = Origin(trainer, attempt, round_.step)
                 round_.adding = None
                 self._changed.notify_all()
             if is_last:

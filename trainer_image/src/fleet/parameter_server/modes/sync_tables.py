@@ -103,7 +103,9 @@ class SyncTables:
             round_ = self.rounds[table]
             rows = self._store.look_up(table, ids)
             if step == round_.step + 1:
-                if not self._store.tells(table):  # a trainer that holds the table receives all changes anyway
+                if not self._store.held_by_trainers(
+                    table
+                ):  # a trainer that holds the table receives all changes anyway
                     append_ids(round_.ahead.setdefault(trainer, []), ids)
                 return rows
             if step == round_.step:
@@ -168,7 +170,7 @@ class SyncTables:
                 divisor = len(self._participants.live)
                 hyper = self._participants.hyper_of(round_.step, trainers)
                 origins = tuple(
-                    Origin(each, self._participants.attempt(each), round_.step) for each in trainers
+                    Origin(each, self._participants.attempts.get(each, 0), round_.step) for each in trainers
                 )
             before = self._step(table, [round_.arrived[each] for each in trainers], divisor, hyper, origins)
         except BaseException as error:
@@ -230,7 +232,7 @@ class SyncTables:
         nothing = RowGradients(total.ids[:0].copy(), total.values[:0].clone())
         if hyper == NO_STEP:
             return nothing
-        self._store.check_told(table, total.ids.size)
+        self._store.check_reportable(table, total.ids.size)
         if divisor > 1:
             total.values.mul_(1.0 / divisor)
         update = RowUpdate(table, total, hyper, origins, keeps=True)
@@ -240,7 +242,7 @@ class SyncTables:
     def _answer(self, table: int, round_: _Round, trainers: tuple[int, ...]) -> Answer:
         """Return the answer to a table's last step, with all changed rows if trainers hold the table."""
         changed = None
-        if self._store.tells(table) and round_.before is not None:
+        if self._store.held_by_trainers(table) and round_.before is not None:
             ids = round_.before.ids
             changed = pack_row_gradient(ids, self._store.read(table, ids).numpy())
         return Answer(table, round_.step, trainers, value=changed, of_table=True)

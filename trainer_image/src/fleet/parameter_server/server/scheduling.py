@@ -1,4 +1,4 @@
-"""When a server takes and uses gradients: pacing of trainers, the pool of stepping threads, late trainers.
+"""Scheduling of a server's work: pacing of trainers, the pool of stepping threads, and late trainers.
 
 Pacing. A piece is stepped when every trainer's gradient of it has come. Streams that share a server's link
 drift apart by as much as their buffers hold, and then values go back late: at the end of a step the link is

@@ -48,7 +48,7 @@ class Ending:
     """Why the trainer must not reconnect, if so."""
     left: threading.Event = field(default_factory=threading.Event)
     """Set once the trainer knows that the server knows that it has finished."""
-    told: threading.Event = field(default_factory=threading.Event)
+    notified: threading.Event = field(default_factory=threading.Event)
     """Set once the trainer has received the failure, or can no longer receive it."""
 
 
@@ -177,10 +177,10 @@ class TrainerSession:
     def refused(self) -> None:
         """Record that the trainer has received the reason why it must not reconnect, if there is one."""
         if self.ending.failure is not None:
-            self.ending.told.set()
+            self.ending.notified.set()
 
     def take_gradient(self, header: Header) -> None:
-        """Bring a gradient that has come to its receive buffer, in the block's own dtype."""
+        """Decode a received gradient into its buffer, in the block's own dtype."""
         if header.shared:
             self._transport.register(header.block)
         elif self._pacing is not None:
@@ -231,7 +231,7 @@ class TrainerSession:
         self._stream.send(Kind.ERROR, pack_error(error))
         reaches = self._resumption.reaches
         if self.finish(timeout_seconds) and reaches:
-            self.ending.told.set()
+            self.ending.notified.set()
 
     def finish(self, timeout_seconds: float) -> bool:
         """Send what is enqueued, and close; return whether there was a connection."""
@@ -241,7 +241,7 @@ class TrainerSession:
     def abandon(self) -> None:
         """Close now, without reaching the trainer."""
         self.finish(0.0)
-        self.ending.told.set()
+        self.ending.notified.set()
 
     def _paced_buffer_of(self, header: Header) -> memoryview | None:
         if header.kind is Kind.GRAD and not header.shared and self._pacing is not None:

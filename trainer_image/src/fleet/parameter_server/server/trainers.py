@@ -354,14 +354,14 @@ class Trainers:
         with ThreadPoolExecutor(max(1, len(sessions)), thread_name_prefix="fleet-farewell") as at_once:
             list(at_once.map(finish, sessions))  # so that one trainer that does not read delays no other
         if error is not None:
-            self._wait_until_told()
+            self._wait_until_notified()
 
     def wait_for_goodbyes(self) -> None:
         """Wait for trainers whose connection broke before they could learn that the training has ended."""
         sessions = list(self.sessions.values())
         wait_for_all((session.ending.left for session in sessions), self._settings.silent_seconds)
 
-    def _wait_until_told(self) -> None:
+    def _wait_until_notified(self) -> None:
         """Wait for live trainers that have no connection just now, and come back to receive the error.
 
         A live trainer notices within two heartbeats that there is a server to come back to.
@@ -370,7 +370,7 @@ class Trainers:
             live = set(self.membership.live) - self.membership.vanished(self._clock.now())
         sessions = [each for trainer, each in list(self.sessions.items()) if trainer in live]
         wait_for_all(
-            (session.ending.told for session in sessions), 2 * self._settings.heartbeat_seconds + 1.0
+            (session.ending.notified for session in sessions), 2 * self._settings.heartbeat_seconds + 1.0
         )
 
     def _use(self, session: TrainerSession, header: Header, answers: Sequence[Answer]) -> None:
