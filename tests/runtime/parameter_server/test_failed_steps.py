@@ -12,7 +12,6 @@ import torch
 import fleet
 from fleet.errors import ConfigurationError, FleetError
 from fleet.parameter_server.modes import Async
-from fleet.parameter_server.server import server
 from fleet.parameter_server.server import trainers as trainers_module
 from fleet.parameter_server.server.peer_servers import PeerServers
 from fleet.parameter_server.server.trainer_session import TrainerSession
@@ -75,7 +74,7 @@ def test_an_optimizer_that_fails_in_sync_mode_ends_the_server_and_tells_every_tr
     grad_clip, least_bytes, monkeypatch
 ):
     monkeypatch.setattr(trainers_module, "LEAST_BYTES", least_bytes)
-    monkeypatch.setattr(server, "available_cores", lambda: 2)
+    monkeypatch.setattr(trainers_module, "available_cores", lambda: 2)
     with loopback(trainers=2, model=one_parameter, optimizer=out_of_range, grad_clip=grad_clip) as job:
         trainers = [job.make_trainer(index)[:2] for index in range(2)]
         at_once(*(trainer.start for trainer, _ in trainers))

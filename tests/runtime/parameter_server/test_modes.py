@@ -186,7 +186,7 @@ def test_the_others_go_on_without_a_lost_trainer_and_the_server_ends_with_its_na
         make_steps(one, model_1, 3)
         one.close()
         make_steps(zero, model_0, 4)  # nobody waits for the lost one
-        wait_for(lambda: "training goes on with trainer 0" in caplog.text, "the deadline", seconds=10)
+        wait_for(lambda: "training continues with trainer 0" in caplog.text, "the deadline", seconds=10)
         assert "trainer 1 lost its connection" in caplog.text
         make_steps(zero, model_0, 4)
         assert job.servers[0].thread.is_alive()

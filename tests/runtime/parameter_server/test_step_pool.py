@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fleet.parameter_server.modes import Target, Update
-from fleet.parameter_server.server import scheduling, server, trainers
+from fleet.parameter_server.server import scheduling, trainers
 from fleet.plan import ClipGradByGlobalNorm
 from tests.runtime.parameter_server.test_pieces import learned
 from tests.support.checkpoints import OPTIMIZERS
@@ -21,7 +21,7 @@ ROWS = scheduling.LEAST_BYTES // 4 // 128
 
 @pytest.fixture(autouse=True)
 def _two_cores(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(server, "available_cores", lambda: 2)
+    monkeypatch.setattr(trainers, "available_cores", lambda: 2)
     with one_torch_thread():
         yield
 

@@ -375,7 +375,7 @@ class SyncServer(ServerMode):
         return round_.adding == trainer or (round_.stepping and round_.has(trainer))
 
     def _drop(self, trainer: int, block: int, round_: _Round) -> None:
-        """Drop the gradient of a trainer's earlier process from a round, or note that it comes again."""
+        """Drop the gradient of a trainer's earlier process from a round, or expect it to come again."""
         if (landed := round_.landed.pop(trainer, None)) is not None:
             self._buffers.release(landed)
         if round_.summed.keys() == {trainer} and not round_.busy and round_.total is not None:
@@ -557,7 +557,7 @@ class SyncServer(ServerMode):
         value, place = self._store.view(block), round_.before
         update = Update(block, total.tensor, round_.hyper, tuple(round_.summed.values()))
         if place is None and total.in_place:
-            # The sum occupies the place until the block is stepped, so the value waits beside it.
+            # The sum occupies the place until the block is stepped, so the value is set aside.
             try:
                 aside = self._aside.pop()
             except IndexError:

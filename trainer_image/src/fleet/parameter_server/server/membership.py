@@ -1,4 +1,4 @@
-"""The trainers that a server counts on: which may join, which it does not hear, and which it has lost.
+"""The trainers that a server counts on: which may join, which are absent, and which are lost.
 
 No clock, no socket: the caller passes the time, in seconds.
 """
@@ -50,7 +50,7 @@ _SPARE: Final = 1000
 
 @dataclass(frozen=True, slots=True)
 class Absence:
-    """A trainer that the server does not hear."""
+    """A live trainer that has not joined, has lost its connection or gives no sign of life."""
 
     trainer: int
     since: float
@@ -86,8 +86,8 @@ class Membership:
     """The trainers of one job as one server knows them.
 
     In an elastic job (`Settings.max_trainers`) trainers beyond the initial ones count from their first join.
-    Its end is a good one if any trainer has completed, because a server cannot tell a trainer that was scaled
-    away from one that was lost.
+    Its end is a good one if any trainer has completed, because a server cannot distinguish a trainer that was
+    scaled away from one that was lost.
 
     Parameters
     ----------
@@ -118,7 +118,7 @@ class Membership:
 
     @property
     def live(self) -> tuple[int, ...]:
-        """The trainers that have not finished and are not given up, whether the server hears them or not."""
+        """The trainers that have not finished and are not given up, whether they are absent or not."""
         return tuple(trainer for trainer, member in self._members.items() if member.live)
 
     @property
@@ -213,7 +213,7 @@ class Membership:
         self._members[trainer].gone = True
 
     def absences(self, now: float) -> list[Absence]:
-        """Return the live trainers that the server does not hear."""
+        """Return the live trainers that are absent."""
         found = [
             self._absence(trainer, member, now) for trainer, member in self._members.items() if member.live
         ]

@@ -21,7 +21,7 @@ from fleet.parameter_server.pieces import lead_bytes
 from fleet.parameter_server.server.barriers import Barriers
 from fleet.parameter_server.server.membership import Membership, check_job, loss_of_missed
 from fleet.parameter_server.server.peer_servers import PeerServers
-from fleet.parameter_server.server.scheduling import Pacing, StepPool, receive_bytes
+from fleet.parameter_server.server.scheduling import receive_bytes
 from fleet.parameter_server.server.shard_checkpointer import ShardCheckpointer
 from fleet.parameter_server.server.shard_loader import ShardLoader
 from fleet.parameter_server.server.trainers import Serving, Trainers
@@ -33,7 +33,7 @@ from fleet.parameter_server.transport.sockets import reachable_address
 from fleet.parameter_server.waiting import split_endpoint
 from fleet.plan.job import ServerPlan
 from fleet.process import progress
-from fleet.process.resources import WatchClock, available_cores
+from fleet.process.resources import WatchClock
 from fleet.tables.kernels import library
 
 if TYPE_CHECKING:
@@ -96,7 +96,6 @@ class Server:
             self._shard, self._mode, self.loader, membership, changed, settings.checkpoint_dir
         )
         self.barriers = Barriers(membership, changed)
-        lead, cores = lead_bytes(plan, settings), available_cores()
         self._trainers = Trainers(
             self._shard,
             self._mode,
@@ -113,8 +112,6 @@ class Server:
             clock,
             self.loader,
             self.barriers,
-            Pacing(lead) if lead is not None else None,
-            StepPool(cores) if cores > 1 else None,
         )
         self._watchdog = Watchdog(
             plan, settings, self._mode, self._trainers, clock, survives_loss=kind.survives_loss

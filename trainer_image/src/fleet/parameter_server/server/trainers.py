@@ -14,6 +14,7 @@ from fleet.errors import FleetError, PeerLostError, RemoteProtocolError
 from fleet.parameter_server.control.proto import control_pb2
 from fleet.parameter_server.modes import Answer, ServerMode
 from fleet.parameter_server.naming import name_trainers
+from fleet.parameter_server.pieces import lead_bytes
 from fleet.parameter_server.server.barriers import Barriers
 from fleet.parameter_server.server.membership import (
     Membership,
@@ -28,7 +29,7 @@ from fleet.parameter_server.settings import Settings
 from fleet.parameter_server.shard import Shard
 from fleet.parameter_server.transport.connection import BrokenConnectionError, End, Frame
 from fleet.parameter_server.waiting import wait_for_all
-from fleet.process.resources import WatchClock
+from fleet.process.resources import WatchClock, available_cores
 from fleet.tables import RowGradients
 from fleet.wire import Header, Hello, Identity, Kind, job_hash
 from fleet.wire.messages import read_error, read_hyper, read_numbers
@@ -95,10 +96,6 @@ class Trainers:
         The membership's.
     loader : ShardLoader
     barriers : Barriers
-    pacing : Pacing, optional
-        Only in sync mode.
-    pool : StepPool, optional
-        Only with several cores.
     """
 
     def __init__(
@@ -114,8 +111,6 @@ class Trainers:
         clock: WatchClock,
         loader: ShardLoader,
         barriers: Barriers,
-        pacing: Pacing | None,
-        pool: StepPool | None,
     ) -> None:
         self.membership = membership
         self.sessions: dict[int, TrainerSession] = {}
@@ -130,8 +125,9 @@ class Trainers:
         self._clock = clock
         self._loader = loader
         self._barriers = barriers
-        self._pacing = pacing
-        self._pool = pool
+        lead, cores = lead_bytes(shard.plan, settings), available_cores()
+        self._pacing = Pacing(lead) if lead is not None else None
+        self._pool = StepPool(cores) if cores > 1 else None  # one core gains nothing from other threads
         self._overrun = Overrun(mode.step_of, shard.plan.trainers)
         self._hello = Hello(serving.incarnation, len(shard.plan.blocks))
         self._joining = threading.Lock()
@@ -188,7 +184,7 @@ class Trainers:
                 on_connected=self.connected,
             )
             with self._serving.changed:
-                self._serving.check()  # again: a server that ends has told only the sessions that it knew
+                self._serving.check()  # again: a server that ends has notified only the sessions that it knew
                 self.sessions[trainer] = session
         restored, step = self._loader.inform(trainer)
         self._overrun.joined(trainer, again=again)
@@ -234,7 +230,7 @@ class Trainers:
         _log.error(
             "%s; %s",
             error,
-            f"training goes on with {name_trainers(remaining)}" if remaining else "none is left",
+            f"training continues with {name_trainers(remaining)}" if remaining else "none is left",
         )
         self.answer(self._mode.complete(trainer))
 
@@ -391,7 +387,7 @@ class Trainers:
             self.answer(self._mode.advance(number, of_table=of_table))
         except FleetError as error:
             self.ended(session, error)
-        except Exception as raised:  # noqa: BLE001 - the pool goes on
+        except Exception as raised:  # noqa: BLE001 - the pool continues
             _log.exception("a gradient of trainer %d could not be used", session.identity.trainer)
             self.ended(session, FleetError(f"a gradient could not be used: {raised!r}"))
 

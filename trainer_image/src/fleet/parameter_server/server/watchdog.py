@@ -1,4 +1,4 @@
-"""The watchdog of a server: it finds trainers that are not heard, and steps that do not progress."""
+"""The watchdog of a server: it finds absent trainers and stalled steps."""
 
 import logging
 
