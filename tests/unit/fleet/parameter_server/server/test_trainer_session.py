@@ -2,7 +2,6 @@
 
 from typing import Any, cast
 
-import numpy as np
 import pytest
 
 from fleet.errors import RemoteProtocolError
@@ -41,7 +40,7 @@ def test_a_trainer_that_looks_up_more_rows_without_reading_answers_is_refused(mo
     def look_up(taken: int) -> None:
         header = Header(Kind.LOOK_UP, 0, 0, 0, block=0, taken=taken)
         session.check_unread(header)
-        session.send_rows(header, memoryview(np.zeros(12, np.uint8)))
+        session.send_rows(header, memoryview(bytes(12)))
 
     for taken in (0, 0, 1, 3):
         look_up(taken)

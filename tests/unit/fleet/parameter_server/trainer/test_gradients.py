@@ -10,23 +10,20 @@ import torch
 from fleet.errors import ConfigurationError, FleetError
 from fleet.fluid import DistributeTranspiler, Program
 from fleet.fluid.render import trainer_plan
+from fleet.parameter_server.modes import TrainerMode
 from fleet.parameter_server.trainer.gradients import GradientFlow
 from fleet.parameter_server.trainer.scaling import Scaling
 from fleet.plan import PlannedBlock
 from fleet.wire import NO_STEP
 
 
-class Recorder:
+class Recorder(TrainerMode):
     """A mode that writes down what it is told."""
 
     def __init__(self) -> None:
         self.said: list[str] = []
         self.hyper: Any = None
         self.bytes: dict[str, bytes] = {}
-
-    def start(self) -> None: ...
-    def stop(self) -> None: ...
-    def close(self) -> None: ...
 
     def begin(self, hyper_parameters: Any) -> None:
         self.said.append("begin")
