@@ -12,8 +12,8 @@ from torch import nn
 
 from fleet import DistributedStrategy
 from fleet.parameter_server import fleet
-from fleet.parameter_server.trainer.marks import Mark, SentGradient
-from fleet.parameter_server.trainer.parameters import ParameterStore
+from fleet.parameter_server.trainer.gradients import SentGradient
+from fleet.parameter_server.trainer.parameters import Mark, ParameterStore
 
 __all__ = ["Counted", "main"]
 

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from fleet.parameter_server.trainer.look_ups import placement_of
 from fleet.parameter_server.trainer.optimizer import DistributedOptimizer
+from fleet.tables import Placement
 from tests.support.parameter_server import Loopback, loopback
 from tests.support.threads import at_once, one_torch_thread
 from tests.support.training import never_minimized
@@ -48,6 +48,6 @@ def make(job: Loopback, index: int, **of_trainer: Any) -> tuple[Any, Any, Any]:
 def rows_on_servers(job: Loopback, num_rows: int, dimension: int, table: int = 0) -> torch.Tensor:
     """Return the first rows of a table, by id, as its servers have them."""
     ids, rows = np.arange(num_rows), torch.empty(num_rows, dimension)
-    for server, at in placement_of(len(job.servers)).positions(ids).items():
+    for server, at in Placement.over(len(job.servers)).positions(ids).items():
         rows[torch.from_numpy(at)] = job.servers[server].server._shard.tables.read(table, ids[at])
     return rows

@@ -4,6 +4,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,13 @@ import torch
 from fleet.errors import FleetError
 from fleet.fluid import DistributeTranspiler, Program
 from fleet.fluid.render import server_plan, trainer_plan
+from fleet.parameter_server.facts import state_of
 from fleet.parameter_server.modes import Mode
-from fleet.parameter_server.optimizer_state import state_of
 from fleet.parameter_server.pieces import in_pieces
 from fleet.parameter_server.server.server import Server
 from fleet.parameter_server.settings import Settings
 from fleet.parameter_server.trainer.trainer import Trainer
-from fleet.plan import DistributeTranspilerConfig, GradClip
+from fleet.plan import DistributeTranspilerConfig, GradClip, TrainerPlan
 from fleet.role_maker import JobIdentity
 from tests.support.processes import free_ports
 
@@ -40,6 +41,37 @@ def small_model() -> Any:
 def sgd(parameters: Any) -> torch.optim.Optimizer:
     """Return the optimizer of most tests."""
     return torch.optim.SGD(parameters, lr=0.1)
+
+
+class JoiningTrainer:
+    """A trainer that joins the servers in `start`, and is that trainer from then on.
+
+    Parameters
+    ----------
+    plan : TrainerPlan
+        Before it has joined.
+    join : callable
+        Joins, and returns the trainer.
+    """
+
+    def __init__(self, plan: TrainerPlan, join: Callable[[], Trainer]) -> None:
+        self.plan = plan
+        self._join = join
+        self._joined: Trainer | None = None
+
+    def start(self) -> None:
+        """Join the servers, and take their values."""
+        self._joined = self._join()
+        self.plan = self._joined.plan
+
+    def close(self) -> None:
+        """End without completing, if it has joined."""
+        if self._joined is not None:
+            self._joined.close()
+
+    def __getattr__(self, name: str) -> Any:
+        assert self._joined is not None, f"{name} of a trainer that has not joined"
+        return getattr(self._joined, name)
 
 
 @dataclass
@@ -107,7 +139,7 @@ class Loopback:
         self._config = config if config is not None else DistributeTranspilerConfig()
         self._mode = mode
         self.servers: list[RunningServer] = []
-        self.trainers: list[Trainer] = []
+        self.trainers: list[JoiningTrainer] = []
 
     def transpile(self, trainer: int = 0, **changes: Any) -> tuple[DistributeTranspiler, Program]:
         """Return the transpiler and the program of one replica; `changes` make it differ from the others."""
@@ -158,15 +190,17 @@ class Loopback:
         non_finite: str = "warn",
         job: Mapping[str, str] | None = None,
         **changes: Any,
-    ) -> tuple[Trainer, Any, torch.optim.Optimizer]:
+    ) -> tuple[Any, Any, torch.optim.Optimizer]:
         """Build a trainer that has not joined yet, with its model (a module) and the user's optimizer."""
         transpiler, program = self.transpile(index, **changes)
         source = program.source
         assert source is not None
         assert source.module is not None
         identity = {"name": self.job.name, "uid": self.job.uid, **(job or {})}
-        trainer = Trainer(
-            trainer_plan(transpiler.get_trainer_program()),
+        plan = trainer_plan(transpiler.get_trainer_program())
+        join = partial(
+            Trainer.join,
+            plan,
             source,
             JobIdentity(identity["name"], identity["uid"], attempt, key=self.job.key),
             self.settings,
@@ -174,6 +208,7 @@ class Loopback:
             cross_step=cross_step,
             non_finite=non_finite,
         )
+        trainer = JoiningTrainer(plan, join)
         self.trainers.append(trainer)
         return trainer, source.module, source.optimizer
 

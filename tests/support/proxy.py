@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fleet.parameter_server.control.client import ControlClient
-from fleet.parameter_server.trainer import client, route
+from fleet.parameter_server.trainer import server_connection, session
 from fleet.parameter_server.transport.connection import receive_exactly
 from fleet.parameter_server.transport.handshake import receive_with, send_with
 from fleet.parameter_server.transport.sockets import ConnectionEndedError, dial_here, hang_up
@@ -175,8 +175,8 @@ class Proxy:
 def proxied(monkeypatch: Any, decide: Callable[[Passing], Fate]) -> Iterator[Proxy]:
     """Let the trainers of this process reach their servers through a proxy, over TCP and on this host."""
     proxy = Proxy(decide)
-    monkeypatch.setattr(route, "dial", proxy.dial)
-    monkeypatch.setattr(route, "dial_here", proxy.dial_here)
+    monkeypatch.setattr(server_connection, "dial", proxy.dial)
+    monkeypatch.setattr(server_connection, "dial_here", proxy.dial_here)
     try:
         yield proxy
     finally:
@@ -261,8 +261,8 @@ class Partition:
 def partition(monkeypatch: Any) -> Iterator[Partition]:
     """Let the trainers of this process reach their servers through one network that may be cut."""
     network = Partition()
-    monkeypatch.setattr(route, "dial", network.dial)
-    monkeypatch.setattr(client, "ControlClient", network.control)
+    monkeypatch.setattr(server_connection, "dial", network.dial)
+    monkeypatch.setattr(session, "ControlClient", network.control)
     try:
         yield network
     finally:

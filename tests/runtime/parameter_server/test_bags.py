@@ -191,7 +191,7 @@ def test_one_trainer_that_nobody_waits_for_trains_bags_as_torch_does(config, on_
         losses = []
         for step in range(STEPS):
             losses.append(one_step(model, optimizer, step, 0))
-            trainer.steps.settle()
+            trainer.settle()
         trainer.complete()
         rows = [
             rows_on_servers(job, ROWS, each.shape[1], table) for table, each in enumerate(tables_of(twin))
@@ -217,7 +217,7 @@ def test_two_trainers_that_nobody_waits_for_train_bags_to_the_end(config, on_ser
             trainer, model, optimizer = made[index]
             for step in range(rounds * STEPS):
                 losses[index].append(one_step(model, optimizer, step % STEPS, index))
-            trainer.steps.settle()
+            trainer.settle()
 
         at_once(*(lambda index=index: run(index) for index in range(2)))
         at_once(*(trainer.complete for trainer, _, _ in made))

@@ -280,12 +280,12 @@ def test_a_sending_thread_that_meets_the_sessions_end_finds_its_servers():
     with loopback(servers=2) as job:
         trainer, _, _ = job.make_trainer()
         trainer.start()
-        client = trainer.checkpoints._client
+        client = trainer.session
         client.close()
-        for block in client.session.plan.blocks:
-            client.session.send_gradient(block, memoryview(bytes(4)))
+        for block in client.plan.blocks:
+            client.send_gradient(block, memoryview(bytes(4)))
         with pytest.raises(FleetError, match="has ended"):
-            client.session.check()
+            client.check()
 
 
 class OwnDirectory(ShardCheckpointer):
@@ -458,7 +458,7 @@ def test_a_commit_of_a_replaced_trainer_or_of_an_older_save_changes_nothing(tmp_
     with loopback() as job:
         trainer, _, _ = job.make_trainer()
         trainer.start()
-        client = trainer.checkpoints._client
+        client = trainer.session
         stale = Manifest("0badcafe", 0, {}, ()).to_json()
         trainer.save(str(tmp_path), TrainStatus())
         with pytest.raises(FleetError, match="another one came after it"):
@@ -482,7 +482,7 @@ def test_a_commit_of_a_replaced_trainer_or_of_an_older_save_changes_nothing(tmp_
         old.close()
         (tmp_path / Checkpoint(tmp_path).manifest.files[0].name).unlink()
         with pytest.raises(FleetError, match=r"shard-0-of-1-.* is not as it was written"):
-            again.checkpoints._client.calls.ask_all(
+            again.session.calls.ask_all(
                 lambda control, seconds: control.checkpoints.commit(str(tmp_path), manifest, seconds)
             )
     assert Checkpoint(tmp_path).manifest.save == saved_name
@@ -492,12 +492,12 @@ def test_servers_at_different_steps_are_lost_state():
     with loopback(servers=2) as job:
         trainer, _, _ = job.make_trainer()
         trainer.start()
-        trainer.checkpoints._client.pull(["", ""], [0, 1])
+        trainer.session.pull(["", ""], [0, 1])
         assert trainer.current_step == 0
         with pytest.raises(StateLostError, match="are at the steps 0, 2"):
-            trainer.checkpoints._client.pull(["", ""], [0, 2])
+            trainer.session.pull(["", ""], [0, 2])
         with pytest.raises(StateLostError, match=r"of step 4, and this server, at step 0, does not have it"):
-            trainer.checkpoints._client.pull(["", ""], [4, 5])
+            trainer.session.pull(["", ""], [4, 5])
 
 
 def test_a_wait_for_a_servers_reply_ends_with_the_sessions_failure(tmp_path, monkeypatch):
@@ -505,10 +505,10 @@ def test_a_wait_for_a_servers_reply_ends_with_the_sessions_failure(tmp_path, mon
     with loopback() as job:
         trainer, _, _ = job.make_trainer()
         trainer.start()
-        client = trainer.checkpoints._client
+        client = trainer.session
 
         def hangs(_: object) -> control_pb2.SaveReply:
-            client.waits.fail(FleetError("the other server vanished"))
+            client.fail(FleetError("the other server vanished"))
             released.wait(20)
             return control_pb2.SaveReply()
 

@@ -13,6 +13,8 @@ import torch
 from fleet.checkpoint import Checkpoint, TrainStatus, commit, find_checkpoint, list_numbers
 from fleet.errors import CheckpointError, ConfigurationError, FleetError
 from fleet.parameter_server.modes import Async, Geo, HalfAsync
+from fleet.parameter_server.trainer import agreement
+from fleet.parameter_server.trainer.rows import TrainerRows
 from tests.support.checkpoints import BATCHES, OPTIMIZERS, alone, differing, loss_of, saved, train
 from tests.support.parameter_server import Loopback, loopback, small_model
 from tests.support.processes import wait_for
@@ -60,14 +62,14 @@ def test_a_trainer_may_join_while_another_has_the_servers_load(tmp_path, monkeyp
     with loopback(servers=2, trainers=2, **({} if mode is None else {"mode": mode})) as job:
         (zero, model, _), (one, other, _) = job.make_trainer(0), job.make_trainer(1)
         zero.start()
-        look = one._client._found
+        look = agreement.loaded_and_steps
 
-        def loaded_after_that(joined: Any) -> Any:
-            found = look(joined)
+        def loaded_after_that(*given: Any) -> Any:
+            found = look(*given)
             zero.load(str(tmp_path))
             return found
 
-        monkeypatch.setattr(one._client, "_found", loaded_after_that)
+        monkeypatch.setattr(agreement, "loaded_and_steps", loaded_after_that)
         one.start()
         assert (zero.current_step, one.current_step) == (3, 0)
         one.load(str(tmp_path))
@@ -81,26 +83,26 @@ def test_a_trainer_may_join_while_one_server_has_loaded_and_another_has_not(tmp_
     with loopback(servers=2, trainers=2) as job:
         (zero, model, _), (one, other, _) = job.make_trainer(0), job.make_trainer(1)
         zero.start()
-        client, seen = one._client, threading.Event()
+        seen = threading.Event()
         first, second = (server.server.loader for server in job.servers)
-        connect, agree, read = client._connect, client.agree, second._read
+        look, agree, read = agreement.loaded_and_steps, agreement.agree, second._read
 
         def read_later(checkpoint: Any) -> Any:
             assert seen.wait(10)
             return read(checkpoint)
 
-        def connect_amid_the_load(*given: Any) -> None:
-            connect(*given)
+        def look_amid_the_load(*given: Any) -> Any:
             loading.start()
             wait_for(lambda: first.restored, "the first server to load")
+            return look(*given)
 
-        def agree_in_the_end() -> Any:
+        def agree_in_the_end(*given: Any) -> Any:
             seen.set()
-            return agree()
+            return agree(*given)
 
         monkeypatch.setattr(second, "_read", read_later)
-        monkeypatch.setattr(client, "_connect", connect_amid_the_load)
-        monkeypatch.setattr(client, "agree", agree_in_the_end)
+        monkeypatch.setattr(agreement, "loaded_and_steps", look_amid_the_load)
+        monkeypatch.setattr(agreement, "agree", agree_in_the_end)
         loading = threading.Thread(target=zero.load, args=[str(tmp_path)])
         one.start()
         loading.join(10)
@@ -130,19 +132,19 @@ def test_a_trainer_may_take_a_tables_rows_while_another_has_the_servers_load(tmp
     with loopback(model=table, servers=2, trainers=2) as job:
         (zero, mine, _), (one, other, _) = job.make_trainer(0), job.make_trainer(1)
         zero.start()
-        take_all = one._client.rows.take_all
+        take_all = TrainerRows.take_all
 
-        def loaded_before_that() -> None:
+        def loaded_before_that(rows: TrainerRows) -> None:
             monkeypatch.undo()
             zero.load(str(tmp_path))
             if begins:
                 stepping.start()
                 loaders = [server.server.loader for server in job.servers]
                 wait_for(lambda: all(each._begun for each in loaders), "the step to begin")
-            take_all()
+            take_all(rows)
 
         stepping = threading.Thread(target=step, args=(zero, mine))
-        monkeypatch.setattr(one._client.rows, "take_all", loaded_before_that)
+        monkeypatch.setattr(TrainerRows, "take_all", loaded_before_that)
         one.start()
         one.load(str(tmp_path))
         assert one.current_step == 3
@@ -456,7 +458,7 @@ def test_a_trainer_that_comes_back_finds_its_status_though_its_checkpoint_was_cl
         shutil.rmtree(tmp_path / "checkpoint-0")
         again, _, _ = job.make_trainer(1, attempt=1)
         again.start()
-        replies = again._client.calls.ask_all(lambda control, seconds: control.checkpoints.load("", seconds))
+        replies = again.session.calls.ask_all(lambda control, seconds: control.checkpoints.load("", seconds))
         assert all(reply.status for reply in replies)
 
 

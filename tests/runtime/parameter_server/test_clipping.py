@@ -11,7 +11,7 @@ import torch
 import fleet
 from fleet.errors import ConfigurationError, FleetError, PeerLostError
 from fleet.fluid.render import server_plan
-from fleet.parameter_server import waiting
+from fleet.parameter_server import waits
 from fleet.parameter_server.modes import NormPart
 from fleet.parameter_server.server.peer_servers import PeerServers
 from fleet.parameter_server.settings import Settings
@@ -96,7 +96,7 @@ def test_trainers_that_clip_otherwise_are_refused():
 def test_a_norm_that_lacks_a_server_is_said_by_name_while_it_is_awaited(caplog, monkeypatch):
     def tell_nobody(peers: PeerServers, part: NormPart, servers: Any) -> None: ...
 
-    monkeypatch.setattr(waiting, "FIRST_WORD_SECONDS", 0.1)
+    monkeypatch.setattr(waits, "FIRST_WORD_SECONDS", 0.1)
     monkeypatch.setattr(PeerServers, "send", tell_nobody)
     with loopback(servers=2, grad_clip=fleet.ClipGradByGlobalNorm(1.0)) as job:
         trainer, model, _ = job.make_trainer()

@@ -144,4 +144,4 @@ def test_a_mode_that_does_not_wait_cannot_wait_later():
         loopback(model=Layers, optimizer=adam, config=config) as job,
         pytest.raises(ConfigurationError, match=r"cross_step is True, and in the mode 'half_async'"),
     ):
-        job.make_trainer(cross_step=True)
+        job.make_trainer(cross_step=True)[0].start()

@@ -60,7 +60,9 @@ def test_a_trainer_joins_servers_that_run_and_leaves_them(name):
         one, model_1, _ = job.make_trainer(1, trainers=2)
         at_once(one.start, two.start)
         assert (one.current_step, two.current_step) == (6, 6)
-        at_once(one.barriers.barrier, two.barriers.barrier, zero.barriers.barrier)  # which counts them all
+        at_once(
+            one.session.calls.barrier, two.session.calls.barrier, zero.session.calls.barrier
+        )  # which counts them all
         for trainer, model in ((one, model_1), (two, model_2), (zero, model_0)):
             make_steps(trainer, model, 3)
         two.close()  # as one that was deleted

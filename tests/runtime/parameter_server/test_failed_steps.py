@@ -16,7 +16,7 @@ from fleet.parameter_server.server import trainers as trainers_module
 from fleet.parameter_server.server.peer_servers import PeerServers
 from fleet.parameter_server.server.trainer_session import TrainerSession
 from fleet.parameter_server.settings import Settings
-from fleet.parameter_server.trainer import route
+from fleet.parameter_server.trainer import server_connection
 from fleet.parameter_server.transport.sockets import dial
 from tests.runtime.parameter_server.slow_step import SlowStep
 from tests.support.parameter_server import Loopback, loopback
@@ -136,7 +136,7 @@ def test_a_step_that_fails_while_its_trainer_waits_to_be_greeted_again_tells_it_
 
         def fail_later() -> None:
             assert step.begun.wait(10)
-            trainer.checkpoints._client.session.connections[0].stream.hang_up()
+            trainer.session.connections[0].stream.hang_up()
             wait_for(session._resumption.lock.locked, "another connection to be waiting for the step")
             step.may_end.set()
 
@@ -158,8 +158,8 @@ def away(job: Loopback, trainer: Any, monkeypatch: pytest.MonkeyPatch) -> Iterat
         assert may_dial.wait(60)
         return dial(*arguments, **options)
 
-    monkeypatch.setattr(route, "dial", dial_later)
-    trainer.checkpoints._client.session.connections[0].stream.hang_up()
+    monkeypatch.setattr(server_connection, "dial", dial_later)
+    trainer.session.connections[0].stream.hang_up()
     assert dials.wait(10)
     stream = job.servers[0].server._trainers.sessions[0]._stream
     wait_for(lambda: stream._connection is None, "the server to see that it broke")
@@ -188,8 +188,8 @@ def test_a_trainer_without_a_connection_when_a_server_fails_comes_back_and_hears
 
             monkeypatch.setattr(session.ending.notified, "wait", wait_for_the_trainer)
             assert REASON in told(one, model, 100.0)
-            client = zero.checkpoints._client
-            assert REASON in str(wait_for(lambda: client.waits._failure, "the word that it ends"))
+            client = zero.session
+            assert REASON in str(wait_for(lambda: client._failure, "the word that it ends"))
         ends_with(job, REASON)
 
 

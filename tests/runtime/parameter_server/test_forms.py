@@ -169,7 +169,7 @@ def test_what_the_strategy_says_reaches_a_session_of_either_form(endpoint, monke
     assert source is not None
     session = find_trainer(source)
     assert session is not None
-    assert (session.steps._overlap, session._client.waits.settings.transport) == (False, "tcp")
+    assert (session._overlap, session.session.settings.transport) == (False, "tcp")
     trainer.fleet.stop_worker()
     thread.join(20)
     assert not thread.is_alive()

@@ -105,7 +105,7 @@ def test_two_trainers_learn_what_one_process_learns(name, data):
             trainer, model, _ = made[index]
             trainer.start()
             task.train(model, trainer.step, epochs, index, 2)
-            trainer.barriers.barrier()
+            trainer.session.calls.barrier()
             trainer.complete()
 
         at_once(*(lambda index=index: run(index) for index in range(2)), seconds=100)
@@ -157,7 +157,7 @@ def test_one_trainer_alone_makes_the_steps_of_torch(name):
         for _ in range(6):
             make_steps(trainer, model, 1)
             if name == "half-async":  # let the values of each step arrive, so that the next is not stale
-                mode: Any = trainer.steps.mode
+                mode: Any = trainer.mode
                 wait_for(lambda: mode._progress.landed, "the values")  # noqa: B023
                 mode._adopt()
         trainer.complete()
@@ -190,7 +190,7 @@ def test_the_others_go_on_without_a_lost_trainer_and_the_server_ends_with_its_na
         assert "trainer 1 lost its connection" in caplog.text
         make_steps(zero, model_0, 4)
         assert job.servers[0].thread.is_alive()
-        zero.barriers.barrier()  # a barrier counts on the lost one no more
+        zero.session.calls.barrier()  # a barrier counts on the lost one no more
         zero.complete()
         job.servers[0].join()
         assert isinstance(job.servers[0].failure, PeerLostError)
@@ -278,7 +278,7 @@ def test_all_trainers_of_geo_end_with_the_same_values_whoever_stops_first(first)
         met = job.servers[0].server.barriers
         wait_for(lambda: met._ending == {first}, "the end of the one")
         make_steps(late, late_model, 4)
-        late.barriers.barrier()  # waits for those that train
+        late.session.calls.barrier()  # waits for those that train
         assert ending.is_alive()
         late.complete()
         ending.join(20)

@@ -19,8 +19,8 @@ GEO = DistributeTranspilerConfig(sync_mode=False, geo_sgd_mode=True, geo_sgd_nee
 
 
 def ahead_of(trainer: Any) -> Any:
-    """Return what was asked for last, ahead."""
-    return trainer._client.rows._ahead._kept["clicks"][-1]
+    """Return the batch that was prefetched last."""
+    return trainer.session.rows._prefetched["clicks"][-1]
 
 
 def train(made: Any, index: int, *, ahead: bool) -> None:
@@ -38,7 +38,7 @@ def await_next(trainer: Any, index: int) -> None:
     following = min(trainer.current_step + 1, STEPS - 1)
     asked = ahead_of(trainer)
     assert asked.ids.tolist() == batch(following, index)[0].unique().tolist()
-    wait_for(lambda: not asked.asked.awaited, "the rows of the next batch")
+    wait_for(lambda: not asked.look_up.pending, "the rows of the next batch")
 
 
 @pytest.mark.parametrize("of_trainer", [{}, {"cross_step": True}], ids=["", "cross-step"])
@@ -55,14 +55,14 @@ def test_in_sync_mode_rows_that_come_ahead_change_no_bit(of_trainer):
 def test_a_batch_whose_rows_are_there_asks_for_none():
     with joined(1, model=on_servers, optimizer=SGD[0]) as made:
         trainer, model, _ = made[0]
-        look_ups, asked = trainer._client.rows._look_ups, list[int]()
-        ask = look_ups.ask
+        rows, asked = trainer.session.rows, list[int]()
+        request = rows._request
 
         def counted(table: Any, ids: Any, step: int) -> Any:
             asked.append(step)
-            return ask(table, ids, step)
+            return request(table, ids, step)
 
-        look_ups.ask = counted
+        rows._request = counted
         train(made, 0, ahead=True)
         assert asked == [1, 0, 2, 3, 4]
         with torch.no_grad():
@@ -75,12 +75,12 @@ def test_in_async_mode_a_batch_has_the_rows_from_before_the_step_that_it_follows
     with joined(1, model=on_servers, optimizer=SGD[0], config=config) as ((trainer, model, wrapped),):
         ids, seen = torch.tensor([3]), []
         for _ in fleet.prefetch(range(3), {model.embedding: lambda _: ids}):
-            wait_for(lambda: not ahead_of(trainer).asked.awaited, "the rows of the next batch")
+            wait_for(lambda: not ahead_of(trainer).look_up.pending, "the rows of the next batch")
             rows = model.embedding(ids)
             seen.append(rows.detach().clone())
             rows.sum().backward()
             wrapped.step()
-            trainer.steps.settle()
+            trainer.settle()
         assert torch.equal(seen[1], seen[0])
         assert torch.equal(seen[2], seen[0] - 0.5)
 
@@ -94,7 +94,7 @@ def test_a_geo_trainer_reads_its_own_rows_whatever_came_ahead():
                 steps = fleet.prefetch(steps, {model.embedding: lambda step: batch(step, 0)[0]})
             for step in steps:
                 one_step((trainer, model, optimizer), step, 0)
-                trainer.steps.settle()
+                trainer.settle()
             with torch.no_grad():
                 rows.append(model.embedding(torch.arange(ROWS)))
     assert torch.equal(*rows)

@@ -14,7 +14,7 @@ import torch
 from fleet.errors import DeadlineExceededError, PeerLostError, StateLostError
 from fleet.parameter_server.modes import Async, Geo, HalfAsync
 from fleet.parameter_server.settings import Settings
-from fleet.parameter_server.trainer import dialer, route
+from fleet.parameter_server.trainer import server_connection
 from fleet.parameter_server.transport.handshake import GREETING_SECONDS
 from fleet.parameter_server.transport.sockets import dial
 from fleet.process import progress
@@ -261,7 +261,7 @@ def test_a_server_that_cannot_be_reached_any_more_is_tried_so_often(monkeypatch)
             backward(model, 0, 0)
             trainer.step()
 
-        monkeypatch.setattr(route, "dial", refuse)
+        monkeypatch.setattr(server_connection, "dial", refuse)
         job.servers[0].server._trainers.sessions[0]._stream.hang_up()
         wait_for(lambda: len(dialled) == 2, "both tries")
         with pytest.raises(
@@ -276,7 +276,7 @@ def test_a_server_whose_data_port_refuses_who_has_joined_is_given_up_with_what_i
     def refuse(host: str, port: int, **_: Any) -> Any:
         raise ConnectionRefusedError(f"{host} refuses {port}")
 
-    monkeypatch.setattr(route, "dial", refuse)
+    monkeypatch.setattr(server_connection, "dial", refuse)
     with loopback(settings=replace(PATIENT, retry_times=0), model=six_parameters) as job:
         trainer, _, _ = job.make_trainer()
         words = r"refuses \d+; tried 1 time \(FLAGS_rpc_retry_times\), though it let this trainer join"
@@ -305,7 +305,7 @@ def test_a_server_that_ends_answers_no_call_once_its_data_connections_are_hung_u
         server = job.servers[0].server
         assert server._ports is not None
         close, answers = server._ports.close, list[BaseException | None]()
-        control = trainer.checkpoints._client.calls.controls[0]
+        control = trainer.session.calls.controls[0]
 
         def close_after_a_call() -> None:
             if not answers:
@@ -337,8 +337,8 @@ def counted_tries(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         dialled.append(port)
         return dial(host, port, **options)
 
-    monkeypatch.setattr(route, "dial", count)
-    monkeypatch.setattr(dialer, "GREETING_SECONDS", 0.1)
+    monkeypatch.setattr(server_connection, "dial", count)
+    monkeypatch.setattr(server_connection, "GREETING_SECONDS", 0.1)
     return dialled
 
 
@@ -371,8 +371,8 @@ def test_a_server_that_is_busy_for_too_long_is_given_up_although_it_lives(monkey
         step, _ = SlowStep(job, monkeypatch), counted_tries(monkeypatch)
         try:
             backward(model, 0, 0)  # leaves; nobody waits in step(), who would give up as well
-            client = trainer.checkpoints._client
-            failure = wait_for(lambda: client.waits._failure, "the connection's own limit")
+            client = trainer.session
+            failure = wait_for(lambda: client._failure, "the connection's own limit")
             assert isinstance(failure, DeadlineExceededError)
             assert re.search(r"waited \d+ s for .*, which answers calls, to greet a new", str(failure))
         finally:
@@ -387,7 +387,7 @@ def test_a_session_that_ends_does_not_wait_to_be_greeted(monkeypatch):
         try:
             backward(model, 0, 0)
             assert step.begun.wait(10)
-            trainer.checkpoints._client.session.connections[0].stream.hang_up()
+            trainer.session.connections[0].stream.hang_up()
             wait_for(session._resumption.lock.locked, "a connection that waits for the step")
             name = f"fleet-reconnect {job.endpoints[0]}"
             (again,) = (each for each in threading.enumerate() if each.name == name)

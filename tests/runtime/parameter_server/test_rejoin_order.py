@@ -28,7 +28,7 @@ def test_a_step_that_ends_between_two_joins_of_a_trainer_is_the_one_before_its_n
         at_once(zero.start, old.start, two.start)
         backward(model_0, model_1)
         for trainer in (zero, old):
-            trainer._client.session.flush()  # so that both are in the sums
+            trainer.session.flush()  # so that both are in the sums
         last = job.servers[1].server
         join = last.join
 
@@ -36,7 +36,7 @@ def test_a_step_that_ends_between_two_joins_of_a_trainer_is_the_one_before_its_n
             backward(model_2)
             at_once(zero.step, two.step)
             backward(model_0)  # begins the sums of the next step
-            zero._client.session.flush()
+            zero.session.flush()
             return join(request)
 
         monkeypatch.setattr(last, "join", join_after_the_step)

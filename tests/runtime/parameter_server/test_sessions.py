@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from fleet.errors import ConfigurationError, FleetError, PeerLostError, StateLostError
-from fleet.parameter_server import waiting
+from fleet.parameter_server import waits
 from fleet.parameter_server.control.proto import control_pb2
 from fleet.parameter_server.modes import Async, ImmediateServer
 from fleet.parameter_server.server.server import Server
@@ -33,7 +33,7 @@ def loss_of(model: Any, x: torch.Tensor = X) -> Any:
 
 def stop_beating(trainer: Trainer) -> None:
     """Let a trainer fall silent, though its connections stand."""
-    heartbeat = trainer._client._heartbeat
+    heartbeat = trainer.session._heartbeat
     assert heartbeat is not None
     heartbeat.stop()
 
@@ -287,7 +287,7 @@ def test_other_hyper_parameters_than_the_other_trainers_are_an_error():
 
 
 def test_without_wait_port_joining_waits_in_the_open_and_not_for_ever(caplog, monkeypatch):
-    monkeypatch.setattr(waiting, "FIRST_WORD_SECONDS", 0.1)
+    monkeypatch.setattr(waits, "FIRST_WORD_SECONDS", 0.1)
     with loopback(settings=Settings(heartbeat_seconds=0.05, deadline_seconds=2.0)) as job:
         job.servers[0].server.close()
         trainer, _, _ = job.make_trainer(config=DistributeTranspilerConfig(wait_port=False))
@@ -338,16 +338,16 @@ def test_a_barrier_waits_for_every_trainer():
         passed = threading.Event()
 
         def arrive_first() -> None:
-            zero.barriers.barrier()
+            zero.session.calls.barrier()
             passed.set()
 
         first = threading.Thread(target=arrive_first, daemon=True)
         first.start()
         assert not passed.wait(0.3)
-        one.barriers.barrier()
+        one.session.calls.barrier()
         assert passed.wait(10)
         first.join(10)
-        at_once(zero.barriers.barrier, one.barriers.barrier)
+        at_once(zero.session.calls.barrier, one.session.calls.barrier)
 
 
 def test_a_server_of_another_life_is_recognised():
@@ -449,7 +449,7 @@ def test_more_servers_than_blocks_leave_some_without():
 
 
 def test_a_wait_says_for_what_and_for_whom(caplog, monkeypatch):
-    monkeypatch.setattr(waiting, "FIRST_WORD_SECONDS", 0.1)
+    monkeypatch.setattr(waits, "FIRST_WORD_SECONDS", 0.1)
     with loopback(trainers=2) as job:
         zero, model, _ = job.make_trainer(0)
         one, _, _ = job.make_trainer(1)

@@ -449,7 +449,7 @@ def test_a_connection_that_breaks_is_proven_anew(caplog: pytest.LogCaptureFixtur
     with loopback(key=KEY) as job:
         trainer, model, _ = job.make_trainer()
         trainer.start()
-        for connection in trainer._client.session.connections:
+        for connection in trainer.session.connections:
             connection.stream.hang_up()
         train(job, trainer, model)
         assert "is back; " in caplog.text
@@ -491,7 +491,7 @@ def address_in_the_network() -> str:
 def test_a_trainer_that_cannot_reach_a_server_without_a_key_is_told_of_the_key(
     key: bytes, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("fleet.parameter_server.waiting.FIRST_WORD_SECONDS", 0.2)
+    monkeypatch.setattr("fleet.parameter_server.waits.FIRST_WORD_SECONDS", 0.2)
     if not (address := address_in_the_network()) or address.startswith("127."):
         pytest.skip("this machine has no address but its loopback ones")
     job = Loopback(settings=replace(QUICK, start_deadline_seconds=1.0))

@@ -70,7 +70,7 @@ def test_a_shard_that_takes_longer_than_the_deadline_arrives(monkeypatch, of, fe
 
 def test_a_session_that_ends_between_two_servers_shards_says_so(monkeypatch):
     with loopback(servers=2) as job:
-        client = joined(job).checkpoints._client
+        client = joined(job).session
 
         def end_with_the_first(*_: object) -> Iterator[Any]:
             client.close()
@@ -87,7 +87,7 @@ def test_a_shard_of_a_server_that_is_lost_meanwhile_is_not_awaited():
         trainer, server = joined(job), job.servers[0].server
 
         def hangs() -> Iterator[Any]:
-            trainer.checkpoints._client.waits.fail(FleetError("the server has vanished for good"))
+            trainer.session.fail(FleetError("the server has vanished for good"))
             released.wait(20)
             return iter(())
 

@@ -71,7 +71,7 @@ def test_half_async_trainers_that_take_turns_train_as_one_process_does_by_their_
         for step in range(STEPS):
             for index, each in enumerate(made):
                 one_step(each, step, index)
-                each[0].steps.settle()
+                each[0].settle()
         rows, head = rows_of(made[1][1]), made[1][1].head.weight.detach().clone()
     expected = by_one_process(optimizer[1], looked_up=model is on_servers)
     torch.testing.assert_close(rows, rows_of(expected), rtol=0, atol=1e-6)
@@ -137,7 +137,7 @@ def test_geo_trainers_exchange_the_rows_that_they_have_stepped(model, optimizer)
                 one_step(each, step, index)
                 expected.step(index, step)
                 if step % 2:
-                    each[0].steps.settle()
+                    each[0].settle()
                     expected.exchange(index)
         for index, each in enumerate(made):
             expected.look_up(index, range(ROWS))
@@ -164,11 +164,11 @@ def test_the_others_go_on_without_a_lost_trainer_which_comes_back_at_its_own_ste
         at_once(stays[0].start, lost[0].start)
         for step in range(2):
             one_step(lost, step, 1)
-        lost[0].steps.settle()
+        lost[0].settle()
         lost[0].close()
         for step in range(4):
             one_step(stays, step, 0)
-        stays[0].steps.settle()
+        stays[0].settle()
         back = make(job, 1, attempt=1)
         back[0].start()
         assert (back[0].current_step, stays[0].current_step) == (2, 4)
@@ -219,7 +219,7 @@ def test_a_row_that_becomes_no_number_in_any_step_is_told_of_then_and_at_the_end
 
 def few_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have a frame take ten rows."""
-    for module in ("rows", "local_tables"):
+    for module in ("rows", "local_steps"):
         monkeypatch.setattr(f"fleet.parameter_server.trainer.{module}.most_rows", lambda _: 10)
 
 
@@ -239,7 +239,7 @@ def test_in_geo_what_one_exchange_could_not_take_leaves_before_its_time(model, m
             wrapped.zero_grad()
             net.embedding(torch.arange(begin, begin + 4)).sum().backward()
             wrapped.step()
-        trainer._client.rows.wait()
+        trainer.session.rows.wait()
         before[:8] -= 0.5
         torch.testing.assert_close(rows_on_servers(job, ROWS, DIM), before)
         trainer.complete()
@@ -265,7 +265,8 @@ def test_in_geo_rules_that_need_to_see_every_gradient_are_refused_with_their_tab
         return Clicks(fleet.nn.DistributedEmbedding(ROWS, DIM, table=table))
 
     job = Loopback(model=admitting, optimizer=SGD[0], config=GEO)
-    for start in (job.make_trainer, partial(job.start_server, 0)):
+    trainer, _, _ = job.make_trainer()
+    for start in (trainer.start, partial(job.start_server, 0)):
         with pytest.raises(ConfigurationError, match="table clicks: admission and eviction depend"):
             start()
 
@@ -307,7 +308,7 @@ def test_however_many_steps_are_made_of_the_same_rows_memory_does_not_grow(confi
             ahead = {model.embedding: lambda step: batch(step, 0)[0]}
             for step in fleet.prefetch(range(steps), ahead):
                 one_step(made, step % 20, 0)
-            trainer.steps.settle()
+            trainer.settle()
 
         tracemalloc.start()
         try:

@@ -319,11 +319,11 @@ def test_a_trainer_that_ends_amid_a_step_comes_back_to_its_rows_and_changes_no_b
         at_once(stays[0].start, victim[0].start)
         for step in range(2):
             at_once(partial(one_step, stays, step, 0), partial(one_step, victim, step, 1))
-        rows = victim[0]._client.rows
-        send, streams = rows.send, rows.streams
+        rows = victim[0].session.rows
+        send, streams = rows.send, rows._streams
 
         def some(gradients: Any) -> None:
-            rows.streams = streams[:servers_reached]
+            rows._streams = streams[:servers_reached]
             send(gradients)
             raise KeyboardInterrupt
 
@@ -332,9 +332,9 @@ def test_a_trainer_that_ends_amid_a_step_comes_back_to_its_rows_and_changes_no_b
             waits = pool.submit(one_step, stays, 2, 0)
             with pytest.raises(KeyboardInterrupt):
                 one_step(victim, 2, 1)
-            victim[0].steps.flow.detach()
-            for connection in victim[0]._client.session.connections:
-                assert connection.stream.wait_until_taken(connection.send(Kind.CONFIRM), 10.0)
+            victim[0].flow.detach()
+            for connection in victim[0].session.connections:
+                assert connection.stream.wait_until_taken(connection.stream.send(Kind.CONFIRM), 10.0)
             for running in job.servers[:servers_reached]:
                 wait_for(partial(has_stepped, running.server, 3), "a server to step its rows")
             victim[0].close()
@@ -451,7 +451,7 @@ def test_a_connection_that_breaks_amid_look_ups_and_steps_changes_no_bit(transpo
 def break_connections(made: Any) -> None:
     """End one connection of each trainer, as a network would."""
     for trainer, _, _ in made:
-        trainer._client.session.connections[trainer.current_step % 2].stream.hang_up()
+        trainer.session.connections[trainer.current_step % 2].stream.hang_up()
 
 
 def test_values_that_are_awaited_in_the_next_forward_pass_come_to_the_same_bits():

@@ -23,7 +23,7 @@ from fleet.parameter_server.control.channel import ServerStub, check_encrypts, o
 from fleet.parameter_server.control.guard import Prover, prover_of
 from fleet.parameter_server.control.proto import control_pb2, control_pb2_grpc
 from fleet.parameter_server.settings import Settings
-from fleet.parameter_server.trainer import route
+from fleet.parameter_server.trainer import server_connection
 from fleet.parameter_server.transport import handshake
 from fleet.parameter_server.transport.connection import receive_exactly, send_all
 from fleet.parameter_server.transport.sockets import bytes_moved, dial
@@ -137,7 +137,7 @@ def test_who_listens_on_the_way_reads_no_parameter_only_with_tls(
     issued: Path, monkeypatch: pytest.MonkeyPatch, encrypts: bool
 ):
     tap = Wiretap()
-    monkeypatch.setattr(route, "dial", tap.dial)
+    monkeypatch.setattr(server_connection, "dial", tap.dial)
     with loopback(key=KEY, settings=encrypted(issued) if encrypts else TCP) as job:
         _, program = job.transpile()
         assert program.source is not None
@@ -294,7 +294,7 @@ def test_renewed_files_are_used_by_what_connects_from_then_on(
         stub.close()
         with pytest.raises(grpc.RpcError, match="UNAVAILABLE"):
             call(job.endpoints[0], Certificates(before))
-        for connection in trainer._client.session.connections:
+        for connection in trainer.session.connections:
             connection.stream.hang_up()
         model(torch.ones(1, 20)).sum().backward()
         trainer.step()

@@ -12,8 +12,8 @@ import torch
 
 from fleet.errors import ConfigurationError
 from fleet.parameter_server.modes import Async, Geo, HalfAsync, Mode
-from fleet.parameter_server.trainer import route
-from fleet.parameter_server.trainer.dialer import Dialer
+from fleet.parameter_server.trainer import server_connection
+from fleet.parameter_server.trainer.server_connection import ServerConnection
 from fleet.parameter_server.transport import handshake, sockets
 from fleet.parameter_server.transport.connection import receive_exactly
 from fleet.parameter_server.transport.handshake import receive_with
@@ -105,7 +105,7 @@ def test_what_a_script_has_of_a_parameter_is_whole_and_follows_it_within_a_step(
             before = values_of(model)
             loss.backward()
             if mode is None or isinstance(mode, Async):  # whose servers answer before the step ends
-                wait_for(lambda: trainer._client.values.all_landed, "the new values")
+                wait_for(lambda: trainer.session.values_arrived, "the new values")
             for view in held:
                 assert_same_bits(view, before)
             trainer.step()
@@ -194,7 +194,7 @@ def test_auto_does_without_what_there_is_not(monkeypatch, caplog, lacking):
 
         monkeypatch.setattr(SharedBlocks, "receive", receive)
     else:
-        monkeypatch.setattr(Dialer, "_shared_transport", refuse)
+        monkeypatch.setattr(ServerConnection, "_shared_transport", refuse)
     with one_torch_thread():
         with loopback(settings=replace(CALM, transport="tcp")) as job:
             expected = train(job)
@@ -220,7 +220,7 @@ def test_shared_memory_is_refused_by_name_where_the_server_is_elsewhere(
 
     with loopback(settings=replace(CALM, transport=of_server)) as job:
         if lacking:
-            monkeypatch.setattr(SharedBlocks if lacking == "create" else route, lacking, refuse)
+            monkeypatch.setattr(SharedBlocks if lacking == "create" else server_connection, lacking, refuse)
         job.settings = replace(CALM, transport="shared_memory")
         trainer, _, _ = job.make_trainer()
         with pytest.raises(ConfigurationError, match=f"parameter server {job.endpoints[0]} .*{words}"):

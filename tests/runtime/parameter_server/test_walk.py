@@ -1,9 +1,11 @@
-"""The way of one gradient is the one that docs/architecture.md describes."""
+"""How far one gradient and one look-up travel: the files and functions of the package that they call."""
 
 import re
 import sys
 import threading
-from collections.abc import Iterator
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -14,84 +16,129 @@ import pytest
 import torch
 
 import fleet
-from fleet.parameter_server.trainer.marks import SentGradient
 from tests.support.parameter_server import QUICK, loopback
 
 PACKAGE = Path(fleet.__file__).parent
-NUMEL = 37
-"""Nothing else of the job has so many elements."""
-STEPS_THAT_ARE_WATCHED = 4
-"""In the first steps a flow looks at every gradient twice."""
+MOST_FILES = {"gradient": 35, "look-up": 36}
+MOST_FUNCTIONS = {"gradient": 141, "look-up": 86}
+MOST_OF_ONE_NAME = 7
+"""Functions of one way that share a name."""
+EARLIER_STEPS = 5
+"""In the first steps, a trainer looks at every gradient twice."""
+QUIET_SECONDS = 0.1
+TRAINING_THREADS = ("MainThread", "fleet-receive", "fleet-send", "fleet-step")
+"""Heartbeats of other threads come at any time, and are not part of the way."""
+
+Function = tuple[str, str]
+"""A file of the package, and the qualified name of a function."""
 
 
-def holds_bytes(value: Any, depth: int = 0) -> bool:
-    """Tell whether a value is, or has in it, the gradient's bytes or those of the value that answers it."""
-    if isinstance(value, torch.nn.Parameter):
-        return False
-    if isinstance(value, torch.Tensor):
-        return value.numel() == NUMEL
-    if isinstance(value, memoryview):
-        return value.nbytes == 4 * NUMEL
-    if isinstance(value, list | tuple) and depth < 3:
-        return any(holds_bytes(each, depth + 1) for each in value)
-    return isinstance(value, SentGradient)
+class Trace:
+    """The functions that are called between `begin` and `end`, in any training thread."""
+
+    def __init__(self) -> None:
+        self.calls: Counter[Function] = Counter()
+        self._on = threading.Event()
+
+    def begin(self) -> None:
+        """Count calls from now on."""
+        self._on.set()
+
+    def end(self) -> None:
+        """Stop once no thread has called anything for a while."""
+        seen = -1
+        while seen != (seen := self.calls.total()):
+            time.sleep(QUIET_SECONDS)
+        self._on.clear()
+
+    @property
+    def files(self) -> set[str]:
+        """The files of these functions."""
+        return {file for file, _ in self.calls}
+
+    def profile(self, frame: FrameType, event: str, _: Any) -> None:
+        """Count a call; a profile function of `sys`."""
+        if not self._on.is_set() or event != "call" or frame.f_code.co_name.startswith("<"):
+            return
+        path = Path(frame.f_code.co_filename)
+        if path.is_relative_to(PACKAGE) and threading.current_thread().name.startswith(TRAINING_THREADS):
+            self.calls[path.relative_to(PACKAGE).as_posix(), frame.f_code.co_qualname] += 1
 
 
 @contextmanager
-def traced(files: set[str]) -> Iterator[threading.Event]:
-    """Collect the files whose functions get or return such bytes while the event is set, in any thread."""
-    tracing = threading.Event()
-
-    def profile(frame: FrameType, event: str, argument: Any) -> None:
-        if not tracing.is_set() or event not in ("call", "return"):
-            return
-        code = frame.f_code
-        path = Path(code.co_filename)
-        if not path.is_relative_to(PACKAGE):
-            return
-        names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-        given = [frame.f_locals.get(name) for name in names] if event == "call" else [argument]
-        if any(map(holds_bytes, given)):
-            files.add(path.relative_to(PACKAGE).as_posix())
-
-    threading.setprofile(profile)
+def traced(model: Callable[[], torch.nn.Module]) -> Iterator[tuple[Trace, Any, Any]]:
+    """Give a trace, which sees all threads, with a trainer of a job over TCP and its module."""
+    trace = Trace()
+    threading.setprofile(trace.profile)
     try:
-        yield tracing
+        with loopback(model=model, settings=replace(QUICK, transport="tcp")) as job:
+            trainer, module, _ = job.make_trainer()
+            trainer.start()
+            sys.setprofile(trace.profile)  # this thread computes as well
+            yield trace, trainer, module
+            sys.setprofile(None)
+            trainer.complete()
     finally:
         threading.setprofile(None)
         sys.setprofile(None)
 
 
-def trace(transport: str) -> set[str]:
-    """Train a parameter for some steps; return the files that hold its gradient or value in the last one."""
-    files: set[str] = set()
-
-    settings = replace(QUICK, transport=transport)
-
-    def model() -> torch.nn.Module:
-        return torch.nn.Linear(NUMEL, 1, bias=False)
-
-    with traced(files) as tracing, loopback(model=model, settings=settings) as job:
-        trainer, module, _ = job.make_trainer()
-        trainer.start()
-        sys.setprofile(threading.getprofile())  # this thread computes as well
-        for step in range(STEPS_THAT_ARE_WATCHED + 1):
+def walk_of_a_gradient() -> Trace:
+    """Trace a step of one parameter, from the backward pass to the adopted value."""
+    with traced(lambda: torch.nn.Linear(37, 1, bias=False)) as (trace, trainer, module):
+        for step in range(EARLIER_STEPS + 1):
             module.zero_grad()
-            if step == STEPS_THAT_ARE_WATCHED:
-                tracing.set()
-            module(torch.ones(2, NUMEL)).sum().backward()
+            if step == EARLIER_STEPS:
+                trace.begin()
+            module(torch.ones(2, 37)).sum().backward()
             trainer.step()
-            tracing.clear()
-        sys.setprofile(None)
-        trainer.complete()
-    return files
+        trace.end()
+    return trace
 
 
-@pytest.mark.parametrize(("transport", "other"), [("tcp", "shared memory"), ("shared_memory", "TCP")])
-def test_a_gradient_passes_the_eleven_files_that_the_documentation_names(transport, other):
+def walk_of_a_look_up() -> Trace:
+    """Trace a forward pass of an embedding, from the module's call to the rows."""
+    with traced(lambda: fleet.nn.DistributedEmbedding(1000, 8, name="clicks")) as (trace, trainer, module):
+        ids = torch.tensor([[1, 2], [3, 1]])
+        for _ in range(EARLIER_STEPS):
+            module(ids).sum().backward()
+            trainer.step()
+        module(ids)  # its rows come once the servers have taken all frames of the steps
+        trace.begin()
+        module(ids)
+        trace.end()
+    return trace
+
+
+@pytest.fixture(scope="module", params=["gradient", "look-up"])
+def walk(request: pytest.FixtureRequest) -> tuple[str, Trace]:
+    """Return a way's name and its trace."""
+    return request.param, walk_of_a_gradient() if request.param == "gradient" else walk_of_a_look_up()
+
+
+def test_a_way_takes_few_files_and_functions(walk):
+    way, trace = walk
+    listing = "\n".join(
+        f"{count:4} {file} {function}" for (file, function), count in sorted(trace.calls.items())
+    )
+    assert len(trace.files) <= MOST_FILES[way], listing
+    assert len(trace.calls) <= MOST_FUNCTIONS[way], listing
+
+
+def test_few_functions_of_a_way_share_a_name(walk):
+    _, trace = walk
+    names: dict[str, set[str]] = {}
+    for file, function in trace.calls:
+        name = function.rpartition(".")[2]
+        names.setdefault(name, set()).add(f"{file}: {function}")
+    shared = {name: each for name, each in names.items() if len(each) > MOST_OF_ONE_NAME}
+    assert shared == {}
+
+
+def test_the_files_that_the_documentation_names_are_on_the_way(walk):
+    way, trace = walk
     page = Path("docs/architecture.md").read_text()
-    section = page.partition("## The way of one gradient")[2].partition("\n## ")[0]
-    named = re.findall(r"^\d+\. `([^`]+)`(?: \(([^)]+)\))?:", section, re.MULTILINE)
-    way = {path for path, only in named if only != other}
-    assert len(way) == 11
-    assert trace(transport) == way
+    heading = {"gradient": "## The way of one gradient", "look-up": "## The way of one look-up"}[way]
+    named = re.findall(r"^\d+\. `([^`]+)`", page.partition(heading)[2].partition("\n## ")[0], re.MULTILINE)
+    assert named
+    assert set(named) - trace.files == set()

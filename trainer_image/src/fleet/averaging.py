@@ -1,4 +1,4 @@
-"""How trainers of a collective job average, if not each gradient as it is. Pure: what a strategy says."""
+"""How trainers of a collective job average, if not by plain gradients: options of a strategy."""
 
 from dataclasses import dataclass
 
@@ -9,19 +9,19 @@ __all__ = ["LocalSGD", "PowerSGD"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LocalSGD:
-    """Each trainer steps by itself, and now and then all take the mean of their parameters.
+    """Each trainer steps by itself; at intervals all take the mean of their parameters.
 
     Attributes
     ----------
     k_steps : int
-        After every k-th step.
+        The interval in steps.
     begin_step : int
-        Before this step, after each.
+        The step from which the interval counts; parameters are averaged after every earlier step.
 
     Raises
     ------
     ConfigurationError
-        One is no whole number of at least 1.
+        A value is not a whole number of at least 1.
 
     Notes
     -----
@@ -36,7 +36,7 @@ class LocalSGD:
             _check_whole(f"LocalSGD.{name}", getattr(self, name), 1)
 
     def is_due(self, step: int) -> bool:
-        """Whether parameters are averaged after a step.
+        """Return whether parameters are averaged after a step.
 
         Parameters
         ----------
@@ -46,26 +46,26 @@ class LocalSGD:
         Returns
         -------
         bool
-            Whether this step ends with an average.
+            True if this step ends with an average.
         """
         return step < self.begin_step or step % self.k_steps == 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PowerSGD:
-    """Matrices of gradients travel as products of two narrow ones; what that loses is added to the next.
+    """Gradient matrices travel as products of two narrow ones; the error is added to the next gradient.
 
     Attributes
     ----------
     matrix_rank : int
-        How narrow.
+        The rank of the narrow matrices.
     start_step : int
-        Gradients travel as they are until then, while they change fast.
+        Gradients travel whole until this step, while they change fast.
 
     Raises
     ------
     ConfigurationError
-        One is no whole number, or too small.
+        A value is not a whole number, or too small.
 
     Notes
     -----

@@ -1,7 +1,8 @@
-"""Optimizers without TorchDynamo, for as long as nothing compiles.
+"""Optimizers that do not import TorchDynamo until something compiles.
 
-The first optimizer of a process imports ``torch._dynamo``, only so that compilations leave parts of it out.
-That takes much of the start, and much memory, of each trainer and server, most of which never compile.
+The first optimizer of a process imports ``torch._dynamo``, only to exclude some of its methods from
+compilation. The import takes much of the start-up time, and much memory, of every trainer and server; most of
+them never compile.
 """
 
 import sys
@@ -14,17 +15,17 @@ from torch.optim import Optimizer
 __all__ = ["defer_dynamo", "step_directly"]
 
 METHODS = ("add_param_group", "zero_grad", "state_dict", "load_state_dict")
-"""What torch leaves out of compilations."""
+"""The methods that torch excludes from compilation."""
 
 ATTRIBUTE = "__dynamo_disable"
-"""Where torch keeps, on such a function, what to call instead of it (`torch._compile._disable_dynamo`)."""
+"""Where torch keeps the replacement of such a function (`torch._compile._disable_dynamo`)."""
 
 
 def defer_dynamo() -> None:
-    """Let optimizers work without importing ``torch._dynamo``; once anything else has, torch's own way holds.
+    """Let optimizers work without importing ``torch._dynamo`` until something else has imported it.
 
-    Until then nothing can be about to be compiled, so there is nothing to be left out of. A torch that keeps
-    it elsewhere is as slow as ever.
+    Before that import nothing can compile, so there is nothing to exclude. A version of torch that uses
+    another attribute is as slow as ever.
     """
     if "torch._dynamo" in sys.modules:
         return
@@ -36,11 +37,10 @@ def defer_dynamo() -> None:
 
 
 def step_directly(optimizer: Optimizer) -> None:
-    """Step an optimizer that the runtime made itself: if by torch's own function, by that function alone.
+    """Step an optimizer without its hooks: these run around the step that the script makes.
 
-    Hooks around the step, a profiler's marks and the import are left out. What somebody else has put there,
-    as the ``step`` of a class of one's own, is called as it is, but for the hooks: they belong to the step
-    that the script makes.
+    The step function of a torch optimizer is called alone, without hooks, profiler marks and the import. A
+    ``step`` of the user's own class is called as it is, but for the hooks.
     """
     layers = tuple(_layers(type(optimizer).step))
     if all(_module_of(layer).startswith("torch.") for layer in layers):
@@ -53,14 +53,14 @@ def step_directly(optimizer: Optimizer) -> None:
 
 
 def _layers(function: Any) -> Iterator[Any]:
-    """Give a function, what it wraps, what that wraps, and so on."""
+    """Yield a function, the function that it wraps, and so on."""
     while function is not None:
         yield function
         function = getattr(function, "__wrapped__", None)
 
 
 def _module_of(function: Any) -> str:
-    """Return the module whose code a function is; what wraps another one may claim the other's."""
+    """Return the module of a function's code; a wrapper may claim that of the function it wraps."""
     return str(getattr(function, "__globals__", {}).get("__name__", ""))
 
 

@@ -52,11 +52,10 @@ class Model(torch.nn.Module):
 def die() -> None:
     """End as by kill -9, once the servers have what was sent."""
     (trainer,) = fleet.parameter_server.sessions._trainers.values()
-    session = trainer._client.session
+    session = trainer.session
     session.flush()
-    values = session._values
     session.wait_until(
-        lambda: "KILL_ANSWERED" not in os.environ or len(values._awaited) < len(values._blocks),
+        lambda: "KILL_ANSWERED" not in os.environ or len(session._missing) < len(session._blocks),
         lambda: "an answer before the end",
     )
     os.kill(os.getpid(), signal.SIGKILL)

@@ -3,6 +3,7 @@
 import atexit
 import logging
 import warnings
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -15,12 +16,20 @@ from fleet.errors import CheckpointError, ConfigurationError
 from fleet.fluid import Program
 from fleet.parameter_server import Fleet
 from fleet.parameter_server import fleet as singleton
-from fleet.parameter_server.trainer.client import Client
 from fleet.parameter_server.trainer.trainer import Trainer
+from fleet.plan import TrainerPlan
 from fleet.process import lifecycle
 from fleet.strategy import DistributedStrategy
 
 ENDPOINTS = ["10.0.0.1:6174", "10.0.0.2:6174"]
+
+
+@dataclass(eq=False)
+class JoinedTrainer:
+    """Stands in for a trainer that has joined its servers."""
+
+    plan: TrainerPlan
+    completed: bool
 
 
 @pytest.fixture(autouse=True)
@@ -319,7 +328,7 @@ def test_a_trainer_whose_training_has_ended_waits_for_no_server(tmp_path, monkey
         monkeypatch.setenv(name, value)
     leave_mark(known, {0, 1, 2})
     monkeypatch.setattr(lifecycle, "joined", lambda: None)
-    monkeypatch.setattr(Client, "start", lambda *_: pytest.fail("it joined the servers"))
+    monkeypatch.setattr(Trainer, "join", lambda *_, **__: pytest.fail("it joined the servers"))
     fleet, model = started(), torch.nn.Linear(3, 1)
     fleet.distributed_optimizer(sgd(model), model=model).minimize(lambda m: m(torch.ones(3)).sum())
     with pytest.raises(SystemExit) as ended:
@@ -340,12 +349,10 @@ def test_a_script_that_ends_without_stop_worker_is_told_so(monkeypatch, caplog, 
     monkeypatch.setattr(atexit, "register", lambda *call: at_exit.append(call))
     monkeypatch.setattr(lifecycle, "joined", lambda: None)
     monkeypatch.setattr(lifecycle, "failed", lambda: failed)
-    monkeypatch.setattr(Trainer, "start", lambda *_: None)
+    monkeypatch.setattr(Trainer, "join", lambda plan, *_, **__: JoinedTrainer(plan, completed))
     fleet, model = started(), torch.nn.Linear(3, 1)
     fleet.distributed_optimizer(sgd(model), model=model)
     fleet.init_worker()
-    assert fleet._trainer is not None
-    fleet._trainer.completed = completed
     ((call, *given),) = at_exit
     call(*given)
     assert (

@@ -303,7 +303,7 @@ class Fleet(FleetCalls):
         DeadlineExceededError
             A trainer did not call this; the message names it.
         """
-        self._started_trainer().barriers.barrier()
+        self._started_trainer().session.calls.barrier()
 
     def push_parameters(self) -> None:
         """Give the parameter servers the values that the script has written to parameters.
@@ -405,7 +405,7 @@ class Fleet(FleetCalls):
         return self._programs
 
     def _all_reduce(self, numbers: npt.NDArray[Any], operation: str) -> npt.NDArray[Any]:
-        combined = self._started_trainer().barriers.reduce(Contribution.of(numbers, operation))
+        combined = self._started_trainer().session.calls.reduce(Contribution.of(numbers, operation))
         return np.frombuffer(combined, dtype=numbers.dtype).reshape(numbers.shape).copy()
 
     def _steps_made(self) -> int:

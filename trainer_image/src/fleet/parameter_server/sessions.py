@@ -15,7 +15,7 @@ from typing import Final
 
 from fleet.checkpoint import CHECKPOINT_PREFIX, MANIFEST_NAME, end_if_finished, leave_mark
 from fleet.errors import CheckpointError, ConfigurationError
-from fleet.parameter_server.optimizer_state import state_of
+from fleet.parameter_server.facts import state_of
 from fleet.parameter_server.pieces import in_pieces
 from fleet.parameter_server.server.server import Server
 from fleet.parameter_server.settings import THREAD_NUMS, Settings
@@ -78,7 +78,8 @@ def start_trainer(plan: TrainerPlan, source: Source, job: JobIdentity) -> Traine
     look = partial(end_if_finished, os.environ, plan.trainer_id)
     look()
     keep_freed_memory(os.environ)
-    trainer = Trainer(
+    progress.waits_for("the parameter servers to let it join")
+    trainer = Trainer.join(
         plan,
         source,
         job,
@@ -86,9 +87,9 @@ def start_trainer(plan: TrainerPlan, source: Source, job: JobIdentity) -> Traine
         overlap=strategy.overlap if strategy.non_finite == "warn" else False,
         cross_step=strategy.cross_step,
         non_finite=strategy.non_finite,
+        look=look,
+        completed=partial(_end_if_completed, plan.trainer_id),
     )
-    progress.waits_for("the parameter servers to let it join")
-    trainer.start(look, partial(_end_if_completed, plan.trainer_id))
     progress.waits_for(None)
     progress.follow(partial(_steps_made, weakref.ref(trainer)))
     lifecycle.joined()

@@ -1,6 +1,6 @@
-"""What the environment and the strategy may tune about the runtime.
+"""Settings of the runtime, from the environment and the strategy.
 
-Checked at ``fleet.init``, and read when a session or a server starts.
+They are checked in ``fleet.init``, and read when a session or a server starts.
 """
 
 from collections.abc import Mapping
@@ -12,61 +12,61 @@ from fleet.environment.deadlines import Deadlines, count, positive
 __all__ = ["THREAD_NUMS", "Settings"]
 
 THREAD_NUMS: Final = ("FLAGS_rpc_send_thread_num", "FLAGS_rpc_get_thread_num")
-"""Upper bounds, which change nothing: one thread sends to each server and one receives."""
+"""Upper bounds without effect: one thread sends to each server, and one receives."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Bounds(Deadlines):
-    """How much a trainer has under way."""
+    """Bounds of what a trainer has in flight."""
 
     send_queue_size: int = 2
-    """Half-async: how many gradients of one block may be under way before a step waits."""
+    """Half-async: the gradients of one block that may be in flight before a step waits."""
     max_merge_var_num: int = 20
-    """Half-async: how many of them are merged at most."""
+    """Half-async: the most of them that are merged."""
     look_ups_at_once: int = 12
-    """How many look-ups of rows may be unanswered by one server, as far as it allows."""
+    """The most requests for rows that one server may have to answer, within its own bound."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settings(_Bounds):
-    """The deadlines of the job, and what else may be tuned."""
+    """The deadlines of the job, and everything else that may be tuned."""
 
     socket_buffer_bytes: int | None = None
     """Size of the data connections' kernel buffers; None lets the kernel tune them."""
     piece_bytes: int | None = None
-    """How large the pieces are in which a server's blocks travel; None: see `pieces.in_pieces`."""
+    """The size of the pieces in which a server's blocks travel; None: see `pieces.in_pieces`."""
     retry_times: int = 3
-    """How often a call or a connection that failed is tried again, while the peer seems to live."""
+    """How often a failed call or connection is tried again while the peer seems to live."""
     transport: str = "auto"
-    """How tensors travel; see `DistributedStrategy`. The strategy says it, not the environment."""
+    """How tensors travel; see `DistributedStrategy`. From the strategy, not the environment."""
     max_trainers: int | None = None
-    """How many trainers an elastic job may come to have; None where their number is fixed."""
+    """The most trainers of an elastic job; None where their number is fixed."""
     checkpoint_dir: str = ""
-    """The one folder below which servers write and remove files; empty: wherever they are asked to."""
+    """The folder in which servers write and remove files; empty: in any folder."""
     tls_dir: str = ""
-    """Where the certificates are with which replicas encrypt what they say; empty: they do not."""
+    """The folder of the certificates for TLS between replicas; empty: no encryption."""
     tls_server_name: str = ""
-    """The name that servers' certificates have; empty: each has that of its host."""
+    """The name in the certificates of servers; empty: the name of each server's host."""
     wire_dtype: str = ""
-    """In which dtype, where in another than their own. The strategy says it."""
+    """The dtype in which tensors travel; empty: their own. From the strategy."""
     fused: bool = False
-    """Whether servers step with fused kernels. The strategy says it."""
+    """Whether servers step with fused kernels. From the strategy."""
 
     @property
     def glance_seconds(self) -> float:
-        """What passes at most between two looks of a watcher that runs: two beats, or one call in vain."""
+        """The longest time between two checks of a running watcher: two beats, or one failed call."""
         return min(2 * self.heartbeat_seconds + 1.0, self.deadline_seconds / 2)
 
     @property
     def agreement(self) -> Mapping[str, str]:
-        """What of this all processes must have in common, by name."""
+        """The settings that all processes must have in common, by name."""
         return {"wire_dtype": self.wire_dtype} if self.wire_dtype else {}
 
     @property
     def stalled_seconds(self) -> float:
-        """How long a peer that is alive may keep the others waiting.
+        """How long a live peer may keep others waiting.
 
-        It may wait itself, for one that has not started yet.
+        It may itself wait for a peer that has not started yet.
         """
         return max(10 * self.deadline_seconds, self.starting_seconds)
 

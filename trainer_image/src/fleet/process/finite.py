@@ -1,10 +1,11 @@
-"""Gradients and weights that are no numbers: told of once, refused, or left out, as the strategy says.
+"""Finds NaN and infinity in gradients and weights, and warns, stops or skips the step, as the strategy says.
 
-One NaN in a gradient makes its weights NaN, and soon all of them; the training goes on and is lost.
+One NaN in a gradient makes its weights NaN, and soon all of them; training continues and is lost.
 """
 
 import logging
 import math
+import sys
 from collections.abc import Callable, Mapping
 from typing import Final
 
@@ -19,10 +20,10 @@ from fleet.process import progress
 __all__ = ["COUNTER", "NO_ROWS", "FiniteCheck", "OfRows", "tell_of_weights"]
 
 COUNTER: Final = "non_finite_parameters"
-"""The counter, in the progress and the last words, of parameters that hold NaN or infinity at the end."""
+"""The counter, in the progress and the last words, of parameters with NaN or infinity at the end."""
 
 SKIPPED: Final = "steps_skipped"
-"""The counter of steps that were not made because a gradient was not finite."""
+"""The counter of steps that were skipped because a gradient was not finite."""
 
 OfRows = Mapping[str, tuple[NDArray[np.int64], Tensor]]
 """Gradients by table: ids, and a row for each."""
@@ -37,58 +38,77 @@ _log = logging.getLogger(__name__)
 
 
 class FiniteCheck:
-    """Looks for gradients that hold NaN or infinity.
+    """Checks gradients for NaN and infinity.
 
-    To warn, it looks in the first steps and in every sixteenth, as weights that are lost once stay so: that
-    passes over the gradients once more, and on a GPU waits for them. To stop or to skip, it looks in every
-    step. Rows of tables it looks at in every step: they are few, just merged and in memory of the host, and a
-    row that is lost shows nowhere else if no batch has it again.
+    To warn, it checks the first steps and every sixteenth, because lost weights stay lost: a check reads all
+    gradients once more, and on a GPU waits for them. To stop or to skip, it checks every step. It checks rows
+    of tables in every step: they are few, just merged and in host memory, and a lost row shows nowhere else
+    if no batch has it again.
 
     Parameters
     ----------
     action : str
-        ``warn``, once; ``stop``: an error; ``skip``: the step is not made.
+        ``warn``: log once; ``stop``: raise an error; ``skip``: leave the step out.
     trainer : int
-        Whose gradients they are.
+        This trainer, for messages.
     made : callable
-        Returns how many steps have been made, for what people are told.
+        Returns the number of steps made, for messages.
     """
 
     def __init__(self, action: str, trainer: int, made: Callable[[], int]) -> None:
         self.action = action
         self._trainer = trainer
         self._made = made
+        self.next_look = 0
+        """The next step in which dense gradients are checked, as `lets_step` counts them."""
         self._step = 0
         self._warned = False
         self._warned_of_rows = False
         self.lost_rows: dict[str, str] = {}
-        """By table, which of its rows was the first to be stepped with such a gradient, and when."""
+        """By table, the first row that was stepped with such a gradient, and the step."""
 
     @property
     def looks(self) -> bool:
-        """Whether the gradients of the next step are looked at, beside those of rows."""
-        often = self.action != "warn"
-        return often or not (self._warned or (self._step >= _FIRST_STEPS and self._step % _SAMPLED_STEPS))
+        """Whether dense gradients of the next step are checked."""
+        return self._step >= self.next_look
 
-    def lets_step(self, gradients: Mapping[str, Tensor], of_rows: OfRows = NO_ROWS) -> bool:
-        """Look at the gradients of the next step; return whether it is to be made.
+    def restart(self) -> None:
+        """Check weights that were loaded as those of a first step."""
+        self.lost_rows.clear()
+        self.next_look = 0
+
+    def lets_step(
+        self, gradients: Mapping[str, Tensor], of_rows: OfRows = NO_ROWS, step: int | None = None
+    ) -> bool:
+        """Check the gradients of a step; return whether to make it.
 
         Parameters
         ----------
         gradients : mapping of name to Tensor
             Of any dtype and device, sparse ones too.
         of_rows : mapping of name to (ids, Tensor)
-            Those of tables, with a row for each id; looked at in every step.
+            Those of tables, with a row for each id; checked in every step.
+        step : int, optional
+            Counts from 0; by default the step after that of the last call. A caller may leave out steps
+            before `next_look` that have no rows.
 
         Raises
         ------
         FleetError
             One of them is not finite, and the strategy says to stop.
         """
-        looks = self.looks
-        self._step += 1
+        step = self._step if step is None else step
+        self._step = step + 1
+        dense = step >= self.next_look and not _are_finite(list(gradients.values()))
+        if self.action != "warn":
+            self.next_look = step + 1
+        elif dense or self._warned:
+            self.next_look = sys.maxsize
+        elif step + 1 < _FIRST_STEPS:
+            self.next_look = step + 1
+        else:
+            self.next_look = (step // _SAMPLED_STEPS + 1) * _SAMPLED_STEPS
         lost = _lost_rows(of_rows)
-        dense = looks and not _are_finite(list(gradients.values()))
         if not dense and not lost:
             return True
         names = [_first_of(gradients)] if dense else []
@@ -117,16 +137,16 @@ class FiniteCheck:
 def tell_of_weights(
     parameters: Mapping[str, Tensor], step: int | None, lost_rows: Mapping[str, str] = NO_LOST_ROWS
 ) -> None:
-    """Warn, and count, if parameters hold NaN or infinity as their training ends.
+    """Warn, and count, if parameters hold NaN or infinity at the end of training.
 
     Parameters
     ----------
     parameters : mapping of name to Tensor
-        With the values that the training has come to.
+        With their last values.
     step : int, optional
-        How many steps it has made.
+        The number of steps made.
     lost_rows : mapping of name to str
-        As of `FiniteCheck`: tables whose rows nobody reads all of, so that what has been found counts.
+        As of `FiniteCheck`: the rows of tables are not all read, so the findings of training count.
     """
     lost = [name for name, value in parameters.items() if not bool(torch.isfinite(value).all())]
     lost += [f"table {name} ({which})" for name, which in lost_rows.items()]
@@ -155,8 +175,8 @@ def _first_of(gradients: Mapping[str, Tensor]) -> str:
 def _lost_rows(of_rows: OfRows) -> dict[str, int]:
     """Return by table the first row whose gradient is not finite.
 
-    NaN and infinity stay in a sum, which is the fastest pass that there is; where it is not finite, it may
-    also be too large.
+    NaN and infinity persist in a sum, which is the fastest way to find them. A sum of finite numbers may
+    overflow, so a sum that is not finite leads to a closer look.
     """
     first = {}
     for name, (ids, rows) in of_rows.items():
@@ -168,15 +188,15 @@ def _lost_rows(of_rows: OfRows) -> dict[str, int]:
 
 
 def _numbers(gradient: Tensor) -> Tensor:
-    """Return what a gradient holds; of a sparse one the values that it has."""
+    """Return the numbers of a gradient, dense or sparse."""
     return gradient if gradient.layout is torch.strided else gradient.coalesce().values()
 
 
 def _are_finite(gradients: list[Tensor]) -> bool:
-    """Whether all numbers are finite: a norm is then, and NaN and infinity stay in it.
+    """Return whether all numbers are finite: NaN and infinity persist in a norm.
 
-    The Euclidean norm takes a fifteenth of the time of the largest magnitude on a CPU. Its squares may be too
-    large where the numbers are not, so only the latter has the last word.
+    On a CPU the Euclidean norm takes a fifteenth of the time of the largest magnitude. Its squares may
+    overflow where the numbers do not, so the latter decides where the former is not finite.
     """
     some = [numbers for numbers in map(_numbers, gradients) if numbers.numel()]
     norms = (torch.nn.utils.get_total_norm(some, norm_type=kind) for kind in (2.0, torch.inf))

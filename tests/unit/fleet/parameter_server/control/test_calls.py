@@ -18,7 +18,7 @@ from fleet.errors import (
 from fleet.parameter_server.control.calls import Stream, answer, pieces_of
 from fleet.parameter_server.control.client import ControlClient
 from fleet.parameter_server.control.proto import control_pb2, control_pb2_grpc
-from fleet.parameter_server.waiting import WaitLog
+from fleet.parameter_server.waits import WaitLog
 
 STALLED_SECONDS = 60.0
 

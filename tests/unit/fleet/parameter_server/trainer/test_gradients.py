@@ -12,7 +12,7 @@ from fleet.fluid import DistributeTranspiler, Program
 from fleet.fluid.render import trainer_plan
 from fleet.parameter_server.modes import TrainerMode
 from fleet.parameter_server.trainer.gradients import GradientFlow
-from fleet.parameter_server.trainer.scaling import Scaling
+from fleet.parameter_server.trainer.own_optimizer import Scaling
 from fleet.plan import PlannedBlock
 from fleet.wire import NO_STEP
 
@@ -386,7 +386,7 @@ def test_a_script_that_begins_to_change_gradients_of_a_small_model_by_data_is_to
 
 
 def test_a_script_that_begins_to_change_one_number_of_a_large_gradient_is_told_within_one_turn(monkeypatch):
-    monkeypatch.setattr("fleet.parameter_server.trainer.marks.ROUND_BYTES", 20_000)  # of 81 KB
+    monkeypatch.setattr("fleet.parameter_server.trainer.parameters.ROUND_BYTES", 20_000)  # of 81 KB
     setup = Setup(overlap=None)
     for _ in range(5):
         is_early(setup)

@@ -1,14 +1,16 @@
-"""A trainer's parameters: new values land beside them, and become theirs at once."""
+"""A trainer's parameters: new values land beside them; marks find what a script has written to them."""
 
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from fleet.errors import FleetError
 from fleet.fluid import DistributeTranspiler, Program
 from fleet.fluid.render import trainer_plan
-from fleet.parameter_server.trainer.parameters import ParameterStore
+from fleet.parameter_server.trainer.parameters import ROUND_BYTES, Mark, ParameterStore, covers_all, part_of
 from fleet.parameter_server.transport.arena import Arena, Extent, bytes_of
 from fleet.plan import PlannedBlock
 
@@ -72,7 +74,7 @@ def test_values_that_lie_elsewhere_are_copied_when_they_are_adopted_and_nothing_
     bias, first, second = blocks
     before, place = model.weight.detach().clone(), model.weight.data_ptr()
     lying = bytearray(bytes_of(torch.full(second.shape, 3.0)))
-    store.lies(second.id, memoryview(lying))
+    store.land_elsewhere(second.id, memoryview(lying))
     assert torch.equal(model.weight, before)
     version = model.weight._version
     store.adopt(unchanged={bias.id, first.id})
@@ -81,7 +83,7 @@ def test_values_that_lie_elsewhere_are_copied_when_they_are_adopted_and_nothing_
     assert torch.equal(model.weight[100:], torch.full((100, 100), 3.0))
     assert model.weight._version > version
     assert model.weight.data_ptr() == place
-    assert store._landing is None
+    assert all(memory._arena._arena is None for memory in store._memories.values())
 
 
 @pytest.mark.parametrize("contiguous", [True, False])
@@ -93,7 +95,7 @@ def test_one_block_may_land_and_its_neighbour_lie_elsewhere(model, contiguous):
     bias, first, second = blocks
     for round_ in range(1, 4):
         land(store, first, float(round_))
-        store.lies(second.id, memoryview(bytes(bytes_of(torch.full(second.shape, round_ + 0.5)))))
+        store.land_elsewhere(second.id, memoryview(bytes(bytes_of(torch.full(second.shape, round_ + 0.5)))))
         store.adopt(unchanged={bias.id})
         assert torch.equal(model.weight[:100], torch.full((100, 100), float(round_)))
         assert torch.equal(model.weight[100:], torch.full((100, 100), round_ + 0.5))
@@ -274,7 +276,7 @@ def test_what_is_written_where_nobody_steps_stays(model, rounds):
 def test_a_large_parameter_that_is_laid_out_otherwise_is_compared_where_its_version_has_moved(
     rounds, monkeypatch
 ):
-    monkeypatch.setattr("fleet.parameter_server.trainer.marks.ROUND_BYTES", 4096)
+    monkeypatch.setattr("fleet.parameter_server.trainer.parameters.ROUND_BYTES", 4096)
     model: Any = torch.nn.Module()
     model.weight = torch.nn.Parameter(torch.randn(100, 200).t())
     blocks = blocks_of(model)
@@ -321,3 +323,114 @@ def test_an_arena_holds_each_dtype_flat_and_aligned():
     bytes_of(arena["b"])[:2] = b"\x80\x3f"
     assert arena["b"][0, 0].item() == 1.0
     assert len(bytes_of(arena["c"])) == 4
+
+
+def marked(content: memoryview, round_: int, part: float = 1.0, *, copies: bool = True) -> Mark:
+    mark = Mark(len(content), part, copies=copies)
+    mark.take(content, round_)
+    return mark
+
+
+@settings(deadline=None)
+@given(st.integers(1, 6000), st.booleans(), st.data())
+def test_a_changed_byte_of_much_memory_is_noticed_at_once_in_the_first_rounds_and_later_within_one_turn(
+    length, copies, data
+):
+    content = bytearray(length)
+    changed = data.draw(st.integers(0, length - 1))
+    first = data.draw(st.integers(0, 20))
+    mark = Mark(length, 0.001, copies=copies)  # which is 1 KiB a round
+    noticed = []
+    for round_ in range(first, first + -(-length // 1024)):
+        mark.take(memoryview(content), round_)
+        assert mark.matches(memoryview(content))
+        content[changed] ^= 1
+        noticed.append(not mark.matches(memoryview(content)))
+    assert any(noticed)
+    assert noticed[0] or not covers_all(first)
+
+
+@settings(deadline=None)
+@given(st.integers(1, 6000), st.data())
+def test_a_changed_byte_of_little_memory_is_noticed_in_every_round(length, data):
+    content = bytearray(length)
+    changed = data.draw(st.integers(0, length - 1))
+    mark = marked(memoryview(content), data.draw(st.integers(0, 20)))
+    content[changed] ^= 1
+    assert not mark.matches(memoryview(content))
+
+
+def test_nothing_has_a_mark_too():
+    for round_ in (0, 9):
+        for part in (0.5, 1.0):
+            assert marked(memoryview(b""), round_, part).matches(memoryview(b""))
+
+
+def test_what_a_round_covers_of_a_large_model_is_what_it_may_cost():
+    small = [torch.empty(ROUND_BYTES // 8), torch.empty(ROUND_BYTES // 8)]
+    assert part_of(small) == 1.0
+    assert part_of([]) == 1.0
+    large = [*small, torch.empty(3 * ROUND_BYTES // 4, dtype=torch.int8).view(torch.float32)]
+    assert part_of([torch.empty(1 << 40, device="meta")]) == 0.02
+    part = part_of(large)
+    covered = 0
+    for each in large:
+        content = bytes_of(each.zero_())
+        mark = marked(content, 4, part)
+        for begin in range(0, len(content), 1024):
+            content[begin] = 1
+            covered += 1024 * (not mark.matches(content))
+            content[begin] = 0
+    assert ROUND_BYTES <= covered <= ROUND_BYTES + 1024 * len(large)
+
+
+def moved(count: int, by: float, size: float = 1.0) -> tuple[torch.Tensor, Any]:
+    """Return numbers of a size, and how they come back from where something is added and subtracted."""
+    numbers = size * torch.randn(count, generator=torch.Generator().manual_seed(3))
+    ascent = by * torch.randn(count, generator=torch.Generator().manual_seed(4))
+    return numbers, lambda: numbers.add_(ascent).sub_(ascent)
+
+
+@pytest.mark.parametrize(
+    ("by", "size"),
+    [
+        pytest.param(0.05, 0.1, id="less-than-the-numbers"),
+        pytest.param(0.05, 1e-5, id="more-than-the-numbers"),
+    ],
+)
+@pytest.mark.parametrize("round_", [0, 9])
+def test_what_comes_back_but_for_rounding_beyond_the_first_kibibyte_has_not_changed(by, size, round_):
+    numbers, move = moved(200_000, by, size)
+    first = numbers[:256].clone()
+    mark = marked(bytes_of(numbers), round_)
+    move()
+    numbers[:256] = first  # to the bit, as zeros come back
+    assert not mark.matches(bytes_of(numbers))
+    assert mark.matches_but_for_rounding(bytes_of(numbers), numbers.dtype)
+
+
+@pytest.mark.parametrize("written", [5.0, float("nan"), float("inf")])
+@pytest.mark.parametrize("at", [0, 300, 199_999])
+@pytest.mark.parametrize("part", [0.01, 1.0])
+def test_one_written_number_is_told_from_rounding_wherever_it_is(written, at, part):
+    numbers, move = moved(200_000, 0.05, 0.1)
+    mark = marked(bytes_of(numbers), 0, part)
+    move()
+    numbers[at] = written
+    assert not mark.matches_but_for_rounding(bytes_of(numbers), numbers.dtype)
+
+
+def test_numbers_that_are_none_come_back_too():
+    numbers, move = moved(1000, 0.05, 0.1)
+    numbers[:3] = torch.tensor([float("nan"), float("inf"), -float("inf")])
+    mark = marked(bytes_of(numbers), 0)
+    move()
+    assert not mark.matches(bytes_of(numbers))
+    assert mark.matches_but_for_rounding(bytes_of(numbers), numbers.dtype)
+
+
+def test_a_checksum_tells_no_rounding_from_writing():
+    numbers, move = moved(1000, 0.05, 0.1)
+    mark = marked(bytes_of(numbers), 0, 0.1, copies=False)
+    move()
+    assert not mark.matches_but_for_rounding(bytes_of(numbers), numbers.dtype)

@@ -1,7 +1,7 @@
 """A trainer's part in tables, without servers: what it asks for, and what it takes."""
 
-from collections.abc import Callable
 from concurrent import futures
+from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
@@ -10,41 +10,42 @@ import torch
 from torch.nn import Parameter
 
 from fleet.errors import ConfigurationError, RemoteProtocolError
+from fleet.parameter_server.modes import Sync
 from fleet.parameter_server.settings import Settings
-from fleet.parameter_server.trainer import look_ups
 from fleet.parameter_server.trainer import rows as module
+from fleet.parameter_server.trainer.replies import Replies
 from fleet.parameter_server.trainer.rows import TrainerRows
-from fleet.parameter_server.trainer.waits import Waits
 from fleet.plan.tables import TablePlan
-from fleet.process.resources import WatchClock
 from fleet.tables import TableConfig
 from fleet.tables.rules import SGD
 from fleet.wire import Header, Kind
 from fleet.wire.rows import pack_row_gradient, read_ids
+from tests.support.modes import plans
 from tests.support.processes import wait_for
 
 
 class Stream:
     """One to a server that answers each look-up at once, with rows of ones."""
 
-    def __init__(self, rows: TrainerRows) -> None:
+    def __init__(self, replies: Replies) -> None:
         self.asked: list[int] = []
         self.answers = True
-        self._rows = rows
+        self._replies = replies
+        self._row_bytes = {table.number: table.row_bytes for table in replies.plan.tables}
 
     def send(self, kind: Kind, payload: memoryview, *, step: int, block: int) -> None:
         """Take a frame."""
         if kind is not Kind.LOOK_UP:
             return
-        self.asked.append(read_ids(payload, self._rows.row_bytes[block]).size)
+        self.asked.append(read_ids(payload, self._row_bytes[block]).size)
         if self.answers:
             self.answer(step, block)
 
     def answer(self, step: int = 0, block: int = 0) -> None:
         """Answer the look-up that came last."""
         num_rows = self.asked[-1]
-        row = np.ones(self._rows.row_bytes[block] // 4, dtype="<f4").tobytes()
-        self._rows.landed(0, header(Kind.ROWS, step, block), memoryview(bytearray(row * num_rows)))
+        row = np.ones(self._row_bytes[block] // 4, dtype="<f4").tobytes()
+        self._replies.rows_landed(0, header(Kind.ROWS, step, block), memoryview(bytearray(row * num_rows)))
 
 
 def header(kind: Kind, step: int, table: int) -> Header:
@@ -52,22 +53,17 @@ def header(kind: Kind, step: int, table: int) -> Header:
 
 
 def rows_of(
-    *dimensions: int,
-    own: Parameter | None = None,
-    look_ups_at_once: int = 12,
-    step: Callable[[], int] = lambda: 0,
+    *dimensions: int, own: Parameter | None = None, look_ups_at_once: int = 12
 ) -> tuple[TrainerRows, Stream]:
     """Return the tables of a trainer with one server, of these dimensions."""
-    plans = [
+    tables = tuple(
         TablePlan(number, TableConfig(f"t{number}", dimension, SGD()), 0, own)
         for number, dimension in enumerate(dimensions)
-    ]
-    settings = Settings(look_ups_at_once=look_ups_at_once)
-    waits = Waits(settings, WatchClock(settings.glance_seconds))
-    rows = TrainerRows(plans, ["a:1"], waits, step, in_step=True)
-    stream = Stream(rows)
-    rows.streams.append(cast("Any", stream))
-    return rows, stream
+    )
+    plan = replace(plans(Sync(), 1)[1], tables=tables)
+    replies = Replies(plan, Settings(look_ups_at_once=look_ups_at_once))
+    stream = Stream(replies)
+    return TrainerRows([cast("Any", stream)], replies), stream
 
 
 def test_a_large_table_that_a_trainer_holds_too_is_taken_part_by_part():
@@ -86,13 +82,12 @@ def test_a_large_table_that_a_trainer_holds_too_is_taken_part_by_part():
     ],
 )
 def test_rows_that_nobody_has_asked_for_are_refused(table, num_bytes):
-    rows, _ = rows_of(4, 3)
-    stream = cast("Any", rows.streams[0])
+    rows, stream = rows_of(4, 3)
 
     def send(*_: object, **__: object) -> None:
-        rows.landed(0, header(Kind.ROWS, 0, table), memoryview(bytearray(num_bytes)))
+        rows.replies.rows_landed(0, header(Kind.ROWS, 0, table), memoryview(bytearray(num_bytes)))
 
-    stream.send = send
+    stream.send = send  # type: ignore[method-assign]
     with pytest.raises(RemoteProtocolError, match=f"rows of table {table}, expected 1 of table 0"):
         rows.look_up("t0", np.array([5]))
 
@@ -103,7 +98,7 @@ def test_changed_rows_that_a_weight_does_not_have_are_refused(id_):
     rows.send({})
     told = pack_row_gradient(np.array([id_]), np.ones((1, 2), dtype=np.float32))
     with pytest.raises(RemoteProtocolError, match=f"rows {id_} to {id_} of table 0, expected 0 to 9"):
-        rows.landed(0, header(Kind.STEPPED, 1, 0), told)
+        rows.replies.table_stepped(0, header(Kind.STEPPED, 1, 0), told)
 
 
 def test_a_step_with_more_rows_than_a_frame_takes_is_the_scripts_mistake(monkeypatch):
@@ -118,7 +113,7 @@ def test_a_step_with_more_rows_than_a_frame_takes_is_the_scripts_mistake(monkeyp
 
 
 def test_a_server_is_asked_for_no_more_than_may_be_unanswered(monkeypatch):
-    monkeypatch.setattr(look_ups, "PART_BYTES", 16)  # two rows
+    monkeypatch.setattr(module, "PART_BYTES", 16)  # two rows
     rows, stream = rows_of(2, look_ups_at_once=3)
     stream.answers = False
     with futures.ThreadPoolExecutor() as pool:
@@ -140,10 +135,9 @@ def test_a_server_is_asked_for_no_more_than_may_be_unanswered(monkeypatch):
     ],
 )
 def test_rows_that_were_fetched_ahead_are_those_of_the_next_step(at, asks):
-    made = [0]
-    rows, stream = rows_of(2, step=lambda: made[0])
+    rows, stream = rows_of(2)
     rows.prefetch("t0", np.array([3, 5, 8]))
-    made[0] = at
+    rows.replies.step = at
     stream.asked.clear()
     assert rows.look_up("t0", np.array([5, 7])).tolist() == [[1.0, 1.0]] * 2
     assert stream.asked == asks

@@ -22,7 +22,7 @@ from fleet.errors import (
     RemoteProtocolError,
     disk_error,
 )
-from fleet.parameter_server.waiting import WaitLog
+from fleet.parameter_server.waits import WaitLog
 
 __all__ = [
     "Pending",

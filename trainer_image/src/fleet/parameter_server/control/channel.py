@@ -14,7 +14,7 @@ from fleet.parameter_server.certificates import Certificates, Loaded
 from fleet.parameter_server.control.guard import Prover
 from fleet.parameter_server.control.proto import control_pb2_grpc
 from fleet.parameter_server.transport.tls import TlsError, TlsSocket
-from fleet.parameter_server.waiting import split_endpoint
+from fleet.parameter_server.waits import split_endpoint
 
 __all__ = ["ServerStub", "check_encrypts", "open_channel", "server_credentials"]
 

@@ -15,7 +15,7 @@ from fleet.parameter_server.control.checkpoints import CheckpointClient
 from fleet.parameter_server.control.guard import MOST_TRIES, Prover
 from fleet.parameter_server.control.proto import control_pb2
 from fleet.parameter_server.control.reduction import Contribution
-from fleet.parameter_server.waiting import FIRST_WORD_SECONDS
+from fleet.parameter_server.waits import FIRST_WORD_SECONDS
 from fleet.plan.placement import Part, Placement
 
 __all__ = ["ControlClient", "read_placement"]

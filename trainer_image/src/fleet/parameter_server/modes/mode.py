@@ -16,11 +16,11 @@ from torch import Tensor
 from torch.nn import Module
 
 from fleet.errors import ConfigurationError, FleetError, RemoteProtocolError
-from fleet.parameter_server.naming import name_servers, name_trainers
 from fleet.parameter_server.receive_buffers import Turn
 from fleet.parameter_server.shard import NormPart, Shard
 from fleet.parameter_server.store import Target, Update
 from fleet.parameter_server.transport.arena import LazyBytes
+from fleet.parameter_server.waits import name_servers, name_trainers
 from fleet.plan.blocks import PlannedBlock
 from fleet.plan.config import DistributedMode
 from fleet.plan.job import TrainerPlan

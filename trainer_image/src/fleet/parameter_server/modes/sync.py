@@ -31,11 +31,11 @@ from fleet.parameter_server.modes.agreement import KnownNorm, NormBook, Particip
 from fleet.parameter_server.modes.answers import AnsweredTrainer
 from fleet.parameter_server.modes.mode import Answer, Missing, Mode, ServerMode, Session, TrainerMode
 from fleet.parameter_server.modes.sync_tables import STEP_SECONDS, SyncTables
-from fleet.parameter_server.naming import name_trainers
 from fleet.parameter_server.receive_buffers import Buffer, Turn
 from fleet.parameter_server.shard import NormPart, Shard
 from fleet.parameter_server.store import Origin, Update
 from fleet.parameter_server.transport.arena import bytes_of, copy_bytes
+from fleet.parameter_server.waits import name_trainers
 from fleet.plan.config import DistributedMode
 from fleet.tables import RowGradients
 from fleet.update import sum_of_squares

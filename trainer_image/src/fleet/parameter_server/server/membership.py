@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Final
 
 from fleet.errors import AlreadyJoinedError, ConfigurationError, PeerLostError, RemoteProtocolError
 from fleet.parameter_server.control.proto import control_pb2
-from fleet.parameter_server.naming import name_trainers
-from fleet.parameter_server.optimizer_state import INITIAL_STATE
+from fleet.parameter_server.facts import INITIAL_STATE
 from fleet.parameter_server.settings import Settings
+from fleet.parameter_server.waits import name_trainers
 from fleet.plan import describe_difference
 from fleet.wire import Identity, job_hash
 

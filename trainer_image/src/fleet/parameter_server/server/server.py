@@ -13,10 +13,8 @@ from fleet.errors import ConfigurationError, FleetError, RemoteProtocolError
 from fleet.parameter_server.certificates import certificates_of
 from fleet.parameter_server.control.proto import control_pb2
 from fleet.parameter_server.control.service import ControlService, pack_placement
-from fleet.parameter_server.elastic import elastic_facts
+from fleet.parameter_server.facts import elastic_facts, initial_state_fact
 from fleet.parameter_server.modes import NormPart, mode_of_server
-from fleet.parameter_server.naming import describe_blocks
-from fleet.parameter_server.optimizer_state import initial_state_fact
 from fleet.parameter_server.pieces import lead_bytes
 from fleet.parameter_server.server.barriers import Barriers
 from fleet.parameter_server.server.membership import Membership, check_job, loss_of_missed
@@ -30,7 +28,7 @@ from fleet.parameter_server.settings import Settings
 from fleet.parameter_server.shard import Shard
 from fleet.parameter_server.transport.handshake import DataPorts
 from fleet.parameter_server.transport.sockets import reachable_address
-from fleet.parameter_server.waiting import split_endpoint
+from fleet.parameter_server.waits import describe_blocks, split_endpoint
 from fleet.plan.job import ServerPlan
 from fleet.process import progress
 from fleet.process.resources import WatchClock

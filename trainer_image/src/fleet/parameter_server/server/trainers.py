@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Final
 from fleet.errors import FleetError, PeerLostError, RemoteProtocolError
 from fleet.parameter_server.control.proto import control_pb2
 from fleet.parameter_server.modes import Answer, ServerMode
-from fleet.parameter_server.naming import name_trainers
 from fleet.parameter_server.pieces import lead_bytes
 from fleet.parameter_server.server.barriers import Barriers
 from fleet.parameter_server.server.membership import (
@@ -28,7 +27,7 @@ from fleet.parameter_server.server.trainer_session import TrainerSession
 from fleet.parameter_server.settings import Settings
 from fleet.parameter_server.shard import Shard
 from fleet.parameter_server.transport.connection import BrokenConnectionError, End, Frame
-from fleet.parameter_server.waiting import wait_for_all
+from fleet.parameter_server.waits import name_trainers, wait_for_all
 from fleet.process.resources import WatchClock, available_cores
 from fleet.tables import RowGradients
 from fleet.wire import Header, Hello, Identity, Kind, job_hash

@@ -7,7 +7,7 @@ from fleet.parameter_server.modes import ServerMode
 from fleet.parameter_server.server.membership import SILENT, describe_absences, loss_of
 from fleet.parameter_server.server.trainers import Trainers
 from fleet.parameter_server.settings import Settings
-from fleet.parameter_server.waiting import WaitLog
+from fleet.parameter_server.waits import WaitLog
 from fleet.plan.job import ServerPlan
 from fleet.process.resources import WatchClock
 

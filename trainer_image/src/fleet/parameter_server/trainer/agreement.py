@@ -1,7 +1,7 @@
-"""What a trainer asks all of its servers before it trains, to find whether they are at one.
+"""What a trainer finds out from all of its servers before it trains, and whether they agree.
 
-Who has completed; which checkpoint is loaded, though each has its own directory, or another trainer loads
-just now; at which step, and with which values, training begins.
+Which trainers have completed; which checkpoint is loaded, though each server has its own directory, or
+another trainer loads one at the same time; at which step, and with which values, training begins.
 """
 
 import logging
@@ -14,8 +14,8 @@ from fleet.parameter_server.control.calls import Pending
 from fleet.parameter_server.control.client import ControlClient
 from fleet.parameter_server.control.proto import control_pb2
 from fleet.parameter_server.trainer.calls import ServerCalls
-from fleet.parameter_server.waiting import WaitLog
-from fleet.plan.config import DistributedMode
+from fleet.parameter_server.trainer.replies import in_step
+from fleet.parameter_server.waits import WaitLog
 from fleet.plan.job import TrainerPlan
 from fleet.process import progress
 
@@ -27,8 +27,8 @@ __all__ = [
     "check_equal",
     "common_save",
     "completed_before",
-    "in_step",
     "join",
+    "loaded_and_steps",
     "next_step",
     "note_steps_past",
     "warn_of_other_values",
@@ -41,23 +41,121 @@ Loads = Callable[
 ]
 
 
+def completed_before(controls: Sequence[ControlClient], job: "JobIdentity", seconds: float) -> frozenset[int]:
+    """Return the trainers that have completed, as all servers know.
+
+    Empty while a server cannot be asked: joining it gives the reason.
+    """
+    asked = [control.completed(job.name, job.uid, job.life, seconds) for control in controls]
+    try:
+        return frozenset.intersection(*(frozenset(each.result().trainers) for each in asked))
+    except FleetError:
+        return frozenset()
+
+
+def join(
+    controls: Sequence[ControlClient],
+    job: "JobIdentity",
+    agreement: Mapping[str, str],
+    patience: float,
+    deadline: float,
+) -> list[control_pb2.JoinReply]:
+    """Join every server in turn; return their replies.
+
+    Parameters
+    ----------
+    controls : sequence of ControlClient
+        One for each server.
+    job : JobIdentity
+    agreement : mapping of str to str
+        What the servers must have in common with this process.
+    patience : float
+        The seconds that a sign of life may take.
+    deadline : float
+        For the last reply, by the monotonic clock.
+    """
+    replies, log, beats = [], WaitLog(), list[object]()
+    for server, control in enumerate(controls):
+        progress.waits_for(f"parameter server {control.endpoint} to let it join")
+        remaining = max(1.0, deadline - time.monotonic())
+
+        def waiting(server: int = server, endpoint: str = control.endpoint) -> None:
+            if log.note(endpoint, lambda: f"waiting to join parameter server {endpoint}"):
+                # Else servers joined before give this trainer up. Without a reference a call is cancelled.
+                beats[:] = [each.heartbeat(patience) for each in controls[:server]]
+
+        replies.append(control.join(job.name, job.uid, agreement, remaining, waiting))
+    return replies
+
+
+def warn_of_other_values(
+    plan: TrainerPlan, replies: Sequence[control_pb2.JoinReply], checksums: Mapping[int, int]
+) -> None:
+    """Log a warning where a trainer has begun with other values than the servers.
+
+    Parameters
+    ----------
+    plan : TrainerPlan
+        Of the blocks that servers hold.
+    replies : sequence of JoinReply
+    checksums : mapping of int to int
+        CRC-32 of the trainer's own values, by block.
+    """
+    begun = [reply.placement.parts for reply in replies if reply.step == 0 and not reply.restored]
+    differing = {part.block for parts in begun for part in parts if checksums[part.block] != part.checksum}
+    blocks = [block for block in plan.blocks if block.id in differing]
+    if not blocks:
+        return
+    names = ", ".join(sorted({block.param for block in blocks})[:3])
+    servers = ", ".join(sorted({block.endpoint for block in blocks}))
+    _log.warning(
+        "trainer %d began with other values than the parameter servers %s: %d of %d blocks differ "
+        "(%s …); the servers' values are used. Seed every role alike (torch.manual_seed) before the "
+        "model is built, or load the same weights in every role.",
+        plan.trainer_id,
+        servers,
+        len(blocks),
+        len(plan.blocks),
+        names,
+    )
+
+
+def loaded_and_steps(
+    plan: TrainerPlan, joined: Sequence[control_pb2.JoinReply], calls: ServerCalls, deadline_seconds: float
+) -> tuple[list[str], list[int]]:
+    """Return of each server which checkpoint it has loaded, and how many steps it has made.
+
+    Where trainers are in step, the servers are asked once all have let this trainer join: from then on each
+    keeps the values before the last step for it. When it joined one of them, another may not have kept any.
+    Where another trainer has the servers load a checkpoint at this moment, some may have done so already.
+    """
+    found: Sequence[control_pb2.JoinReply | control_pb2.StatsReply | control_pb2.LoadReply] = joined
+    if in_step(plan):
+        now = calls.ask_all(lambda control, seconds: control.stats(seconds))
+        found = now
+    if len({reply.restored for reply in (*joined, *found)}) > 1:
+        loaded = agree(calls.ask_all, plan.endpoints, deadline_seconds)
+        found = loaded
+    return [reply.restored for reply in found], [reply.step for reply in found]
+
+
 def agree(ask_all: Loads, endpoints: Sequence[str], deadline_seconds: float) -> list[control_pb2.LoadReply]:
     """Have the servers load one checkpoint: the newest that all have whole.
 
-    Another trainer may be about to do the same, or have asked for one that a server still loads.
+    Another trainer may be about to do the same, or have requested one that a server still loads.
 
     Parameters
     ----------
     ask_all : callable
-        Asks every server at once.
+        Calls every server at once.
     endpoints : sequence of str
-        Theirs, for messages.
+        The servers', for messages.
     deadline_seconds : float
 
     Raises
     ------
     StateLostError
-        They have different ones in the end.
+        The servers have loaded different ones at the deadline.
     """
     deadline, save = time.monotonic() + deadline_seconds, ""
     while True:
@@ -82,7 +180,7 @@ def check_equal(endpoints: Sequence[str], restored: Sequence[str]) -> None:
     Raises
     ------
     StateLostError
-        They have not; the message says which has loaded what.
+        They have not; the message says which server has loaded which.
     """
     if len(set(restored)) > 1:
         found = ", ".join(
@@ -95,18 +193,13 @@ def check_equal(endpoints: Sequence[str], restored: Sequence[str]) -> None:
         )
 
 
-def in_step(plan: TrainerPlan) -> bool:
-    """Whether all trainers make the same step."""
-    return plan.mode is DistributedMode.SYNC and plan.custom is None
-
-
 def next_step(plan: TrainerPlan, steps: Sequence[int]) -> int:
-    """Return the step that a trainer makes next, of those that the servers say.
+    """Return the step that a trainer makes next, from the steps of the servers.
 
     Raises
     ------
     StateLostError
-        They lie further apart than servers that are in step.
+        The steps are further apart than those of servers in step.
     """
     holding = [step for server, step in enumerate(steps) if plan.tables or plan.blocks_on(server)]
     if in_step(plan) and max(holding, default=0) - min(holding, default=0) > 1:
@@ -118,87 +211,8 @@ def next_step(plan: TrainerPlan, steps: Sequence[int]) -> int:
     return min(holding, default=0)
 
 
-def completed_before(controls: Sequence[ControlClient], job: "JobIdentity", seconds: float) -> frozenset[int]:
-    """Ask the servers, each within so many seconds, and return who has completed, as all of them know.
-
-    Nobody has while one of them cannot be asked: to join says why.
-    """
-    asked = [control.completed(job.name, job.uid, job.life, seconds) for control in controls]
-    try:
-        return frozenset.intersection(*(frozenset(each.result().trainers) for each in asked))
-    except FleetError:
-        return frozenset()
-
-
-def join(
-    controls: Sequence[ControlClient],
-    job: "JobIdentity",
-    agreement: Mapping[str, str],
-    patience: float,
-    deadline: float,
-) -> list[control_pb2.JoinReply]:
-    """Join every server in turn; return their replies.
-
-    Parameters
-    ----------
-    controls : sequence of ControlClient
-        One to each server.
-    job : JobIdentity
-    agreement : mapping of str to str
-        What the servers must have in common with this process.
-    patience : float
-        How many seconds a sign of life may take.
-    deadline : float
-        For the last reply, by the monotonic clock.
-    """
-    replies, log, beats = [], WaitLog(), list[object]()
-    for server, control in enumerate(controls):
-        progress.waits_for(f"parameter server {control.endpoint} to let it join")
-        remaining = max(1.0, deadline - time.monotonic())
-
-        def waiting(server: int = server, endpoint: str = control.endpoint) -> None:
-            if log.note(endpoint, lambda: f"waiting to join parameter server {endpoint}"):
-                # Else they would give this trainer up; a call that nobody holds is cancelled.
-                beats[:] = [each.heartbeat(patience) for each in controls[:server]]
-
-        replies.append(control.join(job.name, job.uid, agreement, remaining, waiting))
-    return replies
-
-
-def warn_of_other_values(
-    plan: TrainerPlan, replies: Sequence[control_pb2.JoinReply], checksums: Mapping[int, int]
-) -> None:
-    """Say in the log that a trainer has begun with other values than the servers, if it has.
-
-    Parameters
-    ----------
-    plan : TrainerPlan
-        Of the servers' blocks.
-    replies : sequence of JoinReply
-    checksums : mapping of int to int
-        CRC-32 of the trainer's own values, by block.
-    """
-    begun = [reply.placement.parts for reply in replies if reply.step == 0 and not reply.restored]
-    differing = {part.block for parts in begun for part in parts if checksums[part.block] != part.checksum}
-    blocks = [block for block in plan.blocks if block.id in differing]
-    if not blocks:
-        return
-    names = ", ".join(sorted({block.param for block in blocks})[:3])
-    servers = ", ".join(sorted({block.endpoint for block in blocks}))
-    _log.warning(
-        "trainer %d began with other values than the parameter servers %s: %d of %d blocks differ "
-        "(%s …); the servers' values are used. Seed every role alike (torch.manual_seed) before the "
-        "model is built, or load the same weights in every role.",
-        plan.trainer_id,
-        servers,
-        len(blocks),
-        len(plan.blocks),
-        names,
-    )
-
-
 def note_steps_past(trainer: int, calls: ServerCalls) -> None:
-    """Say how many steps a trainer that has joined late has made past the others."""
+    """Count and log the steps that a trainer which joined late has made past the others."""
     replies = calls.ask_all(lambda control, seconds: control.ask_steps_past(seconds))
     if past := max(reply.steps_past for reply in replies):
         progress.count("steps_past_the_others", past)

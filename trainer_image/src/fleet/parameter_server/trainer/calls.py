@@ -1,13 +1,18 @@
-"""The control calls that a trainer makes to its servers while it trains."""
+"""The control calls of a trainer to its servers: requests to one or all of them, barriers, reductions."""
 
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+from torch import Tensor
 
 from fleet.errors import DeadlineExceededError
 from fleet.parameter_server.control.calls import Pending, pieces_of
+from fleet.parameter_server.control.checkpoints import join_states
 from fleet.parameter_server.control.client import ControlClient
-from fleet.parameter_server.trainer.waits import LOOK_SECONDS, Waits
-from fleet.parameter_server.waiting import WaitLog
+from fleet.parameter_server.control.reduction import Contribution
+from fleet.parameter_server.trainer.replies import LOOK_SECONDS, Replies
+from fleet.parameter_server.waits import WaitLog, name_trainers
 
 if TYPE_CHECKING:
     from fleet.parameter_server.control.proto import control_pb2
@@ -18,43 +23,44 @@ Reply = TypeVar("Reply")
 
 
 class ServerCalls:
-    """Calls to one server or to all of them; each ends with the failure of the session.
+    """Calls to the servers; each ends with the failure of the session, if there is one.
 
     Parameters
     ----------
-    waits : Waits
+    controls : sequence of ControlClient
+        The control channel of each server.
+    replies : Replies
+        Knows of failures.
     """
 
-    def __init__(self, waits: Waits) -> None:
-        self.controls: list[ControlClient] = []
-        """The control channels in the servers' order, once they are opened."""
-        self._waits = waits
-
-    @property
-    def first(self) -> ControlClient:
-        """The first server's channel."""
-        return self.controls[0]
+    def __init__(self, controls: Sequence[ControlClient], replies: Replies) -> None:
+        self.controls = controls
+        self._check = replies.check
+        self._settings = replies.settings
+        self._plan = replies.plan
+        self._barriers_passed = 0
+        self._reductions_passed = 0
 
     def ask_all(self, ask: Callable[[ControlClient, float], Pending[Reply]]) -> list[Reply]:
-        """Ask every server at once; return their replies in the servers' order.
+        """Call every server at once; return their replies in the servers' order.
 
         Parameters
         ----------
         ask : callable
-            Gets the server's control channel, and how many seconds the reply may take: writing and reading
-            a shard may take as long as any other delay of a peer that is alive.
+            Gets the server's control channel, and the seconds that the reply may take: writing and reading a
+            shard may take as long as any other delay of a live peer.
         """
-        self._waits.check()
-        seconds = self._waits.settings.stalled_seconds
+        self._check()
+        seconds = self._settings.stalled_seconds
         pending = [(control, ask(control, seconds)) for control in self.controls]
         log = WaitLog()
-        return [self._await(control, reply, log) for control, reply in pending]
+        return [self._result(control, reply, log) for control, reply in pending]
 
     def ask(self, server: int, ask: Callable[[ControlClient, float], Pending[Reply]]) -> Reply:
-        """Ask one server, as `ask_all` does all of them."""
-        self._waits.check()
+        """Call one server; see `ask_all`."""
+        self._check()
         control = self.controls[server]
-        return self._await(control, ask(control, self._waits.settings.stalled_seconds), WaitLog())
+        return self._result(control, ask(control, self._settings.stalled_seconds), WaitLog())
 
     def ask_until(
         self,
@@ -63,56 +69,126 @@ class ServerCalls:
         done: Callable[[Reply], bool],
         what: str,
     ) -> Reply:
-        """Ask one server again and again, until its reply says that something is done.
+        """Call one server repeatedly, until its reply says that something is done.
 
         Parameters
         ----------
         server : int
         ask : callable
-            As of `ask_all`; the server itself waits a little before it replies that it is not.
+            As of `ask_all`; the server itself waits a little before it replies that it is not done.
         done : callable
-            Whether a reply says so.
+            Returns whether a reply says so.
         what : str
             What the server is to do, for messages.
 
         Raises
         ------
         DeadlineExceededError
-            It has not done it for longer than any delay of a peer that is alive may take.
+            The server has taken longer than any delay of a live peer may take.
         """
         log, endpoint = WaitLog(), self.controls[server].endpoint
         while not done(reply := self.ask(server, ask)):
             waited = log.note(server, lambda: f"waiting for parameter server {endpoint} to {what}")
-            if waited >= self._waits.settings.stalled_seconds:
+            if waited >= self._settings.stalled_seconds:
                 raise DeadlineExceededError(
                     f"parameter server {endpoint} answers, and has not done within {waited:.0f} s what it was"
                     f" asked to: to {what}; look at its disk"
                 )
         return reply
 
-    def optimizer_state(self) -> "Iterator[control_pb2.StatePiece]":
-        """Iterate over the optimizer state of all servers."""
-        return self._pieces(values=False)
+    def barrier(self) -> None:
+        """Wait until every trainer that has not completed calls this."""
+        self._pass("a barrier", ending=False)
+        self._barriers_passed += 1
+
+    def wait_for_ends(self) -> None:
+        """Wait until every other trainer calls this, has completed or is given up."""
+        self._pass("the end of the training", ending=True)
+
+    def reduce(self, given: Contribution, call: str = "all_reduce_worker") -> bytes:
+        """Combine numbers with those of every trainer that has not completed.
+
+        Parameters
+        ----------
+        given : Contribution
+        call : str
+            The script's call, for messages.
+
+        Raises
+        ------
+        ConfigurationError
+            Another trainer contributes numbers of another form.
+        DeadlineExceededError
+            A trainer did not call this; the message names it.
+        """
+        self._check()
+        log = WaitLog()
+        while True:
+            reply = self.controls[0].reduce(self._reductions_passed, given, self._settings.deadline_seconds)
+            if reply.done:
+                break
+            self._wait_for(log, f"{call} ({given.form})", reply.missing_trainers)
+        self._reductions_passed += 1
+        return reply.data
 
     def values(self) -> "Iterator[control_pb2.StatePiece]":
         """Iterate over the values that the servers hold."""
-        return self._pieces(values=True)
+        return self._state(values=True)
+
+    def optimizer_state(self) -> dict[str, dict[str, Any]]:
+        """Fetch the optimizers' state.
+
+        Returns
+        -------
+        dict
+            By parameter the entries that torch.optim has for it. An entry of the blocks' shapes gets the
+            parameter's; of any other, as a count of steps, the first block's stands for all.
+        """
+        states = join_states(self._state(values=False))
+        joined: dict[str, dict[str, Any]] = {}
+        for name in dict.fromkeys(block.param for block in self._plan.blocks):
+            blocks = self._plan.blocks_of(name)
+            for entry, first in states[blocks[0].id].items():
+                value = first
+                if blocks[0].param_shape and isinstance(first, Tensor) and first.shape == blocks[0].shape:
+                    parts = [states[block.id][entry].view(-1) for block in blocks]
+                    value = torch.cat(parts).view(blocks[0].param_shape)
+                joined.setdefault(name, {})[entry] = value
+        return joined
 
     def close(self) -> None:
         """Close the channels."""
         for control in self.controls:
             control.close()
-        self.controls = []
+        self.controls = ()
 
-    def _pieces(self, *, values: bool) -> "Iterator[control_pb2.StatePiece]":
-        check = self._waits.check
-        check()  # after the end there is nobody to ask, which is not the same as nothing to tell
+    def _state(self, *, values: bool) -> "Iterator[control_pb2.StatePiece]":
+        self._check()  # once the session has ended there are no channels, which must not look like no state
         for control in self.controls:
-            check()  # a closed channel takes no call
-            yield from pieces_of(control.state(values=values), check, self._waits.settings.stalled_seconds)
+            self._check()  # a closed channel refuses the call
+            yield from pieces_of(control.state(values=values), self._check, self._settings.stalled_seconds)
 
-    def _await(self, control: ControlClient, reply: Pending[Reply], log: WaitLog) -> Reply:
+    def _result(self, control: ControlClient, reply: Pending[Reply], log: WaitLog) -> Reply:
         while not reply.arrives_within(LOOK_SECONDS):
-            self._waits.check()
+            self._check()
             log.note(control, lambda: f"waiting for parameter server {control.endpoint}")
         return reply.result()
+
+    def _pass(self, what: str, *, ending: bool) -> None:
+        self._check()
+        log = WaitLog()
+        while True:
+            reply = self.controls[0].barrier(
+                self._barriers_passed, self._settings.deadline_seconds, ending=ending
+            )
+            if reply.passed:
+                break
+            self._wait_for(log, what, reply.missing_trainers)
+
+    def _wait_for(self, log: WaitLog, what: str, trainers: Sequence[int]) -> None:
+        """Log for whom a call waits; DeadlineExceededError once it has waited for too long."""
+        missing = name_trainers(trainers)
+        waited = log.note(what, lambda: f"{what} waits for {missing}")
+        if waited >= self._settings.stalled_seconds:
+            raise DeadlineExceededError(f"{what} waited {waited:.0f} s for {missing}")
+        self._check()

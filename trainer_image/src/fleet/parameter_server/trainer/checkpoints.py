@@ -28,9 +28,9 @@ from fleet.checkpoint import (
 )
 from fleet.errors import CheckpointError, FleetError
 from fleet.parameter_server.control.checkpoints import CHUNK_BYTES, join_values
-from fleet.parameter_server.optimizer_state import state_of
+from fleet.parameter_server.facts import state_of
 from fleet.parameter_server.trainer.agreement import common_save
-from fleet.parameter_server.trainer.client import Client
+from fleet.parameter_server.trainer.session import Session
 from fleet.plan import Source, facts_of_training
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class TrainerCheckpoints(Saver):
 
     Parameters
     ----------
-    client : Client
+    session : Session
         The session with the servers.
     source : Source
         The module and the optimizer.
@@ -54,22 +54,22 @@ class TrainerCheckpoints(Saver):
         Whether this trainer has the optimizer state, and not the servers.
     """
 
-    def __init__(self, client: Client, source: Source, *, steps_locally: bool = False) -> None:
+    def __init__(self, session: Session, source: Source, *, steps_locally: bool = False) -> None:
         super().__init__()
-        self._client = client
+        self._session = session
         self._source = source
         self._steps_locally = steps_locally
 
     @property
     def current_step(self) -> int:
         """The number of steps made since the beginning of the job."""
-        return self._client.session.step
+        return self._session.step
 
     def hand_in(self, status: TrainStatus) -> None:
         """Hand in the status of this trainer's script, for the following checkpoints."""
         step = self.current_step
         part = TrainerPart(replace(status, step=step)).to_bytes()
-        self._client.calls.ask(
+        self._session.calls.ask(
             0, lambda control, seconds: control.checkpoints.set_status(step, part, seconds)
         )
 
@@ -94,7 +94,7 @@ class TrainerCheckpoints(Saver):
         CheckpointError
             The checkpoint cannot be loaded, or the servers have found different ones.
         """
-        replies = self._client.calls.ask_all(
+        replies = self._session.calls.ask_all(
             lambda control, seconds: control.checkpoints.load(directory, seconds)
         )
         if len({reply.restored for reply in replies}) > 1:
@@ -104,23 +104,23 @@ class TrainerCheckpoints(Saver):
                     "the parameter servers have found different checkpoints: "
                     f"{', '.join(sorted(found))}; name one that every server has whole"
                 )
-            replies = self._client.agree()
-        other_values = any(reply.restored != self._client.restored for reply in replies)
+            replies = self._session.agree()
+        other_values = any(reply.restored != self._session.restored for reply in replies)
         if other_values:
-            self._client.pull([reply.restored for reply in replies], [reply.step for reply in replies])
+            self._session.pull([reply.restored for reply in replies], [reply.step for reply in replies])
         return self._restore(replies), other_values
 
     def restore_own_part(self) -> None:
         """Restore this trainer's part of the checkpoint that the servers loaded before it joined, if any."""
-        if self._client.restored:
+        if self._session.restored:
             self._restore(
-                self._client.calls.ask_all(lambda control, seconds: control.checkpoints.load("", seconds))
+                self._session.calls.ask_all(lambda control, seconds: control.checkpoints.load("", seconds))
             )
 
     def values(self) -> dict[str, Tensor]:
         """Fetch the servers' values, by parameter."""
-        found = join_values(self._client.calls.values())
-        plan = self._client.session.plan
+        found = join_values(self._session.calls.values())
+        plan = self._session.plan
         values = {}
         for name in dict.fromkeys(block.param for block in plan.blocks):
             blocks = plan.blocks_of(name)
@@ -129,7 +129,7 @@ class TrainerCheckpoints(Saver):
         return values
 
     def _copy(self, directory: str, status: TrainStatus, *, incremental: bool = False) -> Callable[[], None]:
-        calls, session, source = self._client.calls, self._client.session, self._source
+        calls, session, source = self._session.calls, self._session, self._source
         save, step = secrets.token_hex(4), session.step
         own_state = state_of(source) if self._steps_locally else {}
         own_rows = session.local_rows.state() if session.local_rows is not None else OwnRows()
@@ -172,9 +172,9 @@ class TrainerCheckpoints(Saver):
     def _wait_until_written(self, save: str) -> list[FileRecord]:
         """Wait until every server has written its files or has failed to; return all files."""
         files, failure = list[FileRecord](), None
-        for server in range(len(self._client.session.plan.endpoints)):
+        for server in range(len(self._session.plan.endpoints)):
             try:
-                reply = self._client.calls.ask_until(
+                reply = self._session.calls.ask_until(
                     server,
                     lambda control, seconds: control.checkpoints.written(save, seconds),
                     lambda reply: reply.done,
@@ -202,7 +202,7 @@ class TrainerCheckpoints(Saver):
     def _numbers(
         self, folder: str, *, verify: bool = False, remove: Sequence[int] = ()
     ) -> "list[control_pb2.CheckpointsReply]":
-        return self._client.calls.ask_all(
+        return self._session.calls.ask_all(
             lambda control, seconds: control.checkpoints.numbers(
                 folder, seconds, verify=verify, remove=remove
             )
@@ -216,11 +216,11 @@ class TrainerCheckpoints(Saver):
                 data = self._download_part(server, reply.part_bytes)
                 part = TrainerPart.from_bytes(data, f"what {reply.directory} has of the trainer")
                 restore_part(part, self._source)
-                if self._client.session.local_rows is not None:
-                    self._client.session.local_rows.resume(part.own_rows)
+                if self._session.local_rows is not None:
+                    self._session.local_rows.resume(part.own_rows)
                 first_status = part.status
                 break
-        trainer = self._client.session.plan.trainer_id
+        trainer = self._session.plan.trainer_id
         if trainer == 0:
             return first_status
         for reply in replies:
@@ -243,7 +243,7 @@ class TrainerCheckpoints(Saver):
         """Send trainer 0's part to the first server, in chunks: it may be larger than a message."""
         for offset in range(0, len(part), CHUNK_BYTES):
             chunk = part[offset : offset + CHUNK_BYTES]
-            self._client.calls.ask(
+            self._session.calls.ask(
                 0,
                 lambda control, seconds: control.checkpoints.upload_part(save, offset, chunk, seconds),  # noqa: B023
             )
@@ -256,7 +256,7 @@ class TrainerCheckpoints(Saver):
         FleetError
             The server returns fewer than `size` bytes.
         """
-        calls, part = self._client.calls, bytearray()
+        calls, part = self._session.calls, bytearray()
         while len(part) < size:
             data = calls.ask(
                 server,

@@ -1,18 +1,21 @@
-"""Gradients on their way out: each leaves the moment it exists, and nothing may happen to it afterwards.
+"""Sends gradients: each leaves as soon as the backward pass has produced it, and must not change afterwards.
 
-Many a script does something to them all the same: it clips them, unscales them, or adds up several backward
-passes. So in the first rounds all of them leave in ``step()``, and what the script has done until then tells
-whether they may leave earlier from then on.
+Many a script does something to gradients between a backward pass and ``step()``: it clips them, unscales
+them, or adds up several backward passes. So in the first rounds all gradients leave in ``step()``. What the
+script has done until then decides whether they may leave earlier from then on, unless the strategy says so.
 
-While a gradient's bytes wait in a queue they are still the gradient's own memory. So everything that would
-make the sent gradient another than the one that counts is noticed, at the latest in ``step()``, and is an
-error that names its remedy.
+While a gradient's bytes wait in a queue they are still the gradient's own memory. So every change that would
+make the sent gradient another than the one that counts is found, at the latest in ``step()``, and is an error
+that names its remedy.
 """
 
 import contextlib
+import logging
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import Tensor
@@ -21,15 +24,20 @@ from torch.optim import Optimizer
 
 from fleet.errors import ConfigurationError, FleetError
 from fleet.parameter_server.modes import TrainerMode
-from fleet.parameter_server.trainer.marks import Recorder, SentGradient, version_of
-from fleet.parameter_server.trainer.overlap import NO_OVERLAP, Overlap
-from fleet.parameter_server.trainer.parameters import check_dtype
+from fleet.parameter_server.trainer.own_optimizer import Scaling, StepGuard
+from fleet.parameter_server.trainer.parameters import (
+    LazyArena,
+    Mark,
+    check_dtype,
+    covers_all,
+    part_of,
+    version_of,
+)
 from fleet.parameter_server.trainer.rows import TrainerRows
-from fleet.parameter_server.trainer.scaling import Scaling
-from fleet.parameter_server.transport.arena import dtype_of
+from fleet.parameter_server.transport.arena import bytes_of, dtype_of
 from fleet.plan.job import TrainerPlan
 from fleet.plan.optimizers import KERNEL_FLAGS, read_hyper_parameters
-from fleet.process.finite import FiniteCheck, OfRows
+from fleet.process.finite import NO_ROWS, FiniteCheck, OfRows
 from fleet.wire import NO_STEP, HyperParameters
 
 if TYPE_CHECKING:
@@ -37,89 +45,51 @@ if TYPE_CHECKING:
 
     from fleet.plan.blocks import PlannedBlock
 
-__all__ = ["GradientFlow", "OwnStep", "hyper_parameters_of"]
+__all__ = ["GradientFlow", "SentGradient", "hyper_parameters_of"]
 
-
-class OwnStep:
-    """Refuses a ``step()`` of the optimizer that fleet has been given.
-
-    Its hooks are those of what fleet returns as well, so both call this one.
-
-    Parameters
-    ----------
-    optimizer : Optimizer
-        The user's.
-    """
-
-    def __init__(self, optimizer: Optimizer) -> None:
-        self._optimizer = optimizer
-        self._handle: RemovableHandle | None = None
-        self._allowed = False
-
-    def attach(self) -> None:
-        """Refuse from now on."""
-        if self._handle is None:
-            self._handle = self._optimizer.register_step_pre_hook(self._refuse)
-
-    def detach(self) -> None:
-        """Let it step again."""
-        if self._handle is not None:
-            self._handle.remove()
-            self._handle = None
-
-    def replace(self, step: Callable[[], object]) -> None:
-        """Make this step in the place of the optimizer's own, within the hooks on that."""
-        with self.allowed():
-            Optimizer.profile_hook_step(lambda _: step())(self._optimizer)
-
-    @contextlib.contextmanager
-    def allowed(self) -> Iterator[None]:
-        """Let the optimizer step by itself for a while."""
-        before, self._allowed = self._allowed, True
-        try:
-            yield
-        finally:
-            self._allowed = before
-
-    def _refuse(self, optimizer: Optimizer, *_: object) -> None:
-        if optimizer is not self._optimizer or self._allowed:
-            return
-        name = type(optimizer).__name__
-        raise FleetError(
-            f"step() was called on the {name} that fleet.distributed_optimizer() had been given; it would "
-            "train this process alone. Keep what the function returns, and step that: "
-            "optimizer = fleet.distributed_optimizer(optimizer)"
-        )
+_NO_OVERLAP: Final = "DistributedStrategy(overlap=False), with which everything is sent in optimizer.step()"
+_PLAIN: Final = frozenset({bool, float, int, str, type(None)})
+_log = logging.getLogger(__name__)
 
 
 def hyper_parameters_of(optimizer: Optimizer) -> HyperParameters:
-    """Return the options of an optimizer's param groups, without those that say how it computes."""
-    groups: Sequence[dict[str, Any]] = optimizer.param_groups
-    return tuple(
-        {
-            name: value
-            for name, value in read_hyper_parameters(optimizer, group).items()
-            if name not in KERNEL_FLAGS
-        }
-        for group in groups
-    )
+    """Return the options of an optimizer's param groups, without those that select kernels."""
+    names = [name for name in optimizer.defaults if name not in KERNEL_FLAGS]
+    of_groups: list[dict[str, Any]] = []
+    for group in optimizer.param_groups:
+        options = {name: group[name] for name in names}
+        if not all(type(value) in _PLAIN for value in options.values()):  # a tuple or a tensor of one number
+            plain = read_hyper_parameters(optimizer, group)
+            options = {name: plain[name] for name in names}
+        of_groups.append(options)
+    return tuple(of_groups)
 
 
-def _check_hyper(sent: HyperParameters | None, present: HyperParameters) -> None:
-    """Check that hyper-parameters are still those that have been sent, if they have been."""
-    if sent is None or present == sent:
-        return
-    changes = ", ".join(
-        f"{name} from {before.get(name)} to {now[name]} in param group {group}"
-        for group, (before, now) in enumerate(zip(sent, present, strict=True))
-        for name in now
-        if before.get(name) != now[name]
-    )
-    raise FleetError(
-        f"hyper-parameters changed after the first gradient of the step had been sent: {changes}. Change "
-        "them after optimizer.step(), where a scheduler's step() belongs, and before the next "
-        f"backward(); or use {NO_OVERLAP}"
-    )
+@dataclass(slots=True)
+class SentGradient:
+    """A gradient that has left, or would have."""
+
+    gradient: Tensor
+    version: int
+    address: int
+    carried: Tensor
+    """The tensor that is sent: the gradient itself, or its copy in memory that a socket can read."""
+    payload: memoryview
+    """The bytes of `carried`."""
+    mark: Mark | None
+    """Of the payload; None where comparing would cost a copy or stall a device."""
+
+    @property
+    def unchanged(self) -> bool:
+        """Whether the gradient is unchanged, as far as its version, its address and the mark show."""
+        if version_of(self.gradient) != self.version or self.gradient.data_ptr() != self.address:
+            return False
+        if self.mark is None:
+            return True
+        present = self.payload
+        if self.carried is not self.gradient:
+            present = bytes_of(self.gradient.detach().cpu().contiguous())
+        return self.mark.matches(present)
 
 
 class GradientFlow:
@@ -128,23 +98,22 @@ class GradientFlow:
     Parameters
     ----------
     plan : TrainerPlan
-        Which blocks the parameters have.
+        The blocks of the parameters.
     parameters : mapping of name to Parameter
     optimizer : Optimizer
         The user's, whose param groups give the hyper-parameters of each step.
     mode : TrainerMode
-        Where gradients go.
+        Takes the gradients.
     overlap : bool or None
-        Whether a gradient leaves as soon as the backward pass has produced it. None: in the first rounds it
-        does not, and then it does unless the script has done something between a backward pass and
-        ``step()`` that this would make an error.
+        Whether a gradient leaves as soon as the backward pass has produced it. None: it does after the first
+        rounds, unless the script changes gradients, or hyper-parameters, before ``step()``.
     outlasting : bool
-        Whether gradients may still be under way when ``step()`` returns: they must not change before the
-        next step begins.
+        Whether gradients may still be in flight when ``step()`` returns: they must not change before the next
+        step begins.
     finite : FiniteCheck, optional
-        Looks at the gradients of each step, where no gradient scaler does.
+        Checks the gradients of each step that no gradient scaler checks.
     rows : TrainerRows, optional
-        The tables that live on the servers, if there are some.
+        The tables on the servers, if any.
     """
 
     def __init__(
@@ -164,35 +133,47 @@ class GradientFlow:
         self._parameters = {name: parameters[name] for name in order}
         self._blocks = {name: plan.blocks_of(name) for name in order}
         self._dtypes = {name: dtype_of(blocks[0].dtype) for name, blocks in self._blocks.items()}
+        self._ranges = {name: _byte_ranges(blocks) for name, blocks in self._blocks.items()}
+        """The blocks of each parameter, with their bytes in its gradient."""
         self._optimizer = optimizer
         self._mode = mode
         self._finite = finite
         self._rows = rows or None
-        self._overlap = Overlap(overlap, Recorder(self._parameters))
-        self._earlier: dict[str, SentGradient] | None = {} if outlasting else None
-        """What the step before has sent, where that may outlast it."""
-        self.own_step = OwnStep(optimizer)
+        self.guard = StepGuard(optimizer)
         self._handles: list[RemovableHandle] = []
+        self._overlaps = overlap is not False
+        """Whether gradients may leave early, or this is still being learned."""
+        self._observes = overlap is None
+        """Whether the script is observed in the present round, instead of sending early."""
+        self._paused = False
+        self._round = 0
+        """The number of steps made."""
+        self._seen: dict[str, SentGradient] = {}
+        """The gradients that would have left early in the present step, while the script is observed."""
+        self._seen_hyper: HyperParameters | None = None
+        self._beginning = threading.Lock()
+        """Held while the first gradient begins a step: there is a backward thread for each device."""
         self._sent: dict[str, SentGradient] = {}
         self._hyper: HyperParameters | None = None
-        self._beginning = threading.Lock()
+        self._earlier: dict[str, SentGradient] | None = {} if outlasting else None
+        """The gradients of the step before, where these may still be in flight."""
+        self._part = part_of(self._parameters.values())
+        self._marks = {name: Mark(e.nbytes, self._part, copies=False) for name, e in self._parameters.items()}
+        self._staging = LazyArena(self._parameters)
+        """Copies of gradients that no socket can read."""
 
     def attach(self) -> None:
-        """Begin to listen to the backward pass, and to the step of the user's own optimizer."""
-        self.own_step.attach()
-        if not self._overlap.is_on:
-            return
-        for name, parameter in self._parameters.items():
-
-            def ready(_: Tensor, name: str = name) -> None:
-                self._ready(name)
-
-            handle = parameter.register_post_accumulate_grad_hook(ready)  # type: ignore[no-untyped-call]
-            self._handles.append(handle)
+        """Register hooks on the parameters and on the user's own optimizer."""
+        self.guard.attach()
+        if self._overlaps:
+            for name, parameter in self._parameters.items():
+                hook = partial(self._accumulated, name)
+                handle = parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+                self._handles.append(handle)
 
     def detach(self) -> None:
-        """Stop listening."""
-        self.own_step.detach()
+        """Remove the hooks."""
+        self.guard.detach()
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
@@ -200,17 +181,20 @@ class GradientFlow:
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
         """Let backward passes accumulate, without sending."""
-        with self._overlap.paused():
+        before, self._paused = self._paused, True
+        try:
             yield
+        finally:
+            self._paused = before
 
     def step(self, scaling: Scaling | None = None) -> None:
-        """Send what has not been sent, and go on with the parameters that follow.
+        """Send what has not been sent, and end the step.
 
         Parameters
         ----------
         scaling : Scaling, optional
-            Where a gradient scaler is at work: what it has found. Gradients leave without its scale, and
-            none do where one of them is not finite.
+            What a gradient scaler has found, if there is one. Gradients leave without its scale, and none
+            leave where one of them is not finite.
 
         Raises
         ------
@@ -218,63 +202,47 @@ class GradientFlow:
             A gradient or a hyper-parameter changed after it was sent; or the servers failed.
         """
         hyper = hyper_parameters_of(self._optimizer)
-        self._overlap.look_back(self._parameters, hyper, scaled=scaling is not None)
-        _check_hyper(self._hyper, hyper)
+        if self._observes:
+            self._learn(hyper, scaled=scaling is not None)
+        if self._hyper not in (None, hyper):
+            raise _changed_hyper(self._hyper, hyper)
         for name, sent in self._sent.items():
-            self._check_unchanged(name, sent)
-        if scaling is not None:
-            self._check_unscaled()
-            leaves = self._rows.gathered.leaves() if self._rows is not None else []
-            scaling.undo(
-                [*leaves, *(each.grad for each in self._parameters.values() if each.grad is not None)]
-            )
-        of_rows = self._rows.gathered.sums() if self._rows is not None else {}
-        finite = self._lets_step(of_rows) if scaling is None else not scaling.found_inf
+            if self._parameters[name].grad is not sent.gradient or not sent.unchanged:
+                raise FleetError(
+                    f"the gradient of {name} was changed after it had been sent, by clipping or by a "
+                    f"GradScaler's unscaling for instance, so the change would be lost. Use {_NO_OVERLAP}, "
+                    "or clip on the servers (strategy.grad_clip)"
+                )
+        grads = {name: each.grad for name, each in self._parameters.items() if each.grad is not None}
+        finite = scaling is None or self._unscale(scaling, grads)
+        of_rows = self._rows.gradients() if self._rows is not None else NO_ROWS
+        check = self._finite if scaling is None else None
+        if check is not None and (of_rows or self._round >= check.next_look):
+            finite = check.lets_step(grads, of_rows, self._round)
         if self._hyper is None:
             self._begin(hyper if finite else NO_STEP)
         absent: list[PlannedBlock] = []
-        for name, parameter in self._parameters.items():
+        for name in self._parameters:
             if name in self._sent:
                 continue
-            if parameter.grad is None or not finite:
-                absent += self._blocks[name]
+            if name in grads and finite:
+                self._send(name, grads[name])
             else:
-                self._send(name, parameter.grad)
-        self._finish(absent, of_rows if finite else {})
+                absent += self._blocks[name]
+        self._end(absent, of_rows if finite else NO_ROWS)
         if self._earlier is not None:
             self._earlier = self._sent
         self._sent, self._hyper = {}, None
-        self._overlap.recorder.round += 1
-
-    def _finish(self, absent: Sequence["PlannedBlock"], of_rows: OfRows) -> None:
-        """Send the gradients of rows, and end the step."""
-        if self._rows is None:
-            self._mode.finish(absent)
-            return
-        if self._mode.queue_rows(of_rows):
-            self._mode.finish(absent)
-        else:
-            self._rows.send(of_rows)
-            self._mode.finish(absent)
-            self._rows.end_step()
-        self._rows.gathered.forget()
-
-    def _lets_step(self, of_rows: OfRows) -> bool:
-        if self._finite is None:
-            return True
-        given = ((name, each.grad) for name, each in self._parameters.items())
-        return self._finite.lets_step(
-            {name: grad for name, grad in given if grad is not None and grad.layout is torch.strided},
-            of_rows,
-        )
+        self._round += 1
+        self._observes = self._observes and covers_all(self._round)
 
     def check_earlier(self) -> None:
-        """Check that nothing was changed while it was under way; called once the servers have it.
+        """Check that gradients in flight have not changed; called once the servers have them.
 
         Raises
         ------
         FleetError
-            A gradient was, and what the servers have summed is not what this trainer computed.
+            The servers may have summed another gradient than this trainer has computed.
         """
         if not self._earlier:
             return
@@ -288,46 +256,44 @@ class GradientFlow:
                 )
 
     def check_nothing_in_flight(self, what: str) -> None:
-        """Refuse to go on as if gradients had not left.
+        """Check that no gradient has left since the last step.
 
         Raises
         ------
         FleetError
             Gradients have left, and ``step()`` was not called.
         """
-        if self._overlap.has_seen:
-            self._overlap.turn_off(f"{what} between a backward() and its step()")
+        if self._seen:
+            self._stop_overlap(f"{what} between a backward() and its step()")
         if self._sent:
             raise FleetError(
                 f"{what}, but the gradients of {len(self._sent)} parameters ({next(iter(self._sent))} …) "
                 "have been sent already and optimizer.step() did not follow; the other trainers count on "
-                f"them. To skip steps, use {NO_OVERLAP}"
+                f"them. To skip steps, use {_NO_OVERLAP}"
             )
 
-    def _ready(self, name: str) -> None:
-        """Take a gradient that a backward pass has just accumulated."""
-        if not self._overlap.listens:
+    def _accumulated(self, name: str, parameter: Parameter) -> None:
+        """Send a gradient that a backward pass has just accumulated."""
+        if self._paused or not self._overlaps or parameter.grad is None:
             return
-        if self._overlap.watches:
-            self._overlap.see(name, self._parameters[name], hyper_parameters_of(self._optimizer))
+        if self._observes:
+            self._observe(name, parameter.grad)
             return
         if name in self._sent:
             raise FleetError(
                 f"a second backward() reached {name}, whose gradient has been sent already in this step. "
                 "Call optimizer.step() after each backward(), or wrap all but the last of several in "
-                f"optimizer.no_sync(); or use {NO_OVERLAP}"
+                f"optimizer.no_sync(); or use {_NO_OVERLAP}"
             )
-        gradient = self._parameters[name].grad
-        if gradient is None:
-            return
-        with self._beginning:  # there is a backward thread for each device
+        with self._beginning:
             if self._hyper is None:
                 self._begin(hyper_parameters_of(self._optimizer))
-        self._send(name, gradient, early=True)
+        self._send(name, parameter.grad, early=True)
 
     def _begin(self, hyper: HyperParameters) -> None:
         self._mode.begin(hyper)
-        self.check_earlier()
+        if self._earlier:
+            self.check_earlier()
         self._hyper = hyper
 
     def _send(self, name: str, gradient: Tensor, *, early: bool = False) -> None:
@@ -336,25 +302,94 @@ class GradientFlow:
                 f"the gradient of {name} is sparse ({gradient.layout}), and of no known module; give the "
                 "model, fleet.distributed_optimizer(optimizer, strategy, model=model), or use sparse=False"
             )
-        check_dtype(name, gradient, self._dtypes[name])
-        sent = self._sent[name] = self._overlap.recorder.record(name, gradient, marked=early)
-        size = sent.carried.element_size()
-        for block in self._blocks[name]:
-            self._mode.send(block, sent.payload[block.begin * size : block.end * size])
+        if gradient.dtype is not self._dtypes[name]:
+            check_dtype(name, gradient, self._dtypes[name])
+        sent = self._sent[name] = self._record(name, gradient, marked=early)
+        for block, range_ in self._ranges[name]:
+            self._mode.send(block, sent.payload[range_])
 
-    def _check_unscaled(self) -> None:
+    def _end(self, absent: Sequence["PlannedBlock"], of_rows: OfRows) -> None:
+        """Send the gradients of rows, and end the step."""
+        if self._rows is None:
+            self._mode.finish(absent)
+            return
+        if self._mode.queue_rows(of_rows):
+            self._mode.finish(absent)
+        else:
+            self._rows.send(of_rows)
+            self._mode.finish(absent)
+            self._rows.end_step()
+        self._rows.forget_gradients()
+
+    def _unscale(self, scaling: Scaling, grads: Mapping[str, Tensor]) -> bool:
+        """Remove a gradient scaler's factor; return whether all gradients are finite."""
         if self._sent:
             raise FleetError(
                 f"a gradient scaler is at work, and the gradient of {next(iter(self._sent))} has been sent "
-                f"with its scale. Use {NO_OVERLAP}"
+                f"with its scale. Use {_NO_OVERLAP}"
             )
+        of_rows = self._rows.gradient_tensors() if self._rows is not None else []
+        scaling.undo([*of_rows, *grads.values()])
+        return not scaling.found_inf
 
-    def _check_unchanged(self, name: str, sent: SentGradient) -> None:
-        present = self._parameters[name].grad
-        if present is sent.gradient and sent.unchanged:
-            return
-        raise FleetError(
-            f"the gradient of {name} was changed after it had been sent, by clipping or by a GradScaler's "
-            f"unscaling for instance, so the change would be lost. Use {NO_OVERLAP}, or clip on the servers "
-            "(strategy.grad_clip)"
+    def _record(self, name: str, gradient: Tensor, *, marked: bool) -> SentGradient:
+        """Describe a gradient as it is now; with a mark where `marked` and affordable."""
+        carried = gradient
+        if gradient.device.type != "cpu" or not gradient.is_contiguous():
+            carried = self._staging[name].copy_(gradient.detach())
+        payload, mark = bytes_of(carried), None
+        small = self._part >= 1.0 and gradient.device.type == "cpu"
+        if marked and (carried is gradient or small or covers_all(self._round)):
+            mark = self._marks[name]
+            mark.take(payload, self._round)
+        return SentGradient(gradient, version_of(gradient), gradient.data_ptr(), carried, payload, mark)
+
+    def _observe(self, name: str, gradient: Tensor) -> None:
+        """Remember a gradient that would have left now."""
+        if name in self._seen:
+            self._stop_overlap(f"a second backward() of a step reached {name}")
+        elif gradient.layout is torch.strided:
+            self._seen[name] = self._record(name, gradient, marked=True)
+            if self._seen_hyper is None:
+                self._seen_hyper = hyper_parameters_of(self._optimizer)
+
+    def _learn(self, hyper: HyperParameters, *, scaled: bool) -> None:
+        """Learn from an observed step whether its gradients could have left early."""
+        if scaled:
+            self._stop_overlap("a gradient scaler is at work")
+        elif self._seen_hyper not in (None, hyper):
+            self._stop_overlap("hyper-parameters were changed between backward() and step()")
+        for name, seen in self._seen.items():
+            if self._parameters[name].grad is not seen.gradient or not seen.unchanged:
+                self._stop_overlap(f"the gradient of {name} was changed between backward() and step()")
+                break
+        self._seen, self._seen_hyper = {}, None
+
+    def _stop_overlap(self, because: str) -> None:
+        """Let gradients leave in ``step()`` from now on."""
+        self._overlaps = self._observes = False
+        self._seen, self._seen_hyper = {}, None
+        _log.info(
+            "gradients leave in optimizer.step(), and not during the backward pass, for %s; "
+            "DistributedStrategy(overlap=False) says so from the beginning",
+            because,
         )
+
+
+def _byte_ranges(blocks: "Sequence[PlannedBlock]") -> list[tuple["PlannedBlock", slice]]:
+    size = dtype_of(blocks[0].dtype).itemsize
+    return [(block, slice(block.begin * size, block.end * size)) for block in blocks]
+
+
+def _changed_hyper(sent: HyperParameters | None, present: HyperParameters) -> FleetError:
+    changes = ", ".join(
+        f"{name} from {before.get(name)} to {now[name]} in param group {group}"
+        for group, (before, now) in enumerate(zip(sent or (), present, strict=True))
+        for name in now
+        if before.get(name) != now[name]
+    )
+    return FleetError(
+        f"hyper-parameters changed after the first gradient of the step had been sent: {changes}. Change "
+        "them after optimizer.step(), where a scheduler's step() belongs, and before the next "
+        f"backward(); or use {_NO_OVERLAP}"
+    )

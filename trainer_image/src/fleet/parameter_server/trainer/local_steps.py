@@ -1,35 +1,50 @@
-"""A trainer that steps its parameters itself: nothing is watched, nothing can be changed too late."""
+"""A trainer that steps by itself, as in GEO: parameters by the user's optimizer, rows in copies of its own.
+
+Nothing leaves during a backward pass, so no change of the script comes too late. A row that the trainer has
+not stepped is the servers'. Its copy begins with the value that was looked up, or with the weight's where
+trainers hold the table too. From then on the trainer reads the copy, and changes by others reach it with the
+next exchange after it has stepped the row again.
+"""
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
+import numpy as np
+import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
+from fleet.checkpoint import OwnRows
+from fleet.nn.table import Touched
 from fleet.parameter_server.modes import TrainerMode
-from fleet.parameter_server.trainer.gradients import OwnStep, hyper_parameters_of
-from fleet.parameter_server.trainer.local_tables import LocalTables
-from fleet.parameter_server.trainer.scaling import Scaling
-from fleet.process.finite import NO_ROWS, FiniteCheck
+from fleet.parameter_server.trainer.gradients import hyper_parameters_of
+from fleet.parameter_server.trainer.own_optimizer import Scaling, StepGuard
+from fleet.parameter_server.trainer.rows import TrainerRows, write_rows
+from fleet.plan.tables import TablePlan
+from fleet.process.finite import NO_ROWS, FiniteCheck, OfRows
+from fleet.tables.geo import GeoRows
+from fleet.wire import HyperParameters
+from fleet.wire.rows import most_rows
 from fleet.without_dynamo import step_directly
 
-__all__ = ["LocalSteps"]
+__all__ = ["LocalSteps", "LocalTables"]
 
 
 class LocalSteps:
-    """Stands where a `GradientFlow` does, for modes in which the user's own optimizer steps.
+    """Steps parameters by the user's own optimizer; has the interface of a `GradientFlow`.
 
     Parameters
     ----------
     optimizer : Optimizer
         The user's.
     mode : TrainerMode
-        What happens after each step.
+        Exchanges changes after steps.
     finite : FiniteCheck
-        Looks at the gradients of rows.
-    rows : LocalTables, optional
-        The tables, if there are some: their rules step rows, in the place of the optimizer.
+        Checks the gradients of rows.
+    tables : LocalTables, optional
+        The tables, if any: their rules step rows, in place of the optimizer.
     """
 
     def __init__(
@@ -37,21 +52,21 @@ class LocalSteps:
         optimizer: Optimizer,
         mode: TrainerMode,
         finite: FiniteCheck,
-        rows: LocalTables | None = None,
+        tables: "LocalTables | None" = None,
     ) -> None:
         self._optimizer = optimizer
         self._mode = mode
         self._finite = finite
-        self._rows = rows
-        self.own_step = OwnStep(optimizer)
+        self._tables = tables
+        self.guard = StepGuard(optimizer)
 
     def attach(self) -> None:
-        """Refuse steps that nobody would hear of; the backward pass is the trainer's own business."""
-        self.own_step.attach()
+        """Refuse steps of the user's optimizer outside of `step`."""
+        self.guard.attach()
 
     def detach(self) -> None:
-        """Let the optimizer step by itself again."""
-        self.own_step.detach()
+        """Allow them again."""
+        self.guard.detach()
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
@@ -59,7 +74,7 @@ class LocalSteps:
         yield
 
     def step(self, scaling: Scaling | None = None) -> None:
-        """Step by the gradients that are there, and exchange what has changed when it is time to.
+        """Step by the present gradients, and exchange changes when that is due.
 
         Parameters
         ----------
@@ -71,37 +86,148 @@ class LocalSteps:
         FleetError
             A gradient of a row is not finite, and the strategy says to stop; or the servers failed.
         """
+        tables = self._tables
         if scaling is not None:
-            scaling.undo(self._gradients())
-        of_rows = self._rows.gathered.sums() if self._rows is not None else NO_ROWS
-        if scaling is None:
-            steps = self._rows is None or self._finite.lets_step({}, of_rows)
-        else:
+            groups = self._optimizer.param_groups
+            grads = [each.grad for group in groups for each in group["params"] if each.grad is not None]
+            grads += tables.rows.gradient_tensors() if tables is not None else []
+            scaling.undo({id(grad): grad for grad in grads}.values())  # each once
+        of_rows = tables.rows.gradients() if tables is not None else NO_ROWS
+        if scaling is not None:
             steps = not scaling.found_inf
+        else:
+            steps = tables is None or self._finite.lets_step({}, of_rows)
         if steps:
-            without = _without_gradients(self._rows.weights if self._rows is not None else ())
-            with without, self.own_step.allowed():
-                step_directly(self._optimizer)  # its hooks are called around the whole of this step
-            if self._rows is not None:
-                self._rows.step(of_rows, hyper_parameters_of(self._optimizer))
-        if self._rows is not None:
-            self._rows.gathered.forget()
+            with _without_gradients(tables.weights if tables is not None else ()), self.guard.allowed():
+                step_directly(self._optimizer)  # its hooks run around the whole of this step
+            if tables is not None:
+                tables.step(of_rows, hyper_parameters_of(self._optimizer))
+        if tables is not None:
+            tables.rows.forget_gradients()
         self._mode.finish(())
 
     def check_nothing_in_flight(self, what: str) -> None:
-        """Do nothing: nothing ever is."""
+        """Do nothing: gradients stay here."""
 
-    def _gradients(self) -> list[Tensor]:
-        """Return all gradients, each once."""
-        groups = self._optimizer.param_groups
-        grads = [each.grad for group in groups for each in group["params"] if each.grad is not None]
-        grads += self._rows.gathered.leaves() if self._rows is not None else []
-        return list({id(grad): grad for grad in grads}.values())
+    def check_earlier(self) -> None:
+        """Do nothing: gradients stay here."""
+
+
+class LocalTables:
+    """The rows of tables that a trainer steps; a `fleet.nn.RowSource`, and the mode's `LocalRows`.
+
+    Parameters
+    ----------
+    plans : sequence of TablePlan
+    num_trainers : int
+    rows : TrainerRows
+        The tables on the servers.
+
+    Raises
+    ------
+    ConfigurationError
+        As of `GeoRows`.
+    """
+
+    def __init__(self, plans: Sequence[TablePlan], num_trainers: int, rows: TrainerRows) -> None:
+        self.rows = rows
+        self._plans = {plan.name: plan for plan in plans}
+        self._num_trainers = num_trainers
+        self._before = OwnRows()
+        """The state of rows in the checkpoint with which training began."""
+        self._steps = 0
+        """How often rows were stepped, including the steps of this checkpoint."""
+        self.begin()
+
+    def begin(self) -> None:
+        """Drop all copies: rows are the servers' until they are stepped."""
+        self._steps = 0
+        self._tables = {name: GeoRows(plan.config, self._num_trainers) for name, plan in self._plans.items()}
+        self.resume(self._before)
+
+    def resume(self, before: OwnRows) -> None:
+        """Take the state of rows in a checkpoint; rows that have been stepped keep theirs."""
+        self._before, self._steps = before, max(self._steps, before.steps)
+        for name, rows in before.tables.items():
+            self._tables[name].resume(rows)
+
+    def state(self) -> OwnRows:
+        """Return the state of the rows of tables whose rules keep any."""
+        keeping = {name for name, plan in self._plans.items() if plan.config.rule.slots}
+        tables = {name: self._tables[name].state() for name in keeping}
+        return OwnRows(self._steps, {name: rows for name, rows in tables.items() if rows.ids.size})
+
+    def look_up(self, name: str, ids: NDArray[np.int64]) -> Tensor:
+        """Return rows: this trainer's copies, else the servers'; see `fleet.nn.RowSource`."""
+        own = self._tables[name].has(ids)
+        if not own.any():
+            return self.rows.look_up(name, ids)
+        copies = self._tables[name].look_up(ids[own])
+        if own.all():
+            return copies
+        rows = copies.new_empty(ids.size, copies.shape[1])
+        rows[torch.from_numpy(own)] = copies
+        rows[torch.from_numpy(~own)] = self.rows.look_up(name, ids[~own])
+        return rows
+
+    def prefetch(self, name: str, ids: NDArray[np.int64]) -> None:
+        """Request rows that the next batch needs, and of which there is no copy."""
+        self.rows.prefetch(name, ids[~self._tables[name].has(ids)])
+
+    def touched(self, name: str, touched: Touched) -> None:
+        """Add rows that have a gradient."""
+        self.rows.touched(name, touched)
+
+    @property
+    def weights(self) -> list[Parameter]:
+        """The weights of tables that trainers hold too."""
+        return [plan.own for plan in self._plans.values() if plan.own is not None]
+
+    def step(self, gradients: OfRows, hyper_parameters: HyperParameters) -> None:
+        """Step the rows that have a gradient, by each table's rule."""
+        self._steps += 1
+        for name, (ids, gradient) in gradients.items():
+            plan, table = self._plans[name], self._tables[name]
+            if (new := ids[~table.has(ids)]).size:
+                if plan.own is not None:
+                    values = plan.own.detach()[torch.from_numpy(new).to(plan.own.device)].cpu()
+                else:
+                    values = self.rows.values_seen(name, new)
+                table.learn(new, values)
+            table.update(ids, gradient.clone(), self._steps, plan.options(hyper_parameters))
+            if plan.own is not None:
+                write_rows(plan.own, ids, table.look_up(ids))
+
+    @property
+    def must_leave(self) -> bool:
+        """Whether the changes may be too many for one exchange after another step."""
+        return any(
+            table.most_leaving > most_rows(self._plans[name].row_bytes)
+            for name, table in self._tables.items()
+        )
+
+    def leaving(self) -> OfRows:
+        """Return the changes since the last call, by table."""
+        changed = {name: table.leaving(self._steps) for name, table in self._tables.items()}
+        return {name: (change.ids, change.values) for name, change in changed.items() if change.ids.size}
+
+    def arrived(self) -> None:
+        """Add the changes of others in the rows that servers have sent."""
+        for plan, ids, rows in self.rows.replies.take_changed_rows():
+            table = self._tables[plan.name]
+            table.arrived(ids, rows, self._steps)
+            if plan.own is not None:
+                write_rows(plan.own, ids, table.look_up(ids))
+
+    def end(self) -> None:
+        """Take the servers' rows as the last ones."""
+        self.begin()
+        self.rows.take_all()
 
 
 @contextlib.contextmanager
 def _without_gradients(weights: Iterable[Parameter]) -> Iterator[None]:
-    """Let an optimizer pass over weights; their gradients stay."""
+    """Hide the gradients of weights from an optimizer within the block."""
     kept = [(weight, weight.grad) for weight in weights]
     for weight, _ in kept:
         weight.grad = None

@@ -1,4 +1,4 @@
-"""The optimizer that a training loop holds: it looks like torch.optim, and the servers do the stepping."""
+"""The optimizer of a training loop: it has the interface of torch.optim, and the servers make its steps."""
 
 import contextlib
 from collections import OrderedDict
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from torch.optim import Optimizer
 
 from fleet.errors import ConfigurationError
-from fleet.parameter_server.trainer.scaling import Scaling, tell_scaler
+from fleet.parameter_server.trainer.own_optimizer import Scaling, update_scaler
 
 if TYPE_CHECKING:
     from fleet.parameter_server.trainer.trainer import Trainer
@@ -20,14 +20,14 @@ _HOOKS: Final = tuple(
     for call in ("step", "state_dict", "load_state_dict")
     for when in ("pre", "post")
 )
-"""Where torch keeps the hooks of an optimizer."""
+"""Attributes in which torch keeps the hooks of an optimizer."""
 
 
 class DistributedOptimizer(Optimizer):
     """A torch.optim.Optimizer whose step the parameter servers make.
 
-    It shares the param groups of the optimizer it wraps, so that schedulers may be built on either, and the
-    hooks: whichever one is registered on, the calls of this one call it, with this one.
+    It shares the param groups of the optimizer that it wraps, so that schedulers may be built on either. It
+    shares the hooks too: a hook registered on either is called by the calls of this one, and gets this one.
 
     Parameters
     ----------
@@ -38,7 +38,7 @@ class DistributedOptimizer(Optimizer):
     """
 
     _step_supports_amp_scaling = True
-    """Under this name torch.amp.GradScaler asks whether to call ``step()`` whatever it has found."""
+    """Tells torch.amp.GradScaler to call ``step()`` whatever it has found."""
 
     def __init__(self, optimizer: Optimizer, minimize: Callable[..., None]) -> None:
         _check_step(optimizer)
@@ -54,18 +54,18 @@ class DistributedOptimizer(Optimizer):
         self._started = False
 
     def bind(self, trainer: "Trainer") -> None:
-        """Step through this trainer from now on."""
+        """Make steps through this trainer from now on."""
         self._trainer = trainer
         self._started = True
 
     def hand_over(self) -> None:
-        """Take note that a server of this process has taken values and state over."""
+        """Note that a server of this process has taken over values and state."""
         self._started = True
 
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
         """Make one step together with the other trainers.
 
-        When it returns, the parameters have the values after the step.
+        The parameters have the values after the step when this returns.
 
         Raises
         ------
@@ -83,8 +83,8 @@ class DistributedOptimizer(Optimizer):
             )
         scaling = Scaling.of(self)
         if self._bound().step(scaling) and scaling is not None:
-            tell_scaler(self)
-        # A scheduler built on the wrapped optimizer warns of a step() that never came by this mark.
+            update_scaler(self)
+        # A scheduler built on the wrapped optimizer warns of a missing step() unless this is set.
         setattr(self._wrapped, "_opt_called", True)  # noqa: B010 - torch's own, not a declared attribute
 
     def minimize(self, loss_fn: Callable[..., Any], *originals: object, **named: object) -> None:
@@ -93,15 +93,15 @@ class DistributedOptimizer(Optimizer):
         Parameters
         ----------
         loss_fn : callable
-            As of `Program.capture`. ``fleet.main_program`` and ``fleet.startup_program`` are then what this
-            replica runs.
+            As of `Program.capture`. Afterwards, this replica runs ``fleet.startup_program`` and
+            ``fleet.main_program``.
         *originals, **named
-            The original's further arguments, which are refused by name unless they are None.
+            Further arguments of the original, which are refused by name unless they are None.
         """
         self._minimize(loss_fn, *originals, **named)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Reset the gradients; not between backward() and step().
+        """Reset the gradients; an error between backward() and step().
 
         Raises
         ------
@@ -109,21 +109,21 @@ class DistributedOptimizer(Optimizer):
             Gradients have been sent, and ``step()`` was not called.
         """
         if self._trainer is not None:
-            self._trainer.steps.flow.check_nothing_in_flight("zero_grad() was called")
-            self._trainer.steps.forget_rows()
+            self._trainer.flow.check_nothing_in_flight("zero_grad() was called")
+            self._trainer.session.rows.forget_gradients()
         super().zero_grad(set_to_none)
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Accumulate gradients over backward passes within; the first one outside sends the sum."""
+        """Accumulate gradients within the block; the first backward pass outside sends the sum."""
         if self._trainer is None:
             yield
             return
-        with self._trainer.steps.flow.paused():
+        with self._trainer.flow.paused():
             yield
 
     def state_dict(self) -> dict[str, Any]:
-        """Fetch the servers' state, in the form that torch.optim's own ``state_dict()`` has."""
+        """Fetch the servers' state in the form of torch.optim's own ``state_dict()``."""
         for hook in self._optimizer_state_dict_pre_hooks.values():
             hook(self)
         state_dict = self._fetch_state_dict()
@@ -133,7 +133,7 @@ class DistributedOptimizer(Optimizer):
         return state_dict
 
     def _fetch_state_dict(self) -> dict[str, Any]:
-        names, state = self._bound().steps.names, self._bound().fetch_state()
+        names, state = self._bound().names, self._bound().fetch_state()
         groups: list[dict[str, Any]] = []
         numbered: dict[int, dict[str, Any]] = {}
         number = 0
@@ -150,12 +150,12 @@ class DistributedOptimizer(Optimizer):
         """Load a state that this, or a torch optimizer over the same parameters, has returned.
 
         Every role calls this alike, before ``fleet.init_server()`` and ``fleet.init_worker()``: each server
-        then cuts its part from it.
+        takes its part of the state.
 
         Raises
         ------
         ConfigurationError
-            The state is the servers' already.
+            The servers have the state already.
         """
         if self._started:
             raise ConfigurationError(
@@ -175,7 +175,7 @@ class DistributedOptimizer(Optimizer):
 
     @contextlib.contextmanager
     def _hooks_of_the_wrapped_set_aside(self) -> Iterator[None]:
-        """Let the wrapped optimizer be called without its hooks, which have been or will be called here."""
+        """Hide the hooks of the wrapped optimizer within the block: this optimizer calls them itself."""
         for name in _HOOKS:
             setattr(self._wrapped, name, OrderedDict())
         try:
@@ -185,7 +185,7 @@ class DistributedOptimizer(Optimizer):
                 setattr(self._wrapped, name, getattr(self, name))
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Refuse parameters that the servers know nothing of."""
+        """Refuse parameters that the servers do not have."""
         if self._ready:
             raise ConfigurationError(
                 "add_param_group() after distributed_optimizer(): the servers own a fixed set of parameters; "
@@ -203,7 +203,7 @@ class DistributedOptimizer(Optimizer):
 
 
 def _check_step(optimizer: Optimizer) -> None:
-    """Refuse a step() that was put on the object: servers, and trainers that step, call its class's."""
+    """Refuse a step() that was set on the object: servers, and trainers that step, call that of its class."""
     own = vars(optimizer).get("step")
     if own is not None and not hasattr(
         own, "_wrapped_by_lr_sched"

@@ -1,12 +1,16 @@
-"""A trainer's part in tables that live on the servers: it looks rows up, and sends their gradients.
+"""A trainer's part in tables on the servers: it looks rows up, and sends their gradients.
 
-A look-up asks every server that holds some of the ids, and waits for all of them. Gradients are gathered as
-backward passes bring them, and leave in ``step()``, one for each table and server. Then the trainer waits
-until every server has made the step of every table, so that no table is ever more than a step ahead.
+A look-up requests rows from every server that holds some of the ids, in parts of bounded size. Gradients are
+collected as backward passes bring them, and leave in ``step()``, one for each table and server. Where
+trainers are in step, the step ends once every server has stepped every table, so that no table is ever more
+than a step ahead.
 """
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+import threading
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import torch
@@ -15,23 +19,41 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from fleet.errors import ConfigurationError
-from fleet.nn.table import Touched, to_device
-from fleet.parameter_server.trainer.ahead import Ahead, RowsAhead
-from fleet.parameter_server.trainer.gathered import Gathered
-from fleet.parameter_server.trainer.look_ups import LookUps, placement_of
-from fleet.parameter_server.trainer.row_steps import RowSteps
-from fleet.parameter_server.trainer.waits import Waits
-from fleet.plan.tables import TablePlan
+from fleet.nn.table import Touched, to_device, to_host
+from fleet.parameter_server.trainer.replies import LookUp, Replies, in_step
+from fleet.plan import Source
 from fleet.process import progress
 from fleet.process.finite import OfRows
+from fleet.tables import Placement, RowGradients, merge
 from fleet.tables.index import find_among
-from fleet.wire import Header, Kind
-from fleet.wire.rows import PART_BYTES, most_rows, pack_row_gradient
+from fleet.wire import Kind
+from fleet.wire.rows import PART_BYTES, most_rows, pack_ids, pack_row_gradient
 
 if TYPE_CHECKING:
     from fleet.parameter_server.transport.stream import ResumableStream
 
-__all__ = ["TrainerRows", "write_rows"]
+__all__ = ["TrainerRows", "rows_of_tables", "write_rows"]
+
+_BATCHES: Final = 2
+"""The batches whose prefetched rows are kept: the present one and the next."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Prefetched:
+    """The rows of one table for one batch.
+
+    Attributes
+    ----------
+    step : int
+        The step in which they were requested.
+    ids : int64[n]
+        Ascending and distinct.
+    look_up : LookUp
+    """
+
+    step: int
+    ids: NDArray[np.int64]
+    look_up: LookUp
 
 
 class TrainerRows:
@@ -39,44 +61,29 @@ class TrainerRows:
 
     Parameters
     ----------
-    plans : sequence of TablePlan
-    endpoints : sequence of str
-        The servers'.
-    waits : Waits
-    step : callable
-        Returns how many steps the trainer has made.
-    in_step : bool
-        Whether all trainers make the same step.
+    streams : sequence of ResumableStream
+        One to each server.
+    replies : Replies
+        What is expected of the servers.
     """
 
-    def __init__(
-        self,
-        plans: Sequence[TablePlan],
-        endpoints: Sequence[str],
-        waits: Waits,
-        step: Callable[[], int],
-        *,
-        in_step: bool,
-    ) -> None:
-        self.streams: list[ResumableStream] = []
-        """One to each server, once the trainer has joined."""
-        self._plans = {plan.number: plan for plan in plans}
-        self.row_bytes = {plan.number: plan.row_bytes for plan in plans}
-        """By table, the bytes of a row as it travels."""
-        self._endpoints = endpoints
-        self._step = step
-        self._awaits_each = in_step or any(plan.own is not None for plan in plans)
-        """Whether ``step()`` ends only when all servers have made it."""
-        self._ahead = RowsAhead()
-        self._look_ups = LookUps(self.streams, endpoints, waits)
-        self.gathered = Gathered({plan.name: plan.own for plan in plans if plan.own is not None})
-        """The gradients that have come since the last step."""
-        self.steps = RowSteps(self._plans, endpoints, waits)
-        """Those whose gradients were sent."""
+    def __init__(self, streams: "Sequence[ResumableStream]", replies: Replies) -> None:
+        self._streams = streams
+        self.replies = replies
+        self._tables = {table.name: table for table in replies.plan.tables}
+        self._own = {name: table.own for name, table in self._tables.items() if table.own is not None}
+        """The weights of tables that this trainer holds too; their gradients are sparse."""
+        self._waits_each_step = in_step(replies.plan) or bool(self._own)
+        self._placement = Placement.over(len(streams))
+        self._order = threading.Lock()
+        """Held while requests are sent: each server answers them in this order."""
+        self._prefetched: dict[str, deque[_Prefetched]] = {}
+        self._touched: dict[tuple[str, int], Touched] = {}
+        """The rows with gradients, by table and look-up."""
 
     def __bool__(self) -> bool:
         """Whether there are tables."""
-        return bool(self._plans)
+        return bool(self._tables)
 
     def look_up(self, name: str, ids: NDArray[np.int64]) -> Tensor:
         """Return the rows of ids, as they are after the steps that this trainer has made.
@@ -86,7 +93,7 @@ class TrainerRows:
         name : str
             The table's.
         ids : int64[n]
-            Ascending, each once.
+            Ascending and distinct.
 
         Returns
         -------
@@ -97,126 +104,229 @@ class TrainerRows:
         FleetError
             A server refuses, or does not answer in time.
         """
-        step, rows, open_ = self._step(), None, np.arange(ids.size)
-        for ahead in self._ahead.of(name, step):
-            found, at = find_among(ids[open_], ahead.ids)
+        step, rows, missing = self.replies.step, None, np.arange(ids.size)
+        for batch in self._prefetched.get(name, ()):
+            if batch.step + 1 != step:  # rows requested in this very step may already be those of the next
+                continue
+            found, at = find_among(ids[missing], batch.ids)
             if found.any():
-                rows = (
-                    ahead.asked.rows.new_empty(ids.size, ahead.asked.rows.shape[1]) if rows is None else rows
-                )
-                there = self._look_ups.wait(ahead.asked)
-                rows[torch.from_numpy(open_[found])] = there[torch.from_numpy(at)]
-                open_ = open_[~found]
+                known = self.replies.wait_for_rows(batch.look_up)
+                rows = known.new_empty(ids.size, known.shape[1]) if rows is None else rows
+                rows[torch.from_numpy(missing[found])] = known[torch.from_numpy(at)]
+                missing = missing[~found]
         if rows is None:
-            return self._look_ups.wait(self._look_ups.ask(self._plan(name), ids, step))
-        if open_.size:
-            asked = self._look_ups.ask(self._plan(name), ids[open_], step)
-            rows[torch.from_numpy(open_)] = self._look_ups.wait(asked)
+            return self.replies.wait_for_rows(self._request(name, ids, step))
+        if missing.size:
+            others = self.replies.wait_for_rows(self._request(name, ids[missing], step))
+            rows[torch.from_numpy(missing)] = others
         return rows
 
     def prefetch(self, name: str, ids: NDArray[np.int64]) -> None:
-        """Ask for rows that the next batch needs, without waiting for them.
+        """Request rows that the next batch needs, without waiting for them.
 
-        They are asked for as those of the next step: where trainers are in step, the word that this one is
-        made brings those that it has changed.
+        They are requested as rows of the next step. Where trainers are in step, the confirmations of the
+        present step bring those that it has changed.
         """
-        step = self._step()
-        self._ahead.keep(Ahead(step, ids, self._look_ups.ask(self._plan(name), ids, step + 1)))
+        step = self.replies.step
+        batch = _Prefetched(step, ids, self._request(name, ids, step + 1))
+        self._prefetched.setdefault(name, deque(maxlen=_BATCHES)).append(batch)
+
+    def _request(self, name: str, ids: NDArray[np.int64], step: int) -> LookUp:
+        """Request rows that a step needs; wait only while a server has too many requests."""
+        self.replies.check()
+        table = self._tables[name]
+        most = max(1, PART_BYTES // table.row_bytes)
+        parts = [
+            (server, at[begin : begin + most])
+            for server, at in self._placement.positions(ids).items()
+            for begin in range(0, at.size, most)
+        ]
+        look_up = LookUp(table, torch.empty(ids.size, table.config.dimension), len(parts))
+        with self._order:
+            for server, at in parts:
+                self.replies.expect_rows(server, look_up, at)
+                self._streams[server].send(Kind.LOOK_UP, pack_ids(ids[at]), step=step, block=table.number)
+        progress.count("rows_looked_up", ids.size)
+        return look_up
 
     def touched(self, name: str, touched: Touched) -> None:
-        """Take note of rows that have a gradient; a second backward pass adds to the same."""
-        self.gathered.add(name, touched)
+        """Add rows that have a gradient; a second backward pass adds to the same rows."""
+        self._touched[name, touched.order] = touched
+
+    def gradients(self) -> OfRows:
+        """Return by table the ids that have a gradient, ascending, and the sum for each of them.
+
+        Look-ups are added in their order, whichever the backward pass came to first.
+
+        Raises
+        ------
+        ConfigurationError
+            The gradient of a table that this trainer holds too is not sparse.
+        """
+        parts = {
+            name: [_rows_of(name, weight)] for name, weight in self._own.items() if weight.grad is not None
+        }
+        for (name, _), touched in sorted(self._touched.items()):
+            if (gradient := touched.gradient()) is not None:
+                parts.setdefault(name, []).append(RowGradients(touched.ids, gradient))
+        return {
+            name: (total.ids, total.values)
+            for name, of_table in parts.items()
+            for total in ([of_table[0]] if len(of_table) == 1 else [merge(of_table)])
+        }
+
+    def gradient_tensors(self) -> list[Tensor]:
+        """Return the gradients as backward passes have left them, to be changed in place."""
+        leaves = (*(touched.rows for touched in self._touched.values()), *self._own.values())
+        return [leaf.grad for leaf in leaves if leaf.grad is not None]
+
+    def forget_gradients(self) -> None:
+        """Drop the gradients of rows that have come since the last step."""
+        touched, self._touched = self._touched, {}
+        for each in touched.values():
+            each.rows.grad = None
+
+    def values_seen(self, name: str, ids: NDArray[np.int64]) -> Tensor:
+        """Return the values that rows with gradients had when they were first looked up.
+
+        Parameters
+        ----------
+        name : str
+            The table's.
+        ids : int64[n]
+
+        Returns
+        -------
+        float32[n, dimension]
+        """
+        touched = [each for (of, _), each in sorted(self._touched.items()) if of == name]
+        known, places = np.unique(np.concatenate([each.ids for each in touched]), return_index=True)
+        values = torch.cat([each.values() for each in touched])
+        return values[torch.from_numpy(places[np.searchsorted(known, ids)])]
 
     def send(self, gradients: OfRows, step: int | None = None) -> None:
-        """Send each table's gradient to every server, an empty one where none of its rows has one.
+        """Send each table's gradient to every server; an empty one where no row of the server has one.
 
         Parameters
         ----------
         gradients : mapping of name to (ids, Tensor)
         step : int, optional
-            Whose they are; the trainer's present one.
+            The step of the gradients; by default the trainer's present one.
         """
         self.wait()
-        step = self._step() if step is None else step
-        self.steps.begin(step)
-        for number, plan in self._plans.items():
-            ids, values = gradients.get(plan.name, (np.zeros(0, dtype=np.int64), None))
+        step = self.replies.step if step is None else step
+        self.replies.expect_table_steps(step)
+        for table in self._tables.values():
+            ids, values = gradients.get(table.name, (np.zeros(0, dtype=np.int64), None))
             progress.count("row_gradients_sent", ids.size)
-            servers = placement_of(len(self._endpoints)).positions(ids)
-            for server, stream in enumerate(self.streams):
+            servers = self._placement.positions(ids)
+            for server, stream in enumerate(self._streams):
                 payload = memoryview(b"")
                 if server in servers and values is not None:
                     at = servers[server]
-                    self._check_size(plan, at.size)
+                    if at.size > (most := most_rows(table.row_bytes)):
+                        raise ConfigurationError(
+                            f"what is sent at once has gradients of {at.size} rows of table {table.name} for "
+                            f"one server, expected {most} at most; use smaller batches, more parameter "
+                            "servers, or fewer steps at once: max_merge_var_num"
+                        )
                     of_ids, of_values = ids, values.numpy()
                     if at.size < ids.size:
                         of_ids, of_values = of_ids[at], of_values.take(at, axis=0)
                     payload = pack_row_gradient(of_ids, of_values)
-                stream.send(Kind.ROW_GRADIENT, payload, step=step, block=number)
+                stream.send(Kind.ROW_GRADIENT, payload, step=step, block=table.number)
 
     def end_step(self) -> None:
-        """End a step that was sent: wait for it and adopt rows, or nothing where trainers are not in step.
+        """Wait until servers have stepped the tables, where that is needed, and adopt changed rows.
 
-        Then each server takes the trainer's gradient before its next look-up, which follows on the same
-        stream; and the next step waits for this one. Rows that this trainer holds too are awaited.
+        Where trainers are not in step, a server takes a trainer's gradient before its next look-up, which
+        follows on the same stream, and the next step waits for this one. Only rows that this trainer holds
+        too are needed at once.
         """
-        if self._awaits_each:
+        if self._waits_each_step:
             self.wait()
             self.adopt()
 
     @property
     def settled(self) -> bool:
         """Whether every server has stepped the rows whose gradients were sent last."""
-        return self.steps.settled
+        return self.replies.tables_stepped
 
     def wait(self, *, background: bool = False) -> None:
-        """Wait until they have; see `RowSteps.wait`."""
-        self.steps.wait(background=background)
+        """Wait until every server has; see `Replies.wait_until`."""
+        self.replies.wait_for_tables(background=background)
 
     def adopt(self) -> None:
-        """Make rows that servers have told those of this trainer; only the training thread may."""
-        for plan, ids, rows in self.steps.take_told():
-            if plan.own is not None:
-                write_rows(plan.own, ids, rows)
-            else:
-                self._ahead.refresh(plan.name, ids, rows)
+        """Write changed rows to this trainer's weights and prefetched rows; for the training thread only."""
+        for table, ids, rows in self.replies.take_changed_rows():
+            if table.own is not None:
+                write_rows(table.own, ids, rows)
+                continue
+            for batch in self._prefetched.get(table.name, ()):
+                found, at = find_among(ids, batch.ids)
+                batch.look_up.rows[torch.from_numpy(at)] = rows[torch.from_numpy(found)]
 
     def take_all(self) -> None:
-        """Take all rows of the tables that this trainer holds too; what was fetched ahead is dropped."""
-        self._ahead.forget()
-        for plan in self._plans.values():
-            if plan.own is not None:
-                num_rows, most = len(plan.own), max(1, PART_BYTES // plan.row_bytes)
-                for begin in range(0, num_rows, most):
-                    ids = np.arange(begin, min(begin + most, num_rows), dtype=np.int64)
-                    write_rows(plan.own, ids, self.look_up(plan.name, ids))
-
-    def landed(self, server: int, header: Header, payload: memoryview) -> None:
-        """Take what a server tells of a table; called by its receiving thread.
-
-        Raises
-        ------
-        RemoteProtocolError
-            Nobody has asked for it, or it tells of rows that the table does not have.
-        """
-        if header.kind is Kind.ROWS:
-            self._look_ups.landed(server, header, payload, self.row_bytes)
-        else:
-            self.steps.landed(server, header, payload)
-
-    def _plan(self, name: str) -> TablePlan:
-        return next(plan for plan in self._plans.values() if plan.name == name)
-
-    def _check_size(self, plan: TablePlan, count: int) -> None:
-        if count > (most := most_rows(plan.row_bytes)):
-            raise ConfigurationError(
-                f"what is sent at once has gradients of {count} rows of table {plan.name} for one server, "
-                f"expected {most} at most; use smaller batches, more parameter servers, or fewer steps at "
-                "once: max_merge_var_num"
-            )
+        """Take all rows of the tables that this trainer holds too, and drop prefetched rows."""
+        self._prefetched.clear()
+        for name, weight in self._own.items():
+            num_rows, most = len(weight), max(1, PART_BYTES // self._tables[name].row_bytes)
+            for begin in range(0, num_rows, most):
+                ids = np.arange(begin, min(begin + most, num_rows), dtype=np.int64)
+                write_rows(weight, ids, self.look_up(name, ids))
 
 
 @torch.no_grad()
 def write_rows(weight: Parameter, ids: NDArray[np.int64], rows: Tensor) -> None:
-    """Put rows in the place of those of a weight."""
+    """Replace rows of a weight."""
     weight[torch.from_numpy(ids).to(weight.device)] = to_device(rows, weight.device)
+
+
+def _rows_of(name: str, weight: Parameter) -> RowGradients:
+    """Return the gradient of a weight by distinct rows; the gradient itself stays."""
+    if weight.grad is None or not weight.grad.is_sparse:
+        raise ConfigurationError(
+            f"the gradient of {name} is not sparse, and its module has sparse=True, so parameter servers "
+            "step rows of it; is the weight used elsewhere too? Use sparse=False there"
+        )
+    gradient = weight.grad.coalesce().detach()
+    return RowGradients(gradient.indices()[0].cpu().numpy(), to_host(gradient.values()))
+
+
+@torch.no_grad()
+def rows_of_tables(source: Source, table_ids: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Look up the rows of given ids, for a process that serves the model.
+
+    Parameters
+    ----------
+    source : Source
+    table_ids : mapping of str to int[n]
+        By table the ids, as tensors, arrays or lists, in any order; they may repeat.
+
+    Returns
+    -------
+    dict of str to Tensor
+        By table ``{table}.ids``, int64[m], ascending and distinct, and ``{table}.rows``, float32[m, dim].
+
+    Raises
+    ------
+    ConfigurationError
+        A table of the model has no ids, or there is no table of this name; or the session has ended.
+    """
+    tables = {each.name: each.declared for each in source.tables if each.name not in source.own_tables}
+    if missing := [name for name in tables if name not in table_ids]:
+        raise ConfigurationError(
+            f"the rows of table {', '.join(missing)} are on the parameter servers, and no state dict of one "
+            "process has them; expected the ids that are served: fleet.save_inference_model(directory, "
+            "table_ids={name: ids}), or a checkpoint, of which python -m fleet.checkpoint exports all rows"
+        )
+    if unknown := [name for name in table_ids if name not in tables]:
+        raise ConfigurationError(
+            f"table_ids has {unknown[0]!r}, and the tables on the servers are {', '.join(tables) or 'none'}; "
+            "expected ids of these"
+        )
+    found: dict[str, Tensor] = {}
+    for name, given in table_ids.items():
+        ids = torch.from_numpy(np.unique(torch.as_tensor(given).cpu().numpy()))
+        found |= {f"{name}.ids": ids.long(), f"{name}.rows": tables[name].look_up(ids).rows}
+    return found

@@ -1,164 +1,198 @@
 """A trainer's session with one server, whichever data connection carries it.
 
-A connection that breaks while the server lives is opened again, by a thread of its own: the training thread
-only notices that it waits longer. Whether the server lives is the heartbeat's business to say.
+Data travels over the server's Unix socket where the server is on this host, else over TCP. A connection that
+breaks while the server lives is opened again by a thread of its own: the training thread only waits longer.
+Whether the server lives is for the heartbeat to say.
 """
 
 import logging
+import secrets
+import socket
 import threading
+import time
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
-from fleet.errors import FleetError
+from fleet.errors import (
+    ConfigurationError,
+    DeadlineExceededError,
+    FleetError,
+    PeerLostError,
+    RemoteProtocolError,
+)
+from fleet.parameter_server.certificates import Certificates
 from fleet.parameter_server.control.heartbeat import Heartbeat
-from fleet.parameter_server.trainer.awaited import AwaitedValues
-from fleet.parameter_server.trainer.dialer import Dialer
 from fleet.parameter_server.trainer.parameters import ParameterStore
-from fleet.parameter_server.trainer.route import Route
-from fleet.parameter_server.trainer.rows import TrainerRows
-from fleet.parameter_server.trainer.waits import Waits
+from fleet.parameter_server.trainer.replies import Replies, in_step
 from fleet.parameter_server.transport.arena import copy_bytes
-from fleet.parameter_server.transport.block_transport import BlockTransport, Codec
+from fleet.parameter_server.transport.block_transport import (
+    BlockTransport,
+    Codec,
+    SharedMemoryTransport,
+    StreamTransport,
+)
 from fleet.parameter_server.transport.connection import BrokenConnectionError, End, Frame
-from fleet.parameter_server.transport.stream import ResumableStream
-from fleet.plan.config import DistributedMode
-from fleet.plan.job import TrainerPlan
+from fleet.parameter_server.transport.handshake import GREETING_SECONDS, NotGreetedError, greet
+from fleet.parameter_server.transport.shared_memory import SharedBlocks
+from fleet.parameter_server.transport.sockets import BytesMoved, dial, dial_here, hang_up
+from fleet.parameter_server.transport.stream import Arrivals, ResumableStream
+from fleet.parameter_server.transport.tls import RECORD_BYTES, TlsSocket
+from fleet.parameter_server.waits import WaitLog, split_endpoint
 from fleet.process import progress
-from fleet.wire import Identity, Kind, Side
+from fleet.wire import HEADER_BYTES, Hello, Identity, Kind, Side
 from fleet.wire.messages import read_error, read_numbers
 
 if TYPE_CHECKING:
-    from fleet.plan.blocks import PlannedBlock
+    from fleet.parameter_server.control.proto import control_pb2
 
-__all__ = ["ServerConnection"]
+__all__ = ["ServerConnection", "SilenceWatchdog"]
 
+_FIRST_PAUSE_SECONDS: Final = 0.25
+_LONGEST_PAUSE_SECONDS: Final = 5.0
 _LOOK_SECONDS: Final = 0.05
 _FAREWELL_SECONDS: Final = 1.0
+_PROBE_AFTER: Final = 2 / 5
+"""The part of the silent time after which the server is probed."""
+_PROBE_BYTES: Final = HEADER_BYTES + RECORD_BYTES
+"""The most bytes of a probe, encrypted or not; no two frames are so short."""
 _log = logging.getLogger(__name__)
 
 
 class ServerConnection:
-    """Sends gradients to one server, and lets its answers land.
+    """Sends frames to one server, and dispatches its replies.
 
     Parameters
     ----------
-    plan : TrainerPlan
-    route : Route
     server : int
         Its index in the plan.
+    joined : JoinReply
+        The server's: its data port, its Unix socket, its incarnation.
     identity : Identity
-        Which start of which trainer this is.
-    incarnation : str
-        The life of the server that this trainer has joined.
+        Of this start of this trainer.
+    key : bytes
+        The job's, which both ends prove to each other; empty for none.
+    certificates : Certificates or None
+        For TLS over TCP.
     store : ParameterStore
         Where values land.
-    values : AwaitedValues
-        What is told of each answer.
-    waits : Waits
-        What is told of an end.
+    replies : Replies
+        What is expected of the servers.
     heartbeat : Heartbeat
         Knows whether the server lives.
-    rows : TrainerRows
-        What is told of tables.
     """
 
     def __init__(
         self,
-        plan: TrainerPlan,
-        route: Route,
         server: int,
+        joined: "control_pb2.JoinReply",
         identity: Identity,
-        incarnation: str,
+        key: bytes,
+        certificates: Certificates | None,
         store: ParameterStore,
-        values: AwaitedValues,
-        waits: Waits,
+        replies: Replies,
         heartbeat: Heartbeat,
-        rows: TrainerRows,
     ) -> None:
+        plan, self._settings = replies.plan, replies.settings
         self.server = server
-        self.blocks: dict[int, PlannedBlock] = {block.id: block for block in plan.blocks_on(server)}
-        self.completed_trainers: frozenset[int] | None = None
-        """The trainers that had completed with this server when it heard that this one has."""
-        self.has_ended = False
-        """Whether the server has taken leave: nothing more comes, and all is well."""
-        self._store = store
-        self._in_step = plan.mode is DistributedMode.SYNC and plan.custom is None
-        self._values = values
-        self._waits = waits
-        self._heartbeat = heartbeat
-        self._rows = rows
-        codec = Codec(self.blocks.values(), waits.settings.wire_dtype, store.landing)
-        peer = f"parameter server {route.endpoint}"
-        self.stream = ResumableStream(peer, Side.TRAINER, identity, codec.buffer_of, self._deliver)
-        self._dialer = Dialer(
-            route, identity, incarnation, self.stream, codec, waits.settings, rows.row_bytes
-        )
-
-    @property
-    def endpoint(self) -> str:
-        """The server's, for messages."""
-        return self._dialer.endpoint
-
-    @property
-    def holds(self) -> bool:
+        self.endpoint = plan.endpoints[server]
+        """Of its control service."""
+        self.blocks = {block.id: block for block in plan.blocks_on(server)}
+        self.holds = bool(self.blocks) or bool(plan.tables)
         """Whether the server has some of the model: blocks, or shards of tables."""
-        return bool(self.blocks) or bool(self._rows)
-
-    @property
-    def transport(self) -> BlockTransport:
-        """How blocks travel, once it is connected."""
-        return self._dialer.transport
+        self.completed_trainers: frozenset[int] | None = None
+        """The trainers that had completed when the server learned that this one has."""
+        self.has_ended = False
+        """Whether the server has ended the session in good order."""
+        self._in_step = in_step(plan)
+        self._store = store
+        self._replies = replies
+        self._heartbeat = heartbeat
+        self._codec = Codec(self.blocks.values(), self._settings.wire_dtype, store.landing)
+        self._identity = identity
+        self.stream = ResumableStream(
+            f"parameter server {self.endpoint}", Side.TRAINER, identity, self._codec.buffer_of, self._deliver
+        )
+        self.transport: BlockTransport = StreamTransport(self.stream, self._codec)
+        """How blocks travel; the first handshake decides."""
+        self._row_bytes = {table.number: table.row_bytes for table in plan.tables}
+        self._port = joined.data_port
+        self._local_name = joined.data_socket if self._settings.transport != "tcp" else ""
+        """The Unix socket of a server on this host, as far as is known; empty for none."""
+        self._reached_here = False
+        self._key = key
+        self._certificates = certificates
+        self._hello = Hello(joined.incarnation, len(self._codec.block_bytes), secrets.token_hex(8))
+        self._memory = self._make_memory()
+        """Memory to share with the server; None for none."""
+        self._greeted = False
+        self._greeting: socket.socket | None = None
+        """The connection whose handshake is under way."""
+        self._closing = threading.Event()
+        self.watchdog = SilenceWatchdog(self.stream, self.endpoint, self._settings.silent_seconds)
 
     def connect(self) -> None:
-        """Open the first data connection; see `Dialer.open`."""
-        self._dialer.open()
-        self._dialer.check_shares()
+        """Open the first data connection.
 
-    def send(self, kind: Kind, payload: bytes | memoryview = b"", step: int = 0) -> int:
-        """Enqueue a frame; return how many there are now."""
-        return self.stream.send(kind, payload, step=step)
+        Raises
+        ------
+        ConfigurationError
+            The settings want shared memory, and the server is elsewhere or shares none.
+        FleetError
+            There is no connection, or the server refuses; see `_open`.
+        """
+        self._open(None)
+        if self._settings.transport == "shared_memory" and not isinstance(
+            self.transport, SharedMemoryTransport
+        ):
+            raise self._not_here("it shares no memory")
 
     def close(self) -> None:
-        """End the session: with what is enqueued where it has come to its end, else at once."""
-        self._dialer.close()
+        """End the session: in good order where the server knows of its end, else at once."""
+        self._closing.set()
+        greeting = self._greeting
+        if greeting is not None:
+            hang_up(greeting)
         if self.completed_trainers is not None:
             self.stream.finish(_FAREWELL_SECONDS)
         else:
             self.stream.close()
 
     def _deliver(self, event: Frame | End) -> None:
-        """Act on what the stream brings."""
+        """Dispatch what the stream brings; called by its receiving thread."""
         if isinstance(event, End):
             self._end(event.error)
             return
         header, payload = event
-        if header.kind is Kind.ERROR:
-            raise read_error(bytes(payload))
-        if header.kind is Kind.COMPLETE:
-            self.completed_trainers = frozenset(read_numbers(bytes(payload)))
-            self.stream.send(Kind.GOODBYE)
-        elif header.kind in (Kind.PARAM, Kind.UNCHANGED):
-            found = self._dialer.transport.poll(header)
-            if found is not None:
-                self._take_shared(header.block, found)
-            self._values.landed(header.block, header.step, changed=header.kind is Kind.PARAM)
-
-        elif header.kind in (Kind.ROWS, Kind.STEPPED):
-            self._rows.landed(self.server, header, memoryview(payload))
+        match header.kind:
+            case Kind.PARAM | Kind.UNCHANGED:
+                shared = self.transport.poll(header)
+                if shared is not None:
+                    self._take_shared(header.block, shared)
+                self._replies.value_landed(header.block, header.step, changed=header.kind is Kind.PARAM)
+            case Kind.ROWS:
+                self._replies.rows_landed(self.server, header, memoryview(payload))
+            case Kind.STEPPED:
+                self._replies.table_stepped(self.server, header, memoryview(payload))
+            case Kind.COMPLETE:
+                self.completed_trainers = frozenset(read_numbers(bytes(payload)))
+                self.stream.send(Kind.GOODBYE)
+            case Kind.ERROR:
+                raise read_error(bytes(payload))
 
     def _take_shared(self, block: int, value: memoryview) -> None:
         """Take a value from the server's memory.
 
-        In sync mode it lies there unchanged until this trainer has sent the next gradient, and before that
-        it is adopted: so it can wait there. Any other mode may change it as soon as its frame is taken.
+        In sync mode it stays unchanged until this trainer has sent the next gradient, and is adopted before
+        that. In any other mode the server may change it as soon as its frame is acknowledged.
         """
         if self._in_step:
-            self._store.lies(block, value)
+            self._store.land_elsewhere(block, value)
         else:
             copy_bytes(value, self._store.landing(block))
 
     def _end(self, error: FleetError | None) -> None:
-        """Open another connection for one that broke; pass any other end on."""
-        if self._dialer.closing.is_set():
+        """Reconnect where a connection broke; pass any other end on."""
+        if self._closing.is_set():
             return
         if isinstance(error, BrokenConnectionError):
             _log.warning("%s; connecting again", error)
@@ -166,17 +200,17 @@ class ServerConnection:
             name = f"fleet-reconnect {self.endpoint}"
             threading.Thread(target=self._reconnect, name=name, daemon=True).start()
         elif error is not None:
-            self._waits.fail(error)
+            self._replies.fail(error)
         else:
             self.has_ended = True
-            self._waits.wake()
+            self._replies.wake()
 
     def _reconnect(self) -> None:
         try:
-            resent = self._dialer.open(self._lives_since)
+            resent = self._open(self._lives_since)
         except FleetError as error:
-            if not self._dialer.closing.is_set():
-                self._waits.fail(error)
+            if not self._closing.is_set():
+                self._replies.fail(error)
             return
         progress.count("reconnections", 1)
         progress.count("frames_resent", resent)
@@ -188,16 +222,231 @@ class ServerConnection:
         self._heartbeat.connection_regained(self.server)
 
     def _lives_since(self, since: float) -> bool:
-        """Wait until the server is known to have lived later than that; FleetError when it never will.
+        """Wait until the server is known to have lived after a time; False if this end closes first.
 
-        Returns
-        -------
-        bool
-            False where this end closes meanwhile.
+        Raises
+        ------
+        FleetError
+            The server is gone for good.
         """
         while self._heartbeat.lived(self.server) <= since:
-            self._waits.check()
-            if self._dialer.closing.wait(_LOOK_SECONDS):
+            self._replies.check()
+            if self._closing.wait(_LOOK_SECONDS):
                 return False
-        self._waits.check()  # in another life it answers as well
+        self._replies.check()  # a restarted server answers too, but has lost its state
         return True
+
+    def _open(self, lives_since: Callable[[float], bool] | None) -> int:
+        """Open a connection, after ever longer pauses; return the number of frames that are sent again.
+
+        A server that lives and does not greet is busy, with a long step for example: this counts as no try.
+        It greets once it has taken the frame that keeps it busy.
+
+        Parameters
+        ----------
+        lives_since : callable, optional
+            Called after a failed try; waits for a later sign of life, and returns whether to try again. None
+            for the first connection, when the server has just let this trainer join.
+
+        Raises
+        ------
+        PeerLostError
+            All tries have failed.
+        FleetError
+            The server refuses.
+        ConfigurationError
+            The settings want shared memory, and the server is elsewhere.
+        """
+        tries, tried = self._settings.retry_times + 1, 0
+        greeting_seconds, log = GREETING_SECONDS, WaitLog()
+        while tried < tries:
+            pause = min(_FIRST_PAUSE_SECONDS * 2**tried, _LONGEST_PAUSE_SECONDS)
+            try:
+                return self._open_once(min(greeting_seconds, self._settings.deadline_seconds))
+            except (OSError, RemoteProtocolError) as error:
+                failure = error
+            busy = lives_since is not None and isinstance(failure, NotGreetedError)
+            tried += not busy
+            if tried < tries and self._closing.wait(pause):
+                break
+            if lives_since is not None and not lives_since(time.monotonic()):
+                break
+            if busy:
+                greeting_seconds *= 2
+                what = (
+                    f"parameter server {self.endpoint}, which answers calls, to greet a new data connection"
+                )
+                waited = log.note(self.endpoint, lambda: f"waiting for {what}")  # noqa: B023
+                if waited >= self._settings.stalled_seconds:
+                    raise DeadlineExceededError(f"waited {waited:.0f} s for {what}")
+        known = "it let this trainer join" if lives_since is None else "it answers calls"
+        raise PeerLostError(
+            f"no data connection to parameter server {self.endpoint}, port {self._port}: {failure}; tried "
+            f"{tried} {'times' if tried > 1 else 'time'} (FLAGS_rpc_retry_times), though {known}"
+        ) from failure
+
+    def _open_once(self, greeting_seconds: float) -> int:
+        offered = self._memory
+        connected = self._dial()
+        if not self._local_name:
+            self._memory = offered = None
+        self._greeting = connected
+        if self._closing.is_set():  # `close` may have read `_greeting` before
+            hang_up(connected)
+        try:
+            return self._greet(connected, greeting_seconds)
+        except OSError:
+            connected.close()
+            if offered is None or self._memory is not None:
+                raise
+        except BaseException:
+            connected.close()
+            raise
+        return self._open_once(greeting_seconds)  # without the memory, which could not be mapped
+
+    def _dial(self) -> socket.socket:
+        """Connect by the Unix socket where the server is on this host, else by TCP."""
+        settings = self._settings
+        timeout_seconds = min(GREETING_SECONDS, settings.deadline_seconds)
+        if self._local_name:
+            try:
+                connected = dial_here(
+                    self._local_name,
+                    timeout_seconds=timeout_seconds,
+                    buffer_bytes=settings.socket_buffer_bytes,
+                )
+            except OSError as error:
+                if self._reached_here:
+                    raise
+                if settings.transport == "shared_memory":
+                    raise self._not_here(str(error)) from error
+                _log.debug(
+                    "parameter server %s is not on this host (%s): data travels over TCP",
+                    self.endpoint,
+                    error,
+                )
+                self._local_name = ""
+            else:
+                self._reached_here = True
+                return connected
+        elif settings.transport == "shared_memory":
+            raise self._not_here("it listens for no process of its host")
+        host, _ = split_endpoint(self.endpoint)
+        connected = dial(
+            host, self._port, timeout_seconds=timeout_seconds, buffer_bytes=settings.socket_buffer_bytes
+        )
+        return connected if self._certificates is None else TlsSocket(connected, self._certificates, host)
+
+    def _not_here(self, reason: str) -> ConfigurationError:
+        return ConfigurationError(
+            f"strategy.transport is 'shared_memory', and parameter server {self.endpoint} cannot be reached "
+            f"so: {reason}; expected a server on this host, of the same user, with the same strategy. With "
+            "'auto' what is elsewhere is reached over TCP"
+        )
+
+    def _greet(self, connected: socket.socket, timeout_seconds: float) -> int:
+        descriptors = [self._memory.descriptor] if self._memory is not None else []
+        hello = self._hello
+        directions, theirs = greet(
+            connected,
+            self._identity,
+            Hello(hello.incarnation, hello.num_blocks, hello.session, self.stream.taken, bool(descriptors)),
+            self._codec.block_bytes,
+            descriptors=descriptors,
+            share=self._share,
+            timeout_seconds=timeout_seconds,
+            key=self._key,
+            row_bytes=self._row_bytes,
+        )
+        self._greeting = None  # the stream owns the socket from here on
+        return self.stream.attach(connected, directions, theirs.taken)
+
+    def _share(self, theirs: Hello, descriptors: Sequence[int]) -> bool:
+        """Decide whether memory is shared, once for the session."""
+        shares = theirs.shared and self._memory is not None
+        shared = isinstance(self.transport, SharedMemoryTransport)
+        if self._greeted and shares != shared:
+            raise RemoteProtocolError(
+                f"parameter server {self.endpoint} shared memory on one connection of the session and not on "
+                "another"
+            )
+        if shares and not shared and self._memory is not None:
+            try:
+                self.transport = self._shared_transport(self._memory, descriptors)
+            except OSError:
+                self._memory = None  # the next connection does without
+                raise
+        if not shares:
+            self._memory = None
+        self._greeted = True
+        return shares
+
+    def _shared_transport(self, own: SharedBlocks, descriptors: Sequence[int]) -> SharedMemoryTransport:
+        """Map the server's values; OSError where that fails, or where the system dropped their descriptor."""
+        if not descriptors:
+            raise OSError("the descriptor of the server's memory did not come with its greeting")
+        values = SharedBlocks.receive(descriptors[0], self._codec.block_bytes, writable=False)
+        return SharedMemoryTransport(self.stream, self._codec, own, values, copies=True)
+
+    def _make_memory(self) -> SharedBlocks | None:
+        if not self._local_name:
+            return None
+        try:
+            return SharedBlocks.create(self._codec.block_bytes)
+        except OSError as error:
+            _log.debug("no memory to share with parameter server %s: %s", self.endpoint, error)
+            return None
+
+
+class SilenceWatchdog:
+    """Ends a connection over which nothing has arrived for too long, not even the reply to a probe.
+
+    Works only where the system counts the bytes that have moved: within a large frame nothing else does.
+
+    Parameters
+    ----------
+    stream : ResumableStream
+    endpoint : str
+        The server's, for messages.
+    limit_seconds : float
+        How long nothing may arrive.
+    """
+
+    def __init__(self, stream: ResumableStream, endpoint: str, limit_seconds: float) -> None:
+        self._stream = stream
+        self._arrivals = Arrivals(stream)
+        self._endpoint = endpoint
+        self._limit_seconds = limit_seconds
+        self._moved: BytesMoved | None = None
+        self._moved_at = 0.0
+        self._probed = False
+
+    def look(self, now: float) -> bool:
+        """Check the connection; return whether anything has arrived since the last call.
+
+        Parameters
+        ----------
+        now : float
+            By a monotonic clock.
+        """
+        moved = self._stream.bytes_moved()
+        if moved is None or self._moved is None or _is_alive(self._moved, moved):
+            self._moved, self._moved_at, self._probed = moved, now, False
+        elif not self._probed and now - self._moved_at >= self._limit_seconds * _PROBE_AFTER:
+            self._probed = True
+            self._stream.send(Kind.CONFIRM)
+        elif self._probed and now - self._moved_at >= self._limit_seconds:
+            _log.warning(
+                "the data connection with parameter server %s has carried nothing for %.0f s, not even an "
+                "answer; giving it up",
+                self._endpoint,
+                now - self._moved_at,
+            )
+            self._moved = None
+            self._stream.hang_up()
+        return self._arrivals.look()
+
+
+def _is_alive(before: BytesMoved, now: BytesMoved) -> bool:
+    """Return whether the peer itself sent or took data; its kernel's reply to a probe does not count."""
+    return now.received != before.received or now.acknowledged - before.acknowledged > _PROBE_BYTES

@@ -1,123 +1,278 @@
-"""What a mode's half has of the servers: it sends gradients, and awaits and adopts values.
+"""A trainer's session with its servers: it joins them, and trains through their data connections.
 
-The training thread calls; per server one thread receives and one sends. What arrives lands in the
-`ParameterStore`; what fails is kept until the training thread asks next.
+A trainer first joins every server and learns which blocks each holds. Only then does it make the objects of
+its session, each of them once, from the final plan.
+
+The training thread calls; per server one thread receives and one sends. Values land in the `ParameterStore`;
+a failure is kept until the training thread makes its next call.
 """
 
 import threading
+import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from torch.nn import Parameter
 
 from fleet.errors import DeadlineExceededError, FleetError
-from fleet.parameter_server.trainer.agreement import in_step
-from fleet.parameter_server.trainer.awaited import AwaitedValues
-from fleet.parameter_server.trainer.barriers import Barriers
-from fleet.parameter_server.trainer.local_tables import LocalTables
+from fleet.parameter_server.certificates import Certificates, certificates_of
+from fleet.parameter_server.control.client import ControlClient, read_placement
+from fleet.parameter_server.control.guard import prover_of
+from fleet.parameter_server.control.heartbeat import Heartbeat
+from fleet.parameter_server.settings import Settings
+from fleet.parameter_server.trainer import agreement
+from fleet.parameter_server.trainer.calls import ServerCalls
+from fleet.parameter_server.trainer.local_steps import LocalTables
 from fleet.parameter_server.trainer.parameters import ParameterStore
+from fleet.parameter_server.trainer.replies import LOOK_SECONDS, Replies, in_step
 from fleet.parameter_server.trainer.rows import TrainerRows
 from fleet.parameter_server.trainer.server_connection import ServerConnection
-from fleet.parameter_server.trainer.waits import LOOK_SECONDS, Waits
-from fleet.parameter_server.waiting import WaitLog
+from fleet.parameter_server.waits import WaitLog, wait_for_ports
 from fleet.plan.blocks import PlannedBlock
+from fleet.plan.config import DistributedMode
 from fleet.plan.job import TrainerPlan
 from fleet.process import progress
 from fleet.process.finite import NO_ROWS, OfRows
-from fleet.wire import Kind
+from fleet.wire import Identity, Kind, job_hash
 from fleet.wire.messages import pack_hyper, pack_numbers
 
-__all__ = ["Session"]
+if TYPE_CHECKING:
+    from fleet.parameter_server.control.proto import control_pb2
+    from fleet.role_maker import JobIdentity
+
+__all__ = ["Session", "join"]
 
 
-class _Waiting:
-    """What a session offers to threads of a mode's own."""
-
-    def __init__(self, waits: Waits) -> None:
-        self._waits = waits
-
-    def fail(self, error: FleetError) -> None:
-        """Keep an error until the training thread asks next; the first one counts."""
-        self._waits.fail(error)
-
-    def check(self) -> None:
-        """Raise the failure that a thread of this session has found, if there is one."""
-        self._waits.check()
-
-    def wake(self) -> None:
-        """Let who waits look again."""
-        self._waits.wake()
-
-    def wait_until(self, done: Callable[[], bool], describe: Callable[[], str]) -> None:
-        """Wait for something that another thread brings about; raises as `Waits.wait_until` does."""
-        progress.count("wait_seconds", self._waits.wait_until(done, describe))
-
-
-class Session(_Waiting):
-    """One trainer's steps; see `fleet.parameter_server.modes.Session`.
+def join(
+    plan: TrainerPlan,
+    parameters: Mapping[str, Parameter],
+    job: "JobIdentity",
+    settings: Settings,
+    facts: Mapping[str, str],
+    *,
+    guarded: bool = False,
+    look: Callable[[], None] = lambda: None,
+    completed: Callable[[Collection[int]], None] = lambda _: None,
+) -> "Session":
+    """Join every server, and take the values that they hold.
 
     Parameters
     ----------
     plan : TrainerPlan
+        With the blocks of the program; the session's has those that servers hold.
+    parameters : mapping of name to Parameter
+        The module's own.
+    job : JobIdentity
+        Name, uid and key of the job, and the start count of this process.
+    settings : Settings
+    facts : mapping of str to str
+        What the servers must have in common with this process, in addition to the plan's agreement.
+    guarded : bool
+        Whether writes of the script to parameters are errors.
+    look : callable
+        As of `wait_for_ports`.
+    completed : callable
+        Called before joining with the trainers that have completed, among which this one may be; an exception
+        ends the start.
+
+    Raises
+    ------
+    ConfigurationError
+        A server refuses, with its reason.
+    PeerLostError
+        A server does not answer in time.
+    """
+    deadline = time.monotonic() + settings.starting_seconds
+    if plan.wait_port:
+        wait_for_ports(plan.endpoints, settings.starting_seconds, look)
+    certificates = certificates_of(settings)
+    controls = [
+        ControlClient(
+            endpoint,
+            plan.trainer_id,
+            job.attempt,
+            settings.retry_times,
+            prover_of(job.key, server),
+            certificates,
+        )
+        for server, endpoint in enumerate(plan.endpoints)
+    ]
+    try:
+        if job.life:
+            completed(agreement.completed_before(controls, job, settings.deadline_seconds))
+        facts = {**plan.agreement, **settings.agreement, **facts}
+        joined = agreement.join(controls, job, facts, settings.deadline_seconds, deadline)
+        plan = plan.placed([read_placement(reply.placement) for reply in joined])
+        store = ParameterStore(plan.blocks, parameters, guarded=guarded)
+        agreement.warn_of_other_values(plan, joined, store.checksums())
+        session = Session(plan, store, job, settings, controls, joined, certificates)
+    except BaseException:
+        for control in controls:
+            control.close()
+        raise
+    try:
+        session.start(joined)
+    except BaseException:
+        session.close()
+        raise
+    return session
+
+
+class Session(Replies):
+    """One trainer's session; see `fleet.parameter_server.modes.Session` for what a mode uses of it.
+
+    Parameters
+    ----------
+    plan : TrainerPlan
+        With the blocks that servers hold.
     store : ParameterStore
         Where values land.
-    values : AwaitedValues
-    barriers : Barriers
-    waits : Waits
-    rows : TrainerRows
-        The tables that live on the servers.
-    local_rows : LocalTables, optional
-        This trainer's copies of their rows, where it steps them itself.
+    job : JobIdentity
+    settings : Settings
+    controls : sequence of ControlClient
+        One for each server.
+    joined : sequence of JoinReply
+        The servers'.
+    certificates : Certificates or None
+        For TLS over TCP.
     """
 
     def __init__(
         self,
         plan: TrainerPlan,
         store: ParameterStore,
-        values: AwaitedValues,
-        barriers: Barriers,
-        waits: Waits,
-        rows: TrainerRows,
-        local_rows: LocalTables | None = None,
+        job: "JobIdentity",
+        settings: Settings,
+        controls: Sequence[ControlClient],
+        joined: "Sequence[control_pb2.JoinReply]",
+        certificates: Certificates | None,
     ) -> None:
-        super().__init__(waits)
-        self.plan = plan
+        super().__init__(plan, settings)
         self.store = store
-        self.step = 0
-        """The number of steps made, from the job's beginning."""
-        self.connections: list[ServerConnection] = []
-        """One per server, once the trainer has joined."""
-        self._values = values
-        self._barriers = barriers
-        self.rows = rows
-        self.local_rows = local_rows
+        self.restored = ""
+        """The random name of the checkpoint that the servers have loaded; empty for none."""
+        self.calls = ServerCalls(controls, self)
+        self._heartbeat = Heartbeat(
+            controls,
+            [reply.incarnation for reply in joined],
+            settings,
+            self.fail,
+            self._look_for_silence,
+            self._clock,
+        )
+        identity = Identity(job_hash(job.name, job.uid), plan.trainer_id, job.attempt)
+        self.connections = [
+            ServerConnection(server, reply, identity, job.key, certificates, store, self, self._heartbeat)
+            for server, reply in enumerate(joined)
+        ]
+        self._holders = [connection for connection in self.connections if connection.holds]
+        """The connections with servers that have some of the model."""
+        self.rows = TrainerRows([connection.stream for connection in self.connections], self)
+        self.local_rows: LocalTables | None = None
+        """This trainer's copies of rows, where it steps them itself."""
+        if plan.mode is DistributedMode.GEO and plan.tables:
+            self.local_rows = LocalTables(plan.tables, plan.trainers, self.rows)
+        self._shows_tables = bool(plan.tables) and plan.trainer_id == 0
+        """Trainer 0 reports the sizes of tables for the whole job."""
         self._sending = 0
-        """The step whose frames are being enqueued."""
+        """The step whose frames are being sent."""
         self._turn = threading.RLock()
-        """Held for the frames of a whole step, so that nothing else comes between them."""
+        """Held while a mode sends a whole step, so that frames of no other step come in between."""
+
+    def start(self, joined: "Sequence[control_pb2.JoinReply]") -> None:
+        """Connect to the servers, and take the values that they hold; raises as `join`."""
+        if self._shows_tables:
+            progress.show_tables(self._heartbeat.tables.total)
+        for connection in self.connections:
+            connection.connect()
+        self._heartbeat.start()
+        self.pull(*agreement.loaded_and_steps(self.plan, joined, self.calls, self.settings.deadline_seconds))
+
+    def agree(self) -> "list[control_pb2.LoadReply]":
+        """Have the servers load one checkpoint; see `agreement.agree`."""
+        return agreement.agree(self.calls.ask_all, self.plan.endpoints, self.settings.deadline_seconds)
+
+    def pull(self, restored: Sequence[str], steps: Sequence[int]) -> None:
+        """Take the values that the servers hold; between two steps only.
+
+        Parameters
+        ----------
+        restored : sequence of str
+            The checkpoint that each server has loaded.
+        steps : sequence of int
+            The number of steps that each has made.
+
+        Raises
+        ------
+        StateLostError
+            The servers have loaded different checkpoints, or are at different steps.
+        """
+        agreement.check_equal(self.plan.endpoints, restored)
+        self.restored = restored[0]
+        self.step = agreement.next_step(self.plan, steps)
+        self.take_values()
+
+    def take_values(self) -> None:
+        """Overwrite this trainer's values by those of the servers."""
+        self.store.forget()
+        self.request_values()
+        self.wait_for_values()
+        self.adopt_values()
+        self.rows.take_all()
+
+    def complete(self) -> frozenset[int]:
+        """Tell every server that this trainer has finished; return the trainers that all know to have."""
+        self.check()
+        if self._shows_tables:
+            self._heartbeat.beat()  # the last chance to learn the sizes: the servers are about to end
+        for connection in self.connections:
+            connection.stream.send(Kind.COMPLETE)
+        self.wait_until(
+            lambda: all(connection.has_ended for connection in self.connections),
+            lambda: "the parameter servers to take note of the end",
+        )
+        self.close()
+        return frozenset.intersection(
+            *(connection.completed_trainers or frozenset() for connection in self.connections)
+        )
+
+    def close(self) -> None:
+        """End the session now; present and later waits and calls raise an error."""
+        self.fail(
+            FleetError(
+                "the session with the parameter servers has ended; what they are asked for, optimizer state "
+                "say, must be asked before fleet.stop_worker()"
+            )
+        )
+        self._heartbeat.stop()
+        for connection in self.connections:
+            connection.close()
+        self.calls.close()
 
     def advance(self) -> None:
-        """Count a step as made."""
+        """Count a step."""
         self.step += 1
 
-    def expect_values(self) -> None:
-        """Register the expected answers, one per block, before the request is sent."""
-        self._values.expect(self.step)
-
-    def begin_step(self, hyper_parameters: Sequence[dict[str, Any]]) -> None:
-        """Announce a step with its hyper-parameters, before its first gradient."""
-        self._begin_step(self.step, hyper_parameters)
+    def begin_step(self, hyper_parameters: Sequence[dict[str, Any]], step: int | None = None) -> None:
+        """Announce a step, by default the present one, before its first gradient."""
+        self.check()
+        self._sending = step = self.step if step is None else step
+        payload = pack_hyper(hyper_parameters)
+        for connection in self._holders:
+            connection.stream.send(Kind.HYPER, payload, step=step)
 
     def send_gradient(self, block: PlannedBlock, payload: memoryview) -> None:
         """Enqueue a gradient; its memory must not change until the servers have it."""
         self.connections[block.server].transport.submit(Kind.GRAD, self._sending, block.id, payload)
 
     def end_step(self, absent: Iterable[PlannedBlock]) -> None:
-        """Announce that nothing more comes, and for which blocks nothing came."""
+        """Announce the end of a step, and the blocks that have no gradient."""
         by_server: dict[int, list[int]] = {}
         for block in absent:
             by_server.setdefault(block.server, []).append(block.id)
-        for connection in _holders(self.connections):
+        for connection in self._holders:
             numbers = pack_numbers(by_server.get(connection.server, ()))
-            connection.send(Kind.STEP_END, numbers, step=self._sending)
+            connection.stream.send(Kind.STEP_END, numbers, step=self._sending)
 
     def send_step(
         self,
@@ -126,9 +281,9 @@ class Session(_Waiting):
         gradients: Mapping[int, memoryview],
         of_rows: OfRows = NO_ROWS,
     ) -> None:
-        """Enqueue a whole step at once, gradients by block and table; a thread of the mode's own may."""
+        """Enqueue a whole step, with gradients by block and table; in any thread of the mode."""
         with self._turn:
-            self._begin_step(step, hyper_parameters)
+            self.begin_step(hyper_parameters, step)
             for block in self.plan.blocks:
                 if block.id in gradients:
                     self.send_gradient(block, gradients[block.id])
@@ -139,52 +294,36 @@ class Session(_Waiting):
     def flush(self) -> None:
         """Wait until the servers have what was enqueued: its memory may change then."""
         log = WaitLog()
-        marks = [(connection, connection.send(Kind.CONFIRM)) for connection in _holders(self.connections)]
-        for connection, mark in marks:
+        for connection, mark in [(each, each.stream.send(Kind.CONFIRM)) for each in self._holders]:
+            what = f"{connection.endpoint} to take gradients"
             while not connection.stream.wait_until_taken(mark, LOOK_SECONDS):
                 self.check()
-                what = f"{connection.endpoint} to take gradients"
                 waited = log.note(connection.endpoint, lambda: f"waiting for {what}")  # noqa: B023
-                if waited >= self._waits.settings.stalled_seconds:
+                if waited >= self.settings.stalled_seconds:
                     raise DeadlineExceededError(f"waited {waited:.0f} s for {what}")
 
     def request_values(self) -> None:
-        """Expect values, and ask for that of each block: of this step where trainers are in step."""
+        """Request the value of each block: that of this very step where trainers are in step."""
         self.check()
         with self._turn:
-            self._values.expect(self.step, present=True, exactly=in_step(self.plan))
-            for connection in _holders(self.connections):
-                connection.send(Kind.PULL, step=self.step)
-
-    @property
-    def values_arrived(self) -> bool:
-        """Whether all the values expected have landed."""
-        return self._values.all_landed
-
-    def wait_for_values(self, *, background: bool = False) -> None:
-        """Wait until they have; see `AwaitedValues.wait`."""
-        self._values.wait(background=background)
-
-    def wait_for_some(self, blocks: Collection[int]) -> None:
-        """Wait until the values of these blocks have landed."""
-        self._values.wait_for(blocks)
+            self.expect_values(present=True, exactly=in_step(self.plan))
+            for connection in self._holders:
+                connection.stream.send(Kind.PULL, step=self.step)
 
     def adopt_values(self, names: Iterable[str] | None = None) -> None:
-        """Make the values that have landed the parameters: all of them, or those of these names."""
-        self.store.adopt(self._values.unchanged, names)
+        """Copy the values that have landed into the parameters: all of them, or those of these names."""
+        self.store.adopt(self.unchanged, names)
 
     def wait_for_ends(self) -> None:
-        """Wait until no other trainer makes a step any more: it calls this, has completed or is given up."""
-        self._barriers.wait_for_ends()
+        """Wait until no other trainer makes a step any more; see `ServerCalls.wait_for_ends`."""
+        self.calls.wait_for_ends()
 
-    def _begin_step(self, step: int, hyper_parameters: Sequence[dict[str, Any]]) -> None:
-        self.check()
-        self._sending = step
-        payload = pack_hyper(hyper_parameters)
-        for connection in _holders(self.connections):
-            connection.send(Kind.HYPER, payload, step=step)
+    def servers_wait_for(self) -> str:
+        """Return what the servers wait for, as of their latest heartbeats; empty for nothing."""
+        return self._heartbeat.waiting_for()
 
-
-def _holders(connections: Sequence[ServerConnection]) -> list[ServerConnection]:
-    """Return the connections with servers that have some of the model."""
-    return [connection for connection in connections if connection.holds]
+    def _look_for_silence(self) -> None:
+        now = self._clock.now()
+        for connection in self.connections:
+            if connection.watchdog.look(now):
+                self._heartbeat.heard(connection.server)

@@ -1,67 +1,101 @@
-"""One trainer's training: what the loop form and the program form both run on."""
+"""One trainer's training, for the loop form and the program form alike."""
 
 import logging
 from collections.abc import Callable, Collection, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 from fleet.checkpoint import TrainStatus, named_state
 from fleet.errors import ConfigurationError
-from fleet.parameter_server.elastic import elastic_facts
-from fleet.parameter_server.modes import mode_of_trainer
-from fleet.parameter_server.naming import describe_blocks, name_servers
-from fleet.parameter_server.optimizer_state import initial_state_fact, state_of
+from fleet.parameter_server.control.reduction import Contribution
+from fleet.parameter_server.facts import elastic_facts, initial_state_fact, state_of
+from fleet.parameter_server.modes import (
+    Mode,
+    TrainerMode,
+    mode_of_trainer,
+)
 from fleet.parameter_server.settings import Settings
 from fleet.parameter_server.trainer.agreement import note_steps_past
 from fleet.parameter_server.trainer.checkpoints import TrainerCheckpoints
-from fleet.parameter_server.trainer.client import Client
-from fleet.parameter_server.trainer.parameters import ParameterStore, check_dtype
-from fleet.parameter_server.trainer.pushing import push_alone, push_together
-from fleet.parameter_server.trainer.scaling import Scaling
-from fleet.parameter_server.trainer.served_rows import rows_of_tables
-from fleet.parameter_server.trainer.state import read_state
-from fleet.parameter_server.trainer.steps import Steps
+from fleet.parameter_server.trainer.gradients import GradientFlow
+from fleet.parameter_server.trainer.local_steps import LocalSteps
+from fleet.parameter_server.trainer.own_optimizer import Scaling
+from fleet.parameter_server.trainer.parameters import check_dtype
+from fleet.parameter_server.trainer.replies import in_step
+from fleet.parameter_server.trainer.rows import rows_of_tables
+from fleet.parameter_server.trainer.session import Session, join
+from fleet.parameter_server.transport.arena import bytes_of, dtype_of
+from fleet.parameter_server.waits import describe_blocks, name_servers
 from fleet.plan import Source
 from fleet.plan.config import DistributedMode
 from fleet.plan.job import TrainerPlan
 from fleet.plan.source import WITHOUT_NAMES, LeftOut
 from fleet.process.finite import FiniteCheck, tell_of_weights
+from fleet.tables.geo import server_config
 
 if TYPE_CHECKING:
     from fleet.role_maker import JobIdentity
 
 __all__ = ["Trainer"]
 
+_PUSH: Final = "fleet.push_parameters"
 _log = logging.getLogger(__name__)
 
 
 class Trainer:
-    """Follows the plan of a transpiled trainer program.
+    """Trains through a session with the servers; see `Trainer.join`.
 
     Parameters
     ----------
-    plan : TrainerPlan
+    session : Session
     source : Source
         The module's parameters and the optimizer.
-    job : JobIdentity
-    settings : Settings
+    kind : Mode
     overlap : bool or None
         Whether gradients leave during the backward pass; as of `GradientFlow`.
     cross_step : bool
-        Whether values are awaited layer by layer in the next forward pass.
+        Whether the layers of the next forward pass wait for values, in place of ``step()``.
     non_finite : str
-        What is done about gradients that are not finite; as of `FiniteCheck`.
-
-    Raises
-    ------
-    ConfigurationError
-        `cross_step` cannot be honoured: the source has no module, or the mode does not wait for each step.
+        What happens to gradients that are not finite; as of `FiniteCheck`.
     """
 
     def __init__(
         self,
+        session: Session,
+        source: Source,
+        kind: Mode,
+        *,
+        overlap: bool | None,
+        cross_step: bool,
+        non_finite: str,
+    ) -> None:
+        self.session = session
+        self.plan = session.plan
+        """With the blocks that the servers hold."""
+        self.completed = False
+        """Whether the servers know that this trainer has finished."""
+        self.steps_locally = kind.steps_locally
+        """Whether the user's own optimizer steps, and has the state."""
+        self.checkpoints = TrainerCheckpoints(session, source, steps_locally=kind.steps_locally)
+        self._source = source
+        self._own_tables = source.own_tables
+        self._kind = kind
+        self._overlap = overlap
+        self._cross_step = cross_step
+        self._waits_for_values = in_step(session.plan) and not cross_step
+        exchanged = (*source.parameters.values(), *self._own_tables.values())
+        self._left_out = LeftOut(source.optimizer, exchanged, source.module)
+        self._finite = FiniteCheck(non_finite, self.plan.trainer_id, lambda: session.step)
+        self.mode, self.flow = self._make_steps()
+        self._joined_at = session.step
+
+    @classmethod
+    def join(
+        cls,
         plan: TrainerPlan,
         source: Source,
         job: "JobIdentity",
@@ -70,61 +104,71 @@ class Trainer:
         overlap: bool | None,
         cross_step: bool = False,
         non_finite: str = "warn",
-    ) -> None:
-        self.completed = False
-        """Whether the servers know that this trainer has finished."""
-        self._source = source
-        self._joined_at = 0
-        exchanged = (*source.parameters.values(), *source.own_tables.values())
-        self._left_out = LeftOut(source.optimizer, exchanged, source.module)
-        self._kind = mode_of_trainer(plan, settings)
-        self.steps_locally = self._kind.steps_locally
-        """Whether the user's own optimizer steps, and has the state."""
-        guarded = plan.custom is None and not self.steps_locally
-        store = ParameterStore(plan.blocks, source.parameters, guarded=guarded)
-        facts = initial_state_fact(state_of(source))
-        facts |= elastic_facts(self._kind, plan.trainers, settings.max_trainers)
-        self._client = Client(plan, job, store, settings, facts)
-        self.barriers = self._client.barriers
-        """Where this trainer waits for the others."""
-        self.checkpoints = TrainerCheckpoints(self._client, source, steps_locally=self.steps_locally)
-        self._finite = FiniteCheck(non_finite, plan.trainer_id, lambda: self.current_step)
-        self.steps = Steps(
-            self._kind,
-            self._client.session,
-            source,
-            overlap=overlap,
-            cross_step=cross_step,
-            finite=self._finite,
-            rows=self._client.rows,
-        )
+        look: Callable[[], None] = lambda: None,
+        completed: Callable[[Collection[int]], None] = lambda _: None,
+    ) -> "Trainer":
+        """Join the servers as a plan says, and take their values.
 
-    @property
-    def plan(self) -> TrainerPlan:
-        """What this trainer follows: once it has joined, with the blocks that the servers hold."""
-        return self._client.session.plan
+        Parameters
+        ----------
+        plan : TrainerPlan
+        source : Source
+        job : JobIdentity
+        settings : Settings
+        overlap, cross_step, non_finite
+            As of this class.
+        look, completed : callable
+            As of `session.join`.
+
+        Raises
+        ------
+        ConfigurationError
+            `cross_step` cannot be honoured: the source has no module, or the mode does not wait for each
+            step; the script has converted the model; or a server refuses.
+        PeerLostError
+            A server does not answer in time.
+        """
+        kind = mode_of_trainer(plan, settings)
+        facts = initial_state_fact(state_of(source))
+        facts |= elastic_facts(kind, plan.trainers, settings.max_trainers)
+        # What is wrong on this trainer alone is found before the others count on it.
+        for block in plan.blocks:
+            check_dtype(block.param, source.parameters[block.param], dtype_of(block.dtype))
+        if plan.mode is DistributedMode.GEO:
+            for table in plan.tables:
+                server_config(table.config)
+        if cross_step and source.module is None:
+            raise ConfigurationError(
+                "strategy.cross_step is True, and the layers that are to wait are not known: give the model, "
+                "as in fleet.distributed_optimizer(optimizer, strategy, model=model)"
+            )
+        guarded = plan.custom is None and not kind.steps_locally
+        session = join(
+            plan, source.parameters, job, settings, facts, guarded=guarded, look=look, completed=completed
+        )
+        try:
+            trainer = cls(
+                session, source, kind, overlap=overlap, cross_step=cross_step, non_finite=non_finite
+            )
+            trainer.start()
+        except BaseException:
+            session.close()
+            raise
+        return trainer
 
     @property
     def current_step(self) -> int:
-        """The number of steps made, from the job's beginning."""
-        return self._client.session.step
+        """The number of steps made since the job began."""
+        return self.session.step
 
-    def start(
-        self,
-        look: Callable[[], None] = lambda: None,
-        told: Callable[[Collection[int]], None] = lambda _: None,
-    ) -> None:
-        """Join the servers and take their values; see `Client.start`."""
-        self._client.start(look, told)
-        try:
-            self.checkpoints.restore_own_part()
-        except BaseException:
-            self._client.close()
-            raise
-        self.steps.restart()  # with the blocks that the servers hold
+    def start(self) -> None:
+        """Take the trainer's part of a loaded checkpoint, and begin to train."""
+        self.checkpoints.restore_own_part()
+        self.mode.start()
+        self.flow.attach()
         for table in self._source.tables:
-            if table.name not in self._source.own_tables:
-                table.declared.bind(self._client.session.local_rows or self._client.rows)
+            if table.name not in self._own_tables:
+                table.declared.bind(self.session.local_rows or self.session.rows)
         _log.info(
             "trainer %d joined %s at step %d with %s in mode %s",
             self.plan.trainer_id,
@@ -133,7 +177,6 @@ class Trainer:
             describe_blocks(self.plan.blocks),
             self.plan.agreement["mode"],
         )
-        self._joined_at = self.current_step
         if self._joined_at:
             _log.info(
                 "trainer %d joins late, at step %d of the training: loops over fleet.epochs() and "
@@ -155,29 +198,38 @@ class Trainer:
         Raises
         ------
         ConfigurationError
-            Parameters have gradients that no server hears of, see `LeftOut.check`; or other dtypes than on
+            Parameters have gradients that no server receives, see `LeftOut.check`; or other dtypes than on
             the servers, see `check_dtype`.
         FleetError
             The script has written to parameters; see `ParameterStore.check_kept`.
         """
         self._left_out.check()
-        self._client.session.store.check_kept()
-        self._check_tables()
-        self.steps.step(scaling)
-        in_step = self.plan.mode is DistributedMode.SYNC and not self.steps.crosses
-        return in_step and self._client.values.nothing_changed
+        self.session.store.check_kept()
+        for name, weight in self._own_tables.items():
+            check_dtype(name, weight, torch.float32)
+        self.flow.step(scaling)
+        return self._waits_for_values and self.session.nothing_changed
 
     def step_as_the_own(self) -> None:
-        """Make one step in the place of that of the script's own optimizer, within the hooks on it."""
-        self.steps.flow.own_step.replace(self.step)
+        """Make one step in place of the step of the script's own optimizer, within its hooks."""
+        self.flow.guard.replace(self.step)
+
+    def settle(self) -> None:
+        """Send what is left of the steps made so far, and take the values that follow."""
+        self.mode.settle()
+        self.session.rows.wait()
+        self.session.rows.adopt()
 
     def push(self) -> None:
-        """Make the servers' values those that the script has written to parameters; see `pushing`.
+        """Overwrite the servers' values by those that the script has written to parameters.
+
+        They travel block by block in control calls: a script that writes rarely needs no faster way. The
+        state of the servers' optimizers, momentum for example, stays as it is, as it would in one process.
 
         Raises
         ------
         ConfigurationError
-            Nobody knows what that means in a mode of the script's own.
+            The mode is the script's own, or servers step rows of a table that trainers hold too.
         FleetError
             Gradients have been sent, and ``step()`` was not called; or the last step's values are not here.
         """
@@ -187,18 +239,65 @@ class Trainer:
                 "one of the modes sync, async, half_async and geo"
             )
         self._check_dtypes()
-        if self._source.own_tables:
+        if self._own_tables:
             raise ConfigurationError(
-                f"fleet.push_parameters() carries no rows of {', '.join(self._source.own_tables)}, which the "
+                f"fleet.push_parameters() carries no rows of {', '.join(self._own_tables)}, which the "
                 "servers step by row; write before fleet.init_worker(), in every role alike"
             )
         if self.steps_locally:
             return
-        self.steps.check_settled("fleet.push_parameters()")
+        self.flow.check_nothing_in_flight(f"{_PUSH}() was called")
+        self.mode.check_settled(f"{_PUSH}()")
         if self.plan.mode is DistributedMode.SYNC:
-            push_together(self._client)
+            self._push_together()
         else:
-            push_alone(self._client, self.steps.settle)
+            self._push_alone()
+
+    def _push_together(self) -> None:
+        """Make the first trainer's values everyone's; every trainer that has not completed calls this."""
+        session, blocks, trainer = self.session, self.plan.blocks, self.plan.trainer_id
+        held = session.store.checksums()
+        own = np.array([held[block.id] for block in blocks] + [trainer], dtype=np.int64)
+        combined = session.calls.reduce(Contribution.of(np.stack([own, -own]), "max"), _PUSH)
+        most, least = np.frombuffer(combined, dtype=np.int64).reshape(2, -1)
+        first, unequal = -int(least[-1]), most[:-1] != -least[:-1]
+        if first == trainer:
+            self._write({block.id: session.store.value_bytes(block.id) for block in blocks})
+        session.calls.barrier()
+        if not unequal.any():
+            session.store.keep()
+            return
+        names = sorted({block.param for block, other in zip(blocks, unequal, strict=True) if other})
+        _log.warning(
+            "%s(): the trainers have written different values to %s%s; those of trainer %d are everybody's "
+            "now",
+            _PUSH,
+            ", ".join(names[:3]),
+            " …" if len(names) > 3 else "",
+            first,
+        )
+        session.take_values()
+
+    def _push_alone(self) -> None:
+        """Overwrite the servers' values by this trainer's; the others get them with their next ones."""
+        store = self.session.store
+        written = {name: each.detach().cpu().contiguous().clone() for name, each in store.parameters.items()}
+        store.forget()
+        self.settle()  # this may bring values from before, so the written ones are copied first
+        values: dict[int, memoryview] = {}
+        for block in self.plan.blocks:
+            value = written[block.param]
+            size = value.element_size()
+            values[block.id] = bytes_of(value)[block.begin * size : block.end * size]
+        self._write(values)
+        self.session.take_values()
+
+    def _write(self, values: Mapping[int, memoryview]) -> None:
+        for block in self.plan.blocks:
+            self.session.calls.ask(
+                block.server,
+                lambda control, seconds: control.write(block.id, values[block.id], seconds),  # noqa: B023
+            )
 
     def save(self, directory: str, status: TrainStatus) -> None:
         """Save a checkpoint; see `Saver.save`.
@@ -208,8 +307,7 @@ class Trainer:
         FleetError
             Gradients have been sent, and ``step()`` was not called.
         """
-        self.steps.flow.check_nothing_in_flight("a checkpoint was asked for")
-        self.steps.settle()
+        self._settle_for_checkpoint()
         self.checkpoints.save(directory, status)
 
     def save_numbered(self, folder: str, status: TrainStatus, *, keep: int, incremental: bool = False) -> int:
@@ -220,49 +318,56 @@ class Trainer:
         FleetError
             As in `save`.
         """
-        self.steps.flow.check_nothing_in_flight("a checkpoint was asked for")
-        self.steps.settle()
+        self._settle_for_checkpoint()
         return self.checkpoints.save_numbered(folder, status, keep=keep, incremental=incremental)
 
     def hand_in(self, status: TrainStatus) -> None:
-        """Say how far this trainer's script has come; see `TrainerCheckpoints.hand_in`.
+        """Report how far this trainer's script has come; see `TrainerCheckpoints.hand_in`.
 
         Raises
         ------
         FleetError
             As in `save`.
         """
-        self.steps.flow.check_nothing_in_flight("a checkpoint was asked for")
-        self.steps.settle()
+        self._settle_for_checkpoint()
         self.checkpoints.hand_in(status)
+
+    def _settle_for_checkpoint(self) -> None:
+        self.flow.check_nothing_in_flight("a checkpoint was asked for")
+        self.settle()
 
     def clean(self, folder: str, keep: int) -> None:
         """Remove a folder's checkpoints but the newest."""
         self.checkpoints.clean(folder, keep)
 
     def load(self, directory: str) -> TrainStatus | None:
-        """Go on from a checkpoint; see `TrainerCheckpoints.load`.
+        """Continue from a checkpoint; see `TrainerCheckpoints.load`.
 
         Raises
         ------
         FleetError
             Gradients have been sent, and ``step()`` was not called.
         """
-        self.steps.flow.check_nothing_in_flight("a checkpoint was to be loaded")
+        self.flow.check_nothing_in_flight("a checkpoint was to be loaded")
         self.checkpoints.wait()
         status, other_values = self.checkpoints.load(directory)
         if other_values:
-            self._finite.lost_rows.clear()
-            self.steps.restart()
+            self._finite.restart()
+            # A mode and a flow begin with the servers' values, and remember some of them.
+            self.flow.detach()
+            self.mode.close()
+            self.mode, self.flow = self._make_steps()
+            self.mode.start()
+            self.flow.attach()
         return status
 
     def complete(self) -> frozenset[int]:
-        """Finish: the servers go on without this trainer. The module keeps the last values.
+        """Finish: the servers train on without this trainer. The module keeps the last values.
 
         Returns
         -------
         frozenset of int
-            The trainers that have completed, as all servers know; see `Client.complete`.
+            The trainers that have completed, as all servers know; see `Session.complete`.
 
         Raises
         ------
@@ -270,14 +375,17 @@ class Trainer:
             Gradients have been sent, and ``step()`` was not called; or the script has written to parameters
             whose last values are still to come.
         """
-        if self.steps_locally:  # the last changes are still to leave
+        if self.steps_locally:  # the last changes are still to be sent
             self._check_dtypes()
         self.checkpoints.finish()
-        self.steps.stop()
+        self.flow.check_nothing_in_flight("the training was ended")
+        self.flow.detach()
+        self.mode.stop()
+        self.flow.check_earlier()
         if self._joined_at:
-            note_steps_past(self.plan.trainer_id, self._client.calls)
+            note_steps_past(self.plan.trainer_id, self.session.calls)
         tell_of_weights(self._source.parameters, self.current_step, self._finite.lost_rows)
-        known = self._client.complete()
+        known = self.session.complete()
         self.completed = True
         _log.info("trainer %d has completed, at step %d", self.plan.trainer_id, self.current_step)
         return known
@@ -285,12 +393,12 @@ class Trainer:
     def export(self, table_ids: Mapping[str, Any] | None = None) -> dict[str, Tensor]:
         """Return the model as one process's ``load_state_dict`` takes it; see `named_state`.
 
-        The values are the servers'; once this trainer has completed, those that the module keeps.
+        The values are the servers'; once this trainer has completed, those of the module.
 
         Parameters
         ----------
         table_ids : mapping of str to int[n], optional
-            By table on the servers, the ids whose rows are to be there too; see `rows_of_tables`.
+            By table on the servers, the ids whose rows are included; see `rows_of_tables`.
 
         Raises
         ------
@@ -298,40 +406,63 @@ class Trainer:
             A table has no ids, or there is none of that name; or this trainer has completed.
         """
         if self.completed:
-            values = {
-                name: parameter.detach().cpu().clone() for name, parameter in self._source.parameters.items()
-            }
+            values = {name: each.detach().cpu().clone() for name, each in self._source.parameters.items()}
         else:
-            self.steps.settle()
+            self.settle()
             values = self.checkpoints.values()
         return named_state(self._source, values) | rows_of_tables(self._source, table_ids or {})
 
-    def close(self) -> None:
-        """End without a word: to the servers this trainer is lost."""
-        self.steps.flow.detach()
-        self._client.close()
-        self.steps.mode.close()
-
-    def _check_dtypes(self) -> None:
-        """Check that the script has converted nothing since; see `check_dtype`."""
-        self._client.session.store.check_dtypes()
-        self._check_tables()
-
-    def _check_tables(self) -> None:
-        for name, weight in self._source.own_tables.items():
-            check_dtype(name, weight, torch.float32)
-
     def fetch_state(self) -> dict[str, dict[str, Any]]:
-        """Fetch the optimizers' state from the servers, put together by parameter.
+        """Fetch the optimizers' state from the servers, joined by parameter.
 
         Returns
         -------
         dict
-            Per parameter's name the entries that torch.optim has for it. An entry of the blocks' shapes
-            gets the parameter's; of any other, as a count of steps, the first block's stands for all.
-            Where trainers step by themselves the state is this trainer's own.
+            As of `ServerCalls.optimizer_state`. Where trainers step by themselves, the state is this
+            trainer's own.
         """
         if self.steps_locally:
             return {name: dict(state) for name, state in state_of(self._source).items() if state}
-        self.steps.settle()
-        return read_state(self.plan, self._client.calls, self._source.parameters)
+        self.settle()
+        return self.session.calls.optimizer_state()
+
+    @property
+    def names(self) -> Mapping[Parameter, str]:
+        """The parameters' names in the program."""
+        return {parameter: name for name, parameter in self._source.parameters.items()}
+
+    def close(self) -> None:
+        """End without completing: to the servers this trainer is lost."""
+        self.flow.detach()
+        self.session.close()
+        self.mode.close()
+
+    def _check_dtypes(self) -> None:
+        """Check that the script has converted nothing since; see `check_dtype`."""
+        self.session.store.check_dtypes()
+        for name, weight in self._own_tables.items():
+            check_dtype(name, weight, torch.float32)
+
+    def _make_steps(self) -> tuple[TrainerMode, GradientFlow | LocalSteps]:
+        session, source = self.session, self._source
+        mode = self._kind.make_trainer(session)
+        if self._cross_step:
+            crossing = None if source.module is None else mode.across_steps(source.module)
+            if crossing is None:
+                raise ConfigurationError(
+                    f"strategy.cross_step is True, and in the mode {self._kind.name!r} optimizer.step() does "
+                    "not wait for its own values; use cross_step = False, or the mode 'sync' or 'async'"
+                )
+            mode = crossing
+        if self._kind.steps_locally:
+            return mode, LocalSteps(source.optimizer, mode, self._finite, session.local_rows)
+        return mode, GradientFlow(
+            self.plan,
+            source.parameters,
+            source.optimizer,
+            mode,
+            overlap=self._overlap,
+            outlasting=self._cross_step,
+            finite=self._finite,
+            rows=session.rows,
+        )

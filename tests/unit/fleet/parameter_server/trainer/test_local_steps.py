@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fleet.parameter_server.trainer.local_tables import LocalTables
+from fleet.parameter_server.trainer.local_steps import LocalTables
 from fleet.plan.tables import TablePlan
 from fleet.tables import TableConfig
 from fleet.tables.first_values import FirstValues
@@ -34,7 +34,7 @@ def test_rows_are_the_trainers_copies_where_there_are_any_and_else_the_servers()
     made = Made()
     plan = TablePlan(0, TableConfig("clicks", 1, SGD(), first_values=made, options={"lr": 1.0}), None)
     rows = Mock(look_up=Mock(side_effect=served))
-    rows.gathered.seen = served
+    rows.values_seen = served
     tables = LocalTables([plan], 2, rows)
     tables.step({"clicks": (np.array([3, 5]), torch.ones(2, 1))}, ())
     made.ids.clear()

@@ -6,8 +6,8 @@ import socket
 import pytest
 
 from fleet.errors import DeadlineExceededError
-from fleet.parameter_server import waiting
-from fleet.parameter_server.waiting import WaitLog, split_endpoint, wait_for_ports
+from fleet.parameter_server import waits
+from fleet.parameter_server.waits import WaitLog, split_endpoint, wait_for_ports
 
 
 class Clock:
@@ -82,7 +82,7 @@ def test_ports_that_never_answer_are_named():
 
 
 def test_a_wait_for_ports_says_for_whom(caplog, monkeypatch):
-    monkeypatch.setattr(waiting, "FIRST_WORD_SECONDS", 0.1)
+    monkeypatch.setattr(waits, "FIRST_WORD_SECONDS", 0.1)
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         endpoint = f"127.0.0.1:{silent.getsockname()[1]}"
@@ -92,7 +92,7 @@ def test_a_wait_for_ports_says_for_whom(caplog, monkeypatch):
 
 
 def test_a_wait_for_ports_looks_now_and_then_whether_it_is_needed(monkeypatch):
-    monkeypatch.setattr(waiting, "_POLL_SECONDS", 0.0)
+    monkeypatch.setattr(waits, "_POLL_SECONDS", 0.0)
     looks = list[int]()
 
     def look():

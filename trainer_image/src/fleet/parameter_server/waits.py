@@ -1,4 +1,4 @@
-"""Waiting in the open: whoever waits says for whom and since when, first soon, then ever more rarely."""
+"""Waits that log what they wait for, first soon and then ever more rarely; and the names in such messages."""
 
 import ipaddress
 import itertools
@@ -10,19 +10,31 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from fleet.errors import DeadlineExceededError
-from fleet.parameter_server.naming import name_servers
+from fleet.plan.blocks import PlannedBlock
 from fleet.process import progress
 
-__all__ = ["FIRST_WORD_SECONDS", "WaitLog", "split_endpoint", "wait_for_ports"]
+__all__ = [
+    "FIRST_WORD_SECONDS",
+    "WaitLog",
+    "describe_blocks",
+    "name_servers",
+    "name_trainers",
+    "split_endpoint",
+    "wait_for_all",
+    "wait_for_ports",
+]
 
 FIRST_WORD_SECONDS: Final = 5.0
+"""A shorter wait is not logged."""
 _POLL_SECONDS: Final = 0.2
 _ATTEMPTS_BEFORE_A_LOOK: Final = 25
+_MOST_NAMES: Final = 6
+"""The names in a message; of more processes, all but one less are counted."""
 _log = logging.getLogger(__name__)
 
 
 class WaitLog:
-    """The log lines of one wait after another.
+    """Logs one wait after another.
 
     Parameters
     ----------
@@ -37,19 +49,19 @@ class WaitLog:
         self._next = FIRST_WORD_SECONDS
 
     def note(self, subject: object, describe: Callable[[], str]) -> float:
-        """Say what is waited for, if it is time to.
+        """Log what is waited for, if that is due.
 
         Parameters
         ----------
         subject
-            What the wait is about; another one begins another wait. None: nothing is waited for.
+            The subject of the wait; another one begins another wait. None: nothing is waited for.
         describe : callable
-            Gives the sentence; called only when it is logged.
+            Returns the sentence; called only when it is logged.
 
         Returns
         -------
         float
-            For how many seconds this wait has lasted.
+            The seconds that this wait has lasted.
         """
         now = self._clock()
         if subject is None or subject != self._subject:
@@ -62,14 +74,8 @@ class WaitLog:
         return waited
 
 
-def split_endpoint(endpoint: str) -> tuple[str, int]:
-    """Split ``host:port``; an IPv6 address stands in brackets."""
-    host, _, port = endpoint.rpartition(":")
-    return host.strip("[]"), int(port)
-
-
 def wait_for_all(events: Iterable[threading.Event], timeout_seconds: float) -> None:
-    """Wait until all of these have happened, or the time is over."""
+    """Wait until all events are set, or the time is over."""
     deadline = time.monotonic() + timeout_seconds
     for event in events:
         event.wait(max(0.0, deadline - time.monotonic()))
@@ -85,14 +91,13 @@ def wait_for_ports(
     endpoints : sequence of str
         As ``host:port``.
     deadline_seconds : float
-        For how long.
     look : callable
-        Called at once, and every few seconds while some do not; what it raises ends the wait.
+        Called at once, and every few seconds while endpoints are missing; an exception ends the wait.
 
     Raises
     ------
     DeadlineExceededError
-        Some did not in time; the message names them.
+        Endpoints are missing at the deadline; the message names them.
     """
     deadline = time.monotonic() + deadline_seconds
     log = WaitLog()
@@ -122,7 +127,7 @@ def wait_for_ports(
 
 
 def _reason(endpoint: str, error: OSError) -> str:
-    """Say why nobody could be reached, with what a refusal at an address of the network may mean."""
+    """Return why an endpoint cannot be reached, with what a refusal at another host may mean."""
     host, _ = split_endpoint(endpoint)
     if not isinstance(error, ConnectionRefusedError) or _is_loopback(host):
         return str(error)
@@ -138,3 +143,36 @@ def _is_loopback(host: str) -> bool:
     except OSError:
         return False
     return all(ipaddress.ip_address(each).is_loopback for each in found)
+
+
+def split_endpoint(endpoint: str) -> tuple[str, int]:
+    """Split ``host:port``; an IPv6 address stands in brackets."""
+    host, _, port = endpoint.rpartition(":")
+    return host.strip("[]"), int(port)
+
+
+def name_trainers(trainers: Iterable[int]) -> str:
+    """Return ``trainer 1``, or ``trainers 0 and 1``."""
+    return _named("trainer", [str(trainer) for trainer in trainers])
+
+
+def name_servers(endpoints: Iterable[str]) -> str:
+    """Return ``parameter server A``, or ``parameter servers A and B``."""
+    return _named("parameter server", list(endpoints))
+
+
+def describe_blocks(blocks: Sequence[PlannedBlock]) -> str:
+    """Return ``3 blocks of 2 parameters (5000 values)``."""
+    names, parameters = {block.name for block in blocks}, {block.param for block in blocks}
+    return (
+        f"{len(names)} blocks of {len(parameters)} parameters ({sum(block.numel for block in blocks)} values)"
+    )
+
+
+def _named(kind: str, names: Sequence[str]) -> str:
+    if len(names) == 1:
+        return f"{kind} {names[0]}"
+    shown = list(names)
+    if len(shown) > _MOST_NAMES:
+        shown[_MOST_NAMES - 1 :] = [f"{len(shown) - _MOST_NAMES + 1} more"]
+    return f"{kind}s {', '.join(shown[:-1])} and {shown[-1]}"

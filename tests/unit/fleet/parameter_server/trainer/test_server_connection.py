@@ -5,7 +5,7 @@ from typing import Any, cast
 
 import pytest
 
-from fleet.parameter_server.trainer.silence import SilenceWatchdog
+from fleet.parameter_server.trainer.server_connection import SilenceWatchdog
 from fleet.parameter_server.transport.sockets import BytesMoved
 from fleet.parameter_server.transport.tls import RECORD_BYTES
 from fleet.wire import HEADER_BYTES, Kind
@@ -36,7 +36,7 @@ def watched() -> SimpleNamespace:
     watchdog = SilenceWatchdog(cast("Any", stream), "a:1", limit_seconds=10.0)
     watchdog.look(0.0)
     watchdog.look(5.0)
-    assert stream.sent == [Kind.CONFIRM], "the server is asked for a word"
+    assert stream.sent == [Kind.CONFIRM], "the server is probed"
     return SimpleNamespace(stream=stream, watchdog=watchdog)
 
 

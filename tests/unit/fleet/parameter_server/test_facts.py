@@ -3,7 +3,7 @@
 import pytest
 
 from fleet.errors import ConfigurationError
-from fleet.parameter_server.elastic import elastic_facts
+from fleet.parameter_server.facts import elastic_facts
 from fleet.parameter_server.modes import Async, Geo, HalfAsync, Sync
 
 

@@ -1,0 +1,62 @@
+"""Facts that the processes of a job must share, in addition to those of its program.
+
+The number of trainers of an elastic job may change while the job runs. The environment gives its bound
+(``FLEET_MAX_TRAINERS``). A replica knows the number only as it was when the replica started, so the bound is
+the fact that all must share.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from fleet.errors import ConfigurationError
+from fleet.parameter_server.modes import Mode
+from fleet.plan import Source
+
+__all__ = ["INITIAL_STATE", "elastic_facts", "initial_state_fact", "state_of"]
+
+INITIAL_STATE: Final = "state of the optimizer before the first step"
+_TRAINERS: Final = "trainers"
+"""The name of their number in a program's agreement."""
+
+
+def elastic_facts(mode: Mode, num_trainers: int, max_trainers: int | None) -> dict[str, str]:
+    """Return what the processes of an elastic job must have in common in place of the number of trainers.
+
+    Parameters
+    ----------
+    mode : Mode
+    num_trainers : int
+        As this process knows it.
+    max_trainers : int or None
+        The bound; None for a job that is not elastic, which has no such facts.
+
+    Raises
+    ------
+    ConfigurationError
+        The mode needs a fixed number, or there are more trainers than the bound allows.
+    """
+    if max_trainers is None:
+        return {}
+    if not mode.elastic:
+        raise ConfigurationError(
+            f"FLEET_MAX_TRAINERS is {max_trainers}, so trainers may come and go while this job runs, but its "
+            f"script trains in mode {mode.name}, which needs a fixed number of them; expected the mode async "
+            "or half_async as the job's spec.syncMode says, or a job whose spec.syncMode is the script's mode"
+        )
+    if num_trainers > max_trainers:
+        raise ConfigurationError(
+            f"the job has {num_trainers} trainers (PADDLE_TRAINERS_NUM) and FLEET_MAX_TRAINERS is "
+            f"{max_trainers}; expected at most that many"
+        )
+    return {_TRAINERS: f"up to {max_trainers}"}
+
+
+def state_of(source: Source) -> dict[str, Mapping[str, Any]]:
+    """Return the state of this process's own optimizer, by parameter."""
+    return {name: source.optimizer.state.get(parameter, {}) for name, parameter in source.parameters.items()}
+
+
+def initial_state_fact(state: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+    """Return what the processes of a job must have in common about state that was loaded into optimizers."""
+    count = sum(1 for entries in state.values() if entries)
+    return {INITIAL_STATE: f"of {count} parameters"} if count else {}

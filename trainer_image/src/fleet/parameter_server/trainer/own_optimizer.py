@@ -1,0 +1,124 @@
+"""The user's own optimizer within a distributed step: who may step it, and what a gradient scaler says of it.
+
+A gradient scaler, ``torch.amp.GradScaler``, leaves two attributes on an optimizer that declares to take them,
+calls its ``step()`` even where it has found a gradient that is not finite, and removes them. Without that
+call the parameter servers would wait for a trainer that has skipped its step.
+"""
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from fleet.errors import FleetError
+
+if TYPE_CHECKING:
+    from torch.utils.hooks import RemovableHandle
+
+__all__ = ["Scaling", "StepGuard", "update_scaler"]
+
+
+class StepGuard:
+    """Refuses ``step()`` of the optimizer that was given to ``fleet.distributed_optimizer``.
+
+    The optimizer that fleet returns shares its hooks, so both call this one.
+
+    Parameters
+    ----------
+    optimizer : Optimizer
+        The user's.
+    """
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self._optimizer = optimizer
+        self._handle: RemovableHandle | None = None
+        self._allowed = False
+
+    def attach(self) -> None:
+        """Refuse steps from now on."""
+        if self._handle is None:
+            self._handle = self._optimizer.register_step_pre_hook(self._refuse)
+
+    def detach(self) -> None:
+        """Allow steps again."""
+        if self._handle is not None:
+            self._handle.remove()
+            self._handle = None
+
+    def replace(self, step: Callable[[], object]) -> None:
+        """Make this step in place of the optimizer's own, within the optimizer's hooks."""
+        with self.allowed():
+            Optimizer.profile_hook_step(lambda _: step())(self._optimizer)
+
+    @contextlib.contextmanager
+    def allowed(self) -> Iterator[None]:
+        """Allow steps within the block."""
+        before, self._allowed = self._allowed, True
+        try:
+            yield
+        finally:
+            self._allowed = before
+
+    def _refuse(self, optimizer: Optimizer, *_: object) -> None:
+        if optimizer is not self._optimizer or self._allowed:
+            return
+        name = type(optimizer).__name__
+        raise FleetError(
+            f"step() was called on the {name} that fleet.distributed_optimizer() had been given; it would "
+            "train this process alone. Keep what the function returns, and step that: "
+            "optimizer = fleet.distributed_optimizer(optimizer)"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Scaling:
+    """The findings of a gradient scaler.
+
+    Attributes
+    ----------
+    scale : Tensor or None
+        The factor in the gradients; None where ``scaler.unscale_(optimizer)`` has removed it.
+    found_inf : bool
+        Whether a gradient is infinite or NaN.
+    """
+
+    scale: Tensor | None
+    found_inf: bool
+
+    @classmethod
+    def of(cls, optimizer: Optimizer) -> "Scaling | None":
+        """Read what a scaler has left on the optimizer that it steps; None without a scaler."""
+        found = getattr(optimizer, "found_inf", None)
+        if found is None:
+            return None
+        return cls(getattr(optimizer, "grad_scale", None), bool(found))
+
+    @torch.no_grad()
+    def undo(self, gradients: Iterable[Tensor]) -> None:
+        """Remove the scale from gradients, by the factor that the scaler itself would use."""
+        if self.scale is None or self.found_inf:
+            return
+        factor = self.scale.double().reciprocal().float()
+        for gradient in gradients:
+            gradient.mul_(factor.to(gradient.device))
+
+
+def update_scaler(optimizer: Optimizer) -> None:
+    """Report a gradient that is not finite, on any trainer, to the scaler that has called this step.
+
+    Its scale then becomes what it would be in one process, and equals that of the other trainers' scalers. An
+    optimizer has no reference to the scaler, so the callers are searched for it.
+    """
+    frame = sys._getframe().f_back  # noqa: SLF001 - the only way to the callers
+    while frame is not None:
+        caller = frame.f_locals.get("self")
+        if isinstance(caller, torch.amp.GradScaler):
+            for found in caller._found_inf_per_device(optimizer).values():  # noqa: SLF001 - no public name
+                found.fill_(1.0)
+            return
+        frame = frame.f_back

@@ -1,0 +1,335 @@
+"""What a trainer expects from its servers: values of blocks, rows of tables, steps of tables.
+
+The training thread, or a thread of the mode, expects a reply before it sends the request, and waits for it.
+The thread that receives from a server takes it. The first failure that any thread finds ends every wait.
+"""
+
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fleet.errors import DeadlineExceededError, FleetError, RemoteProtocolError
+from fleet.parameter_server.settings import Settings
+from fleet.parameter_server.waits import WaitLog
+from fleet.plan.config import DistributedMode
+from fleet.plan.job import TrainerPlan
+from fleet.plan.tables import TablePlan
+from fleet.process import progress
+from fleet.process.resources import WatchClock
+from fleet.wire import Header
+from fleet.wire.rows import MOST_LOOK_UPS, read_row_gradient, read_rows
+
+__all__ = ["LOOK_SECONDS", "ChangedRows", "LookUp", "Replies", "in_step"]
+
+LOOK_SECONDS: Final = 1.0
+"""How often a wait checks for failures."""
+
+ChangedRows = tuple[TablePlan, NDArray[np.int64], Tensor]
+"""A table, ids, and the row that each has now."""
+
+
+@dataclass(slots=True, eq=False)
+class LookUp:
+    """Rows that were requested.
+
+    Attributes
+    ----------
+    table : TablePlan
+    rows : float32[n, dimension]
+        One for each id; complete once `pending` is 0.
+    pending : int
+        The number of requests that are not answered.
+    """
+
+    table: TablePlan
+    rows: Tensor
+    pending: int
+
+
+def in_step(plan: TrainerPlan) -> bool:
+    """Return whether all trainers make the same step."""
+    return plan.mode is DistributedMode.SYNC and plan.custom is None
+
+
+class Replies:
+    """The part of a session that its threads share.
+
+    Parameters
+    ----------
+    plan : TrainerPlan
+    settings : Settings
+    """
+
+    def __init__(self, plan: TrainerPlan, settings: Settings) -> None:
+        self.plan = plan
+        """The blocks, tables, trainers and servers of the job."""
+        self.settings = settings
+        self.step = 0
+        """The number of steps made since the job began."""
+        self.unchanged: set[int] = set()
+        """Blocks that kept their values in the last step, because no trainer had a gradient for them."""
+        self._clock = WatchClock(settings.glance_seconds)
+        self._changed = threading.Condition()
+        """Guards everything below; notified when something that is waited for has come."""
+        self._failure: FleetError | None = None
+        self._blocks = {block.id: block for block in plan.blocks}
+        self._missing: set[int] = set()
+        """Blocks whose values have not arrived."""
+        self._steps = range(0)
+        """The steps of which these values may be."""
+        self._wanted: frozenset[int] = frozenset()
+        """Blocks that the training thread needs before the others."""
+        self._tables = {table.number: table for table in plan.tables}
+        self._look_ups: list[deque[tuple[LookUp, NDArray[np.int64]]]] = [deque() for _ in plan.endpoints]
+        """By server the unanswered requests, in order, with the positions of their rows."""
+        self._most_look_ups = min(settings.look_ups_at_once, MOST_LOOK_UPS)
+        self._stepping: set[tuple[int, int]] = set()
+        """Servers and tables whose step has not been confirmed."""
+        self._table_steps = 0
+        """The number of steps that these have made once it is."""
+        self._changed_rows: list[ChangedRows] = []
+
+    def fail(self, error: FleetError) -> None:
+        """Keep an error for the training thread; the first one counts."""
+        with self._changed:
+            if self._failure is None:
+                self._failure = error
+            self._changed.notify_all()
+
+    def check(self) -> None:
+        """Raise the failure that a thread has found, if any."""
+        if self._failure is not None:
+            raise self._failure
+
+    def wake(self) -> None:
+        """Let waiting threads check their conditions."""
+        with self._changed:
+            self._changed.notify_all()
+
+    def wait_until(
+        self, done: Callable[[], bool], describe: Callable[[], str], *, background: bool = False
+    ) -> None:
+        """Wait for another thread.
+
+        Parameters
+        ----------
+        done : callable
+            Returns whether the wait is over.
+        describe : callable
+            Returns what is waited for, for messages.
+        background : bool
+            Whether training continues meanwhile, so that the time does not count as waited.
+
+        Raises
+        ------
+        DeadlineExceededError
+            The wait has lasted too long.
+        FleetError
+            Another thread has found a failure.
+        """
+        began = time.monotonic()
+        with self._changed:
+            # Most waits last for milliseconds: only longer ones are logged and limited.
+            if not self._changed.wait_for(lambda: self._failure is not None or done(), LOOK_SECONDS):
+                self._wait_long(done, describe)
+            if not done():
+                self.check()
+        if not background:
+            progress.count("wait_seconds", time.monotonic() - began)
+
+    def _wait_long(self, done: Callable[[], bool], describe: Callable[[], str]) -> None:
+        log = WaitLog(self._clock.now)
+        limit_seconds = self.settings.stalled_seconds + self.settings.silent_seconds
+        while not done():
+            self.check()
+            waited = log.note("step", lambda: f"waiting for {describe()}")
+            if waited >= limit_seconds:
+                raise DeadlineExceededError(f"waited {waited:.0f} s for {describe()}")
+            self._changed.wait(LOOK_SECONDS)  # last: the reply may have come by its end
+
+    def expect_values(self, *, present: bool = False, exactly: bool = False) -> None:
+        """Register the expected replies, one per block, before the request is sent.
+
+        Parameters
+        ----------
+        present : bool
+            Whether present values are requested. Otherwise a value must be of this step or a later one.
+        exactly : bool
+            Whether the values of this very step are requested.
+        """
+        with self._changed:
+            self._missing = set(self._blocks)
+            first = 0 if present and not exactly else self.step
+            self._steps = range(first, self.step + 1 if exactly else sys.maxsize)
+            self.unchanged = set()
+
+    def value_landed(self, block: int, step: int, *, changed: bool) -> None:
+        """Note that a block's value is here, or that it has not changed.
+
+        Raises
+        ------
+        RemoteProtocolError
+            The value is not expected.
+        """
+        with self._changed:
+            if block not in self._missing or step not in self._steps:
+                raise RemoteProtocolError(
+                    f"a server sent {self._blocks[block].name} of step {step}, which is not expected at "
+                    f"step {self.step}"
+                )
+            self._missing.remove(block)
+            if not changed:
+                self.unchanged.add(block)
+            if not self._missing or block in self._wanted:
+                self._changed.notify_all()
+
+    @property
+    def values_arrived(self) -> bool:
+        """Whether all expected values are here."""
+        return not self._missing
+
+    @property
+    def nothing_changed(self) -> bool:
+        """Whether no block was stepped."""
+        return len(self.unchanged) == len(self._blocks)
+
+    def wait_for_values(self, *, background: bool = False) -> None:
+        """Wait for all expected values; see `wait_until`."""
+        self.wait_until(lambda: not self._missing, self._describe_values, background=background)
+
+    def wait_for_some(self, blocks: Collection[int]) -> None:
+        """Wait for the values of these blocks; see `wait_until`."""
+        self._wanted = frozenset(blocks)
+        try:
+            self.wait_until(lambda: self._missing.isdisjoint(self._wanted), self._describe_values)
+        finally:
+            self._wanted = frozenset()
+
+    def servers_wait_for(self) -> str:
+        """Return what the servers wait for; empty for nothing."""
+        return ""
+
+    def _describe_values(self) -> str:
+        """Return the servers and a block that a step waits for, and what these servers wait for."""
+        blocks = [self._blocks[block] for block in sorted(self._missing)]
+        servers = ", ".join(sorted({block.endpoint for block in blocks}))
+        because = self.servers_wait_for()
+        return f"{blocks[0].name} of step {self.step} from {servers}" + (f" ({because})" if because else "")
+
+    def expect_rows(self, server: int, look_up: LookUp, at: NDArray[np.int64]) -> None:
+        """Register a request for rows before it is sent; wait while the server has too many.
+
+        Parameters
+        ----------
+        server : int
+        look_up : LookUp
+        at : int64[n]
+            The positions of the requested rows within those of the look-up.
+        """
+        pending = self._look_ups[server]
+        if len(pending) >= self._most_look_ups:
+            endpoint = self.plan.endpoints[server]
+            self.wait_until(
+                lambda: len(pending) < self._most_look_ups,
+                lambda: f"answers to {self._most_look_ups} look-ups from {endpoint}",
+            )
+        pending.append((look_up, at))
+
+    def rows_landed(self, server: int, header: Header, payload: memoryview) -> None:
+        """Take the rows of the server's oldest request.
+
+        Raises
+        ------
+        RemoteProtocolError
+            These rows were not requested.
+        """
+        pending = self._look_ups[server]
+        count = len(payload) // self._tables[header.block].row_bytes
+        look_up, at = pending[0] if pending else (None, np.zeros(0, dtype=np.int64))
+        if look_up is None or (look_up.table.number, at.size) != (header.block, count):
+            expected = f"{at.size} of table {look_up.table.number}" if look_up is not None else "none"
+            raise RemoteProtocolError(
+                f"the server sent {count} rows of table {header.block}, expected {expected}"
+            )
+        rows = torch.from_numpy(read_rows(payload, look_up.table.config.dimension))
+        if count == len(look_up.rows):  # one server has all of them, in the order of the ids
+            look_up.rows = rows
+        else:
+            look_up.rows[torch.from_numpy(at)] = rows
+        with self._changed:
+            pending.popleft()
+            look_up.pending -= 1
+            self._changed.notify_all()
+
+    def wait_for_rows(self, look_up: LookUp) -> Tensor:
+        """Wait for the rows of a look-up; float32[n, dimension]. See `wait_until`."""
+        self.wait_until(lambda: not look_up.pending, lambda: self._describe_rows(look_up))
+        return look_up.rows
+
+    def _describe_rows(self, look_up: LookUp) -> str:
+        busy = zip(self.plan.endpoints, self._look_ups, strict=True)
+        return f"rows of table {look_up.table.name} from {', '.join(each for each, some in busy if some)}"
+
+    def expect_table_steps(self, step: int) -> None:
+        """Register that every server steps every table, before the gradients of a step are sent."""
+        with self._changed:
+            servers = range(len(self.plan.endpoints))
+            self._stepping = {(server, number) for server in servers for number in self._tables}
+            self._table_steps = step + 1
+
+    def table_stepped(self, server: int, header: Header, payload: memoryview) -> None:
+        """Take a server's confirmation that it has stepped a table, with rows that have changed.
+
+        Raises
+        ------
+        RemoteProtocolError
+            The confirmation is not expected, or the table does not have these rows.
+        """
+        with self._changed:
+            if header.step != self._table_steps or (server, header.block) not in self._stepping:
+                raise RemoteProtocolError(
+                    f"the server says that table {header.block} has made {header.step} steps, which is not "
+                    f"expected; expected {self._table_steps} steps of one of {sorted(self._stepping)}"
+                )
+            table = self._tables[header.block]
+            ids, rows = read_row_gradient(payload, table.config.dimension)
+            if table.own is not None and ids.size and not 0 <= int(ids[0]) <= int(ids[-1]) < len(table.own):
+                raise RemoteProtocolError(
+                    f"the server sent rows {ids[0]} to {ids[-1]} of table {table.number}, expected 0 to "
+                    f"{len(table.own) - 1}"
+                )
+            if ids.size:
+                self._changed_rows.append((table, ids, torch.from_numpy(rows)))
+            self._stepping.discard((server, header.block))
+            if not self._stepping:
+                self._changed.notify_all()
+
+    @property
+    def tables_stepped(self) -> bool:
+        """Whether every server has stepped the tables."""
+        return not self._stepping
+
+    def wait_for_tables(self, *, background: bool = False) -> None:
+        """Wait until every server has stepped the tables; see `wait_until`."""
+        self.wait_until(lambda: not self._stepping, self._describe_tables, background=background)
+
+    def take_changed_rows(self) -> list[ChangedRows]:
+        """Return the changed rows that have come since the last call, in order."""
+        with self._changed:
+            rows, self._changed_rows = self._changed_rows, []
+        return rows
+
+    def _describe_tables(self) -> str:
+        stepping = sorted(self._stepping)
+        servers = ", ".join(dict.fromkeys(self.plan.endpoints[server] for server, _ in stepping))
+        tables = ", ".join(dict.fromkeys(self._tables[number].name for _, number in stepping))
+        return f"step {self._table_steps - 1} of table {tables} from {servers}"
