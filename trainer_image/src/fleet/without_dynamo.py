@@ -6,7 +6,8 @@ them never compile.
 """
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -42,21 +43,26 @@ def step_directly(optimizer: Optimizer) -> None:
     The step function of a torch optimizer is called alone, without hooks, profiler marks and the import. A
     ``step`` of the user's own class is called as it is, but for the hooks.
     """
-    layers = tuple(_layers(type(optimizer).step))
-    if all(_module_of(layer).startswith("torch.") for layer in layers):
+    step, is_torchs = _direct_step(type(optimizer).step)
+    if is_torchs:
         with torch.set_grad_enabled(bool(optimizer.defaults.get("differentiable", False))):
-            layers[-1](optimizer)
-    elif getattr(layers[0], "hooked", False) and _module_of(layers[0]) == Optimizer.__module__:
-        layers[1](optimizer)
+            step(optimizer)
+    elif step is not None:
+        step(optimizer)
     else:
         optimizer.step()
 
 
-def _layers(function: Any) -> Iterator[Any]:
-    """Yield a function, the function that it wraps, and so on."""
-    while function is not None:
-        yield function
-        function = getattr(function, "__wrapped__", None)
+@cache  # by the function, which torch replaces when the first optimizer of a class is made
+def _direct_step(step: Callable[..., Any]) -> tuple[Any, bool]:
+    """Return what a class's step wraps below its hooks, None for nothing, and whether it is torch's own."""
+    layers = [step]
+    while (wrapped := getattr(layers[-1], "__wrapped__", None)) is not None:
+        layers.append(wrapped)
+    if all(_module_of(layer).startswith("torch.") for layer in layers):
+        return layers[-1], True
+    hooked = getattr(step, "hooked", False) and _module_of(step) == Optimizer.__module__
+    return (layers[1] if hooked else None), False
 
 
 def _module_of(function: Any) -> str:

@@ -89,6 +89,7 @@ class Replies:
         self._wanted: frozenset[int] = frozenset()
         """Blocks that the training thread needs before the others."""
         self._tables = {table.number: table for table in plan.tables}
+        self._row_bytes = {table.number: table.row_bytes for table in plan.tables}
         self._look_ups: list[deque[tuple[LookUp, NDArray[np.int64]]]] = [deque() for _ in plan.endpoints]
         """By server the unanswered requests, in order, with the positions of their rows."""
         self._most_look_ups = min(settings.look_ups_at_once, MOST_LOOK_UPS)
@@ -253,7 +254,7 @@ class Replies:
             These rows were not requested.
         """
         pending = self._look_ups[server]
-        count = len(payload) // self._tables[header.block].row_bytes
+        count = len(payload) // self._row_bytes[header.block]
         look_up, at = pending[0] if pending else (None, np.zeros(0, dtype=np.int64))
         if look_up is None or (look_up.table.number, at.size) != (header.block, count):
             expected = f"{at.size} of table {look_up.table.number}" if look_up is not None else "none"

@@ -71,6 +71,10 @@ class TrainerRows:
         self._streams = streams
         self.replies = replies
         self._tables = {table.name: table for table in replies.plan.tables}
+        self._most_at_once = {
+            name: max(1, PART_BYTES // table.row_bytes) for name, table in self._tables.items()
+        }
+        """The rows of each table in one request."""
         self._own = {name: table.own for name, table in self._tables.items() if table.own is not None}
         """The weights of tables that this trainer holds too; their gradients are sparse."""
         self._waits_each_step = in_step(replies.plan) or bool(self._own)
@@ -134,8 +138,7 @@ class TrainerRows:
     def _request(self, name: str, ids: NDArray[np.int64], step: int) -> LookUp:
         """Request rows that a step needs; wait only while a server has too many requests."""
         self.replies.check()
-        table = self._tables[name]
-        most = max(1, PART_BYTES // table.row_bytes)
+        table, most = self._tables[name], self._most_at_once[name]
         parts = [
             (server, at[begin : begin + most])
             for server, at in self._placement.positions(ids).items()
@@ -270,7 +273,7 @@ class TrainerRows:
         """Take all rows of the tables that this trainer holds too, and drop prefetched rows."""
         self._prefetched.clear()
         for name, weight in self._own.items():
-            num_rows, most = len(weight), max(1, PART_BYTES // self._tables[name].row_bytes)
+            num_rows, most = len(weight), self._most_at_once[name]
             for begin in range(0, num_rows, most):
                 ids = np.arange(begin, min(begin + most, num_rows), dtype=np.int64)
                 write_rows(weight, ids, self.look_up(name, ids))
