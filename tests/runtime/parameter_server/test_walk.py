@@ -20,7 +20,7 @@ from tests.support.parameter_server import QUICK, loopback
 
 PACKAGE = Path(fleet.__file__).parent
 MOST_FILES = {"gradient": 35, "look-up": 35}
-MOST_FUNCTIONS = {"gradient": 139, "look-up": 85}
+MOST_FUNCTIONS = {"gradient": 136, "look-up": 85}
 MOST_OF_ONE_NAME = 7
 """Functions of one way that share a name."""
 EARLIER_STEPS = 5

@@ -81,8 +81,9 @@ class DistributedOptimizer(Optimizer):
                 "step(closure) cannot evaluate the model again on parameter servers; "
                 "call backward() yourself, then step()"
             )
-        scaling = Scaling.of(self)
-        if self._bound().step(scaling) and scaling is not None:
+        trainer, scaling = self._bound(), Scaling.of(self)
+        trainer.step(scaling)
+        if scaling is not None and trainer.stepped_nothing:
             update_scaler(self)
         # A scheduler built on the wrapped optimizer warns of a missing step() unless this is set.
         setattr(self._wrapped, "_opt_called", True)  # noqa: B010 - torch's own, not a declared attribute

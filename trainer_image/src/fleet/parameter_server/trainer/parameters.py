@@ -241,12 +241,13 @@ class ParameterStore:
 
     def check_dtypes(self) -> None:
         """Check that no parameter has been converted; see `check_dtype`."""
-        for memory in self._memories.values():
-            memory.check_dtype()
+        for name, memory in self._memories.items():
+            check_dtype(name, memory.parameter, memory.dtype)
 
     def landing(self, block: int) -> memoryview:
         """Return where a block's next value is written."""
-        return self._memory_of[block].landing(block)
+        memory = self._memory_of[block]
+        return memory.landings.get(block) or memory.landing(block)  # each frame asks
 
     def land_elsewhere(self, block: int, value: memoryview) -> None:
         """Note that a block's next value is in other memory, which stays unchanged until it is adopted."""
@@ -288,7 +289,8 @@ class ParameterStore:
         """
         for memory in self._memories.values():
             if memory.parameter.grad is not None:
-                memory.check_dtype()
+                if memory.parameter.dtype is not memory.dtype:
+                    check_dtype(memory.name, memory.parameter, memory.dtype)
                 memory.check_kept()
 
     def keep(self) -> None:
@@ -330,12 +332,13 @@ class _ParameterMemory:
         """By block the values in other memory that are not adopted."""
         self.is_kept = False
         """Whether the mark is to be checked."""
-        self._name = name
-        self._dtype = dtype_of(blocks[0].dtype)
-        size = self._dtype.itemsize
+        self.landings: dict[int, memoryview] = {}
+        """By block where its values land, once one has."""
+        self.name = name
+        self.dtype = dtype_of(blocks[0].dtype)
+        size = self.dtype.itemsize
         self._ranges = {block.id: slice(block.begin * size, block.end * size) for block in blocks}
         self._arena = landing
-        self._landings: dict[int, memoryview] = {}
         self._rounds = 0
         """How often values were adopted."""
         self._mark = Mark(parameter.nbytes, part) if part is not None else None
@@ -349,19 +352,15 @@ class _ParameterMemory:
 
     @property
     def landed(self) -> Tensor:
-        return self._arena[self._name]
+        return self._arena[self.name]
 
     def landing(self, block: int) -> memoryview:
-        if (known := self._landings.get(block)) is None:
-            known = self._landings[block] = bytes_of(self.landed)[self._ranges[block]]
-        return known
+        if block not in self.landings:
+            self.landings[block] = bytes_of(self.landed)[self._ranges[block]]
+        return self.landings[block]
 
     def value_bytes(self, block: int) -> memoryview:
         return self._bytes()[self._ranges[block]]
-
-    def check_dtype(self) -> None:
-        if self.parameter.dtype is not self._dtype:
-            check_dtype(self._name, self.parameter, self._dtype)
 
     @property
     def _plain(self) -> bool:
@@ -370,7 +369,8 @@ class _ParameterMemory:
 
     @torch.no_grad()
     def adopt(self, unchanged: Collection[int], *, check: bool) -> None:
-        self.check_dtype()
+        if self.parameter.dtype is not self.dtype:
+            check_dtype(self.name, self.parameter, self.dtype)
         changed = [block.id for block in self.blocks if block.id not in unchanged]
         if not changed:
             return
@@ -381,7 +381,7 @@ class _ParameterMemory:
         if self._plain:
             whole = bytes_of(parameter)
             for block in changed:
-                value = elsewhere[block] if block in elsewhere else self.landing(block)
+                value = elsewhere.get(block) or self.landings.get(block) or self.landing(block)
                 copy_bytes(value, whole[self._ranges[block]])
             torch.autograd.graph.increment_version(parameter)
             self._take(whole, parameter.data_ptr())
@@ -419,7 +419,7 @@ class _ParameterMemory:
         if self._mark.matches(content) or self._mark.matches_but_for_rounding(content, self.parameter.dtype):
             return
         raise FleetError(
-            f"the parameter {self._name} was written to after its values had come from the parameter "
+            f"the parameter {self.name} was written to after its values had come from the parameter "
             "servers, whose next values would overwrite that. Call fleet.push_parameters() after writing, "
             "before the next step; or write before fleet.init_worker(), in every role alike, or after "
             "fleet.stop_worker(). What an evaluation exchanges for a while is put back before the next step"

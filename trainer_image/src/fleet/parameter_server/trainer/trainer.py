@@ -187,13 +187,13 @@ class Trainer:
         if not self._source.named:
             _log.info(WITHOUT_NAMES)
 
-    def step(self, scaling: Scaling | None = None) -> bool:
-        """Make one step; see `GradientFlow.step`.
+    @property
+    def stepped_nothing(self) -> bool:
+        """Whether the last step is known to have changed no parameter."""
+        return self._waits_for_values and self.session.nothing_changed
 
-        Returns
-        -------
-        bool
-            Whether it is known that no parameter was stepped.
+    def step(self, scaling: Scaling | None = None) -> None:
+        """Make one step; see `GradientFlow.step`.
 
         Raises
         ------
@@ -208,7 +208,6 @@ class Trainer:
         for name, weight in self._own_tables.items():
             check_dtype(name, weight, torch.float32)
         self.flow.step(scaling)
-        return self._waits_for_values and self.session.nothing_changed
 
     def step_as_the_own(self) -> None:
         """Make one step in place of the step of the script's own optimizer, within its hooks."""
