@@ -368,7 +368,7 @@ class Watchdog:
         return None
 
     def _check(self, report: Report) -> None:
-        """Log which trainers are silent; raise if one is lost, or if this one waits in a deadlock."""
+        """Log which trainers are silent; raise if one has vanished, or if this one waits in a deadlock."""
         now = self._clock.now()
         wait = self._current_wait()  # read after the others' states, as `deadlocks_with` requires
         if wait is None:
@@ -376,10 +376,10 @@ class Watchdog:
         self._check_deadlock(wait.state, report.cohorts)
         absences = [each for each in report.absences if each.rank != self._world.rank]
         silent = [each for each in absences if each.seconds > self._deadlines.silent_seconds]
-        lost = [each for each in silent if each.seconds > self._deadlines.deadline_seconds]
-        if lost and (lost := self._heartbeats.still_absent(lost)):
+        vanished = [each for each in silent if each.seconds > self._deadlines.deadline_seconds]
+        if vanished and (vanished := self._heartbeats.still_absent(vanished)):
             raise PeerLostError(
-                f"{self._names(lost, report)} gave no sign of life for {lost[0].seconds:.0f} s while "
+                f"{self._names(vanished, report)} gave no sign of life for {vanished[0].seconds:.0f} s while "
                 f"{wait.state.what} waited; see its log for why it ended"
             )
         if now - wait.since > LOG_AFTER_SECONDS and report.cohorts:
