@@ -1,11 +1,53 @@
-"""The trainers of a collective job, as processes of this machine."""
+"""The trainers of a collective job: processes of this machine, or a group of one trainer."""
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
+import torch
+
+from fleet.collective.world import World
 from tests.support.forked_python import ForkedPython
 
-__all__ = ["ForkedTrainer", "environments"]
+__all__ = ["ForkedTrainer", "GroupOfOne", "environments"]
+
+
+class GroupOfOne:
+    """Stands in for the group of a job with one trainer, and connects nothing.
+
+    Attributes
+    ----------
+    used : list of set
+        The devices of each call of `use`.
+    """
+
+    world = World(0, 1, "localhost", 1)
+
+    def __init__(self) -> None:
+        self.used: list[set[torch.device]] = []
+
+    def channel(self) -> None:
+        """Return the connections of torch.distributed."""
+
+    def use(self, parameters: Iterable[torch.Tensor], channel: None = None) -> None:
+        """Note the devices."""
+        self.used.append({parameter.device for parameter in parameters})
+
+    def broadcast_(self, values: torch.Tensor, what: str) -> None:
+        """Leave the values as they are."""
+
+    def agree(self, key: str, value: str) -> dict[int, str]:
+        """Return this trainer's value."""
+        return {0: value}
+
+    gather = agree
+
+    def waiting(
+        self, what: str, kind: Any = None, device: torch.device | None = None
+    ) -> contextlib.AbstractContextManager[None]:
+        """Watch over nothing."""
+        return contextlib.nullcontext()
 
 
 class ForkedTrainer(ForkedPython):

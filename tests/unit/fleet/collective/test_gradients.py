@@ -1,14 +1,11 @@
 """The averaging of gradients in one process: what it hands back, and what it refuses."""
 
 import contextlib
-from collections.abc import Iterable, Iterator
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 import torch
-import torch.distributed as dist
-from torch._C._distributed_c10d import HashStore
 from torch.utils.checkpoint import checkpoint
 
 from fleet.collective.copies import Copies
@@ -17,45 +14,18 @@ from fleet.collective.optimizer import distribute, named_parameters
 from fleet.collective.world import World
 from fleet.errors import ConfigurationError, FleetError
 from fleet.process.finite import FiniteCheck
+from tests.support.collective import GroupOfOne
 
-
-class Alone:
-    """Stands in for a group of one."""
-
-    world = World(0, 1, "localhost", 1)
-
-    def __init__(self) -> None:
-        self.used: list[set[torch.device]] = []
-
-    def channel(self) -> None:
-        return None
-
-    def use(self, parameters: Iterable[torch.Tensor], channel: None) -> None:
-        self.used.append({parameter.device for parameter in parameters})
-
-    def broadcast_(self, values: torch.Tensor, what: str) -> None:
-        pass
-
-    def waiting(
-        self, what: str, kind: Any = None, device: Any = None
-    ) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext()
-
-
-@pytest.fixture(autouse=True)
-def process_group() -> Iterator[None]:
-    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
+pytestmark = pytest.mark.usefixtures("process_group")
 
 
 def distributed(
     optimizer: torch.optim.Optimizer,
     model: torch.nn.Module | None = None,
-    group: Alone | None = None,
+    group: GroupOfOne | None = None,
     **options: Any,
 ) -> Any:
-    copies = Copies(named_parameters(optimizer, model), model, cast("Any", group or Alone()))
+    copies = Copies(named_parameters(optimizer, model), model, cast("Any", group or GroupOfOne()))
     averager = GradientAverager(copies, BackwardPass(copies.group), **options)
     averager.start()
     finite = FiniteCheck("warn", 0, lambda: 0)
@@ -92,7 +62,7 @@ def linear() -> torch.nn.Linear:
 
 def test_buckets_are_made_again_when_a_model_moves():
     """Another dtype stands in for another device: a bucket holds gradients of one of each."""
-    group, first, second = Alone(), linear(), linear()
+    group, first, second = GroupOfOne(), linear(), linear()
     alone = torch.optim.SGD(first.parameters(), lr=0.1)
     together = distributed(torch.optim.SGD(second.parameters(), lr=0.1), second, group)
     for dtype in (torch.float64, torch.float64, torch.float32):
@@ -205,7 +175,7 @@ def test_the_call_after_a_failed_backward_pass_says_so(then):
 
 def of_two(model: torch.nn.Module) -> Any:
     """Return a distributed optimizer that takes itself for one of two."""
-    group = Alone()
+    group = GroupOfOne()
     group.world = World(0, 2, "localhost", 1)
     return distributed(torch.optim.SGD(model.parameters(), lr=0.1), model, group)
 

@@ -1,19 +1,15 @@
 """What travels together when parameters are averaged, and that nobody is waited for after the end."""
 
-import contextlib
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 import torch
-import torch.distributed as dist
-from torch._C._distributed_c10d import HashStore
 
 from fleet.averaging import LocalSGD
 from fleet.collective.copies import Copies
 from fleet.collective.local_sgd import ParameterAverager, _buckets
-from fleet.collective.world import World
+from tests.support.collective import GroupOfOne
 
 
 def test_tensors_of_one_kind_share_buckets_up_to_a_size():
@@ -34,29 +30,11 @@ def test_a_step_after_close_is_local():
     assert averager.steps.number == 0
 
 
-class Alone:
-    """Stands in for a group of one."""
-
-    world = World(0, 1, "localhost", 1)
-
-    def agree(self, key: str, value: str) -> dict[int, str]:
-        return {0: value}
-
-    def waiting(self, what: str, way: Any, device: Any) -> contextlib.AbstractContextManager[None]:
-        assert device == torch.device("cpu")
-        return contextlib.nullcontext()
-
-
-@pytest.fixture
-def process_group() -> Iterator[None]:
-    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
-
-
 @pytest.mark.usefixtures("process_group")
 def test_steps_are_compared_even_if_all_parameters_are_sharded():
-    copies = Copies([], None, cast("Any", Alone()))  # of those that are not sharded, which are averaged here
+    copies = Copies(
+        [], None, cast("Any", GroupOfOne())
+    )  # of those that are not sharded, which are averaged here
     averager = ParameterAverager(copies, torch.optim.SGD([torch.ones(1)]), LocalSGD())
     averager.on_step([])
     averager.settle("a checkpoint")

@@ -1,26 +1,17 @@
 """torch's reducer, when its buckets are laid out, and the flags that it averages; there is no GPU here."""
 
-import contextlib
 import itertools
-from collections.abc import Iterator
 from typing import Any, cast
 
 import pytest
 import torch
-import torch.distributed as dist
-from torch._C._distributed_c10d import HashStore
 
 from fleet.collective.reducer import FLAG_BITS, FLAGS, Buckets, Flags, Reducer
-from fleet.collective.world import World
+from tests.support.collective import GroupOfOne
 
 CPU = torch.device("cpu")
 
-
-@pytest.fixture(autouse=True)
-def process_group() -> Iterator[None]:
-    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
+pytestmark = pytest.mark.usefixtures("process_group")
 
 
 def halve(_, bucket):
@@ -54,21 +45,6 @@ def test_a_leaf_with_another_layout_or_dtype_does_not_fit():
     assert not buckets.fits()
 
 
-class Alone:
-    """Stands in for a group of one."""
-
-    world = World(0, 1, "localhost", 1)
-
-    def channel(self) -> None:
-        return None
-
-    def use(self, *_: Any) -> None:
-        pass
-
-    def waiting(self, *_: Any, **__: Any) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext()
-
-
 class OnGpu(torch.nn.Parameter):
     """Says that it is on a GPU."""
 
@@ -85,7 +61,7 @@ class OnGpu(torch.nn.Parameter):
 )
 def test_buckets_are_laid_out_again(monkeypatch, captured, stateful):
     parameter = OnGpu(torch.ones(2))
-    reducer = Reducer(cast("Any", Alone()), [parameter], stateful=stateful)
+    reducer = Reducer(cast("Any", GroupOfOne()), [parameter], stateful=stateful)
     reducer.connect()
     layouts = []
     for passes in range(4):

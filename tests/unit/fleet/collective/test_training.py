@@ -12,17 +12,7 @@ from fleet.collective.training import CollectiveTraining
 from fleet.errors import FleetError
 from fleet.loop import Loops
 from fleet.role_maker import JobIdentity
-
-
-class Alone:
-    """Stands in for a group of one."""
-
-    world = SimpleNamespace(rank=0)
-
-    def agree(self, key: str, value: str) -> dict[int, str]:
-        return {0: value}
-
-    gather = agree
+from tests.support.collective import GroupOfOne
 
 
 def make(
@@ -43,7 +33,9 @@ def training_of(
     steps = SimpleNamespace(number=step)
     synchronizer = cast("Any", SimpleNamespace(steps=steps, settle=lambda _: None, order=None))
     claims = Claims("trainer-0", job or JobIdentity())
-    return CollectiveTraining(optimizer, model, synchronizer, cast("Any", Alone()), claims, loops or Loops())
+    return CollectiveTraining(
+        optimizer, model, synchronizer, cast("Any", GroupOfOne()), claims, loops or Loops()
+    )
 
 
 class WantsMore(torch.optim.SGD):

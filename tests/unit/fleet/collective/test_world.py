@@ -1,11 +1,8 @@
 """Where trainers meet, and which addresses are of this machine."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-import torch.distributed as dist
-from torch._C._distributed_c10d import HashStore
 
 from fleet.collective.world import World, beside_process_group, find_world, is_here, loopback_of
 from fleet.errors import ConfigurationError
@@ -51,13 +48,6 @@ def test_names_have_index_and_address():
     assert world.names([1]) == "trainer 1 (b:2)"
     assert World(1, 2, "m", 6175).names([0, 1]) == "trainer 0 (m:6175), trainer 1"
     assert world.names(list(range(10))).endswith("trainer 7 and 2 more")
-
-
-@pytest.fixture
-def process_group() -> Iterator[None]:
-    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
 
 
 @pytest.mark.usefixtures("process_group")

@@ -1,0 +1,15 @@
+"""What tests of collective training share."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore
+
+
+@pytest.fixture
+def process_group() -> Iterator[None]:
+    """Make the process group of torch.distributed, of this process alone."""
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
