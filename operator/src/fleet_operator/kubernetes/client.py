@@ -40,7 +40,7 @@ PODS, SERVICES = "pods", "services"
 
 
 class Resource(NamedTuple):
-    """One kind of object of the API server."""
+    """A kind of object of the API server."""
 
     api_version: str
     kind: str
@@ -48,7 +48,7 @@ class Resource(NamedTuple):
 
     @property
     def key(self) -> str:
-        """What it is called where a plural alone would be ambiguous, as kubectl does."""
+        """The unambiguous name of the resource, in kubectl's form."""
         group = self.api_version.rpartition("/")[0]
         return f"{self.plural}.{group}" if group else self.plural
 
@@ -65,18 +65,18 @@ FEATURES = {
     "volcano": Resource("scheduling.volcano.sh/v1beta1", "PodGroup", "podgroups"),
     "coscheduling": Resource("scheduling.x-k8s.io/v1alpha1", "PodGroup", "podgroups"),
 }
-"""By the name of the chart's value that switches it on."""
+"""The optional resources, by the name of the chart's value that enables each."""
 
 
 RESOURCES = {each.key: each for each in FEATURES.values()}
 KINDS = {PODS: "Pod", SERVICES: "Service"} | {key: each.kind for key, each in RESOURCES.items()}
-"""By what a kind of object is called here: a plural, or the key of a `Resource`."""
+"""The kinds, by plural or by the key of a `Resource`."""
 
 
 def collection(resource: str, namespace: str | None) -> str:
     """Return the path of a collection, of one namespace or of all of them.
 
-    `resource` is ``fleetjobs`` or one of `KINDS`; every other plural is taken to be of the core API.
+    `resource` is ``fleetjobs`` or one of `KINDS`; every other plural belongs to the core API.
     """
     if (known := RESOURCES.get(resource)) is not None:
         base, plural = known.base, known.plural
@@ -88,26 +88,26 @@ def collection(resource: str, namespace: str | None) -> str:
 REQUEST_SECONDS = 30.0
 CONNECT_SECONDS = 5.0
 TOKEN_SECONDS = 60.0
-"""How long what says who we are is used before the connection is asked for it again."""
+"""How long an Authorization header is used before the connection is asked for a new one."""
 
 RETRY_AFTER_LIMIT_SECONDS = 60.0
-"""The longest that a server's wish to be left alone is heeded."""
+"""The longest Retry-After that is honoured."""
 
 MERGE_PATCH = "application/merge-patch+json"
 APPLY_PATCH = "application/apply-patch+yaml"
 
 
 class TokenBucket:
-    """Lets a burst through at once and what follows at a steady rate, in the order in which it came.
+    """Admits a burst at once and then a steady rate, first in, first out.
 
     Parameters
     ----------
     per_second : float
-        How many may pass in a second for long.
+        The sustained rate.
     burst : int
-        How many may pass at once after a quiet time.
+        The size of a burst after an idle time.
     monotonic : callable
-        Seconds that only grow.
+        Returns seconds of a monotonic clock.
     """
 
     def __init__(
@@ -118,16 +118,16 @@ class TokenBucket:
         self._per_second = per_second
         self._burst = burst
         self._monotonic = monotonic
-        self._tokens = float(burst)  # below zero: so many wait
+        self._tokens = float(burst)  # negative while callers wait
         self._counted_at = monotonic()
 
     async def take(self) -> None:
-        """Wait for one's turn. Whoever is cancelled meanwhile leaves their turn unused."""
+        """Wait for a token. A cancelled caller leaves its token unused."""
         if (wait := self.reserve()) > 0:
             await asyncio.sleep(wait)
 
     def reserve(self) -> float:
-        """Take the next token; return the seconds until it is there."""
+        """Reserve the next token; return the seconds until it is available."""
         now = self._monotonic()
         self._tokens = min(self._burst, self._tokens + (now - self._counted_at) * self._per_second)
         self._counted_at = now
@@ -136,17 +136,17 @@ class TokenBucket:
 
 
 class ApiError(ClusterError):
-    """The API server answered with an error, or (status 0) gave no answer.
+    """The API server responded with an error, or (status 0) did not respond.
 
     Attributes
     ----------
     status : int
         The HTTP status.
     reason : str
-        The API server's word for it, such as ``Invalid``.
+        The API server's reason, such as ``Invalid``.
     details : mapping, optional
-        What the answer's ``metav1.Status`` says about the object, which is empty where it says nothing. None
-        where the answer is no ``Status``: then a proxy may have given it, and not the API server.
+        The details of the response's ``metav1.Status``, possibly empty. None if the response is not a
+        ``Status``: it may then come from a proxy, and not from the API server.
     """
 
     def __init__(
@@ -167,17 +167,17 @@ class ApiError(ClusterError):
 
 
 class ApiClient:
-    """Speaks to one API server.
+    """The client of one API server.
 
     Parameters
     ----------
     connection : Connection
-        Where it is, and who we are.
+        The API server's address, and our credentials.
     on_request : callable, optional
-        Told of each request that ended: its verb, its resource, the HTTP status (0 without an answer), and
-        the seconds it took. A watch has the verb WATCH; what goes on for ever ends here when it is answered.
+        Called after each request with its verb, its resource, the HTTP status (0 without a response), and the
+        seconds it took. A watch has the verb WATCH; an endless request counts as ended with its headers.
     before_write : callable, optional
-        Awaited before each request that is no read; it may wait, or refuse by a ClusterError.
+        Awaited before each write; it may wait, or refuse by a ClusterError.
     """
 
     def __init__(
@@ -206,7 +206,7 @@ class ApiClient:
         await self.close()
 
     async def start(self) -> None:
-        """Open the session; connections are made when they are needed."""
+        """Open the session; connections are opened on demand."""
         https = self._connection.server.startswith("https:")
         self._server_name = self._connection.tls_server_name if https else None
         timeout = aiohttp.ClientTimeout(total=REQUEST_SECONDS, sock_connect=CONNECT_SECONDS)
@@ -229,9 +229,9 @@ class ApiClient:
         *,
         field_validation: str | None = None,
     ) -> dict[str, Any]:
-        """Create an object in the collection at `path`; return what the server made of it.
+        """Create an object in the collection at `path`; return the stored object.
 
-        `field_validation` is what becomes of fields that it does not know: Strict, Warn or Ignore.
+        `field_validation` is the treatment of unknown fields: Strict, Warn or Ignore.
         """
         params = {"fieldValidation": field_validation} if field_validation is not None else None
         return await self._request("POST", path, params=params, body=manifest)
@@ -243,22 +243,22 @@ class ApiClient:
     async def merge_patch(
         self, path: str, patch: Mapping[str, Any], *, manager: str | None = None
     ) -> dict[str, Any]:
-        """Merge `patch` into the object at `path`; `manager` is noted as who has set it."""
+        """Merge `patch` into the object at `path` as the field manager `manager`."""
         params = {"fieldManager": manager} if manager is not None else None
         return await self._request("PATCH", path, params=params, body=patch, content_type=MERGE_PATCH)
 
     async def apply(
         self, path: str, manifest: Mapping[str, Any], *, manager: str, force: bool = False
     ) -> dict[str, Any]:
-        """Have the object at `path` as the manifest says, and leave alone what it does not speak of.
+        """Apply the manifest to the object at `path`; fields that it does not contain stay.
 
-        What another manager has set otherwise is a conflict (409), or is taken over with `force`.
+        A field that another manager has set differently is a conflict (409), or is taken over with `force`.
         """
         params = {"fieldManager": manager, "fieldValidation": "Strict", "force": str(force).lower()}
         return await self._request("PATCH", path, params=params, body=manifest, content_type=APPLY_PATCH)
 
     async def delete(self, path: str, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Delete the object at `path`, under the preconditions in `options`; return the server's answer."""
+        """Delete the object at `path`, with the preconditions in `options`; return the server's response."""
         body = {"apiVersion": "v1", "kind": "DeleteOptions", **options}
         return await self._request("DELETE", path, body=body)
 
@@ -266,14 +266,14 @@ class ApiClient:
     async def stream(
         self, path: str, params: Mapping[str, str], *, silence_seconds: float
     ) -> AsyncIterator[AsyncIterator[bytes]]:
-        """Open a watch: the lines of an answer that goes on until one side ends it.
+        """Open a watch: the lines of a response that lasts until one side ends it.
 
         Raises
         ------
         ApiError
             The server refused the watch.
         aiohttp.ClientError, TimeoutError
-            The connection was lost, or not a byte came for `silence_seconds`.
+            The connection was lost, or no byte arrived for `silence_seconds`.
         """
         async with self.chunks(path, {**params, "watch": "true"}, silence_seconds=silence_seconds) as chunks:
             yield _lines(chunks)
@@ -282,14 +282,14 @@ class ApiClient:
     async def chunks(
         self, path: str, params: Mapping[str, str], *, silence_seconds: float | None = None
     ) -> AsyncIterator[AsyncIterator[bytes]]:
-        """Open an answer that may go on for ever, such as a log: its bytes as they come.
+        """Open an endless response, such as a log: its bytes as they arrive.
 
         Raises
         ------
         ApiError
             The server refused it.
         aiohttp.ClientError, TimeoutError
-            The connection was lost, or not a byte came for `silence_seconds`, if they are given.
+            The connection was lost, or no byte arrived for `silence_seconds`, if given.
         """
         is_watch = "watch" in params
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=silence_seconds)
@@ -351,7 +351,7 @@ class ApiClient:
             raise _error(status, answer, retry_after)
         try:
             parsed: dict[str, Any] = orjson.loads(answer)
-        except ValueError as error:  # a proxy answered, or the answer was cut off
+        except ValueError as error:  # a proxy responded, or the response was cut off
             raise ApiError(0, "NoAnswer", f"{self._connection.server} answered no JSON: {error}") from error
         return parsed
 
@@ -363,7 +363,7 @@ class ApiClient:
 
 
 class _Token:
-    """Who we are to the API server, which is asked for again now and then: a file may get another token."""
+    """Our Authorization header, renewed periodically: a file may get another token."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -371,7 +371,7 @@ class _Token:
         self._read_at = -TOKEN_SECONDS
 
     def headers(self) -> dict[str, str]:
-        """Return the header that says so, if there is one; ApiError if it cannot be had."""
+        """Return the header, if there is one; ApiError if the credentials are unavailable."""
         now = time.monotonic()
         if now - self._read_at >= TOKEN_SECONDS:
             try:
@@ -391,16 +391,16 @@ def open_session(
     on_answer: Callable[[str, Mapping[str, str], int], None],
     on_request: OnRequest | None = None,
 ) -> aiohttp.ClientSession:
-    """Open a session for whoever speaks to the API server in its own words, under the token of this moment.
+    """Open a session for code that uses the API server directly, with the current token.
 
     Parameters
     ----------
     connection : Connection
-        Where the API server is, and who we are.
+        The API server's address, and our credentials.
     on_answer : callable
-        Told of each answer when it begins: the path and the parameters of its request, and its status.
+        Called at the start of each response with the path and parameters of the request, and the status.
     on_request : callable, optional
-        Told of each request as `ApiClient` tells of its own.
+        Called after each request, as `ApiClient` does.
     """
 
     def count(
@@ -444,7 +444,7 @@ def _session(connection: Connection, headers: Mapping[str, str], **options: Any)
 
 
 def _through_socks(proxy: str, tls: ssl.SSLContext | bool) -> aiohttp.TCPConnector:
-    """Return what connects by a proxy of kind SOCKS, and whose errors are aiohttp's."""
+    """Return a connector for a SOCKS proxy that raises aiohttp's errors."""
     from aiohttp_socks import ProxyConnectionError, ProxyConnector, ProxyError, ProxyTimeoutError
 
     class Connector(ProxyConnector):
@@ -460,7 +460,7 @@ def _through_socks(proxy: str, tls: ssl.SSLContext | bool) -> aiohttp.TCPConnect
 
 
 async def _lines(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """Cut an answer into lines of any length; aiohttp's own reader refuses long ones."""
+    """Split a response into lines of any length; aiohttp's own reader refuses long ones."""
     parts: list[bytes] = []
     async for chunk in chunks:
         head, *rest = chunk.split(b"\n")
@@ -472,7 +472,7 @@ async def _lines(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
 
 
 def _error(status: int, answer: bytes, retry_after: str = "") -> ApiError:
-    # A header that gives a date instead comes from a proxy, and is left alone: our own back-off does.
+    # A date instead of seconds comes from a proxy; our own back-off applies then.
     wait = min(float(retry_after), RETRY_AFTER_LIMIT_SECONDS) if retry_after.isdecimal() else 0.0
     details: Mapping[str, Any] | None = None
     try:
@@ -480,24 +480,24 @@ def _error(status: int, answer: bytes, retry_after: str = "") -> ApiError:
         reason, message = told.get("reason") or "", told.get("message") or ""
         if told.get("kind") == "Status":
             details = told.get("details") or {}
-    except (ValueError, AttributeError):  # a proxy answered, not the API server
+    except (ValueError, AttributeError):  # a proxy responded, not the API server
         reason, message = "", answer[:300].decode(errors="replace")
     return ApiError(status, reason, message, retry_after_seconds=wait, details=details)
 
 
 def _encode(body: Mapping[str, Any], content_type: str) -> bytes:
     if content_type == APPLY_PATCH:
-        # It is read as YAML, which wants some characters escaped, and knows no pairs of escapes for one.
+        # The API server reads it as YAML, which requires some escapes, and does not know surrogate pairs.
         text = json.dumps(body, ensure_ascii=False)
         return re.sub("[\x7f-\uffff]", lambda found: f"\\u{ord(found[0]):04x}", text).encode()
     try:
         return orjson.dumps(body)
-    except TypeError:  # an integer of more than 64 bits: the API server says what it thinks of that
+    except TypeError:  # an integer of more than 64 bits: the API server refuses it with its own message
         return json.dumps(body).encode()
 
 
 def _resource(path: str) -> str:
-    """Return the kind of thing a path speaks of, as in ``pods`` or ``fleetjobs/status``."""
+    """Return the resource of a path, as in ``pods`` or ``fleetjobs/status``."""
     parts = path.strip("/").split("/")
     parts = parts[2:] if parts[0] == "api" else parts[3:]  # /api/v1/… or /apis/GROUP/VERSION/…
     if parts[:1] == ["namespaces"] and len(parts) > 2:

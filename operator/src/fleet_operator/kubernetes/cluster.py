@@ -1,8 +1,8 @@
-"""A cluster of Kubernetes: what is there is read from memory, what is to be done goes to the API server.
+"""A Kubernetes cluster: reads come from memory, writes go to the API server.
 
-An answer to an own write is as good as an event, so nothing waits for the watch to bring it. Only a deletion
-can leave doubt, because the server may answer with the pod as it was: until it is seen, `observe` says that
-it does not know.
+The response to a write counts as an event, so nothing waits for the watch. Only a deletion leaves doubt,
+because the server may respond with the pod before its deletion: until the watch confirms it, `observe`
+returns None.
 """
 
 from __future__ import annotations
@@ -45,34 +45,34 @@ if TYPE_CHECKING:
     from fleet_operator.plan.model import Action, ObservedPod
 
 UNSEEN_SECONDS = 5.0
-"""How long a deletion may go unseen before the pod is believed to be there still."""
+"""How long a deletion may stay unconfirmed before the pod counts as present again."""
 
 _NOT_THE_AUTHORS = (SERVICES, FEATURES["networkPolicies"].key)
-"""What holds nothing that a job's author wrote: its refusal, in whatever words, is not the job's mistake."""
+"""Objects without content from a job's author: a refusal is never the job's mistake."""
 
 _WRITTEN_BY_AUTHORS = (PODS, FEATURES["checkpointClaims"].key)
-"""What is made from a template in which a field may be misspelt."""
+"""Objects made from a template in which a field may be misspelt."""
 
 
 class KubernetesCluster:
-    """The cluster behind one API server.
+    """The cluster of one API server.
 
     Parameters
     ----------
     client : ApiClient
         The API server.
     view : ClusterView
-        What is known of it.
+        The informer cache.
     events : EventRecorder
-        Where people are told of what happens.
+        Records events for people.
     metrics_readers : sequence of mapping
-        Who may read the metrics of jobs with a NetworkPolicy, as its peers.
+        The readers of the metrics of jobs with a NetworkPolicy, as its peers.
     metrics_open : bool
-        Whether everybody may, where a job does not ask for that policy.
+        Whether everyone may read the metrics of jobs that do not require that policy.
     progress : ProgressReader, optional
-        Knows how far jobs are.
+        Reads the progress of jobs.
     monotonic : callable
-        Seconds that only grow.
+        Returns seconds of a monotonic clock.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class KubernetesCluster:
         return self._view.jobs.get(key)
 
     def observe(self, job: FleetJob) -> Observed | None:
-        """Return what is there for `job`, or None while not all of it, or of what we did, has been seen."""
+        """Return the objects of `job`, or None while they, or our own writes, have not all been observed."""
         key = Key.of(job)
         if not self._view.scope_of(key.namespace).shows_what_jobs_own:
             return None
@@ -127,7 +127,7 @@ class KubernetesCluster:
         for resource, store in self._view.extras(key.namespace):
             unserved.discard((resource.api_version, resource.kind))
             for extra in store.of_job(key):
-                # Only a claim outlives its job, without an owner.
+                # Only a claim may outlive its job, and has no owner then.
                 retained = extra.owner is None and resource == FEATURES["checkpointClaims"]
                 if retained or _is_owned(extra, job):
                     objects[ObjectRef(resource.api_version, resource.kind, extra.key.name)] = extra.value
@@ -155,7 +155,7 @@ class KubernetesCluster:
         )
 
     def _departed(self, key: Key, job: FleetJob) -> tuple[ObservedPod, ...]:
-        """Return each replica's latest pod that was deleted, as it was last, and let go of all others."""
+        """Return the last state of each replica's latest deleted pod, and forget the others."""
         departed = self._view.owned.pods.departed(key)
         latest: dict[str, ObservedPod] = {}
         for entry in departed:
@@ -196,7 +196,7 @@ class KubernetesCluster:
         return self._view.jobs.put(answer, tells=False) or read_job(answer)
 
     async def apply(self, job: FleetJob, action: Action) -> None:
-        """Carry one action out. An action that has been carried out already is no error."""
+        """Carry out one action. Repeating an action is not an error."""
         match action:
             case CreateService(manifest):
                 await self._create(job, SERVICES, manifest)
@@ -216,11 +216,11 @@ class KubernetesCluster:
                 await self._delete_job(job, uid)
 
     async def record(self, job: FleetJob, event: Event) -> None:
-        """Tell people. A failure to tell is logged, never raised."""
+        """Record an event for people. A failure is logged, never raised."""
         await self._events.record(Subject(*Key.of(job), job.metadata.uid or ""), event)
 
     async def _create(self, job: FleetJob, resource: str, manifest: Mapping[str, Any]) -> bool:
-        """Create an object; return whether it was not there."""
+        """Create an object; return whether it is new."""
         key, name = Key.of(job), manifest["metadata"]["name"]
         before = self._refusals.last(key)
         try:
@@ -237,9 +237,10 @@ class KubernetesCluster:
             if resource not in _NOT_THE_AUTHORS and is_for_good(error, KINDS[resource], name):
                 told = f"{KINDS[resource]} {name}: {error}"
                 self._refusals.rejected(job, Refusal.of(job, name, told))
-                self._view.notify(key)  # by which it is forgotten again if its job is gone
-                raise ConflictError(told) from error  # what comes next is decided anew
-            if needs_somebody(error) and self._view.jobs.get(key) is not None:  # else nobody would forget it
+                self._view.notify(key)  # the key by which a deleted job's entry is removed
+                raise ConflictError(told) from error  # the next pass decides again
+            # The entry of a job that is gone would stay for ever.
+            if needs_somebody(error) and self._view.jobs.get(key) is not None:
                 over_quota = resource == PODS and is_over_quota(error, name)
                 refusal = Refusal.of(job, name, str(error), over_quota=over_quota)
                 self._refusals.refused(key, refusal, before)
@@ -261,7 +262,7 @@ class KubernetesCluster:
             self._leaving.add(action.uid)
 
     async def _delete_seen(self, job: FleetJob, resource: str, name: str) -> None:
-        """Delete what is not a pod, if it is the job's own, as it was last seen."""
+        """Delete an object that is not a pod, if the job owns it, at its last known version."""
         entry = self._view.owned.stores[resource].get(Key(job.metadata.namespace, name))
         if entry is not None and _is_owned(entry, job):
             await self._delete_own(job, resource, name, _only(entry.uid, str(entry.version)))
@@ -276,7 +277,7 @@ class KubernetesCluster:
     async def _delete_own(
         self, job: FleetJob, resource: str, name: str, options: Mapping[str, Any]
     ) -> Mapping[str, Any] | None:
-        """Delete what a job has, as `_delete` does; on a conflict, read it: the watch may be late."""
+        """Delete an object as `_delete` does; on a conflict read it, because the watch may be late."""
         try:
             return await self._delete(f"{collection(resource, job.metadata.namespace)}/{name}", options)
         except ConflictError:
@@ -284,11 +285,11 @@ class KubernetesCluster:
             raise
 
     async def _delete(self, path: str, options: Mapping[str, Any]) -> Mapping[str, Any] | None:
-        """Delete an object; return the answer, or None if it was gone; ConflictError: look again."""
+        """Delete an object; return the response, or None if it was gone; ConflictError if it has changed."""
         try:
             return await self._client.delete(path, options)
         except ApiError as error:
-            if error.status == 409:  # another object, or another version of it; else nothing would tell us
+            if error.status == 409:  # another object or version; no event would report it
                 raise ConflictError(str(error)) from error
             if error.status != 404:
                 raise
@@ -297,27 +298,27 @@ class KubernetesCluster:
     def _tidy(self, key: Key) -> None:
         if self._view.jobs.get(key) is None:
             self._refusals.forget(key)
-            self._view.owned.pods.let_go(key)  # they may go after their job
+            self._view.owned.pods.let_go(key)  # the garbage collector may delete them after their job
 
 
 def metrics_readers(
     namespace: str, others: Sequence[Mapping[str, Any]] = ()
 ) -> tuple[Mapping[str, Any], ...]:
-    """Return who may read the metrics of jobs with a NetworkPolicy: the operator's namespace, and others.
+    """Return the readers of the metrics of jobs with a NetworkPolicy: the operator's namespace, and others.
 
     Parameters
     ----------
     namespace : str
-        The operator's own; every namespace has its name as a label.
+        The operator's own namespace; every namespace has its name as a label.
     others : sequence of mapping
-        Further peers, as a NetworkPolicy has them.
+        Further peers of a NetworkPolicy.
     """
     own = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": namespace}}}
     return (own, *others)
 
 
 def _only(uid: str, version: str | None) -> dict[str, Any]:
-    """Return options that delete this object only, at this version if one is given."""
+    """Return the preconditions that delete only this object, at this version if given."""
     preconditions = {"uid": uid} if version is None else {"uid": uid, "resourceVersion": version}
     return {"preconditions": preconditions, "propagationPolicy": "Background"}
 
@@ -329,7 +330,7 @@ def _resource_of(ref: ObjectRef) -> Resource:
 
 
 def _is_owned(entry: Entry[Any], job: FleetJob) -> bool:
-    """Whether an object is this very job's."""
+    """Whether this job, by its uid, owns an object."""
     return entry.owner is not None and entry.owner.uid == job.metadata.uid
 
 
@@ -343,12 +344,12 @@ def _job_path(job: FleetJob) -> str:
 
 
 class UnseenDeletions:
-    """The uids of pods that we have deleted and may see for a while as if we had not.
+    """The uids of pods that we have deleted, and that the cache may still show for a while.
 
     Parameters
     ----------
     monotonic : callable
-        Seconds that only grow.
+        Returns seconds of a monotonic clock.
     """
 
     def __init__(self, monotonic: Callable[[], float]) -> None:
@@ -356,11 +357,11 @@ class UnseenDeletions:
         self._until: dict[str, float] = {}
 
     def add(self, uid: str) -> None:
-        """Note that a pod was deleted just now."""
+        """Record that a pod was deleted now."""
         now = self._monotonic()
         self._until = {each: until for each, until in self._until.items() if until > now}
         self._until[uid] = now + UNSEEN_SECONDS
 
     def __contains__(self, uid: str) -> bool:
-        """Whether a pod was deleted so lately."""
+        """Whether a pod was deleted that recently."""
         return self._until.get(uid, 0.0) > self._monotonic()

@@ -1,8 +1,8 @@
-"""Events on a job: what ``kubectl describe`` shows below it.
+"""Events of a job, which ``kubectl describe`` shows.
 
-An event is told once. Where the API server is busy or away it is tried again for half a minute, beside what
-else there is to do, and under the same name, so that one whose answer was lost is not told twice. An operator
-that dies before it has told takes the event with it: its successor finds the status, which says as much.
+An event is recorded once. If the API server is busy or unavailable, it is retried for half a minute in the
+background, under the same name, so that a lost response leads to no duplicate. An operator that dies before
+it has recorded an event loses it; its successor finds the same information in the status.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ MESSAGE_CHARACTERS = 1024
 """The API server refuses longer messages."""
 
 REMEMBERED = 1000
-"""How many events are remembered, to count one that happens again instead of posting it again."""
+"""How many events are remembered, in order to count a repeated one instead of creating another."""
 
 AGAIN_SECONDS = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
-"""When an event that could not be told is tried again."""
+"""The delays before an event is retried."""
 
 
 class Subject(NamedTuple):
-    """The job that an event is about."""
+    """The job that an event concerns."""
 
     namespace: str
     name: str
@@ -44,7 +44,7 @@ class Subject(NamedTuple):
 
 
 class _News(NamedTuple):
-    """One event that happened, under the name and with the time that it keeps through all tries."""
+    """An event, with a name and time that all retries share."""
 
     job: Subject
     event: Event
@@ -58,7 +58,7 @@ class _Told(NamedTuple):
 
 
 class EventRecorder:
-    """Posts events; one that repeats is counted on the event that is there already."""
+    """Creates events; a repeated one increases the count of the existing event."""
 
     def __init__(self, client: ApiClient) -> None:
         self._client = client
@@ -66,7 +66,7 @@ class EventRecorder:
         self._trying: set[asyncio.Task[None]] = set()
 
     async def record(self, job: Subject, event: Event) -> None:
-        """Tell people. A failure to tell is logged, never raised; one that may pass is tried again later."""
+        """Record an event. A failure is logged, never raised; a transient one is retried later."""
         news = _News(job, event, f"{job.name}.{secrets.token_hex(8)}", _now())
         error = await self._tell(news)
         if error is not None and error.transient and len(self._trying) < REMEMBERED:
@@ -75,7 +75,7 @@ class EventRecorder:
             trying.add_done_callback(self._trying.discard)
 
     async def close(self) -> None:
-        """Give up what has not been told yet."""
+        """Drop the events that are still to be recorded."""
         trying = list(self._trying)
         for task in trying:
             task.cancel()
@@ -90,7 +90,7 @@ class EventRecorder:
             last = await self._tell(news)
 
     async def _tell(self, news: _News) -> ClusterError | None:
-        """Post an event, or count it on the one that says the same; return what went wrong, if anything."""
+        """Create an event, or count it on an equal one; return the failure, if any."""
         same = (news.job.uid, news.event)
         told = self._told.pop(same, None)
         try:
@@ -110,7 +110,7 @@ class EventRecorder:
         return None
 
     async def _repeat(self, told: _Told, news: _News) -> bool:
-        """Count an event once more; False if it is no longer there (the server keeps events for an hour)."""
+        """Increase an event's count; False if it is gone (the server keeps events for an hour)."""
         try:
             await self._client.merge_patch(told.path, {"count": told.times + 1, "lastTimestamp": news.at})
         except ApiError as error:
@@ -124,7 +124,7 @@ class EventRecorder:
         try:
             await self._client.create(path, _manifest(news))
         except ApiError as error:
-            if error.reason != "AlreadyExists":  # it arrived the last time, and its answer was lost
+            if error.reason != "AlreadyExists":  # the previous request arrived, and its response was lost
                 raise
         return _Told(f"{path}/{news.name}", 0)
 

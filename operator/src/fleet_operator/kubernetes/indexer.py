@@ -1,11 +1,11 @@
-"""What is known of the cluster: one kind of object, in memory, reduced to what decisions need.
+"""The cached objects of one kind, reduced to what decisions need.
 
-Facts come from two sides that overtake each other, the watch and the answers to our own writes. Three rules
-make the order of arrival irrelevant: a put never replaces a newer resourceVersion; what was seen deleted at
-one version never comes back with an older one; a fresh list does not remove what is newer than the list. They
-hold within one history: after a restore from a backup the versions of before say nothing.
+Updates come from two sources that overtake each other, the watch and the responses to our own writes. Three
+rules make their order irrelevant: a put never replaces a newer resourceVersion; an object deleted at one
+version never returns with an older one; a new list does not remove objects newer than itself. The rules hold
+within one history: after a restore from a backup, earlier versions are meaningless.
 
-A `Cache` reduces each object that is seen, stores it, and tells of what has changed.
+A `Cache` reduces each observed object, stores it, and notifies of changes.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 REMEMBERED_DEAD = 10_000
-"""How many uids of deleted objects are remembered; a late answer is milliseconds late, not hours."""
+"""How many uids of deleted objects are remembered; a late response is milliseconds late, not hours."""
 
 REMEMBERED_JOBS = 1_000
-"""Of how many jobs deleted objects are remembered as they were last; the next look at a job lets them go."""
+"""For how many jobs the last state of deleted objects is kept; the next pass over a job drops it."""
 
 
 class Owner(NamedTuple):
@@ -38,25 +38,25 @@ class Owner(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Entry(Generic[T]):
-    """One object: who it is, whose it is, and what is kept of it."""
+    """A cached object: its identity, its owner, and its reduced value."""
 
     key: Key
     uid: str
     version: int  # its resourceVersion
-    job: Key  # the job that its labels name
+    job: Key  # the job in its labels
     owner: Owner | None
     value: T
 
 
 class Store(Generic[T]):
-    """Objects of one kind by namespace and name, and by the job that they belong to.
+    """Objects of one kind by namespace and name, and by their job.
 
     Parameters
     ----------
     is_final : callable, optional
-        Whether a value is the last that an object of its kind can have. Where it is given, what was deleted
-        is remembered as it was last (`departed`): as the watch told its end, or, of what only a list lacks,
-        if nothing can have come after what was known.
+        Whether a value is final for an object of its kind. If given, the last state of deleted objects is
+        kept (`departed`): the one of the watch's event, or, for an object missing from a list, the known one
+        if no later one is possible.
     """
 
     def __init__(self, is_final: Callable[[T], bool] | None = None) -> None:
@@ -71,7 +71,7 @@ class Store(Generic[T]):
         return len(self._entries)
 
     def __contains__(self, key: object) -> bool:
-        """Whether there is an object of this namespace and name."""
+        """Whether an object of this namespace and name is known."""
         return key in self._entries
 
     def get(self, key: Key) -> Entry[T] | None:
@@ -87,9 +87,9 @@ class Store(Generic[T]):
         return iter(tuple(self._entries.values()))
 
     def put(self, entry: Entry[T]) -> bool:
-        """Note an object as it is now; return whether that was news.
+        """Store an object's present state; return whether it has changed.
 
-        Most versions of an object differ in nothing that is kept of it: somebody has annotated it, say.
+        Most versions of an object have the same reduced value, after an annotation for instance.
         """
         known = self._entries.get(entry.key)
         if entry.version <= max(self._dead.get(entry.uid, -1), -1 if known is None else known.version):
@@ -100,16 +100,16 @@ class Store(Generic[T]):
         return known is None or _without_version(entry) != _without_version(known)
 
     def remove(self, key: Key, uid: str, version: int, last: Entry[T] | None = None) -> Entry[T] | None:
-        """Note that an object was gone at `version`; return what was known of it, if anything.
+        """Record that an object was gone at `version`; return its known entry, if any.
 
-        It may have lost its label only, and come back with a newer version when it is given it again.
+        It may only have lost its label, and return with a newer version when it gets it back.
 
         Parameters
         ----------
         key, uid, version
-            Which object, and when it was seen to be gone.
+            The object, and the version at which it was gone.
         last : Entry, optional
-            The object as it was last, if that is known.
+            The object's last state, if known.
         """
         self._dead[uid] = version
         if len(self._dead) > REMEMBERED_DEAD:
@@ -127,11 +127,11 @@ class Store(Generic[T]):
         return known
 
     def departed(self, job: Key) -> tuple[Entry[T], ...]:
-        """Return what a job had and what was deleted, as it was last, until it is let go of."""
+        """Return the last states of a job's deleted objects, until they are forgotten."""
         return tuple(self._departed.get(job, {}).values())
 
     def let_go(self, job: Key, uids: Iterable[str] | None = None) -> None:
-        """Remember these deleted objects of a job no longer; all of them if None."""
+        """Forget these deleted objects of a job; all of them if None."""
         of_job = self._departed.get(job, {})
         for uid in list(of_job if uids is None else uids):
             of_job.pop(uid, None)
@@ -141,19 +141,19 @@ class Store(Generic[T]):
     def replace(
         self, entries: Iterable[Entry[T]], version: int, namespace: str | None, *, restored: bool = False
     ) -> set[Key]:
-        """Take over a fresh list; return the jobs for which something changed.
+        """Replace the contents by a new list; return the jobs whose objects changed.
 
         Parameters
         ----------
         entries : iterable of Entry
-            All objects there were at `version`.
+            All objects at `version`.
         version : int
             The list's resourceVersion.
         namespace : str, optional
             The namespace that was listed; all of them if None.
         restored : bool
-            Whether the server's history has gone back, so that what is known compares with nothing in the
-            list: then the list alone counts.
+            Whether the server's history has gone back, so that known versions are not comparable: then the
+            list alone counts.
         """
         if restored:
             self._dead.clear()
@@ -206,16 +206,16 @@ def owner_of(manifest: Mapping[str, Any]) -> Owner | None:
 
 
 class Cache(Generic[T]):
-    """One kind of object, as far as it has been seen.
+    """The cache of one kind of object.
 
     Parameters
     ----------
     store : Store
-        Where the objects go.
+        The store of the objects.
     reduce : callable
-        What is kept of an object; None if it is none of ours.
+        Returns the reduced value of an object; None if it is not ours.
     on_change : callable
-        Told the job's key when something of it has changed.
+        Called with a job's key when one of its objects has changed.
     """
 
     def __init__(
@@ -229,13 +229,13 @@ class Cache(Generic[T]):
         self._on_change = on_change
 
     def put(self, manifest: Mapping[str, Any]) -> None:
-        """Take an object as it is now."""
+        """Store an object's present state."""
         entry = self.reduce(manifest)
         if entry is not None and self._store.put(entry):
             self._on_change(entry.job)
 
     def remove(self, manifest: Mapping[str, Any]) -> None:
-        """Take an object as it was last."""
+        """Record a deletion with the object's last state."""
         uid, last = manifest["metadata"]["uid"], self.reduce(manifest)
         known = self._store.remove(key_of(manifest), uid, version_of(manifest), last)
         if known is not None:
@@ -244,6 +244,6 @@ class Cache(Generic[T]):
     def replace(
         self, entries: Iterable[Entry[T]], version: int, namespace: str | None, *, restored: bool = False
     ) -> None:
-        """Take over a fresh list; see `Store.replace`."""
+        """Replace the contents by a new list; see `Store.replace`."""
         for job in self._store.replace(entries, version, namespace, restored=restored):
             self._on_change(job)

@@ -1,7 +1,7 @@
-"""What is known of a Kubernetes cluster: every FleetJob, and all that has the label of one.
+"""The cached state of a Kubernetes cluster: every FleetJob, and every object with the label of one.
 
-Pods, Services and the objects beside them (`extras`) are watched here; FleetJobs are watched by kopf. No
-watch tells of an object of somebody else's with a name that a job wants: it is looked up.
+This module watches pods, Services and additional objects (`extras`); kopf watches FleetJobs. No watch reports
+another owner's object with a name that a job needs: such objects are looked up.
 """
 
 from __future__ import annotations
@@ -33,23 +33,23 @@ logger = logging.getLogger(__name__)
 SELECTOR = f"{LABEL_MANAGED_BY}={MANAGED_BY},{LABEL_JOB_NAME}"
 
 FOREIGN_SECONDS = 10.0
-"""How often an object of another owner that has one of our names is looked at again."""
+"""How often another owner's object with one of our names is looked up again."""
 
 SYNC_SECONDS = 120.0
-"""How long the first lists may take before the operator gives up, to be started again."""
+"""How long the first lists may take before the operator exits, to be restarted."""
 
 
 class OwnedObjects:
-    """The pods and Services of jobs, and what else they may have, reduced to what decisions need.
+    """The pods, Services and additional objects of jobs, reduced to what decisions need.
 
     Parameters
     ----------
     client : ApiClient
         The API server.
     features : tuple of str
-        Which kinds of objects jobs may have beside pods and Services, of `FEATURES`.
+        The enabled additional kinds, of `FEATURES`.
     on_change : callable
-        Told of each job of which something has changed.
+        Called with each job whose objects have changed.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class OwnedObjects:
         extras: dict[str, Store[ObservedObject]] = {FEATURES[name].key: Store() for name in features}
         self.extras = extras
         self.stores: dict[str, Store[Any]] = {PODS: self.pods, SERVICES: self.services, **extras}
-        """All of them, by what a kind of object is called in `KINDS`."""
+        """The caches, by the keys of `KINDS`."""
         self._caches = {
             each: Cache(store, partial(self.reduce, each), on_change) for each, store in self.stores.items()
         }
@@ -78,7 +78,7 @@ class OwnedObjects:
         on_relist: Callable[[], None],
         on_restored: Callable[[], None],
     ) -> ListWatch[Any]:
-        """Return what keeps the objects of a kind in step, those of one namespace or of all of them."""
+        """Return the reflector of a kind, for one namespace or for all of them."""
         return ListWatch(
             self._client,
             collection(resource, namespace),
@@ -90,7 +90,7 @@ class OwnedObjects:
         )
 
     def reduce(self, resource: str, manifest: Mapping[str, Any]) -> Entry[Any] | None:
-        """Return what is kept of what a job owns; None if its labels do not make it a job's."""
+        """Return the entry of an object of a job; None if its labels name no job."""
         labels = manifest["metadata"].get("labels") or {}
         job = labels.get(LABEL_JOB_NAME)
         value: ObservedPod | ObservedObject | None = None
@@ -105,18 +105,18 @@ class OwnedObjects:
 
 
 class ForeignObjects:
-    """Who has a name that a job wants, where that is not the job itself.
+    """The other owners of names that jobs need.
 
     Parameters
     ----------
     client : ApiClient
         The API server.
     jobs : FleetJobs
-        The jobs there are: of one that is gone nothing is noted.
+        The known jobs; nothing is recorded for a deleted one.
     owned : OwnedObjects
-        Where an object goes that turns out to be a job's.
+        The cache for an object that turns out to be a job's.
     on_change : callable
-        Told of each job of which something has been found out.
+        Called with each job for which an owner was found.
     """
 
     def __init__(
@@ -129,15 +129,15 @@ class ForeignObjects:
         self._known: dict[Key, dict[str, tuple[str, str]]] = {}  # job: {"Kind/name": (resource, name)}
 
     def of(self, key: Key) -> tuple[str, ...]:
-        """Return the objects that have names of a job's, as ``Kind/name``."""
+        """Return other owners' objects with names of a job, as ``Kind/name``."""
         return tuple(self._known.get(key, ()))
 
     def forget(self, key: Key) -> None:
-        """Look no more after the names of a job that is gone."""
+        """Forget the names of a deleted job."""
         self._known.pop(key, None)
 
     async def meet(self, key: Key, resource: str, name: str) -> None:
-        """Find out who has a name that a job wants: we ourselves, unseen as yet, or somebody else."""
+        """Check who owns an existing object of this name: this job, not yet observed, or another owner."""
         shown = f"{KINDS[resource]}/{name}"
         found: Mapping[str, Any] | None = None
         try:
@@ -146,11 +146,11 @@ class ForeignObjects:
             if error.status != 404:
                 raise
         if self._jobs.get(key) is None:
-            return  # it was deleted meanwhile: nobody would forget what is noted of it now
+            return  # deleted meanwhile: an entry for it would stay for ever
         known = self._known.get(key, {})
         entry = None if found is None else self._owned.reduce(resource, found)
         if entry is not None and entry.job == key:
-            # It is watched, so it will be seen to go, whoever owns it.
+            # It is watched, so its deletion will be observed, whoever owns it.
             self._owned.stores[resource].put(entry)
             known.pop(shown, None)
         elif found is None:
@@ -162,7 +162,7 @@ class ForeignObjects:
         self._on_change(key)
 
     async def check_forever(self) -> None:
-        """Look at them again and again."""
+        """Look them up periodically."""
         while True:
             await asyncio.sleep(FOREIGN_SECONDS)
             for key in list(self._known):
@@ -174,24 +174,24 @@ class ForeignObjects:
 
 
 class NotSyncedError(OperatorError):
-    """The first lists did not arrive in time; the message says which."""
+    """The first lists did not arrive in time; the message names them."""
 
 
 class ClusterView:
-    """Keeps what is known, and tells listeners for which jobs it has changed.
+    """The cached state of the cluster, which notifies listeners of jobs that have changed.
 
     Parameters
     ----------
     client : ApiClient
         The API server.
     events : EventRecorder
-        Where people are told of FleetJobs that cannot be understood.
+        Records events about FleetJobs that cannot be parsed.
     namespaces : tuple of str
-        What is looked at; every namespace if it is empty.
+        The watched namespaces; all of them if empty.
     features : tuple of str
-        Which kinds of objects jobs may have beside pods and Services, of `FEATURES`.
+        The enabled additional kinds, of `FEATURES`.
     on_deleted : callable, optional
-        Told of each FleetJob that is gone.
+        Called with each deleted FleetJob.
     """
 
     def __init__(
@@ -210,29 +210,29 @@ class ClusterView:
         self.foreign = ForeignObjects(client, self.jobs, self.owned, self.notify)
         self._serves, self._jobs_watched = asyncio.Event(), asyncio.Event()
         self.restored = asyncio.Event()
-        """Set when the API server's history has gone back: whoever watches by it must begin anew."""
+        """Set when the API server's history has gone back: every watch must then start again."""
         self._scopes = {namespace: self._scope(namespace) for namespace in namespaces or (None,)}
         self._keepers: list[asyncio.Task[None]] = []
 
     def subscribe(self, listener: Callable[[Key], None]) -> None:
-        """Have `listener` told of each job for which something has changed."""
+        """Call `listener` with each job that has changed."""
         self._listeners.append(listener)
 
     def notify(self, key: Key) -> None:
-        """Tell everyone that something of a job has changed."""
+        """Notify the listeners that a job has changed."""
         for listener in self._listeners:
             listener(key)
 
     async def start(self) -> None:
-        """Begin to watch; return when everything that is there has been seen.
+        """Start watching; return when all existing objects have been listed.
 
-        A namespace of which something was refused, because it is gone for example, is not waited for where
-        there is another one to serve. It is served as soon as it has been seen.
+        A namespace in which a list was refused, because it was deleted for example, is not waited for if
+        another one can be served. It is served as soon as it has been listed.
 
         Raises
         ------
         NotSyncedError
-            It was not seen within `SYNC_SECONDS`.
+            The lists did not arrive within `SYNC_SECONDS`.
         """
         scopes = self._scopes.values()
         self._keepers = [
@@ -259,7 +259,7 @@ class ClusterView:
             ) from None
 
     async def _notify_when(self, seen: Callable[[], Awaitable[object]], scope: Scope) -> None:
-        """Look at every job of a namespace again once more of it has been seen: it may come late."""
+        """Enqueue every job of a namespace again when more of it has been listed, which may be late."""
         await seen()
         if scope.shows_what_jobs_own:
             self._serves.set()
@@ -278,24 +278,24 @@ class ClusterView:
 
     @property
     def synced(self) -> bool:
-        """Whether everything that is there has been seen, as far as it was not refused."""
+        """Whether all existing objects have been listed, except refused lists."""
         return self._serves.is_set() and all(each.answered for each in self._scopes.values())
 
     def ended(self) -> list[str]:
-        """Return what has ended though it should go on for ever: without it, changes go unseen."""
+        """Return the watch that has ended unexpectedly: without it, changes are missed."""
         ended = [task for task in self._keepers if task.done() and not task.cancelled()]
         return [f"{task.get_name()} ({task.exception()})" for task in ended]
 
     def failing(self) -> Iterator[tuple[str, str | None, float]]:
-        """Return what is followed, where, and for how many seconds that has failed; 0 while it goes well.
+        """Yield each watched resource, its namespace, and for how long its watch has failed in seconds.
 
-        Where is a namespace, or None for all of them.
+        The namespace is None for all of them.
         """
         for namespace, scope in self._scopes.items():
             yield from ((resource, namespace, seconds) for resource, seconds in scope.failing())
 
     def note_job_watch(self, namespace: str | None, went_well: bool) -> None:
-        """Note whether whoever watches FleetJobs could, at a namespace or at all of them."""
+        """Record whether the watch of FleetJobs succeeded, in a namespace or in all of them."""
         self._scopes[namespace].jobs_were_watched(went_well=went_well)
         if went_well:
             self._jobs_watched.set()
@@ -305,11 +305,11 @@ class ClusterView:
         await self._jobs_watched.wait()
 
     def scope_of(self, namespace: str) -> Scope:
-        """Return what a namespace is looked at with."""
+        """Return the scope of a namespace."""
         return self._scopes[namespace if namespace in self._scopes else None]
 
     def extras(self, namespace: str) -> Iterator[tuple[Resource, Store[ObservedObject]]]:
-        """Return what jobs of a namespace may have beside pods and Services, as far as it has been seen."""
+        """Return the additional kinds that have been listed in a namespace."""
         for key, watch in self.scope_of(namespace).extras.items():
             if watch.synced.is_set():
                 yield RESOURCES[key], self.owned.extras[key]

@@ -1,9 +1,9 @@
-"""Every FleetJob there is, as far as it is known.
+"""The known FleetJobs.
 
-FleetJobs are watched by kopf, which hands its events in (`take`). Because kopf does not report what was
-deleted while it was not watching, they are listed again whenever kopf or a watch had to list again
-(`list_again`), and at times. Answers to own writes are put in too, so that the next pass over a job sees them
-before the watch brings them.
+kopf watches FleetJobs and passes its events on (`take`). Because kopf does not report deletions that happened
+while it was not watching, they are listed again whenever kopf or a watch had to list again (`list_again`),
+and periodically. Responses to our own writes are stored too, so that the next pass over a job sees them
+before the watch reports them.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 RELIST_SECONDS = 600.0
-"""How often FleetJobs are listed again in any case."""
+"""How often FleetJobs are listed again regardless of events."""
 
 AGAIN_SECONDS = 30.0
-"""How long to wait at most after a list that was refused, unless the API server asks for more."""
+"""The longest delay after a refused list, unless the API server asks for more."""
 
 
 class FleetJobs:
-    """Keeps the FleetJobs that are known, and tells which have changed.
+    """The cache of FleetJobs, which notifies of changes.
 
     Parameters
     ----------
@@ -48,7 +48,7 @@ class FleetJobs:
     events : EventRecorder
         Where people are told of FleetJobs that cannot be understood.
     on_change : callable
-        Told of each FleetJob that has changed.
+        Called with each changed FleetJob.
     on_deleted : callable
         Told of each FleetJob that is gone.
     """
@@ -66,12 +66,12 @@ class FleetJobs:
         self._on_change = on_change
         self._on_deleted = on_deleted
         self._store: Store[FleetJob] = Store()
-        self._invalid: dict[str, int] = {}  # uids of jobs that cannot be understood, and their generation
+        self._invalid: dict[str, int] = {}  # uids of jobs that cannot be parsed, and their generation
         self._relist = asyncio.Event()
         self._telling: set[asyncio.Task[None]] = set()
 
     async def close(self) -> None:
-        """Give up what people were still to be told."""
+        """Drop pending events."""
         for task in self._telling:
             task.cancel()
         await asyncio.gather(*self._telling, return_exceptions=True)
@@ -86,17 +86,17 @@ class FleetJobs:
         return (entry.value for entry in self._store)
 
     def take(self, kind: str | None, manifest: Mapping[str, Any]) -> None:
-        """Take one event of a watch: ``DELETED``, or anything else for what is there."""
+        """Handle an event of a watch: ``DELETED``, or any other type for an existing job."""
         if kind == "DELETED":
             self._drop(key_of(manifest), manifest["metadata"]["uid"], version_of(manifest))
         else:
             self.put(manifest)
 
     def put(self, manifest: Mapping[str, Any], *, tells: bool = True) -> FleetJob | None:
-        """Take a job as it is now; return it, or None if it cannot be understood or a newer one is known.
+        """Store a job's present state; return it, or None if it cannot be parsed or a newer one is known.
 
-        Nobody need be told of an own write of a status: a plan that is made again from the status that it
-        wrote is the same plan.
+        A status written by us needs no notification: a plan made from the status that it wrote is the same
+        plan.
         """
         entry = self._reduce(manifest)
         if entry is None:
@@ -106,7 +106,7 @@ class FleetJobs:
         return entry.value if entry.version == version_of(manifest) else None
 
     async def refresh(self, job: FleetJob) -> None:
-        """Read a job anew that turned out to be older than we thought, or gone."""
+        """Read a job again that turned out to be outdated or deleted."""
         metadata = job.metadata
         try:
             self.put(await self._client.get(f"{collection(PLURAL, metadata.namespace)}/{metadata.name}"))
@@ -116,18 +116,18 @@ class FleetJobs:
             self._drop(Key.of(job), metadata.uid or "", int(metadata.resource_version or 0))
 
     def list_again(self) -> None:
-        """Find out soon which FleetJobs there still are: whoever watches them may have missed deletions."""
+        """List FleetJobs soon: their watch may have missed deletions."""
         self._relist.set()
 
     async def list_forever(self, scopes: Iterable[Scope]) -> None:
-        """List them now and then; a namespace that cannot be listed keeps no other one from it."""
+        """List them periodically; a namespace that cannot be listed does not affect the others."""
         everywhere = tuple(scopes)
         scopes, tries, loop = everywhere, 0, asyncio.get_running_loop()
         while True:
             self._relist.clear()
             if scopes is everywhere:
                 listed_at = loop.time()
-            failed: dict[Scope, float] = {}  # and for how long the API server wants no more
+            failed: dict[Scope, float] = {}  # and how long the API server asks us to wait
             for scope in scopes:
                 try:
                     await self._list(scope.namespace)
@@ -163,7 +163,7 @@ class FleetJobs:
         key, uid = key_of(manifest), manifest["metadata"]["uid"]
         known = self._store.get(key)
         if known is not None and known.uid == uid and known.version >= version_of(manifest):
-            return known  # spares what most of a list's time goes to: the parsing
+            return known  # avoids parsing, which takes most of a list's time
         try:
             job = read_job(manifest, None if known is None else known.value)
         except InvalidJob as error:
@@ -173,7 +173,7 @@ class FleetJobs:
         return Entry(key, uid, version_of(manifest), key, owner_of(manifest), job)
 
     def _tell_invalid(self, manifest: Mapping[str, Any], error: InvalidJob) -> None:
-        """Say once for each generation that a job cannot be understood. It is left as it is."""
+        """Record once per generation that a job cannot be parsed. The job is left unchanged."""
         metadata = manifest["metadata"]
         uid, generation = metadata["uid"], metadata.get("generation", 0)
         if self._invalid.get(uid) == generation:

@@ -1,14 +1,14 @@
-"""Where the API server is and who we are: the account of the pod that we run in, or a person's login.
+"""The API server's address and our credentials: the service account of our pod, or a person's login.
 
-A person logs in by every way that a kubeconfig knows, by the loader of the package `kubernetes`. The package
-is large. It is imported when somebody logs in, and the operator's image does without: a pod's account needs
-no loader. The loader reads as kubectl does, but for what is mended here:
+People log in by any method of a kubeconfig, through the loader of the `kubernetes` package. The package is
+large. It is imported only for a login, and the operator's image leaves it out: a service account needs no
+loader. The loader behaves like kubectl, except for what this module corrects:
 
-- It takes the current context of the last of several files, kubectl that of the first.
-- It looks for a user's relative paths beside the file of the cluster.
-- It logs why a credential program failed, and goes on as nobody.
+- It uses the current context of the last of several files, kubectl that of the first.
+- It resolves a user's relative paths against the file of the cluster.
+- It only logs why a credential program failed, and continues unauthenticated.
 - Its errors quote the whole entry of a kubeconfig, secrets and all.
-- It reads a token's file once, and never asks a program for another certificate.
+- It reads a token's file once, and never requests a new certificate from a program.
 """
 
 from __future__ import annotations
@@ -35,26 +35,26 @@ if TYPE_CHECKING:
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
 LOGIN_SECONDS = 120.0
-"""How long a login may take: a program may have somebody sign in."""
+"""How long a login may take: a program may wait for a person to sign in."""
 
 EARLY = timedelta(seconds=60)
-"""How long before its end a credential is replaced."""
+"""How long before it expires a credential is renewed."""
 
 CHANGING = {"auth-provider", "client-certificate", "tokenFile"}
-"""What of a user is read again whenever somebody asks who we are: others may write these files anew."""
+"""The fields of a user whose files are read again for each header: other programs may rewrite them."""
 
 DIRECT = "localhost,127.0.0.0/8,::1"
-"""What the proxies of the environment are never asked for, as kubectl never does."""
+"""The hosts for which the environment's proxies are ignored, as kubectl ignores them."""
 
 SOCKS_PORT = 1080
-"""Where a proxy of kind SOCKS listens that is given without a port."""
+"""The default port of a SOCKS proxy."""
 
 OLDEST = 37
-"""The first of the package's major versions that knows proxy-url."""
+"""The first major version of the package that supports proxy-url."""
 
 
 class ConnectionSettingsError(OperatorError):
-    """The API server cannot be reached with what was given; the message says what is wrong with it."""
+    """The configuration of the API server is unusable; the message says why."""
 
 
 def _nobody() -> None:
@@ -63,21 +63,21 @@ def _nobody() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Connection:
-    """How to reach one API server. Credentials are kept out of what is printed.
+    """The connection settings of one API server. Their repr hides the credentials.
 
     Attributes
     ----------
     server : str
         The address, as in ``https://10.0.0.1:443``, without a slash at its end.
     namespace : str
-        The namespace that is meant where none is named.
+        The default namespace.
     authorization : callable
-        Returns the Authorization header to send now, or None. It reads a file or runs a program where what
-        it returned before has grown old, and raises OSError or ConnectionSettingsError if that fails.
+        Returns the current Authorization header, or None. It reads a file or runs a program if the previous
+        header has expired, and raises OSError or ConnectionSettingsError if that fails.
     tls : SSLContext, optional
-        What TLS connections are made with; aiohttp's own if absent.
+        The TLS context; aiohttp's own if absent.
     tls_server_name : str, optional
-        The name that the server's certificate must have, if it is not the address's.
+        The name in the server's certificate, if it differs from the address.
     proxy : str, optional
         The URL of a proxy: http, https, socks4 or socks5.
     """
@@ -91,12 +91,12 @@ class Connection:
 
 
 def from_pod(environ: Mapping[str, str], folder: Path = SERVICE_ACCOUNT) -> Connection:
-    """Connect as the service account of the pod that we run in, whose token the kubelet replaces every hour.
+    """Connect as the service account of our pod, whose token the kubelet renews every hour.
 
     Raises
     ------
     ConnectionSettingsError
-        The account's files are not there, or hold no certificate.
+        The account's files are missing, or hold no certificate.
     """
     host, port = environ["KUBERNETES_SERVICE_HOST"], environ.get("KUBERNETES_SERVICE_PORT", "443")
     token = folder / "token"
@@ -115,7 +115,7 @@ def from_pod(environ: Mapping[str, str], folder: Path = SERVICE_ACCOUNT) -> Conn
 
 
 def connect(environ: Mapping[str, str]) -> Connection:
-    """Find the API server as the operator does: that of the pod we run in, or of the user's kubeconfig.
+    """Find the API server as the operator does: that of our pod, or else of the user's kubeconfig.
 
     Raises
     ------
@@ -130,7 +130,7 @@ def connect(environ: Mapping[str, str]) -> Connection:
 def connect_user(
     environ: Mapping[str, str], *, kubeconfig: Path | None = None, context: str | None = None
 ) -> Connection:
-    """Find the API server as kubectl does: a kubeconfig before the pod that we may run in.
+    """Find the API server as kubectl does: that of a kubeconfig, or else of our pod.
 
     Parameters
     ----------
@@ -138,9 +138,9 @@ def connect_user(
         Read for ``KUBECONFIG``, ``HOME`` and ``KUBERNETES_SERVICE_HOST``. Credential programs and proxies
         have the environment of this process.
     kubeconfig : Path, optional
-        The only file to look at.
+        The only file to read.
     context : str, optional
-        The context to take instead of the current one.
+        The context to use instead of the current one.
 
     Raises
     ------
@@ -156,7 +156,7 @@ def connect_user(
     if paths:
         return from_kubeconfig(*paths, context=context)
     if context is None and environ.get("KUBERNETES_SERVICE_HOST"):
-        # The operator's image, in which a person may ask too, has no loader.
+        # The operator's image, in which people may run commands too, has no loader.
         there = importlib.util.find_spec("kubernetes") is not None
         return from_pod_loaded(environ) if there else from_pod(environ)
     raise ConnectionSettingsError(
@@ -166,7 +166,7 @@ def connect_user(
 
 
 def from_pod_loaded(environ: Mapping[str, str], folder: Path = SERVICE_ACCOUNT) -> Connection:
-    """Connect as the service account of the pod that we run in, by the loader."""
+    """Connect as the service account of our pod, through the loader."""
     from kubernetes.config.incluster_config import InClusterConfigLoader
 
     def loader(_: str) -> Any:
@@ -179,12 +179,12 @@ def from_pod_loaded(environ: Mapping[str, str], folder: Path = SERVICE_ACCOUNT) 
 
 
 def from_kubeconfig(*paths: Path, context: str | None = None) -> Connection:
-    """Connect as the current context of some kubeconfigs says, or as the one that is named.
+    """Connect by the current context of some kubeconfigs, or by the given one.
 
     Raises
     ------
     ConnectionSettingsError
-        They cannot be read or used, a program gave no credentials, or the loader is not installed.
+        They are unusable, a program gave no credentials, or the loader is not installed.
     """
     joined = os.pathsep.join(map(str, paths))
     if not any(path.exists() for path in paths):
@@ -237,14 +237,14 @@ def from_kubeconfig(*paths: Path, context: str | None = None) -> Connection:
 
 
 class _Login:
-    """One login, done again when it has grown old: its header, its proxy, and what TLS is made with.
+    """A login, renewed when it expires: its header, its proxy and its TLS context.
 
     Parameters
     ----------
     shown : str
-        What errors call it.
+        The name of the login in errors.
     loader : callable
-        Makes one of the package's loaders, which writes certificates into the folder that is given.
+        Creates a loader of the package, which writes certificates into the given folder.
     user : mapping
         The kubeconfig's user.
     """
@@ -258,7 +258,7 @@ class _Login:
         self._log_in()
 
     def connection(self, namespace: str, tls_server_name: str | None = None) -> Connection:
-        """Return how to reach the API server by this login."""
+        """Return the connection settings of this login."""
         if tls_server_name is not None and (self._proxy or "").startswith("socks"):
             raise ConnectionSettingsError(
                 f"{self._shown} has both a tls-server-name and a proxy of kind SOCKS, which do not go "
@@ -273,10 +273,10 @@ class _Login:
         if ends or CHANGING & self._user.keys():
             self._log_in()
         header = self._configuration.api_key.get("BearerToken")
-        return None if header is None else " ".join(header.split())  # a token's file ends with a line's end
+        return None if header is None else " ".join(header.split())  # a token's file ends with a newline
 
     def _log_in(self) -> None:
-        """Have the loader do its work, in a thread that is left behind if a program does not end."""
+        """Run the loader in a thread, which is abandoned if a program does not end."""
         done: Future[None] = Future()
 
         def work() -> None:
@@ -299,7 +299,7 @@ class _Login:
 
         configuration = Configuration()
         hint = (self._user.get("exec") or {}).get("installHint") or "sign in again, or take another --context"
-        # The loader writes keys into files, because the ssl module reads nothing else; they go at once.
+        # The ssl module reads keys from files only; the loader's files are deleted at once.
         with (
             tempfile.TemporaryDirectory(prefix="fleetjob-") as folder,
             _explained(f"{self._shown} failed:", hint if "exec" in self._user else None),
@@ -323,7 +323,7 @@ class _Login:
 
 
 def _proxy(configuration: Any, given: str | None) -> str | None:
-    """Return the kubeconfig's proxy, or the environment's where that is for this server."""
+    """Return the kubeconfig's proxy, or else the environment's for this server."""
     from kubernetes.client.rest import should_bypass_proxies
 
     direct = f"{configuration.no_proxy or ''},{DIRECT}"
@@ -331,7 +331,7 @@ def _proxy(configuration: Any, given: str | None) -> str | None:
     if not proxy:
         return None
     scheme, _, rest = proxy.rpartition("://")
-    # In either kind of SOCKS the proxy looks the name up, as for kubectl.
+    # With SOCKS the proxy resolves the name, as for kubectl.
     scheme = {"": "http", "socks4a": "socks4", "socks5h": "socks5"}.get(scheme, scheme)
     if scheme not in ("http", "https", "socks4", "socks5"):
         raise ConnectionSettingsError(
@@ -356,7 +356,7 @@ def _proxy(configuration: Any, given: str | None) -> str | None:
 
 
 def _settle(entry: Any, kind: str) -> None:
-    """Name an entry without what is in it, and find its files and its program beside its own kubeconfig."""
+    """Hide an entry's content in errors, and resolve its files and program against its own kubeconfig."""
     found = entry.value
     entry.name = f"{kind} {found.get('name')} of {entry.path}"
     user = found.get("user")
@@ -375,7 +375,7 @@ def _settle(entry: Any, kind: str) -> None:
 
 
 def _entry(config: Any, kind: str, name: object) -> Any:
-    """Return what has a name among the contexts, clusters or users; say which there are if none has it."""
+    """Return the context, cluster or user of this name; the error lists the known ones."""
     known = {each.value.get("name"): each.value.get(kind) for each in config.value[f"{kind}s"]}
     if name not in known:
         there = f"there are {', '.join(map(str, known))}" if known else "there are none"
@@ -387,7 +387,7 @@ def _entry(config: Any, kind: str, name: object) -> Any:
 
 @contextlib.contextmanager
 def _explained(shown: str, hint: str | None = None) -> Iterator[None]:
-    """Make one sentence of what the loader raises, and of what it only tells the root logger."""
+    """Turn the loader's exceptions, and its messages to the root logger, into one sentence."""
     told: list[str] = []
 
     class Listener(logging.Handler):
@@ -402,7 +402,7 @@ def _explained(shown: str, hint: str | None = None) -> Iterator[None]:
     except ConnectionSettingsError:
         raise
     except Exception as error:  # noqa: BLE001 the loader's own, and those of HTTP, OAuth, YAML, files and JSON
-        bare = isinstance(error, LookupError | TypeError | AttributeError)  # whose words alone say nothing
+        bare = isinstance(error, LookupError | TypeError | AttributeError)  # its message alone says nothing
         told.append(f"{type(error).__name__}: {error}" if bare else str(error))
         cause = error
     finally:

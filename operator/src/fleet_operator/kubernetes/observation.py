@@ -1,4 +1,4 @@
-"""What a pod's manifest tells about a replica, and another object's about itself. Pure."""
+"""Reduces the manifests of pods and other objects to what decisions need. Pure."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 WAITING_PHASES = ("Pending", "Inqueue", "PreScheduling", "Scheduling")
-"""Of a PodGroup, Volcano's or that of scheduler-plugins, not all of whose pods have a place."""
+"""The phases of a PodGroup, Volcano's or scheduler-plugins', whose pods are not all scheduled."""
 
 
 def observe_pod(manifest: Mapping[str, Any]) -> ObservedPod | None:
     """Reduce a pod to what decisions need; None if its labels do not say which replica it is.
 
     The main container is the one that the pod was built around. Its exit code, reason and message are the
-    pod's. Where it never ran, the container that kept it from running speaks for it (an init container that
-    failed, say), and so does one whose image cannot be pulled, because the pod stays Pending for it; where no
-    container ran at all, the pod itself does (Unschedulable, Evicted, …).
+    pod's. If it never ran, those of the container that kept it from running count: a failed init container,
+    or one whose image cannot be pulled, because the pod stays Pending for it. If no container ran at all,
+    those of the pod itself count (Unschedulable, Evicted, …).
     """
     metadata, status = manifest["metadata"], manifest.get("status") or {}
     labels = metadata.get("labels") or {}
@@ -80,7 +80,7 @@ def observe_pod(manifest: Mapping[str, Any]) -> ObservedPod | None:
 
 
 def observe_object(kind: str, manifest: Mapping[str, Any]) -> ObservedObject:
-    """Reduce an object beside the pods to what it was made from, and to why it waits if it is a PodGroup."""
+    """Reduce another object to the digest of its desired state, and a PodGroup also to why it waits."""
     metadata, status = manifest["metadata"], manifest.get("status") or {}
     made_from = (metadata.get("annotations") or {}).get(ANNOTATION_MADE_FROM)
     held_back = None
@@ -92,7 +92,7 @@ def observe_object(kind: str, manifest: Mapping[str, Any]) -> ObservedObject:
 
 
 def main_container(manifest: Mapping[str, Any]) -> str:
-    """Return the main container: as the pod was built, for what injects containers may put them first."""
+    """Return the main container, by its annotation: injected containers may come first."""
     names = [each["name"] for each in manifest["spec"]["containers"]]
     said = (manifest["metadata"].get("annotations") or {}).get(ANNOTATION_MAIN)
     if said in names:
@@ -101,19 +101,19 @@ def main_container(manifest: Mapping[str, Any]) -> str:
 
 
 def job_key(manifest: Mapping[str, Any]) -> str | None:
-    """Return the key that the main container was given, if it was."""
+    """Return the job key in the main container's environment, if present."""
     return _variables(manifest).get(JOB_KEY) or None
 
 
 def _variables(manifest: Mapping[str, Any]) -> dict[str, str | None]:
-    """Return the main container's environment; what is taken from elsewhere has no value."""
+    """Return the main container's environment; variables with valueFrom have no value."""
     main = main_container(manifest)
     container = next(each for each in manifest["spec"]["containers"] if each["name"] == main)
     return {each["name"]: each.get("value") for each in container.get("env") or ()}
 
 
 def _speaker(main: str, status: Mapping[str, Any]) -> tuple[str | None, Mapping[str, Any]]:
-    """Return the name and the state of the container that speaks for the pod."""
+    """Return the name and the state of the container that determines the pod's exit code and reason."""
     ran = {each["name"]: each.get("state") or {} for each in status.get("containerStatuses") or ()}
     init = {each["name"]: each.get("state") or {} for each in status.get("initContainerStatuses") or ()}
     if status.get("phase") == PodPhase.FAILED and "terminated" not in ran.get(main, {}):
@@ -130,7 +130,7 @@ def _speaker(main: str, status: Mapping[str, Any]) -> tuple[str | None, Mapping[
 def _why(
     state: Mapping[str, Any], status: Mapping[str, Any], conditions: Mapping[str, Mapping[str, Any]]
 ) -> tuple[str | None, str | None]:
-    """Return the reason and the message of the first that has any: pod (Evicted), container, scheduler."""
+    """Return the first reason and message of the pod (Evicted), the container and the scheduler."""
     scheduled = conditions.get("PodScheduled", {})
     for told in (status, state, scheduled if scheduled.get("status") == "False" else {}):
         if told.get("reason") or told.get("message"):
@@ -139,14 +139,14 @@ def _why(
 
 
 def _why_not_ready(ready: Mapping[str, Any]) -> str | None:
-    """Return the reason of Ready=False. A kubelet gives one; the node controller, when it is silent, none."""
+    """Return the reason of Ready=False; the node controller gives none for a silent kubelet."""
     if ready.get("status") not in ("False", "Unknown"):
         return None
     return ready.get("reason") or "NodeNotReady"
 
 
 def _disruption(conditions: Mapping[str, Mapping[str, Any]]) -> str | None:
-    """Return why a pod is made to end: by Kubernetes itself, or by a controller such as Kueue."""
+    """Return why Kubernetes or a controller such as Kueue terminates a pod."""
     for kind in ("DisruptionTarget", "TerminationTarget"):
         condition = conditions.get(kind, {})
         if condition.get("status") == "True":

@@ -1,8 +1,8 @@
-"""Asks replicas how far they are, beside everything else: no plan and no write ever waits for an answer.
+"""Reads the progress of running jobs in the background: no plan and no write ever waits for it.
 
-A training pod needs no rights to be asked, and the operator none to its logs: it reads ``/progress`` on the
-pod's own address. What answers there is the job's own code, so nothing is followed, an answer is cut off
-where it grows too long, and its numbers are checked (`fleet_operator.plan.observe.progress`).
+Neither the training pods nor the operator need additional rights: the operator reads ``/progress`` on the
+pod's address. The job's own code responds there, so redirects are not followed, long responses are cut off,
+and their numbers are checked (`fleet_operator.plan.observe.progress`).
 """
 
 from __future__ import annotations
@@ -35,38 +35,38 @@ logger = logging.getLogger(__name__)
 TIMEOUT_SECONDS = 1.0
 
 MAX_BYTES = 1 << 16
-"""The longest answer; a trainer's own, with all 512 points of its curve, is a third of it."""
+"""The size limit of a response; a trainer's own, with all 512 points of its curve, has a third of it."""
 
 BUFFER_BYTES = 1 << 14
-"""How much of an answer may wait unread; a stream reader holds up to twice as much."""
+"""The read buffer of a response; a stream reader holds up to twice as much."""
 
 INTERVAL_SECONDS = 15.0
-"""How often one job is asked, and so how often its status is written for its progress at most."""
+"""How often a job's progress is read, and so at most how often its status is written for it."""
 
 SILENT_SECONDS = 30.0
-"""How often one is asked at last that has told no step yet; most such jobs never do."""
+"""The longest interval for a job that has reported no step yet; most such jobs never do."""
 
 FIRST_AGAIN_SECONDS = 4.0
-"""How soon it is asked again at first, and twice as long later each time."""
+"""The first interval for such a job, which doubles each time."""
 
 YOUNG = timedelta(seconds=4)
-"""For how long a trainer that has started is left alone: it imports PyTorch, and has nothing to tell."""
+"""How long after its start a trainer is not read: it imports PyTorch first."""
 
 TICK_SECONDS = 1.0
-"""How often somebody looks which jobs are to be asked."""
+"""How often the due jobs are determined."""
 
 CONCURRENT = 32
-"""How many are asked at once: a thousand jobs that all stay silent take 32 s, one after another 17 min.
+"""How many are read at once: a thousand unresponsive jobs take 32 s, and one after another 17 min.
 
-The longest answers of all of them take 3 MiB together.
+Their longest responses take 3 MiB together.
 """
 
 PACE_READINGS = 8
-"""Over how many readings the pace is measured that the estimate rests on: two minutes."""
+"""The number of readings for the estimated pace: two minutes."""
 
 
 async def fetch_progress(host: str, port: int) -> Progress | None:
-    """Ask a replica; None if it does not answer in time or has nothing to tell."""
+    """Read a replica's progress; None if it does not respond in time or has none."""
     try:
         async with asyncio.timeout(TIMEOUT_SECONDS):
             reader, writer = await asyncio.open_connection(host, port, limit=BUFFER_BYTES)
@@ -76,7 +76,7 @@ async def fetch_progress(host: str, port: int) -> Progress | None:
                 answer = await _read(reader)
             finally:
                 writer.close()
-    except OSError:  # TimeoutError is one
+    except OSError:  # includes TimeoutError
         return None
     head, _, body = answer.partition(b"\r\n\r\n")
     return parse_progress(body.decode(errors="replace")) if b" 200 " in head.split(b"\r\n")[0] else None
@@ -90,7 +90,7 @@ async def _read(reader: asyncio.StreamReader) -> bytes:
 
 
 class Target(NamedTuple):
-    """Whom to ask about a job."""
+    """The replica whose progress counts for a job."""
 
     job: Key
     pod_uid: str
@@ -99,17 +99,17 @@ class Target(NamedTuple):
 
 
 def targets(view: ClusterView, now: datetime, is_due: IsDue = lambda *_: True) -> Iterator[Target]:
-    """Return trainer 0 of each job that runs: its own pod, at the address that its kubelet has told.
+    """Return trainer 0 of each running job, at its pod's address.
 
-    When it started is told by the clock of its node: what starts only later by ours is asked as well.
+    Its start time comes from its node's clock: a pod that by our clock starts in the future is read, too.
 
     Parameters
     ----------
     view : ClusterView
     now : datetime
     is_due : callable, optional
-        Told a job and the uid of its trainer 0: whether that pod is to be asked now. It spares the closer
-        look at most jobs, of which each is due every 15 s or less often.
+        Whether the given job's trainer 0, by its uid, is due now. It avoids the closer look at most jobs, of
+        which each is due every 15 s or less often.
     """
     for job in view.jobs:
         if job.status.state not in (JobState.RUNNING, JobState.RESTARTING):
@@ -129,7 +129,7 @@ def targets(view: ClusterView, now: datetime, is_due: IsDue = lambda *_: True) -
 
 @dataclass(slots=True)
 class _Heard:
-    """What one pod has told."""
+    """The readings of one pod."""
 
     pod_uid: str
     asked_at: float
@@ -138,32 +138,32 @@ class _Heard:
     steps: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=PACE_READINGS))
 
     def interval_seconds(self) -> float:
-        """Return how long to leave it alone: a script that has just begun is soon about to answer."""
+        """Return the interval until the next reading: a script that has just started will respond soon."""
         if self.told is not None:
             return INTERVAL_SECONDS
         return min(SILENT_SECONDS, FIRST_AGAIN_SECONDS * 2.0 ** (self.unanswered - 1))
 
     def pace(self) -> float | None:
-        """Return the steps per second of late."""
+        """Return the recent steps per second."""
         (earlier, step), (later, now_at) = self.steps[0], self.steps[-1]
         return (now_at - step) / (later - earlier) if later > earlier and now_at > step else None
 
 
 class ProgressReader:
-    """Knows how far each running job was when it was last asked.
+    """Reads and caches the progress of each running job.
 
     Parameters
     ----------
     find : callable
-        Whom there is to ask now, of those that it is told are due; see `targets`.
+        Returns the replicas to read now, given which are due; see `targets`.
     notify : callable
-        Told of each job whose progress has moved.
+        Called with each job whose progress has changed.
     now : callable
         The time of day.
     fetch : callable
-        Asks one replica; must end by itself soon.
+        Reads one replica; must have a time limit.
     on_read : callable, optional
-        Told of each question whether it was answered.
+        Called after each reading with its success.
     """
 
     def __init__(
@@ -183,18 +183,18 @@ class ProgressReader:
         self._heard: dict[Key, _Heard] = {}
 
     def of(self, job: Key, pod_uid: str) -> JobProgress | None:
-        """Return what this pod of a job was last heard to say."""
+        """Return the latest reading of this pod of a job."""
         heard = self._heard.get(job)
         return heard.told if heard is not None and heard.pod_uid == pod_uid else None
 
     async def run(self) -> None:
-        """Ask, for ever."""
+        """Read periodically, without end."""
         while True:
             await self.ask()
             await asyncio.sleep(TICK_SECONDS)
 
     async def ask(self) -> None:
-        """Ask everyone who has been left alone for long enough, a bounded number of them at once."""
+        """Read every due replica, a bounded number at once."""
         loop = asyncio.get_running_loop()
         now, spared = loop.time(), set[Key]()
 
@@ -210,7 +210,7 @@ class ProgressReader:
         waiting = iter(due.values())
 
         async def work() -> None:
-            for target in waiting:  # all workers share the one iterator
+            for target in waiting:  # all workers share one iterator
                 await self._ask(target, loop)
 
         async with asyncio.TaskGroup() as group:
@@ -224,7 +224,7 @@ class ProgressReader:
         progress = None
         try:
             progress = await self._fetch(target.host, target.port)
-        except Exception:  # a user's code has answered: whatever it is, the other jobs go on
+        except Exception:  # a user's code responded: whatever it sent, the other jobs continue
             logger.exception("reading the progress", extra={"job": str(target.job)})
         heard.asked_at = loop.time()
         if self._on_read is not None:
@@ -240,7 +240,7 @@ class ProgressReader:
 
 
 def _moved(before: JobProgress | None, after: JobProgress) -> bool:
-    """Whether the training is elsewhere; that time has passed alone is no news."""
+    """Whether the progress has changed, apart from the time."""
     if before is None:
         return True
     return (before.step, before.total_steps, before.loss) != (after.step, after.total_steps, after.loss)

@@ -1,17 +1,17 @@
-"""Keep a cache in step with the API server: list once, then watch, for as long as the process lives.
+"""Keeps a cache in sync with the API server: lists once, then watches, for the lifetime of the process.
 
-The list comes in pages. The watch goes on from the list's resourceVersion, and takes a newer one from every
-event and bookmark, so that a connection that ends costs nothing but a new one. When the server has forgotten
-the place (410), everything is listed again and what is no longer there counts as deleted; `on_relist` is
-told, because whoever else watched through that gap has missed deletions too.
+Lists are paged. The watch continues from the list's resourceVersion, and takes a newer one from every event
+and bookmark, so that a lost connection costs only a new one. When the server no longer has that version
+(410), everything is listed again, and missing objects count as deleted; `on_relist` is called, because other
+watches have missed deletions in the gap, too.
 
-A server whose etcd was restored from a backup counts on from the backup's resourceVersion. A watch from the
-place reached before would be told nothing until that place is reached again, so each new watch first asks
-where the server is. If that is behind, everything is listed again, the list replaces what was newer by the
-old count, and `on_restored` is told.
+A server whose etcd was restored from a backup continues from the backup's resourceVersion. A watch from the
+previous version would receive nothing until that version is reached again, so each new watch first requests
+the server's current version. If it is lower, everything is listed again, the list replaces objects with
+higher versions, and `on_restored` is called.
 
-A `Scope` says how far the cache of a namespace, or of all of them, is in sync: a namespace that cannot be
-listed keeps no other from being served.
+A `Scope` tracks how far the cache of a namespace, or of all of them, is in sync: a namespace that cannot be
+listed does not block the others.
 """
 
 from __future__ import annotations
@@ -41,29 +41,29 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 PAGE = 100
-"""How many objects one answer to a list has: larger ones only take memory, which stays taken."""
+"""The page size of a list: larger pages only take memory, which is never returned."""
 
 WATCH_SECONDS = 300
-"""How long the server is asked to keep a watch open; it ends in an orderly way then."""
+"""How long the server is asked to keep a watch open."""
 
 SILENCE_SECONDS = 75.0
 """A bookmark comes every minute: a connection that is silent for longer is dead."""
 
 WELL_SECONDS = 10.0
-"""How long a watch of which nothing is heard stays open if it goes well: there may be nothing to be heard."""
+"""How long a watch without events may stay open: there may be no events."""
 
 BACKOFF_SECONDS = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 
 _NO_ANSWER = frozenset({0, 429, 503, 504})
-"""Statuses by which a server says nothing about what was asked."""
+"""HTTP statuses of failures that are unrelated to the request."""
 
 
 class ExpiredError(Exception):
-    """The server no longer knows the place in its history from which we want to go on."""
+    """The server no longer has the resourceVersion from which the watch should continue."""
 
 
 class ListWatch(Generic[T]):
-    """One collection of the API server, kept in step in one cache.
+    """Keeps one cache in sync with one collection of the API server.
 
     Parameters
     ----------
@@ -72,17 +72,17 @@ class ListWatch(Generic[T]):
     path : str
         The collection, as in ``/api/v1/pods``.
     cache : Cache
-        Where the objects go.
+        The cache of the objects.
     on_relist : callable, optional
-        Told when everything had to be listed again.
+        Called when everything had to be listed again.
     on_restored : callable, optional
-        Told when the server's history had gone back, as it does when its etcd is restored from a backup.
+        Called when the server's history has gone back, as after a restore of etcd from a backup.
     selector : str, optional
         A label selector, applied by the server.
     field_selector : str, optional
         A field selector, applied by the server.
     namespace : str, optional
-        The namespace that `path` is limited to, if it is.
+        The namespace of `path`, if it has one.
     """
 
     def __init__(
@@ -107,15 +107,15 @@ class ListWatch(Generic[T]):
             self._selector["fieldSelector"] = field_selector
         self._namespace = namespace
         self._version = ""
-        self._newest = 0  # the newest resourceVersion that was seen, also while everything is listed again
+        self._newest = 0  # the newest known resourceVersion, also during a new list
         self._backoff = backoff()
         self.failing = Failing()
         self.synced = asyncio.Event()
-        self.answered = asyncio.Event()  # there is a list, or a word that there is none
-        self.heard = asyncio.Event()  # the same; whoever wants to hear it again clears it
+        self.answered = asyncio.Event()  # a list has arrived, or was refused
+        self.heard = asyncio.Event()  # the same; cleared by the one who waits for the next one
 
     async def run(self) -> None:
-        """List, then watch; never returns, and ends only by being cancelled."""
+        """List, then watch; runs until it is cancelled."""
         while True:
             try:
                 if self._version:
@@ -127,7 +127,7 @@ class ListWatch(Generic[T]):
                 self.failing.tried(went_well=False)
                 logger.info("%s: listing again: %s", self.path, expired)
                 self._version = ""
-                await asyncio.sleep(next(self._backoff))  # a place that is forgotten at once must not spin
+                await asyncio.sleep(next(self._backoff))  # the version may expire at once again
             except (ApiError, aiohttp.ClientError, TimeoutError, ValueError) as error:
                 if is_refusal(error):
                     self._note_answer()
@@ -145,7 +145,7 @@ class ListWatch(Generic[T]):
             version = page["metadata"]["resourceVersion"]
         restored = int(version) < self._newest
         self._cache.replace(entries, int(version), self._namespace, restored=restored)
-        self._version = version  # not before: after a list that broke off the watch would go on over holes
+        self._version = version  # not before: after an incomplete list the watch would leave gaps
         self._newest = int(version)
         if restored:
             logger.warning("%s: the server's history has gone back: it was restored from a backup", self.path)
@@ -157,7 +157,7 @@ class ListWatch(Generic[T]):
         self._note_answer()
 
     async def _check_history(self) -> None:
-        """Raise ExpiredError if the server is behind the place from which the watch is to go on."""
+        """Raise ExpiredError if the server's version is lower than the watch's."""
         page = await self._client.get(self.path, {"limit": "1"})
         if (at := version_of(page)) < self._newest:
             raise ExpiredError(f"the server is at version {at}, and was at {self._newest} before")
@@ -170,8 +170,8 @@ class ListWatch(Generic[T]):
         self.heard.set()
 
     async def _watch(self) -> None:
-        """Follow the events of one connection until it ends."""
-        # Many watches that begin together should not all end together.
+        """Process the events of one connection until it ends."""
+        # Watches that start together should not all end together.
         seconds = round(WATCH_SECONDS * random.uniform(0.8, 1.0))  # noqa: S311 no secret
         params = {
             "allowWatchBookmarks": "true",
@@ -186,7 +186,7 @@ class ListWatch(Generic[T]):
                 try:
                     async for line in lines:
                         self._take(orjson.loads(line))
-                        if silent:  # only now is it more than a watch that is granted and ends in an error
+                        if silent:  # only an event shows that the watch works
                             silent, self._backoff = False, backoff()
                             self._note_well()
                 finally:
@@ -195,7 +195,7 @@ class ListWatch(Generic[T]):
             if error.status == 410:
                 raise ExpiredError(str(error)) from error
             raise
-        if silent:  # a server that ends watches at once must not be asked for the next one at once
+        if silent:  # a server that ends watches at once must not get the next one at once
             self._note_well()
             await asyncio.sleep(next(self._backoff))
 
@@ -214,20 +214,20 @@ class ListWatch(Generic[T]):
 
 
 def is_refusal(error: Exception) -> bool:
-    """Whether a server has said that it does not do what was asked, and not only that it cannot now."""
+    """Whether a server has refused the request itself, and not only at this moment."""
     return isinstance(error, ApiError) and error.status not in _NO_ANSWER
 
 
 async def list_pages(
     client: ApiClient, path: str, params: Mapping[str, str] | None = None
 ) -> AsyncIterator[dict[str, Any]]:
-    """List a collection page by page, all of them as they were at one moment."""
+    """List a collection page by page, as of one moment."""
     token = ""
     while True:
         try:
             page = await client.get(path, {**(params or {}), "limit": str(PAGE), "continue": token})
         except ApiError as error:
-            if error.status == 410:  # the pages took too long; what was read so far is of no use
+            if error.status == 410:  # the pages took too long; the ones read so far are useless
                 raise ExpiredError(str(error)) from error
             raise
         yield page
@@ -237,21 +237,21 @@ async def list_pages(
 
 
 def backoff() -> Iterator[float]:
-    """Return how long to wait before each further try, without end."""
+    """Yield the delays before retries, without end."""
     return chain(BACKOFF_SECONDS, repeat(BACKOFF_SECONDS[-1]))
 
 
 class Scope:
-    """What is looked at together: a namespace, or all of them.
+    """The reflectors of one namespace, or of all of them.
 
     Parameters
     ----------
     namespace : str or None
-        Which; None for all of them.
+        The namespace; None for all of them.
     owned : mapping
-        The watches without which no job can be served, by resource: of pods and Services.
+        The reflectors without which no job can be served, by resource: of pods and Services.
     extras : mapping
-        Those of what jobs may have beside these, by resource: some kinds may not be served.
+        The reflectors of additional kinds, by resource: the server may not have some of them.
     """
 
     def __init__(
@@ -266,15 +266,15 @@ class Scope:
         self._jobs_listed, self._jobs_answered = asyncio.Event(), asyncio.Event()
         self._shown = asyncio.Event()
         self._listing, self._noticing = Failing(), Failing()
-        self._noticing.tried(went_well=False)  # whoever is to watch its FleetJobs may never begin to
+        self._noticing.tried(went_well=False)  # the watch of its FleetJobs may never start
 
     def watches(self) -> Iterator[ListWatch[Any]]:
-        """Return all watches of it."""
+        """Return all reflectors."""
         yield from self.owned.values()
         yield from self.extras.values()
 
     def jobs_were_listed(self, error: Exception | None = None) -> None:
-        """Note how a list of its FleetJobs has ended."""
+        """Record the result of a list of its FleetJobs."""
         self._listing.tried(went_well=error is None)
         if error is None:
             self._jobs_listed.set()
@@ -282,24 +282,24 @@ class Scope:
             self._jobs_answered.set()
 
     def jobs_were_watched(self, *, went_well: bool) -> None:
-        """Note whether whoever watches its FleetJobs could."""
+        """Record whether the watch of its FleetJobs succeeded."""
         self._noticing.tried(went_well=went_well)
 
     @property
     def shows_what_jobs_own(self) -> bool:
-        """Whether what jobs own there has been seen: before, none of its jobs is judged."""
+        """Whether the objects of its jobs have been listed: none of its jobs is reconciled before."""
         return self._shown.is_set()
 
     @property
     def answered(self) -> bool:
-        """Whether it is known what there is to see: everything has been listed, or refused."""
+        """Whether every list has arrived or was refused."""
         return self._jobs_answered.is_set() and all(watch.answered.is_set() for watch in self.watches())
 
     async def until_seen(self) -> None:
-        """Wait until its jobs can be served: what must be seen has been, and of the rest what there is.
+        """Wait until its jobs can be served: the required lists have arrived, the others have or were refused.
 
-        Where all was refused at first, because the namespace was gone for example, that says nothing of the
-        rest: it is asked for again.
+        If everything was refused at first, because the namespace was deleted for example, the additional
+        kinds are listed again.
         """
         await self.until_answered()
         comes_late = not all(watch.synced.is_set() for watch in self.owned.values())
@@ -315,13 +315,13 @@ class Scope:
         self._shown.set()
 
     async def until_answered(self) -> None:
-        """Wait until it is known what there is to see."""
+        """Wait until every list has arrived or was refused."""
         await self._jobs_answered.wait()
         for watch in self.watches():
             await watch.answered.wait()
 
     def missing(self) -> Iterator[str]:
-        """Return what is still waited for, in words."""
+        """Return the missing lists, for messages."""
         yield from (watch.path for watch in self.owned.values() if not watch.synced.is_set())
         yield from (watch.path for watch in self.extras.values() if not watch.answered.is_set())
         if not self._jobs_listed.is_set():
@@ -329,19 +329,19 @@ class Scope:
             yield f"{PLURAL}{where} (is the CRD installed?)"
 
     def failing(self) -> Iterator[tuple[str, float]]:
-        """Return for how many seconds each kind of object could not be followed; 0 while it is."""
+        """Return for how many seconds the watch of each kind has failed; 0 if it works."""
         yield PLURAL, max(self._listing.seconds, self._noticing.seconds)
         for resource, watch in (*self.owned.items(), *self.extras.items()):
             yield resource, watch.failing.seconds
 
 
 class Failing:
-    """One thing that is tried again and again.
+    """Tracks the failures of an operation that is retried.
 
     Parameters
     ----------
     monotonic : callable
-        Seconds that only grow.
+        Returns seconds of a monotonic clock.
     """
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
@@ -349,7 +349,7 @@ class Failing:
         self._since: float | None = None
 
     def tried(self, *, went_well: bool) -> None:
-        """Note how a try has ended."""
+        """Record the result of an attempt."""
         if went_well:
             self._since = None
         elif self._since is None:
@@ -357,5 +357,5 @@ class Failing:
 
     @property
     def seconds(self) -> float:
-        """For how long no try has gone well, from the first that did not; 0 if the last one did."""
+        """How long all attempts have failed, from the first failure; 0 if the last attempt succeeded."""
         return 0.0 if self._since is None else self._monotonic() - self._since

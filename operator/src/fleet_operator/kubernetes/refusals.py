@@ -1,4 +1,4 @@
-"""What the API server has refused to create: for now, which a status tells until it is there, or for good."""
+"""Objects that the API server has refused to create, for now or for good; a job's status reports them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["Refusal", "Refusals", "is_for_good", "needs_somebody"]
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """The API server's sentence about one object that one generation of one job wanted to create."""
+    """The API server's message about an object of one generation of a job."""
 
     uid: str | None
     generation: int | None
@@ -26,71 +26,71 @@ class Refusal:
 
     @classmethod
     def of(cls, job: FleetJob, name: str, sentence: str, *, over_quota: bool = False) -> Refusal:
-        """Return what was said of an object of this name, and whether a quota has no room for it."""
+        """Return the refusal of an object of this name, and whether a quota caused it."""
         return cls(job.metadata.uid, job.metadata.generation, name, sentence, over_quota)
 
 
 class Refusals:
-    """Knows of each job which refusal a person should hear of."""
+    """Keeps the refusal of each job that its status should report."""
 
     def __init__(self) -> None:
         self._for_now: dict[Key, Refusal] = {}
         self._for_good: dict[Key, Refusal] = {}
 
     def for_now(self, job: FleetJob) -> str | None:
-        """Return what was said when something could not be created, if it was about this very job."""
+        """Return the message of a refusal for now, if it concerns this generation of this job."""
         return _sentence(self._for_now.get(Key.of(job)), job)
 
     def is_over_quota(self, job: FleetJob) -> bool:
-        """Whether what `for_now` returns was said because a quota has no room."""
+        """Whether a quota caused the refusal of `for_now`."""
         refusal = self._for_now.get(Key.of(job))
         return refusal is not None and refusal.over_quota and self.for_now(job) is not None
 
     def for_good(self, job: FleetJob) -> str | None:
-        """Return what was said of an object that can never be, if it was about this very job."""
+        """Return the message of a refusal for good, if it concerns this generation of this job."""
         return _sentence(self._for_good.get(Key.of(job)), job)
 
     def last(self, key: Key) -> Refusal | None:
-        """Return what stands of a job before something else is created."""
+        """Return a job's refusal for now, before a new attempt to create an object."""
         return self._for_now.get(key)
 
     def created(self, key: Key, before: Refusal | None) -> None:
-        """Forget why nothing could be created, unless that was said of another object meanwhile."""
+        """Forget the refusal, unless another object was refused meanwhile."""
         if self._for_now.get(key) is before:
             self._for_now.pop(key, None)
 
     def refused(self, key: Key, refusal: Refusal, before: Refusal | None) -> None:
-        """Note why an object cannot be created for now.
+        """Record why an object cannot be created for now.
 
-        Of those that are asked for at the same time the first by name speaks: whichever was answered last
-        would be another one each time, and each time a news to write.
+        Of several objects created at the same time the first by name counts: the last response would be a
+        different one each time, and change the status each time.
         """
         known = self._for_now.get(key)
         if known is None or known is before or known.name >= refusal.name:
             self._for_now[key] = refusal
 
     def rejected(self, job: FleetJob, refusal: Refusal) -> None:
-        """Note why an object can never be, unless another has been told of."""
+        """Record why an object can never be created, unless another is recorded already."""
         if self.for_good(job) is None:
             self._for_good[Key.of(job)] = refusal
 
     def forget(self, key: Key) -> None:
-        """Know nothing of a job that is gone."""
+        """Forget a deleted job."""
         self._for_now.pop(key, None)
         self._for_good.pop(key, None)
 
 
 def is_for_good(error: ApiError, kind: str, name: str) -> bool:
-    """Whether an object as written can never be: the job's mistake, and only another spec mends it.
+    """Whether an object can never be created as written: the job's mistake, which only a new spec corrects.
 
-    Only the API server's own word about this very object counts. A proxy answers 400 for reasons of its own,
-    and so does the API server for a request that arrived damaged. What a webhook or a policy of the cluster
-    denies looks the same but for its words, and may be let through tomorrow.
+    Only the API server's own response about this object counts. A proxy responds with 400 for reasons of its
+    own, and so does the API server to a damaged request. A denial by a webhook or a policy of the cluster
+    differs only in its message, and may be lifted later.
 
     Parameters
     ----------
     error : ApiError
-        The answer to the request that was to create the object.
+        The response to the request that creates the object.
     kind, name : str
         The object's.
     """
@@ -100,29 +100,29 @@ def is_for_good(error: ApiError, kind: str, name: str) -> bool:
     if error.details is None:
         return False
     if (error.status, error.reason) == (400, "BadRequest"):
-        # Nothing in its details names an object that could not be decoded. Its message begins with the kind.
+        # The details do not name an object that could not be decoded; the message begins with the kind.
         return said.startswith(f"{kind} in version ")
     return (error.status, error.reason, error.details.get("name")) == (422, "Invalid", name)
 
 
 def is_over_quota(error: ApiError, name: str) -> bool:
-    """Whether the API server has refused an object of this name because a quota has no room for it."""
+    """Whether the API server has refused an object of this name because of a quota."""
     if error.details is None or "exceeded quota: " not in str(error):
         return False
     return (error.status, error.reason, error.details.get("name")) == (403, "Forbidden", name)
 
 
 def needs_somebody(error: ApiError) -> bool:
-    """Whether somebody must do something about a refusal for now, and so must hear of it.
+    """Whether a refusal for now requires action by a person, and so must be reported.
 
-    That is a quota, an admission rule, a right that is missing, or a webhook that does not answer: what it
-    is about stays refused until it does, though the status is that of an API server in trouble.
+    These are quotas, admission rules, missing rights and unresponsive webhooks: the object stays refused
+    until a person acts, though the HTTP status is that of an overloaded API server.
     """
     return not error.transient or (error.status == 500 and "failed calling webhook" in str(error))
 
 
 def _sentence(refusal: Refusal | None, job: FleetJob) -> str | None:
-    """Return what was said, if it was about this very generation of this very job."""
+    """Return the message of a refusal, if it concerns this generation of this job."""
     if refusal is None:
         return None
     same = (refusal.uid, refusal.generation) == (job.metadata.uid, job.metadata.generation)
