@@ -1,7 +1,7 @@
-"""What kopf calls. Handlers only pass on what they hear; nothing is decided here, and nothing is written.
+"""kopf's handlers. They only pass events on; they decide and write nothing.
 
-There are no create, update or resume handlers, no timers and no daemons: with those kopf would write
-annotations and finalizers on the user's objects, and would tell of changes only, never of what is.
+There are no create, update or resume handlers, timers or daemons: with these kopf would write annotations and
+finalizers on the user's objects, and would report changes only, never the present state.
 """
 
 from __future__ import annotations
@@ -36,16 +36,17 @@ def registry_for(
     Parameters
     ----------
     connection : Connection
-        Where the API server is.
+        The connection to the API server.
     take_job : callable
-        Told of each event of a FleetJob: its type (None for what was there at the start) and its manifest.
+        Called with each event of a FleetJob: its type (None for an existing one at the start) and its
+        manifest.
     on_listed : callable
-        Called when kopf has listed FleetJobs, at the start or because its watch had lost its place. It tells
-        of what is there, but not of what was deleted meanwhile.
+        Called when kopf has listed FleetJobs, at the start or because its watch had expired. kopf reports the
+        existing ones, but not those deleted meanwhile.
     on_watched : callable
-        Told whether kopf could watch FleetJobs, at each try, and where: a namespace, or None for all of them.
+        Called after each attempt to watch FleetJobs with its success and the namespace, None for all.
     on_request : callable, optional
-        Told of each request of kopf's, as `ApiClient` tells of its own.
+        Called after each request of kopf, as by `ApiClient`.
     """
     registry = kopf.OperatorRegistry()
 
@@ -75,40 +76,40 @@ def registry_for(
 
 
 class NoEssence(kopf.DiffBaseStorage):
-    """Keeps nothing of an object to compare it with later: only handlers of changes would ask for that.
+    """Stores no previous state of objects: only handlers of changes would need it.
 
-    kopf copies every object twice for it, with each event, whether there are such handlers or not.
+    kopf copies every object twice per event for it, whether there are such handlers or not.
     """
 
     def build(self, *, body: object, extra_fields: object = None) -> BodyEssence:  # noqa: ARG002 as the base
-        """Return nothing."""
+        """Return None."""
         return {}
 
     def fetch(self, *, body: object) -> None:
-        """Know nothing."""
+        """Do nothing."""
 
     def store(self, *, body: object, patch: object, essence: object) -> None:
-        """Write nothing."""
+        """Do nothing."""
 
 
 class Backoffs:
-    """How long kopf waits between its tries, without end, as the watches of our own do.
+    """kopf's delays between attempts, without end, like those of our own watches.
 
-    At the end of these kopf itself would end, and with it the term: for a namespace that is gone, for
-    example, of which the API server refuses to speak.
+    If they ended, kopf and with it the term would end: for a deleted namespace, for example, which the API
+    server refuses to serve.
     """
 
     def __iter__(self) -> Iterator[float]:
-        """Return what each request begins anew."""
+        """Return a new sequence of delays for each request."""
         return reflector.backoff()
 
 
 def kopf_settings() -> kopf.OperatorSettings:
-    """Return how kopf behaves: it never gives up, posts no events of its own, and ends quickly."""
+    """Return kopf's settings: it never gives up, posts no events of its own, and ends quickly."""
     settings = kopf.OperatorSettings()
     settings.persistence.diffbase_storage = NoEssence()
     settings.posting.enabled = False
-    settings.scanning.disabled = True  # the CRD is there before the operator starts: `startup` waits for it
+    settings.scanning.disabled = True  # the CRD exists before the operator starts: `startup` waits for it
     settings.watching.chunk_size = reflector.PAGE
     settings.watching.server_timeout = 300
     settings.watching.inactivity_timeout = reflector.SILENCE_SECONDS
@@ -116,5 +117,5 @@ def kopf_settings() -> kopf.OperatorSettings:
     settings.networking.request_timeout = 30
     settings.networking.error_backoffs = Backoffs()
     settings.queueing.exit_timeout = 0.5
-    settings.process.ultimate_exiting_timeout = None  # the process lives on when kopf has ended by itself
+    settings.process.ultimate_exiting_timeout = None  # the process survives when kopf ends by itself
     return settings

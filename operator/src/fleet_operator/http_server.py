@@ -1,4 +1,4 @@
-"""What the operator serves: its metrics, whether it lives, whether it is ready."""
+"""The operator's HTTP server: metrics, liveness and readiness."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class HttpServer:
     Parameters
     ----------
     registry : CollectorRegistry
-        What is counted.
+        The metrics.
     problem : callable
-        Why the operator does not live, or None; told to whoever asks for /healthz.
+        Returns why the operator is unhealthy, or None; the response of /healthz.
     waiting : callable
-        What the operator waits for before it is ready, or None.
+        Returns what the operator waits for before it is ready, or None.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class HttpServer:
         self._runner = web.AppRunner(application, access_log=None, shutdown_timeout=1.0)
 
     async def start(self, host: str, port: int) -> int:
-        """Listen, on all interfaces for an empty host; return the port, another one if 0 was asked for."""
+        """Listen, on all interfaces for an empty host; return the port, which is chosen if 0 was given."""
         await self._runner.setup()
         await web.SockSite(self._runner, _listening(host, port)).start()
         bound: int = self._runner.addresses[0][1]
@@ -71,7 +71,7 @@ class HttpServer:
 
 
 def _listening(host: str, port: int) -> socket.socket:
-    """Return a socket that listens; one for all interfaces does so by IPv6 as well, where there is any."""
+    """Return a listening socket; one for all interfaces also listens on IPv6, if available."""
     if host:
         return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     if socket.has_dualstack_ipv6():

@@ -1,4 +1,4 @@
-"""What the operator counts, as Prometheus reads it."""
+"""The operator's Prometheus metrics."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ DURATIONS = (10, 30, 60, 300, 900, 3600, 4 * 3600, 24 * 3600, 7 * 24 * 3600)
 
 
 class Metrics(Observer):
-    """Counts what the engine and the API client tell of."""
+    """Counts events of the engine and of the API client."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -113,21 +113,21 @@ class Metrics(Observer):
         return Histogram(f"{PREFIX}_{name}", meaning, labels, buckets=buckets, registry=self.registry)
 
     def watch_jobs(self, jobs: Callable[[], Iterable[FleetJob]]) -> None:
-        """Also count the jobs there are, by state, whenever somebody reads the metrics."""
+        """Also export the number of jobs by state, computed on each scrape."""
         self.registry.register(_Jobs(jobs))
 
     def watch_watches(self, failing: Callable[[], Iterable[tuple[str, str | None, float]]]) -> None:
-        """Also say for how long what is followed could not be, whenever somebody reads the metrics.
+        """Also export for how long each watch has failed, computed on each scrape.
 
         Parameters
         ----------
         failing : callable
-            Returns for each kind of object in each namespace (None: all of them) the seconds.
+            Returns the seconds for each kind of object in each namespace (None: all of them).
         """
         self.registry.register(_Watches(failing))
 
     def seen(self, job: FleetJob) -> None:
-        """Let the series of a job's namespace begin at zero: an increase from nothing to one is none."""
+        """Start the series of a job's namespace at zero: a new series at one shows no increase."""
         labels = (job.metadata.namespace, str(job.spec.mode))
         self._successful.labels(*labels)
         self._restarted.labels(*labels)
@@ -135,33 +135,33 @@ class Metrics(Observer):
             self._failed.labels(*labels, reason.value)
 
     def requested(self, verb: str, resource: str, status: int, seconds: float) -> None:
-        """Note a request to the API server."""
+        """Count a request to the API server."""
         self._requests.labels(verb, resource, str(status)).observe(seconds)
 
     def deleted(self, key: Key) -> None:
-        """Note that a FleetJob is gone."""
+        """Count a deleted FleetJob."""
         self._deleted.labels(key.namespace).inc()
 
     def passed(self, key: Key, result: Result, seconds: float) -> None:  # noqa: ARG002 no series for each job
-        """Note that a pass over one job has ended."""
+        """Count a pass over a job."""
         self._passes.labels(result.value).observe(seconds)
         if result in (Result.FAILED, Result.CONFLICT):
             self._errors.labels(result.value).inc()
 
     def waited(self, seconds: float) -> None:
-        """Note how long a job waited for a worker."""
+        """Observe how long a job waited for a worker."""
         self._waited.observe(seconds)
 
     def leading(self, *, holds: bool) -> None:
-        """Note whether this operator is the one that works."""
+        """Set whether this operator is the leader."""
         self._leading.set(holds)
 
     def progress_read(self, *, answered: bool) -> None:
-        """Note that a trainer was asked how far it is."""
+        """Count a reading of a trainer's progress."""
         self._reads.labels("answered" if answered else "silent").inc()
 
     def status_written(self, before: FleetJob, after: FleetJob) -> None:
-        """Count the step that a job has made."""
+        """Count a job's change of state."""
         labels = (after.metadata.namespace, str(after.spec.mode))
         if before.status.state is None:
             self.seen(after)
@@ -200,12 +200,12 @@ class Metrics(Observer):
             histogram.observe(max(0.0, (datetime.now(UTC) - created).total_seconds()))
 
     def queued(self, depth: int) -> None:
-        """Note how many keys wait for a worker now."""
+        """Set how many keys wait for a worker."""
         self._queue.set(depth)
 
 
 def _is_first_life(job: FleetJob) -> bool:
-    """Whether a job's age is how long it has waited: it has neither been restarted, nor held back."""
+    """Whether a job's age equals its waiting time: it was neither restarted nor held back."""
     status = job.status
     anew = status.restarts or status.job_restarts
     return not anew and status.condition(ConditionType.SUSPENDED) is None
@@ -219,13 +219,13 @@ def _waits_seconds(job: FleetJob, now: datetime) -> float:
 
 
 class _Jobs(Collector):
-    """The jobs there are, counted when they are asked for."""
+    """The number of jobs, computed on each scrape."""
 
     def __init__(self, jobs: Callable[[], Iterable[FleetJob]]) -> None:
         self._jobs = jobs
 
     def collect(self) -> Iterator[Metric]:
-        """Return how many jobs are in each state, and how long the one that waits longest has waited."""
+        """Yield how many jobs are in each state, and the longest waiting time of a job."""
         jobs = [job for job in self._jobs() if not job.managed_elsewhere]
         tally = Tally((job.metadata.namespace, str(job.status.state or JobState.PENDING)) for job in jobs)
         family = GaugeMetricFamily(f"{PREFIX}_jobs", "FleetJobs by state", labels=("job_namespace", "state"))
@@ -246,18 +246,18 @@ class _Jobs(Collector):
         yield waits
 
     def describe(self) -> Iterable[Metric]:
-        """Return nothing: what there is to count is not known before the jobs are."""
+        """Return no description: the metrics depend on the jobs."""
         return ()
 
 
 class _Watches(Collector):
-    """For how long what is followed could not be, asked for when it is read."""
+    """How long each watch has failed, computed on each scrape."""
 
     def __init__(self, failing: Callable[[], Iterable[tuple[str, str | None, float]]]) -> None:
         self._failing = failing
 
     def collect(self) -> Iterator[Metric]:
-        """Return the seconds of each kind of object in each namespace."""
+        """Yield the seconds of each kind of object in each namespace."""
         family = GaugeMetricFamily(
             f"{PREFIX}_watch_failing_seconds",
             "For how long a kind of object could not be listed and watched; 0 while it is. The namespace is"
@@ -269,5 +269,5 @@ class _Watches(Collector):
         yield family
 
     def describe(self) -> Iterable[Metric]:
-        """Return nothing: what is followed is not known before the term begins."""
+        """Return no description: the watches depend on the term."""
         return ()

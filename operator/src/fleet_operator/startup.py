@@ -1,9 +1,9 @@
-"""The operator's process: what is started in which order, and how it ends.
+"""The operator's process: the order in which its parts start, and how it ends.
 
-It serves probes and metrics from its first moment to its last, and works in terms: for as long as it holds
-the Lease. An operator that has lost it stands by again instead of ending, so that an API server which was
-away for a while finds every operator as it left it, and none in a back-off of the kubelet's. The signals are
-taken back from kopf at once, so that passes under way and open connections end before it does.
+It serves probes and metrics throughout its lifetime, and is active in terms: for as long as it holds the
+Lease. An operator that has lost it becomes a standby again instead of exiting, so that after an outage of the
+API server no operator is in a back-off of the kubelet. The signal handlers are taken back from kopf at once,
+so that running passes and open connections end first.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ if TYPE_CHECKING:
 
     from fleet_operator.kubernetes.login import Connection
 
-logger = logging.getLogger("fleet_operator.startup")  # also when it is run as a program
+logger = logging.getLogger("fleet_operator.startup")  # also if run as a program
 
 AGAIN_SECONDS = 1.0
-"""How long to wait after a term that ended by itself."""
+"""The delay after a term that ended by itself."""
 
 COLLECTIONS = (5_000, 10, 10)
-"""After how many new containers the youngest are collected, and how many collections later the elder."""
+"""The thresholds of the garbage collector's generations."""
 
 
 def run_operator(environ: Mapping[str, str] | None = None) -> int:
@@ -49,7 +49,7 @@ def run_operator(environ: Mapping[str, str] | None = None) -> int:
     Parameters
     ----------
     environ : mapping, optional
-        Read for the settings and for where the API server is; this process's environment if absent.
+        Read for the settings and the API server's address; this process's environment if absent.
     """
     environ = os.environ if environ is None else environ
     try:
@@ -68,18 +68,18 @@ def run_operator(environ: Mapping[str, str] | None = None) -> int:
 
 
 class NotOpenedError(OperatorError):
-    """What the operator was told cannot be served on or connected with; the message says why."""
+    """The configured address or connection is unusable; the message says why."""
 
 
 class Operator:
-    """One operator: it stands by until it leads, and then serves its term, again and again.
+    """An operator, which alternates between standby and terms as the leader.
 
     Parameters
     ----------
     settings : Settings
-        How it is to behave.
+        The settings.
     connection : Connection
-        Where the API server is.
+        The connection to the API server.
     """
 
     def __init__(self, settings: Settings, connection: Connection) -> None:
@@ -104,7 +104,7 @@ class Operator:
         self._server = HttpServer(self._metrics.registry, problem=self._problem, waiting=self._waiting)
 
     async def run(self) -> int:
-        """Run until told to stop; return the exit status."""
+        """Run until stopped; return the exit status."""
         stop = asyncio.Event()
         _catch_signals(stop)
         asyncio.get_running_loop().set_exception_handler(_tell_of_loop)
@@ -127,7 +127,7 @@ class Operator:
         settings = self._settings
         name = self._connection.tls_server_name
         if name is not None and self._connection.server.startswith("https:"):
-            # kopf opens its requests itself, and none of them can be told another name.
+            # kopf opens its requests itself, and offers no way to set the TLS server name.
             raise NotOpenedError(
                 f"the kubeconfig's tls-server-name {name} is not supported for the operator; use a server"
                 f" address that its certificate names instead of {self._connection.server}"
@@ -144,7 +144,7 @@ class Operator:
         await self._electing.start()
 
     async def _lead(self, stop: asyncio.Event) -> None:
-        """Serve one term: until told to stop, until the lease is lost, or until a part of it ends."""
+        """Serve one term: until stopped, until the lease is lost, or until a part of it ends."""
         ending = asyncio.Event()
         keeping = asyncio.create_task(self._election.keep(), name="keep the lease")
         stopping = asyncio.create_task(stop.wait(), name="wait for a signal")
@@ -155,7 +155,7 @@ class Operator:
 
         async def close_server() -> None:
             if stop.is_set():
-                await self._server.close()  # its connections are younger than kopf, which would wait for them
+                await self._server.close()  # kopf would wait for its connections, which are newer
 
         try:
             await self._term.run(
@@ -166,11 +166,11 @@ class Operator:
             self._term = None
             keeping.cancel()
             stopping.cancel()
-        if not ending.is_set():  # it ended by itself: not at once again
+        if not ending.is_set():  # it ended by itself: do not retry at once
             await unless(stop, asyncio.sleep(AGAIN_SECONDS))
 
     async def _before_write(self) -> None:
-        """Let a write through at the rate that is allowed, and only while nobody else may be at work."""
+        """Admit a write within the rate limit, and only while no other operator may be active."""
         await self._bucket.take()
         self._election.check()
 
@@ -186,10 +186,10 @@ class Operator:
 
 
 def _collect_rarely() -> None:
-    """Leave what was imported out of every garbage collection, and have fewer of them.
+    """Exclude imported modules from garbage collection, and collect less often.
 
-    Almost nothing of what is known of jobs is part of a cycle, and it would be walked through again and again
-    while it grows, in halts that a thousand jobs make long.
+    Almost no cached object is part of a cycle, but each collection would traverse them all, in pauses that a
+    thousand jobs make long.
     """
     gc.collect()
     gc.freeze()
@@ -197,10 +197,10 @@ def _collect_rarely() -> None:
 
 
 def _tell_of_loop(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Tell of what nobody awaited, as the loop does by itself, but for generators that it closes at its end.
+    """Log exceptions of the loop as by default, except for generators that it closes at its end.
 
-    kopf leaves the generator of its watch open when it is told to end amid an event, and closing it then
-    raises. Nothing is lost by it, and a traceback would look as if something were.
+    kopf leaves the generator of its watch open if it is stopped during an event, and closing it then raises.
+    Nothing is lost, but a traceback would suggest it.
     """
     if "asyncgen" in context:
         logger.debug("%s: %s", context["message"], context.get("exception"))

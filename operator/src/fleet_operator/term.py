@@ -1,8 +1,8 @@
-"""A term: what an operator does while it is the one that works, from the first lists to the last pass.
+"""A term: an operator's work while it is the leader, from the first lists to the last pass.
 
-Own tasks come first and kopf last, because kopf waits for, and then cancels, every task that is younger than
-itself when it ends. kopf takes the signals over while it starts; whoever begins a term takes them back at
-once, or a signal would end kopf alone. A term keeps nothing for the next one, which begins with fresh lists.
+Our own tasks start before kopf, because at its end kopf waits for, and then cancels, every newer task. kopf
+takes over the signals while it starts; the caller takes them back at once, or a signal would end kopf alone.
+A term keeps nothing for the next one, which starts with new lists.
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 WATCH_SECONDS = 120.0
-"""How long kopf may take to begin to watch FleetJobs."""
+"""How long kopf may take to start watching FleetJobs."""
 
 
 class Term:
-    """One term: the view of the cluster, the engine, and kopf.
+    """A term: the informer cache, the engine, and kopf.
 
     Parameters
     ----------
     settings : Settings
-        How the operator is to behave.
+        The operator's settings.
     connection : Connection
-        Where the API server is.
+        The connection to the API server.
     client : ApiClient
-        Speaks to it, within the limits and for as long as we lead.
+        The client, limited in rate and to the time of our leadership.
     metrics : Metrics
-        Told of what is done.
+        Counts what is done.
     """
 
     def __init__(
@@ -94,11 +94,11 @@ class Term:
         Parameters
         ----------
         ending : asyncio.Event
-            Set when it is to end.
+            Set to end the term.
         on_signals_taken : callable
-            Called as soon as kopf has taken the signals, before any can arrive.
+            Called as soon as kopf has taken over the signals.
         before_kopf_ends : callable
-            Awaited when the last pass has ended, for what kopf would wait for.
+            Awaited after the last pass, to end tasks that kopf would wait for.
         """
         try:
             if await unless(ending, self._view.start()):
@@ -112,16 +112,16 @@ class Term:
         return iter(self._view.jobs)
 
     def failing(self) -> Iterator[tuple[str, str | None, float]]:
-        """Return for how long each kind of object could not be followed, and where, as `ClusterView` does."""
+        """Return for how long each watch has failed, as `ClusterView` does."""
         return self._view.failing()
 
     def problem(self) -> str | None:
-        """Return what has ended though it should go on, or None."""
+        """Return the part that has ended unexpectedly, or None."""
         ended = [task.get_name() for task in self._tasks if task.done()] + self._view.ended()
         return f"ended: {', '.join(ended)}" if ended else None
 
     def waiting(self) -> str | None:
-        """Return what the term waits for before it can work, or None."""
+        """Return what the term waits for before it can reconcile, or None."""
         if not self._view.synced:
             return "the first lists from the API server have not arrived"
         return None if self._tasks else "the workers have not been started"
@@ -132,7 +132,7 @@ class Term:
         on_signals_taken: Callable[[], None],
         before_kopf_ends: Callable[[], Awaitable[None]],
     ) -> None:
-        """Reconcile until told to end, or until a part ends by itself."""
+        """Reconcile until stopped, or until a part ends by itself."""
         engine = self._engine()
         stop_kopf = asyncio.Event()
         working = asyncio.create_task(engine.run(), name="engine")
@@ -153,12 +153,12 @@ class Term:
             try:
                 await working
             finally:
-                await self._events.close()  # kopf would wait for what is tried again
+                await self._events.close()  # kopf would wait for retries
                 stop_kopf.set()
                 await watching
 
     def _engine(self) -> Engine:
-        """Return an engine that has been told of every job there is."""
+        """Return an engine in which every known job is enqueued."""
         engine = Engine(
             self._cluster,
             workers=self._settings.workers,
@@ -172,9 +172,9 @@ class Term:
         return engine
 
     async def _until_given_up(self) -> None:
-        """Return only if kopf does not begin to watch.
+        """Return only if kopf does not start watching in time.
 
-        It may have looked for the definition before it was served, and would not look again.
+        It may have looked for the CRD before it was served, and does not look again.
         """
         try:
             async with asyncio.timeout(WATCH_SECONDS):
@@ -185,10 +185,10 @@ class Term:
             await asyncio.Event().wait()
 
     async def _until_restored(self) -> None:
-        """Return when the API server's history has gone back.
+        """Return once the API server's history has gone back.
 
-        kopf would go on to watch from a place that the server has not reached yet, and be told nothing. The
-        next term lists everything anew.
+        kopf would continue to watch from a version that the server has not reached yet, and receive nothing.
+        The next term lists everything again.
         """
         await self._view.restored.wait()
         logger.warning("the API server was restored from a backup; the term ends, and the next begins anew")
@@ -214,12 +214,13 @@ class Term:
             on_signals_taken()
             await kopf.run_tasks(tasks, ignored=before)
         except Exception:
-            # Some errors are fatal to kopf, such as an error event in a watch. The next term mends them.
+            # Some errors are fatal to kopf, such as an error event in a watch. The next term recovers from
+            # them.
             logger.exception("kopf has ended; the term ends with it")
 
 
 async def unless(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
-    """Do `work` to its end, or give it up when told to stop; return False if told to stop."""
+    """Run `work` to its end, or cancel it when stopped; return False if stopped."""
     doing, stopping = asyncio.create_task(work), asyncio.create_task(stop.wait())
     try:
         await asyncio.wait({doing, stopping}, return_when=asyncio.FIRST_COMPLETED)

@@ -1,4 +1,4 @@
-"""What keeps looking: the queue, the workers, the reconciler that carries plans out, and the election."""
+"""The controller: the queue, the workers, the reconciler that carries out plans, and the leader election."""
 
 from fleet_operator.engine.election import Election, NotLeadingError
 from fleet_operator.engine.engine import Engine

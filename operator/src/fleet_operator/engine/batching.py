@@ -1,8 +1,8 @@
-"""How long news of a job, and its status, may wait, so that one pass and one write answer several of them.
+"""How long events of a job, and writes of its status, may wait, so that one pass and one write cover several.
 
-Between its creation and the moment at which it runs each pod tells of itself several times: it has a node, it
-is initialized, its containers have begun. In a burst of jobs most passes would be made for such news, and it
-is the writes of statuses that take the API server's time from the creation of pods.
+Between its creation and its start each pod changes several times: it gets a node, it is initialized, its
+containers start. In a burst of jobs most passes would be for such events, and writes of statuses take the API
+server's time from the creation of pods.
 """
 
 from __future__ import annotations
@@ -21,49 +21,49 @@ if TYPE_CHECKING:
 __all__ = ["COMING_UP", "COUNTS", "FIRST", "QUIET", "StatusBatching", "debounce"]
 
 COMING_UP = timedelta(seconds=0.1)
-"""How long news may wait while all pods are there and not all of them run."""
+"""How long events may wait while all pods exist and not all of them run."""
 
 COUNTS = timedelta(seconds=0.5)
-"""How long a write may wait when only counts have changed. With its way there it takes less than a second."""
+"""How long a write may wait if only counts have changed. With the request it takes less than a second."""
 
 QUIET = timedelta(seconds=2)
-"""How long it may wait when no more replicas run than before: pods that are there mostly run soon."""
+"""How long a write may wait if no more replicas run than before: existing pods mostly run soon."""
 
 FIRST = timedelta(seconds=0.75)
-"""How long a job may have pods and no status yet: where it runs by then, one write tells of both."""
+"""How long a job may have pods without a status: if it runs by then, one write covers both."""
 
 MOST_OBJECTS = 32
-"""How many objects may be made before the first status, so that it is not late because of them."""
+"""How many objects may be created before the first status, so that they do not delay it."""
 
 
 def debounce(status: FleetJobStatus) -> timedelta | None:
-    """Return how long a job may be left alone, by the status that the last pass decided on; None: not at all.
+    """Return how long events of a job may wait after the last pass; None if not at all.
 
-    Before all pods are there the next of them may wait for the last news, and once the job runs people wait
-    for it to end.
+    Before all pods exist, the next one may depend on the latest event; once the job runs, people wait for its
+    end.
     """
     comes_up = status.state in (JobState.PENDING, JobState.RESTARTING)
     return COMING_UP if comes_up and status.is_true(ConditionType.PODS_CREATED) else None
 
 
 class StatusBatching:
-    """Knows since when which statuses have been waiting."""
+    """Tracks how long statuses have been waiting to be written."""
 
     def __init__(self) -> None:
-        # Since when a status waits, and since when it tells of another number of replicas that run.
+        # Since when a status waits, and since when its number of running replicas has changed.
         self._waiting: dict[Key, tuple[float, float | None]] = {}
 
     def wait(self, key: Key, job: FleetJob, plan: Plan, now: float) -> timedelta | None:
-        """Return how long the status of a plan may wait from now on, or None if it may wait no longer.
+        """Return how long the status of a plan may still wait, or None if it must be written now.
 
         Parameters
         ----------
         key : Key
         job : FleetJob
-            With the status that was last written.
+            The job with its last written status.
         plan : Plan
         now : float
-            Seconds of a clock that only grows.
+            Seconds of a monotonic clock.
         """
         begins = job.status.state is None
         if plan.status == job.status or not (_only_begins(job, plan) if begins else _only_counts(plan)):
@@ -81,11 +81,11 @@ class StatusBatching:
         return timedelta(seconds=left) if left > 0 else None
 
     def hurry(self, key: Key) -> None:
-        """Let a status wait no longer: what it waited for has not come to pass."""
+        """Stop delaying a status: the expected change did not happen in time."""
         self._waiting[key] = (float("-inf"), None)
 
     def forget(self, key: Key) -> None:
-        """Know nothing of a job any more, or that its status has been written."""
+        """Forget a job, because it is gone or its status was written."""
         self._waiting.pop(key, None)
 
 
@@ -94,19 +94,19 @@ def _only_counts(plan: Plan) -> bool:
 
 
 def _only_begins(job: FleetJob, plan: Plan) -> bool:
-    """Whether a job's first plan does nothing that needs to be remembered, and tells nobody anything."""
+    """Whether a job's first plan needs no status: it has no effects to remember and no events."""
     creates = all(isinstance(action, CreatePod | CreateService) for action in plan.actions)
     few = len(plan.actions) <= MOST_OBJECTS
-    # Where it may change, the status remembers how many trainers the pods were told of.
+    # If it may change, the status remembers the number of trainers in the pods' environment.
     number_is_fixed = job.spec.trainer.max_replicas is None
     return creates and few and number_is_fixed and plan.status.state is JobState.PENDING and not plan.events
 
 
 def _tell_of_as_many(one: FleetJobStatus, other: FleetJobStatus) -> bool:
-    """Whether two statuses tell of as many replicas that do their part."""
+    """Whether two statuses have the same number of running or completed replicas."""
     return (_up(one.pservers), _up(one.trainers)) == (_up(other.pservers), _up(other.trainers))
 
 
 def _up(told: str | None) -> str:
-    """Return how many do their part of those that are wanted, as in ``1/2``."""
+    """Return how many of the desired replicas run or have completed, as in ``1/2``."""
     return (told or "0").partition("/")[0]

@@ -1,22 +1,21 @@
-"""Which of several operators works: whoever holds a Lease of coordination.k8s.io.
+"""Leader election: of several operators the one that holds a Lease of coordination.k8s.io is active.
 
-Invariants
-----------
-Every try has a time-out, and any error counts as not renewed. The holder believes in itself for two thirds of
-the lease's duration since it *sent* its last successful renewal; another takes the lease only after it has
-seen it unchanged for the whole duration. Both measure with clocks that only grow, each its own, and nobody
-compares times of day: whatever the clocks of two machines say, and however long a process was paused, the
-holder has sent its last write before the other begins. A release is the last word: a try that was under way
-ends before it, or was broken off; a renewal then either came before it or finds another version of the lease.
+Invariants ---------- Every attempt has a time-out, and any error counts as a failed renewal. The holder
+relies on the lease for two thirds of its duration since it *sent* the last successful renewal; another
+operator takes the lease only after it has observed it unchanged for the whole duration. Both use their own
+monotonic clocks, and never compare times of day: whatever the clocks of two machines show, and however long a
+process was paused, the holder has sent its last write before the other starts. A release is final: an attempt
+in progress ends before it, or was cancelled; its renewal then either came before the release or finds another
+version of the lease.
 
-A lease that is not there, or says nothing of a holder, may have been held a moment ago: somebody deleted or
-replaced it. Its holder makes it anew while it believes in itself; anybody else keeps away for a whole lease,
-at the very first installation as well, which looks the same. Only a release says that nobody holds it.
+A lease that is missing or has no holder may have been held a moment ago, and then been deleted or replaced.
+Its holder creates it again while it relies on it; any other operator waits for a whole duration, also at the
+very first installation, which looks the same. Only a release marks the lease as free.
 
-A request that is under way then may still be carried out afterwards: no lease can take it back. That is why
-each bears what makes it harmless: a status the version it was decided on, a deletion the uid it means, and a
-creation the name that only one object can have. The same holds for the lease itself: one that was about to be
-taken when its taker was told to end may be taken late, and then nobody works until it has run out.
+A request in flight may still take effect afterwards: no lease can revoke it. Therefore each request carries
+what makes it harmless: a status the version on which it is based, a deletion the uid of its object, and a
+creation a unique name. The same holds for the lease itself: if a process is terminated while it takes the
+lease, the request may succeed later, and no operator is active until the lease expires.
 """
 
 from __future__ import annotations
@@ -40,14 +39,14 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 BELIEVED = 2 / 3
-"""For which part of its duration the holder trusts a lease that it has renewed."""
+"""The part of its duration for which the holder relies on a renewed lease."""
 
 TRIES = 5
-"""How often within its duration a lease is renewed, or looked at by those who wait for it."""
+"""How often per duration a lease is renewed by its holder, or read by the others."""
 
 
 class NotLeadingError(ClusterError):
-    """Another operator may be at work: nothing may be written."""
+    """Another operator may be active: nothing may be written."""
 
     transient = True
 
@@ -58,12 +57,12 @@ class Election:
     Parameters
     ----------
     client : ApiClient
-        The API server, without limits: a renewal must never wait behind other writes.
+        The API server, without a rate limit: a renewal must never wait for other writes.
     namespace, name : str
         The Lease.
     identity : str
-        Who we are. A process that is started again under its old identity takes its lease up again at once,
-        so no two that run at the same time may share one.
+        Our identity. A restarted process with the same identity takes its lease back at once, so two running
+        processes must never share one.
     duration : timedelta
         How long the lease is valid after a renewal.
     clock : Clock, optional
@@ -90,14 +89,14 @@ class Election:
             clock=self._clock,
         )
         self._until = float("-inf")
-        self._may_hold = False  # whether a write of ours has taken it, or was broken off and may have
+        self._may_hold = False  # whether one of our writes has taken it, or was cancelled and may have
         self._trying = asyncio.Lock()
         self._releases = 0
         self._seen: tuple[str, float] = ("", 0.0)  # another's lease: its resourceVersion, and since when
-        self._gone_since: float | None = None  # since when we have found no lease
+        self._gone_since: float | None = None  # since when the lease is missing
         self._holder: str | None = None
         self.asked = False
-        """Whether the API server has ever said who holds the lease."""
+        """Whether the lease has ever been read."""
 
     @property
     def name(self) -> str:
@@ -106,11 +105,11 @@ class Election:
 
     @property
     def leads(self) -> bool:
-        """Whether we hold the lease at this very moment."""
+        """Whether we hold the lease now."""
         return self._clock.monotonic() < self._until
 
     def check(self) -> None:
-        """Raise NotLeadingError unless we hold the lease at this very moment."""
+        """Raise NotLeadingError unless we hold the lease now."""
         if not self.leads:
             raise NotLeadingError(f"the lease {self._lease.name} is not held any more; nothing is written")
 
@@ -122,7 +121,7 @@ class Election:
             await asyncio.sleep(self._pause * random.uniform(0.8, 1.0))  # noqa: S311 no secret
 
     async def keep(self) -> None:
-        """Renew the lease for as long as that goes well; return when it is lost, or was released."""
+        """Renew the lease until it is lost or released."""
         releases = self._releases
         while (left := self._until - self._clock.monotonic()) > 0:
             await asyncio.sleep(min(self._pause, left))
@@ -133,7 +132,7 @@ class Election:
         logger.error("the lease %s is lost: it could not be renewed in time", self._lease.name)
 
     async def release(self) -> None:
-        """Let another take the lease at once. A try that is under way ends first, and none follows."""
+        """Release the lease. An attempt in progress ends first, and none follows."""
         self._until = float("-inf")
         self._releases += 1
         try:
@@ -151,7 +150,7 @@ class Election:
         return self._lease.seconds / TRIES
 
     async def _try(self) -> bool:
-        """Take or renew the lease; return whether that went well, and nobody has released it meanwhile."""
+        """Take or renew the lease; return whether it succeeded and the lease was not released meanwhile."""
         releases = self._releases
         async with self._trying:
             if releases != self._releases:
@@ -167,7 +166,7 @@ class Election:
             finally:
                 if not known:
                     self._lease.held = (
-                        None  # it may have been written all the same: read it before the next try
+                        None  # it may have been written nevertheless: read it before the next attempt
                     )
             self.asked, self._may_hold = True, taken
             holds = taken and releases == self._releases
@@ -179,7 +178,7 @@ class Election:
         return True
 
     async def _take(self) -> bool:
-        """Take the lease if it was released, or nobody has renewed it for as long as it is valid."""
+        """Take the lease if it was released or has expired."""
         lease = self._lease
         found = await lease.read()
         if found is None:
@@ -205,7 +204,7 @@ class Election:
         return True
 
     async def _make(self) -> bool:
-        """Make the lease, unless somebody else may hold the one that was there before."""
+        """Create the lease, unless another operator may hold the previous one."""
         lease, now = self._lease, self._clock.monotonic()
         if self._gone_since is None:
             self._gone_since = now
@@ -225,7 +224,7 @@ class Election:
 
 
 class Lease:
-    """One Lease, which any of several operators may hold.
+    """The Lease object.
 
     Parameters
     ----------
@@ -234,11 +233,11 @@ class Lease:
     namespace, name : str
         Where it is.
     identity : str
-        Who we are.
+        Our identity.
     seconds : float
-        How long it is valid after we have written it.
+        How long it is valid after a write.
     clock : Clock
-        For the times in it, which people read and nobody compares.
+        The clock for its times, which are for people and never compared.
     """
 
     def __init__(
@@ -252,10 +251,10 @@ class Lease:
         self.seconds = seconds
         self._clock = clock
         self.held: dict[str, Any] | None = None
-        """As we last wrote it; None while it is not ours, or nobody knows whether it is."""
+        """The object as we last wrote it; None while it is not ours, or may not be."""
 
     async def read(self) -> dict[str, Any] | None:
-        """Return the object as it is, or None if there is none."""
+        """Return the present object, or None."""
         try:
             return await self._client.get(self._path)
         except ApiError as error:
@@ -264,22 +263,22 @@ class Lease:
             return None
 
     async def make(self) -> None:
-        """Make it as ours where there is none."""
+        """Create it as ours."""
         self.held = await self._client.create(self._collection, self._manifest({}))
 
     async def take(self, found: dict[str, Any]) -> None:
-        """Make it ours; a conflict is an error, because somebody else has written it since it was found."""
+        """Take it over; a conflict is an error: another operator has written it meanwhile."""
         found["spec"] = self._manifest(found.get("spec") or {})["spec"]
         self.held = await self._client.replace(self._path, found)
 
     async def renew(self) -> None:
-        """Write it anew; a conflict is an error, because nobody but its holder may touch it."""
+        """Renew it; a conflict is an error: only its holder may write it."""
         lease = self.held or {}
         lease["spec"] |= {"renewTime": self._now()}
         self.held = await self._client.replace(self._path, lease)
 
     async def empty(self) -> None:
-        """Say that nobody holds it, if it is ours, whichever of our tries was the last to write it."""
+        """Clear the holder, if the lease is ours, whichever of our attempts wrote it last."""
         while True:
             lease = self.held or await self.read()
             if lease is None or (lease.get("spec") or {}).get("holderIdentity") != self.identity:
@@ -288,7 +287,7 @@ class Lease:
             try:
                 await self._client.replace(self._path, lease)
             except ApiError as error:
-                if error.status == 409:  # a try that was broken off has been carried out meanwhile
+                if error.status == 409:  # a cancelled attempt has taken effect meanwhile
                     self.held = None
                     continue
                 if error.status != 404:
@@ -296,7 +295,7 @@ class Lease:
             return
 
     def _manifest(self, before: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the lease as ours. Its transitions count how often it went from one holder to another."""
+        """Return the lease with us as the holder; its transitions count the changes of the holder."""
         transitions, holder = before.get("leaseTransitions") or 0, before.get("holderIdentity")
         now = self._now()
         return {

@@ -1,6 +1,6 @@
-"""The engine: workers that take keys off the queue and reconcile them, until they are told to stop.
+"""The engine: workers that take keys from the queue and reconcile them until they are stopped.
 
-It drives any `fleet_operator.cluster.Cluster`, an API server or this machine, and knows neither.
+It drives any `fleet_operator.cluster.Cluster`, be it an API server or this machine.
 Everything runs on one event loop; `enqueue` and `stop` are called from it.
 """
 
@@ -26,33 +26,33 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 SHARE_OF_NEW_JOBS = 1 / 4
-"""Which part of the workers may be at new jobs.
+"""The part of the workers that may reconcile new jobs.
 
-Pods that are made faster than a scheduler places them run no sooner, and more has to be told of them.
+Pods created faster than a scheduler places them do not run sooner, and cause more events.
 """
 
 STOP_SECONDS = 5.0
-"""How long passes that are under way get to end by themselves when the engine stops."""
+"""How long running passes may take to end when the engine stops."""
 
 
 class Engine:
-    """Reconciles the jobs that it is told of.
+    """Reconciles enqueued jobs.
 
     Parameters
     ----------
     cluster : Cluster
-        Where jobs are read from and where actions are carried out. Whatever changes there must end in a
+        The cluster of the jobs, in which actions are carried out. Every change in it must lead to a
         call of `enqueue`.
     workers : int
-        How many jobs are worked on at the same time; a quarter of them may be such as are new.
+        How many jobs are reconciled at the same time; at most a quarter of them are new ones.
     clock : Clock, optional
         This machine's clock if absent.
     decide : callable, optional
         ``fleet_operator.plan.plan`` if absent.
     observer : Observer, optional
-        Told of passes, writes and actions; nobody if absent.
+        Notified of passes, writes and actions.
     resync : timedelta, optional
-        How often every known job is looked at even if nothing happened; never if absent.
+        How often every known job is reconciled even without changes; never if absent.
 
     Examples
     --------
@@ -87,17 +87,17 @@ class Engine:
         )
         self._cluster = cluster
         self._known: set[Key] = set()
-        # What has pods is not to tell late of them because many jobs come at once and have none yet.
+        # The statuses of jobs with pods must not be late because many new jobs arrive at once.
         self._queue: WorkQueue[Key] = WorkQueue(
             ahead=self._has_begun, others_at_once=max(1, round(workers * SHARE_OF_NEW_JOBS))
         )
-        self._news: dict[Key, float] = {}  # since when there has been news that no pass has looked at
+        self._news: dict[Key, float] = {}  # since when there have been events that no pass has processed
         self._wake = asyncio.Event()
         self._stopping = False
         self._passes: set[asyncio.Task[None]] = set()
 
     def enqueue(self, key: Key, after: timedelta | None = None) -> None:
-        """Look at a job soon, or `after` a while. Cheap, and as often as one likes."""
+        """Enqueue a job, optionally after a delay. Cheap and safe to repeat."""
         if after is None:
             self._queue.add(key)
             self._news.setdefault(key, self._clock.monotonic())
@@ -106,19 +106,19 @@ class Engine:
         self._wake.set()
 
     def _has_begun(self, key: Key) -> bool:
-        """Whether a job is no new one: to us, or to whoever was at work before us."""
+        """Whether a job is not new to us or to the previously active operator."""
         if key in self._known:
             return True
         job = self._cluster.job(key)
         return job is not None and job.status.state is not None
 
     def stop(self) -> None:
-        """Let `run` return once the passes that are under way have ended."""
+        """Make `run` return once the running passes have ended."""
         self._stopping = True
         self._wake.set()
 
     async def run(self) -> None:
-        """Work until `stop` is called. No pass is under way any more when this returns or is cancelled."""
+        """Reconcile until `stop` is called. No pass runs any more when this returns or is cancelled."""
         resync = None if self._resync is None else asyncio.create_task(self._resync_forever(self._resync))
         try:
             while not self._stopping:
@@ -151,7 +151,7 @@ class Engine:
         due = self._queue.next_due()
         timeout = None if due is None else max(0.0, due - self._clock.monotonic())
         if len(self._passes) >= self._workers:
-            timeout = None  # the end of a pass wakes us
+            timeout = None  # woken by the end of a pass
         try:
             async with asyncio.timeout(timeout):
                 await self._wake.wait()
@@ -166,18 +166,18 @@ class Engine:
             logger.warning("a pass failed, another follows: %s", error, extra={"job": str(key)})
             outcome = Outcome(Result.FAILED, at_least=retry_after(error))
         except Exception:
-            # One job's pass must never end the engine; what went wrong is in the log, with its job.
+            # A failed pass must never end the engine; the log has the error with its job.
             logger.exception("a pass failed", extra={"job": str(key)})
             outcome = Outcome(Result.FAILED)
         except asyncio.CancelledError:
-            self._settle(key, Outcome(Result.FAILED), self._clock.monotonic())  # nobody else gives it back
+            self._settle(key, Outcome(Result.FAILED), self._clock.monotonic())
             raise
         now = self._clock.monotonic()
         self._settle(key, outcome, now)
         self._observer.passed(key, outcome.result, now - started)
 
     def _settle(self, key: Key, outcome: Outcome, now: float) -> None:
-        """Give the key back to the queue, and note when to look again."""
+        """Return the key to the queue, with the time of the next pass."""
         if outcome.result is Result.GONE:
             self._known.discard(key)
         else:

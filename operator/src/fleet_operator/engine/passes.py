@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
 
 class Clock(Protocol):
-    """Two readings of one clock: what people see, and what never jumps."""
+    """A clock with two readings: the time of day, and a monotonic one."""
 
     def now(self) -> datetime:
-        """Return the time of day, with its zone: what plans and statuses are made of."""
+        """Return the time of day with its time zone, for plans and statuses."""
 
     def monotonic(self) -> float:
-        """Return seconds that only grow: what delays are measured with."""
+        """Return monotonic seconds, for delays."""
 
 
 class SystemClock:
@@ -34,15 +34,15 @@ class SystemClock:
         return datetime.now(UTC)
 
     def monotonic(self) -> float:
-        """Return seconds since some moment in the past."""
+        """Return monotonic seconds."""
         return time.monotonic()
 
 
 class Result(StrEnum):
     """How a pass ended."""
 
-    GONE = "gone"  # there is no such job any more
-    WAITING = "waiting"  # an own write has not been seen yet
+    GONE = "gone"  # the job is gone
+    WAITING = "waiting"  # one of our writes has not been observed yet
     DONE = "done"
     CONFLICT = "conflict"  # the snapshot was stale: nothing was done
     FAILED = "failed"  # an action was refused: the next pass tries again
@@ -57,12 +57,12 @@ class Outcome:
     result : Result
         How it ended.
     after : timedelta, optional
-        When to look again even if nothing happens. After a failure, too: what is due then does not wait for
-        the next try.
+        When the next pass is due even without events; also after a failure, when it does not wait for the
+        retry.
     debounce : timedelta, optional
-        How long news may wait until then.
+        How long events may wait.
     at_least : timedelta, optional
-        How long the cluster asks to be left alone after a failure. Nothing shortens that.
+        The shortest delay that the cluster asks for after a failure. Nothing shortens it.
     """
 
     result: Result
@@ -72,19 +72,19 @@ class Outcome:
 
 
 class Observer:
-    """Hears of every pass and does nothing; metrics override what they count."""
+    """An observer of passes that does nothing; metrics override the methods that they count."""
 
     def passed(self, key: Key, result: Result, seconds: float) -> None:
-        """Note that a pass over one job has ended, with `result`, after `seconds`."""
+        """Observe the end of a pass over a job, with its result and duration."""
 
     def status_written(self, before: FleetJob, after: FleetJob) -> None:
-        """Note that a job's status has been replaced."""
+        """Observe a write of a job's status."""
 
     def applied(self, job: FleetJob, action: Action) -> None:
-        """Note that an action has been carried out."""
+        """Observe a completed action."""
 
     def queued(self, depth: int) -> None:
-        """Note how many keys wait for a worker now."""
+        """Observe the number of keys that wait for a worker."""
 
     def waited(self, seconds: float) -> None:
-        """Note how long a key has waited for a worker, from the first news of it."""
+        """Observe how long a key has waited for a worker since its first event."""

@@ -1,13 +1,16 @@
-"""The work queue: which key may be worked on now. Pure: no task, no lock, no clock of its own.
+"""The work queue, which selects the next key to reconcile. Pure: without tasks, locks or a clock.
 
 Invariants
 ----------
-A key waits at most once (a thousand events about one job are one pass); a key is never worked on twice at
-the same time (a change during a pass makes another pass after it, so nothing is lost); a key that fails
-waits twice as long each time, on its own, so that one broken job never slows another; news of it may cut
-that short, unless it was the cluster that asked to be left alone; a key that rests is worked on afterwards
-if there was news meanwhile, and only then; and keys that go ahead of others do not keep those waiting for
-ever. The moment comes in as an argument everywhere, in seconds of a clock that only grows.
+- A key is queued at most once: a thousand events of a job lead to one pass.
+- A key is never processed twice at the same time. A change during a pass leads to another pass after it, so
+  nothing is lost.
+- A failing key waits twice as long each time, and independently: one broken job never slows others. An
+  event shortens the wait, unless the cluster asked for it.
+- A resting key is processed after its rest only if there were events.
+- Keys with priority do not starve the others.
+
+Every method gets the present time as an argument, in seconds of a monotonic clock.
 """
 
 from __future__ import annotations
@@ -22,22 +25,22 @@ if TYPE_CHECKING:
 K = TypeVar("K", bound="Hashable")
 
 AHEAD_IN_A_ROW = 8
-"""How many keys may go ahead of one that was there before them."""
+"""How many keys with priority may overtake an older one."""
 
 
 class WorkQueue(Generic[K]):
-    """Keys to be worked on, each by one worker at a time.
+    """A queue of keys, each of which one worker processes at a time.
 
     Parameters
     ----------
     backoff_seconds : float
-        How long a key waits after its first failure; each further one doubles it.
+        The delay after a key's first failure, which each further failure doubles.
     backoff_limit_seconds : float
-        The longest such wait.
+        The longest such delay.
     ahead : callable, optional
-        Whether a key, when it is added, goes ahead of those for which this is false.
+        Whether a new key has priority over those for which this is false.
     others_at_once : int, optional
-        How many of those others may be worked on at the same time; all of them if absent.
+        How many keys without priority may be processed at the same time; unlimited if absent.
     """
 
     def __init__(
@@ -52,16 +55,16 @@ class WorkQueue(Generic[K]):
         self._delays = Delays[K]()
         self._backoff = Backoff[K](backoff_seconds, backoff_limit_seconds)
         self._running: set[K] = set()
-        self._changed: set[K] = set()  # keys that were added while they were being worked on
-        self._held: set[K] = set()  # keys whose delay the cluster asked for: no news shortens it
-        self._resting: dict[K, float] = {}  # until when news of a key has to wait; may have passed
+        self._changed: set[K] = set()  # keys that were added while they were processed
+        self._held: set[K] = set()  # keys whose delay the cluster asked for: no event shortens it
+        self._resting: dict[K, float] = {}  # until when events of a key have to wait; may have passed
 
     def __len__(self) -> int:
-        """Return how many keys could be taken now, had their delays passed by the last `take`."""
+        """Return how many keys are ready, counting delays up to the last `take`."""
         return len(self._ready)
 
     def add(self, key: K) -> None:
-        """Let `key` be worked on as soon as possible; one that waits already stays where it is."""
+        """Queue `key`; a queued one keeps its position."""
         if key in self._running:
             self._changed.add(key)
         elif key in self._resting:
@@ -70,14 +73,14 @@ class WorkQueue(Generic[K]):
             self._ready.add(key)
 
     def add_at(self, key: K, moment: float) -> None:
-        """Let `key` be worked on at `moment`, or earlier if it is due earlier already."""
+        """Queue `key` at `moment`, or earlier if it is due earlier."""
         if key not in self._held:
             self._delays.put(key, moment)
 
     def take(self, now: float) -> K | None:
-        """Hand out the next key, or None. Whoever takes a key must give it back by `done` or `failed`.
+        """Return the next key, or None. The caller must return it by `done` or `failed`.
 
-        The key's delay ends with it: the pass that follows knows best when to look again.
+        The key's delay ends with it: its pass determines the next one.
         """
         for key in self._delays.pop(now):
             self._held.discard(key)
@@ -90,9 +93,9 @@ class WorkQueue(Generic[K]):
         return taken
 
     def done(self, key: K, *, rests_until: float | None = None) -> None:
-        """Give `key` back after a pass that went well: its failures are forgotten.
+        """Return `key` after a successful pass, which resets its failures.
 
-        It rests until the moment that is given: news of it waits, and is looked at then all at once.
+        It rests until the given moment: events until then are processed together.
         """
         self._backoff.forget(key)
         if rests_until is not None:
@@ -100,12 +103,12 @@ class WorkQueue(Generic[K]):
         self._give_back(key)
 
     def failed(self, key: K, now: float, *, at_least: float = 0.0) -> float:
-        """Give `key` back after a pass that did not go well; return the seconds until the next try.
+        """Return `key` after a failed pass; return the seconds until its retry.
 
-        It waits `at_least` so long, whatever happens meanwhile: the cluster asked for that.
+        It waits for `at_least` seconds regardless of events: the cluster asked for it.
         """
         delay = max(self._backoff.failed(key), at_least)
-        if at_least > 0:  # the pass that follows sees all that has changed until then
+        if at_least > 0:  # the next pass covers all changes until then
             self._changed.discard(key)
             self._delays.discard(key)
         self._give_back(key)
@@ -115,7 +118,7 @@ class WorkQueue(Generic[K]):
         return delay
 
     def next_due(self) -> float | None:
-        """Return the moment at which the first delayed key is due, or None if there is none."""
+        """Return the time at which the first delayed key is due, or None."""
         return self._delays.first()
 
     def _give_back(self, key: K) -> None:
@@ -127,15 +130,15 @@ class WorkQueue(Generic[K]):
 
 
 class Delays(Generic[K]):
-    """Keys that are due at a moment, each at one."""
+    """Keys with the times at which they are due."""
 
     def __init__(self) -> None:
         self._due: dict[K, float] = {}
-        self._heap: list[tuple[float, int, K]] = []  # may hold entries that _due has replaced
+        self._heap: list[tuple[float, int, K]] = []  # may hold entries replaced in _due
         self._sequence = 0
 
     def put(self, key: K, moment: float) -> None:
-        """Have `key` due at `moment`, or earlier if it is due earlier already."""
+        """Make `key` due at `moment`, or earlier if it is due earlier."""
         if (due := self._due.get(key)) is not None and due <= moment:
             return
         self._due[key] = moment
@@ -143,17 +146,17 @@ class Delays(Generic[K]):
         heapq.heappush(self._heap, (moment, self._sequence, key))
 
     def discard(self, key: K) -> None:
-        """Let `key` be due at no moment."""
+        """Remove `key`."""
         self._due.pop(key, None)
 
     def first(self) -> float | None:
-        """Return the moment at which the first key is due, or None if there is none."""
+        """Return the time at which the first key is due, or None."""
         while self._heap and self._due.get(self._heap[0][2]) != self._heap[0][0]:
             heapq.heappop(self._heap)
         return self._heap[0][0] if self._heap else None
 
     def pop(self, now: float) -> Iterator[K]:
-        """Return the keys that are due, in the order of their moments; they are due no more."""
+        """Remove and return the due keys, in the order of their times."""
         while (due := self.first()) is not None and due <= now:
             _, _, key = heapq.heappop(self._heap)
             del self._due[key]
@@ -161,14 +164,14 @@ class Delays(Generic[K]):
 
 
 class Backoff(Generic[K]):
-    """How long each key waits after its failures in a row.
+    """The exponential back-off of each key.
 
     Parameters
     ----------
     first_seconds : float
-        How long after the first failure; each further one doubles it.
+        The delay after the first failure, which each further one doubles.
     limit_seconds : float
-        The longest that it waits.
+        The longest delay.
     """
 
     def __init__(self, first_seconds: float, limit_seconds: float) -> None:
@@ -177,7 +180,7 @@ class Backoff(Generic[K]):
         self._failures: dict[K, int] = {}
 
     def failed(self, key: K) -> float:
-        """Count a failure of `key`; return the seconds until its next try."""
+        """Count a failure of `key`; return the seconds until its retry."""
         failures = self._failures.get(key, 0)
         self._failures[key] = failures + 1
         # 2.0 ** 1024 is an overflow, and no limit needs more doublings than this.
@@ -189,37 +192,37 @@ class Backoff(Generic[K]):
 
 
 class ReadyKeys(Generic[K]):
-    """Keys in the order in which they are handed out, each once.
+    """The ready keys in order, each once.
 
     Parameters
     ----------
     ahead : callable
-        Whether a key, when it is added, goes ahead of those for which this is false.
+        Whether a new key has priority over those for which this is false.
     others_at_once : int or None
-        How many of those others may be out at the same time; all of them if None.
+        How many keys without priority may be processed at the same time; unlimited if None.
     """
 
     def __init__(self, ahead: Callable[[K], bool], others_at_once: int | None) -> None:
         self._ahead = ahead
         self._others_at_once = others_at_once
-        self._first: deque[K] = deque()  # those that go ahead
+        self._first: deque[K] = deque()  # keys with priority
         self._others: deque[K] = deque()
         self._waiting: set[K] = set()  # the keys in both
         self._others_out: set[K] = set()
-        self._in_a_row = 0  # how many have gone ahead since one of the others was handed out
+        self._in_a_row = 0  # keys with priority taken since the last one without
 
     def __len__(self) -> int:
-        """Return how many keys wait."""
+        """Return the number of ready keys."""
         return len(self._waiting)
 
     def add(self, key: K) -> None:
-        """Let `key` wait behind its like; one that waits already stays where it is."""
+        """Append `key` to its class; a queued one keeps its position."""
         if key not in self._waiting:
             self._waiting.add(key)
             (self._first if self._ahead(key) else self._others).append(key)
 
     def pop(self) -> K | None:
-        """Hand out the next key, or None: no key waits, or none of the others may be out as well."""
+        """Take the next key; None if there is none, or if too many without priority are being processed."""
         has_room = self._others_at_once is None or len(self._others_out) < self._others_at_once
         its_turn = self._others and has_room and self._in_a_row >= AHEAD_IN_A_ROW
         if self._first and not its_turn:
@@ -235,5 +238,5 @@ class ReadyKeys(Generic[K]):
         return key
 
     def back(self, key: K) -> None:
-        """Take note that a key that was handed out is out no more."""
+        """Record that a taken key is no longer being processed."""
         self._others_out.discard(key)

@@ -1,10 +1,10 @@
-"""One pass over one job: take a snapshot, plan, write the status once, carry the actions out.
+"""One pass over a job: takes a snapshot, plans, writes the status once, carries out the actions.
 
-The status goes first: were the snapshot stale, its write conflicts before anything is created or deleted,
-and the plan is thrown away. Only a job's first status may wait until its pods run (`engine.batching`): until
-then nothing has happened that a stale snapshot could make happen again. Actions keep their order, but for
-pods that are created or deleted in a row: no pod waits for another. Everything that a pass leaves undone is
-found again by the next one, because plans are made from what is there and never from what was meant to be.
+The status is written first: with a stale snapshot the write conflicts before anything is created or deleted,
+and the plan is discarded. Only a job's first status may wait until its pods run (`engine.batching`): until
+then a stale snapshot can repeat nothing. Actions keep their order, except that consecutive creations or
+deletions of pods run concurrently. The next pass finds everything that a pass leaves undone, because plans
+are made from the observed state and never from intentions.
 """
 
 from __future__ import annotations
@@ -36,21 +36,21 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 UNSEEN_WRITE = timedelta(seconds=5)
-"""When to look again at a job whose own writes have not been seen; seeing them enqueues it earlier."""
+"""When to retry a job whose writes have not been observed; their observation enqueues it earlier."""
 
 REMEMBERED_TRIES = 8
-"""How many writes of a status are remembered of which none was answered well."""
+"""How many unsuccessful writes of a status are remembered."""
 
 AT_ONCE = 16
-"""How many pods of one job are created or deleted at the same time."""
+"""How many pods of a job are created or deleted at the same time."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Untold:
-    """Statuses whose writes did not go well, as far as is known, and what each tells."""
+    """Statuses whose writes seem to have failed, and their events."""
 
     uid: str | None
-    before: FleetJobStatus  # upon which they were decided
+    before: FleetJobStatus  # on which they are based
     tries: tuple[tuple[FleetJobStatus, tuple[Event, ...]], ...]
 
 
@@ -60,13 +60,13 @@ class Reconciler:
     Parameters
     ----------
     cluster : Cluster
-        Where jobs are read from and where actions are carried out.
+        The cluster of the jobs, in which actions are carried out.
     clock : Clock
-        Read once a pass.
+        Read once per pass.
     decide : callable
         ``plan(job, observed, now, hosts)``; pure.
     observer : Observer
-        Told of what has been done.
+        Notified of writes and actions.
     """
 
     def __init__(
@@ -78,10 +78,10 @@ class Reconciler:
         self._observer = observer or Observer()
         self._batching = StatusBatching()
         self._untold: dict[Key, _Untold] = {}
-        self._refusals: dict[Key, tuple[str, str]] = {}  # the last that people were told of, by the job's uid
+        self._refusals: dict[Key, tuple[str, str]] = {}  # the last reported one, by the job's uid
 
     async def reconcile(self, key: Key) -> Outcome:
-        """Bring one job one step closer to what its spec asks for."""
+        """Bring a job one step closer to its spec."""
         await self._tell_late(key)
         job = self._cluster.job(key)
         if job is None:
@@ -95,11 +95,11 @@ class Reconciler:
             plan = replace(plan, requeue_after=_earlier(wait, plan.requeue_after))
             outcome = await self._act(key, job, plan)
             if outcome.result is not Result.DONE:
-                self._batching.hurry(key)  # the next plan says why
+                self._batching.hurry(key)  # the next plan reports why
             return outcome
         try:
             written = await self._write_status(job, plan)
-        except ClusterError as error:  # a conflict, too, may be one with this write, sent again unanswered
+        except ClusterError as error:  # a conflict may be with this same write, resent after a lost response
             self._note_untold(key, job, plan)
             if not isinstance(error, ConflictError):
                 raise
@@ -117,29 +117,29 @@ class Reconciler:
         return written
 
     def _note_untold(self, key: Key, job: FleetJob, plan: Plan) -> None:
-        """Note what a status tells that may have been written, beside those that were tried before it."""
+        """Remember a status that may have been written, with its events."""
         untold = self._untold.get(key)
         if untold is None or (untold.uid, untold.before) != (job.metadata.uid, job.status):
             untold = _Untold(job.metadata.uid, job.status, ())
-        # What is tried again and again tells the same: the first tries and the last one are enough.
+        # Repeated attempts have the same events: the first ones and the last one suffice.
         tries = (*untold.tries[: REMEMBERED_TRIES - 1], (plan.status, plan.events))
         self._untold[key] = replace(untold, tries=tries)
 
     async def _tell_late(self, key: Key) -> None:
-        """Tell the events of a status that was not known to be written, if it turns out that it was.
+        """Record the events of a status that turns out to have been written.
 
-        No later plan tells them: each is told when the status first says it.
+        No later plan contains them: an event belongs to the first status that reports it.
         """
         untold, job = self._untold.get(key), self._cluster.job(key)
         if untold is None or job is None or (untold.uid == job.metadata.uid and untold.before == job.status):
-            return  # it has not been seen yet, or never will be, and is written again then
+            return  # not observed yet, or never written: then it is written again
         del self._untold[key]
         written = (events for status, events in untold.tries if status == job.status)
         for event in next(written, ()) if untold.uid == job.metadata.uid else ():
             await self._cluster.record(job, event)
 
     async def _act(self, key: Key, job: FleetJob, plan: Plan) -> Outcome:
-        """Carry the actions out in their order, up to the first that is refused; then tell the events."""
+        """Carry out the actions in order, up to the first refused one; then record the events."""
         outcome = Outcome(Result.DONE, plan.requeue_after, debounce(plan.status))
         for together in _in_order(plan.actions):
             if refused := await self._apply(job, together):
@@ -152,9 +152,9 @@ class Reconciler:
         return outcome
 
     async def _apply(self, job: FleetJob, actions: Sequence[Action]) -> list[tuple[Action, Exception]]:
-        """Carry out actions of which none waits for another; return those that were refused, in their order.
+        """Carry out independent actions concurrently; return the refused ones, in order.
 
-        After a refusal no further one is begun, and those that are under way end as they would.
+        After a refusal no further one starts, and the running ones end normally.
         """
         waiting, refused = iter(enumerate(actions)), dict[int, Exception]()
 
@@ -173,15 +173,15 @@ class Reconciler:
             for _ in range(min(AT_ONCE, len(actions))):
                 group.create_task(work())
         told = [(actions[number], refusal) for number, refusal in sorted(refused.items())]
-        refused.clear()  # what a refusal was raised from holds this, and with it every manifest of the plan
+        refused.clear()  # the exception's traceback would keep every manifest of the plan alive
         return told
 
     async def _refused(
         self, key: Key, job: FleetJob, plan: Plan, refused: Iterable[tuple[Action, Exception]]
     ) -> Outcome:
-        """Note what was refused. Conflicts only mean to look again; of anything else the first is told.
+        """Handle refusals: a conflict leads to another pass; of the others the first is reported.
 
-        The plan's status has been written, so what is due by it stays due.
+        The plan's status has been written, so its deadlines stay.
         """
         told = False
         wait = timedelta()
@@ -197,9 +197,9 @@ class Reconciler:
         return Outcome(result, plan.requeue_after, at_least=wait or None)
 
     async def _tell_refusal(self, key: Key, job: FleetJob, action: Action, refusal: Exception) -> None:
-        """Log a refused action, and tell people, once for each different refusal in a row.
+        """Log and record a refused action, once for each different refusal in a row.
 
-        That the cluster is busy or away is nothing that the job's owner could mend.
+        An overloaded or unavailable cluster is not reported: the job's owner could not correct it.
         """
         message = f"{type(action).__name__}: {refusal}"
         unexpected = None if isinstance(refusal, ClusterError) else refusal
@@ -222,9 +222,9 @@ class Reconciler:
 
 
 def _in_order(actions: Iterable[Action]) -> Iterator[Sequence[Action]]:
-    """Cut the actions into steps that follow one another: pods in a row are one, anything else is its own.
+    """Split the actions into consecutive steps: adjacent pods form one step, any other action its own.
 
-    The pod that settles a life's key is its own as well.
+    The pod that determines a life's key is a step of its own, too.
     """
     for (kind, settles), row in groupby(actions, lambda each: (type(each), _settles_key(each))):
         if kind in (CreatePod, DeletePod) and not settles:
@@ -238,7 +238,7 @@ def _settles_key(action: Action) -> bool:
 
 
 def retry_after(refusal: Exception) -> timedelta | None:
-    """Return how long the cluster asks to be left alone, if it does."""
+    """Return how long the cluster asks clients to wait, if it does."""
     seconds = refusal.retry_after_seconds if isinstance(refusal, ClusterError) else 0.0
     return timedelta(seconds=seconds) if seconds else None
 

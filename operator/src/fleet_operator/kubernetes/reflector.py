@@ -296,7 +296,7 @@ class Scope:
         return self._jobs_answered.is_set() and all(watch.answered.is_set() for watch in self.watches())
 
     async def until_seen(self) -> None:
-        """Wait until its jobs can be served: the required lists have arrived, the others have or were refused.
+        """Wait until its jobs can be served: required lists have arrived, the others have or were refused.
 
         If everything was refused at first, because the namespace was deleted for example, the additional
         kinds are listed again.

@@ -1,4 +1,4 @@
-"""Pure: the only place that decides what happens to a job."""
+"""Pure: all decisions about a job."""
 
 from fleet_operator.plan.plan import plan
 

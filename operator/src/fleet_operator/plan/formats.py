@@ -1,4 +1,4 @@
-"""How plans write moments, sets of replica indexes and lists of pods."""
+"""The formats of times, sets of replica indexes and lists of pods in statuses and messages."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ _INDEXES = re.compile(r"\d{1,5}(-\d{1,5})?(,\d{1,5}(-\d{1,5})?)*", re.ASCII)
 
 
 def is_ahead(now: datetime, moment: datetime, *, at_most: timedelta) -> bool:
-    """Whether a moment is still to come that was put off by no more than `at_most`.
+    """Whether a time that was delayed by at most `at_most` is still to come.
 
-    One that is further ahead was reckoned by a clock that has been set back since, and nobody waits for it.
+    A later one comes from a clock that has been set back since, and does not count.
     """
     return timedelta() < moment - now <= at_most
 
 
 def stamp(moment: datetime) -> datetime:
-    """Return a moment as a status holds it, in whole seconds."""
+    """Return a time as in a status, in whole seconds."""
     return moment.replace(microsecond=0)
 
 
 def until(now: datetime, *moments: datetime | None) -> timedelta | None:
-    """Return how long it is to the first of some moments, at least zero; None if there is none."""
+    """Return the duration until the earliest of some times, at least zero; None without times."""
     ahead = [moment - now for moment in moments if moment is not None]
     return max(timedelta(), min(ahead)) if ahead else None
 
 
 def format_indexes(indexes: Collection[int]) -> str:
-    """Write indexes as ranges, in order."""
+    """Format indexes as sorted ranges."""
     ranges = []
     for _, group in groupby(enumerate(sorted(indexes)), key=lambda pair: pair[1] - pair[0]):
         members = [index for _, index in group]
@@ -44,7 +44,7 @@ def format_indexes(indexes: Collection[int]) -> str:
 
 
 def parse_any_indexes(text: object, *, below: int) -> frozenset[int]:
-    """Read what a pod says are indexes, as far as they are below a number; anything else says nothing."""
+    """Parse indexes from a pod, below a limit; anything invalid is ignored."""
     if not isinstance(text, str) or not _INDEXES.fullmatch(text):
         return frozenset()
     found: set[int] = set()
@@ -55,7 +55,7 @@ def parse_any_indexes(text: object, *, below: int) -> frozenset[int]:
 
 
 def parse_indexes(text: str) -> frozenset[int]:
-    """Read what `format_indexes` wrote; the API server lets nobody else write it."""
+    """Parse the output of `format_indexes`; only the operator may write it."""
     found: set[int] = set()
     for part in filter(None, text.split(",")):
         first, _, last = part.partition("-")
@@ -64,5 +64,5 @@ def parse_indexes(text: str) -> frozenset[int]:
 
 
 def some(names: Sequence[str]) -> str:
-    """Name the first of some pods; the sentence stays short and still while the others come."""
+    """Name the first of some pods; the sentence stays short, and the same while others are added."""
     return names[0] if len(names) == 1 else f"{names[0]} (and {len(names) - 1} more)"

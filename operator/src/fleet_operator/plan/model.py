@@ -1,7 +1,7 @@
-"""What a plan is made of: what was observed, what is to be done, and what to tell.
+"""The inputs and outputs of a plan: observed objects, actions, and events.
 
-Everything here is a frozen value, so that a test compares whole plans and both clusters carry out the
-same actions.
+Everything here is a frozen value, so that tests compare whole plans, and both clusters carry out the same
+actions.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, order=True, slots=True)
 class Attempt:
-    """Which life of a replica a pod is: restarts of the whole job, then restarts of this replica.
+    """The attempt of a replica: restarts of the whole job, then restarts of this replica.
 
-    A pod whose attempt is lower than the one the status asks for belongs to the past and is removed.
+    A pod with a lower attempt than the status requires is outdated, and is removed.
     """
 
     job: int = 0
@@ -33,18 +33,18 @@ class Attempt:
 
     @property
     def restarts(self) -> int:
-        """How often the replica was started before, as it is told."""
+        """How often the replica was started before, for its environment."""
         return self.job + self.replica
 
     @classmethod
     def parse(cls, label: str) -> Attempt:
-        """Read the label's value back; anything else is attempt 0.0, the oldest there is."""
+        """Parse the label's value; anything invalid is attempt 0.0, the oldest."""
         job, dot, replica = label.partition(".")
         return cls(int(job), int(replica)) if dot and job.isdigit() and replica.isdigit() else cls()
 
 
 class PodPhase(StrEnum):
-    """The phase of a pod, as the API server tells it."""
+    """The phase of a pod, in the API server's words."""
 
     PENDING = "Pending"
     RUNNING = "Running"
@@ -55,7 +55,7 @@ class PodPhase(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ObservedPod:
-    """One pod of the job, or one that merely has the name of one, reduced to what decisions need."""
+    """A pod of the job, or one that only has the name of one, reduced to what decisions need."""
 
     name: str
     uid: str
@@ -63,7 +63,7 @@ class ObservedPod:
     index: int
     attempt: Attempt
     phase: PodPhase
-    owned: bool = True  # controlled by this very job, by uid; else only the name is the same
+    owned: bool = True  # controlled by this job, by uid; otherwise only the name is the same
     ready: bool = False
     not_ready_reason: str | None = None  # reason of Ready=False, e.g. NodeNotReady
     not_ready_since: datetime | None = None  # when Ready became False
@@ -72,21 +72,21 @@ class ObservedPod:
     created_at: datetime | None = None
     started_at: datetime | None = None
     finished_at: datetime | None = None
-    container: str | None = None  # the main container: exit_code, reason and message are its own
+    container: str | None = None  # the main container, whose exit_code, reason and message these are
     exit_code: int | None = None
     reason: str | None = None  # terminated.reason, waiting.reason, or the pod's own (Evicted, …)
-    message: str | None = None  # the termination message, or why it waits (the scheduler's own sentence)
+    message: str | None = None  # the termination message, or why it waits (the scheduler's message)
     scheduler: str | None = None
-    gates: tuple[str, ...] = ()  # what must be removed before a scheduler looks at it
-    finalizers: tuple[str, ...] = ()  # what must be removed before it is gone, once it is deleted
+    gates: tuple[str, ...] = ()  # scheduling gates
+    finalizers: tuple[str, ...] = ()  # finalizers
     node: str | None = None
     ip: str | None = None
-    key: str | None = field(default=None, repr=False)  # of the job's life, as its main container has it
-    metrics_port: int | None = None  # where its main container serves its progress
-    told_ports: tuple[int, ...] = ()  # on its node's network: the first port of each replica that listens
+    key: str | None = field(default=None, repr=False)  # the key of the job's life, from its main container
+    metrics_port: int | None = None  # the address of its progress
+    told_ports: tuple[int, ...] = ()  # on its node's network: the first port of each listening replica
     version: str | None = field(
         default=None, compare=False
-    )  # resourceVersion: most changes of it are no news
+    )  # resourceVersion; most changes of it are irrelevant
 
 
 class ObjectRef(NamedTuple):
@@ -104,31 +104,35 @@ class ObjectRef(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ObservedObject:
-    """One object of the job beside its pods and its Service, reduced to what decisions need."""
+    """An additional object of the job, reduced to what decisions need."""
 
-    made_from: str | None = None  # its annotation; None if it has none, or if it is on its way out already
-    held_back: str | None = None  # a PodGroup that waits: its phase, and why in its scheduler's words
+    made_from: str | None = None  # its annotation; None if it has none or is being deleted
+    held_back: str | None = None  # of a waiting PodGroup: its phase, and its scheduler's message
 
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """What the cluster holds for one job at one moment."""
+    """The objects of one job in the cluster at one moment."""
 
     pods: tuple[ObservedPod, ...] = ()
-    service: bool = False  # the job's headless Service is there, and is its own
-    objects: Mapping[ObjectRef, ObservedObject] = field(default_factory=dict)  # what else it has: claims, …
-    metrics_readers: tuple[Mapping[str, Any], ...] = ()  # who else may read metrics: peers of a NetworkPolicy
-    metrics_open: bool = False  # whether all may read metrics of jobs that do not ask for a NetworkPolicy
-    unserved: frozenset[tuple[str, str]] = frozenset()  # (apiVersion, kind) that the operator may not make
-    foreign: tuple[str, ...] = ()  # "Kind/name" of objects with our names that others own
-    left_over: tuple[str, ...] = ()  # "Kind/name" of what a deleted job of our name left, for the moment
-    refused: str | None = None  # the API server's sentence when it last refused to create anything, for now
-    over_quota: bool = False  # whether what was refused is a pod, for which a quota has no room
-    rejected: str | None = None  # the API server's sentence when it refused to create a thing for good
-    progress: JobProgress | None = None  # what the present trainer 0 was last heard to say
-    one_machine: bool = False  # every life of a replica finds the same files and programs
-    new_key: str | None = field(default=None, repr=False, compare=False)  # random; for a life that has none
-    departed: tuple[ObservedPod, ...] = ()  # own pods that were seen to be deleted, as they were last
+    service: bool = False  # whether the job's own headless Service exists
+    objects: Mapping[ObjectRef, ObservedObject] = field(
+        default_factory=dict
+    )  # the additional objects: claims, …
+    metrics_readers: tuple[
+        Mapping[str, Any], ...
+    ] = ()  # additional readers of metrics: peers of a NetworkPolicy
+    metrics_open: bool = False  # whether everyone may read metrics of jobs that require no NetworkPolicy
+    unserved: frozenset[tuple[str, str]] = frozenset()  # (apiVersion, kind) that the operator may not create
+    foreign: tuple[str, ...] = ()  # "Kind/name" of other owners' objects with our names
+    left_over: tuple[str, ...] = ()  # "Kind/name" of remaining objects of a deleted job of our name
+    refused: str | None = None  # the API server's message of its last refusal for now
+    over_quota: bool = False  # whether a quota refused a pod
+    rejected: str | None = None  # the API server's message of a refusal for good
+    progress: JobProgress | None = None  # the latest progress of the present trainer 0
+    one_machine: bool = False  # whether every attempt of a replica has the same files and programs
+    new_key: str | None = field(default=None, repr=False, compare=False)  # random, for a life without a key
+    departed: tuple[ObservedPod, ...] = ()  # the last states of own pods whose deletion was observed
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,10 +144,10 @@ class CreateService:
 
 @dataclass(frozen=True, slots=True)
 class CreatePod:
-    """Create one replica's pod.
+    """Create a replica's pod.
 
-    The first pod of a life brings the key that all others get. It is created alone, and where there is one of
-    its name already, that one may have another key: look again.
+    The first pod of a life determines the key of all others. It is created alone. If one of its name exists
+    already, that one may have another key, and another pass follows.
     """
 
     manifest: Mapping[str, Any] = field(repr=False)  # it has the job's key
@@ -152,43 +156,43 @@ class CreatePod:
 
 @dataclass(frozen=True, slots=True)
 class DeletePod:
-    """Delete one pod, only if it is still the pod with this uid.
+    """Delete a pod, if it still has this uid.
 
-    Where the decision rests on what the pod does, and not on which pod it is, it must also be as it was seen.
+    If the decision depends on the pod's state, the pod must also be unchanged.
     """
 
     name: str
     uid: str
-    grace_period_seconds: int | None = None  # None: the pod's own; 0: at once, for a node that is gone
-    version: str | None = None  # resourceVersion at which it is to be deleted; None: any
+    grace_period_seconds: int | None = None  # None: the pod's own; 0: at once, for a lost node
+    version: str | None = None  # the required resourceVersion; None: any
 
 
 @dataclass(frozen=True, slots=True)
 class DeleteService:
-    """Delete the job's headless Service, if it is as it was last seen."""
+    """Delete the job's headless Service, if it is unchanged."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class EnsureObject:
-    """Create what the job needs beside its pods and its Service, if it is not there."""
+    """Create an additional object of the job, if it does not exist."""
 
     manifest: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class DeleteObject:
-    """Delete what the job needs no more, if it is the job's own and as it was last seen."""
+    """Delete an additional object that the job no longer needs, if the job owns it and it is unchanged."""
 
     ref: ObjectRef
 
 
 @dataclass(frozen=True, slots=True)
 class DeleteJob:
-    """Delete the job itself, when its time to live after it finished is over.
+    """Delete the job itself, when its time to live after its end is over.
 
-    It must still be as it was when that was decided: somebody may have given it more time.
+    It must be unchanged: a person may have given it more time.
     """
 
     uid: str
@@ -199,7 +203,7 @@ Action = CreateService | CreatePod | DeletePod | DeleteService | EnsureObject | 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something a person should see in ``kubectl describe``."""
+    """An event for people, in ``kubectl describe``."""
 
     type: str  # Normal or Warning
     reason: str
@@ -213,5 +217,5 @@ class Plan:
     status: FleetJobStatus
     actions: tuple[Action, ...] = ()
     events: tuple[Event, ...] = ()
-    requeue_after: timedelta | None = None  # look again by then even if nothing happens
-    urgent: bool = field(default=True)  # False: only counts changed, the write may wait a little
+    requeue_after: timedelta | None = None  # when the next pass is due even without events
+    urgent: bool = field(default=True)  # False: only counts changed, and the write may wait a little

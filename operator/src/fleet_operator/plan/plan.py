@@ -1,7 +1,7 @@
 """The next step for one job.
 
-Every decision is one function below; they are asked in the order of `DECISIONS` and the first answer wins.
-What a decision needs to know about its policy is in the policy's own file.
+Each decision is a function below; the first in the order of `DECISIONS` that returns a plan wins. The rules
+of each policy are in the policy's own module.
 """
 
 from __future__ import annotations
@@ -41,24 +41,24 @@ __all__ = ["plan"]
 
 
 def plan(job: FleetJob, observed: Observed, now: datetime, hosts: Hosts) -> Plan:
-    """Decide the next step for one job. Same arguments, same plan: no clock, no API, no log.
+    """Decide the next step for a job: a pure function, without clock, API or log.
 
     Parameters
     ----------
     job : FleetJob
-        What is wanted, and in its status all that is remembered.
+        The job; its status contains everything that is remembered.
     observed : Observed
-        What the cluster holds for it.
+        Its objects in the cluster.
     now : datetime
         The time, with a time zone.
     hosts : Hosts
-        Where each replica is reached.
+        Maps each replica to its host.
 
     Returns
     -------
     Plan
-        The status, to be written before anything else (but for a job's first), the actions in their order,
-        what to tell, and when to look again even if nothing happens.
+        The status, to be written before anything else (except a job's first), the actions in order, the events,
+        and when the next pass is due even without events.
     """
     context = context_of(job, observed, now, hosts)
     for decide in DECISIONS:
@@ -68,19 +68,19 @@ def plan(job: FleetJob, observed: Observed, now: datetime, hosts: Hosts) -> Plan
 
 
 def being_deleted(context: Context) -> Plan | None:
-    """Leave a job that is being deleted alone: what it owns goes with it."""
+    """Do nothing for a job that is being deleted: its objects are deleted with it."""
     if context.job.metadata.deletion_timestamp is None:
         return None
     return Plan(status=context.job.status, urgent=False)
 
 
 def managed_elsewhere(context: Context) -> Plan | None:
-    """Leave a job that another controller takes care of alone: no pod, no status, no event."""
+    """Do nothing for a job that another controller manages: no pod, no status, no event."""
     return Plan(status=context.job.status, urgent=False) if context.job.managed_elsewhere else None
 
 
 def finished(context: Context) -> Plan | None:
-    """Clean up after a job that has succeeded or failed; nothing leads out of these states."""
+    """Clean up after a job that has succeeded or failed, both of which are final."""
     before = context.job.status
     if before.state is None or not before.finished:
         return None
@@ -91,7 +91,7 @@ def finished(context: Context) -> Plan | None:
 
 
 def succeeded(context: Context) -> Plan | None:
-    """Succeed once the trainers that successPolicy asks for have completed, of the number that is wanted."""
+    """Succeed once the trainers that successPolicy requires have completed."""
     policy, wanted = context.job.spec.success_policy, context.job.replicas(Role.TRAINER)
     resized = is_resized(before=context.job.status.role(Role.TRAINER).replicas, wanted=wanted)
     if resized and not context.job.elastic:
@@ -110,7 +110,7 @@ def succeeded(context: Context) -> Plan | None:
 
 
 def rejected(context: Context) -> Plan | None:
-    """Fail a job of which the API server refuses a part for good: the next try would be answered the same."""
+    """Fail a job if the API server refuses one of its objects for good: a retry would fail the same way."""
     if context.observed.rejected is None:
         return None
     sentence = f"the API server refuses a part of this job: {context.observed.rejected}"
@@ -128,7 +128,7 @@ def overdue(context: Context) -> Plan | None:
 
 
 def suspended(context: Context) -> Plan | None:
-    """Hold a job while runPolicy.suspend is true; it starts anew, or from its checkpoint, when resumed."""
+    """Hold a job while runPolicy.suspend is true; when resumed it restarts, from its checkpoint if it has one."""
     if not context.job.spec.run_policy.suspend:
         return None
     if context.ledger.has_begun:
@@ -137,10 +137,10 @@ def suspended(context: Context) -> Plan | None:
 
 
 def resized(context: Context) -> Plan | None:
-    """Start a job anew when another number of trainers is wanted: its replicas were told the old one.
+    """Restart a job when its desired number of trainers changes: its replicas' environment has the old one.
 
-    So was its PodGroup, and so were pods that nobody has seen yet; but where no pod has been seen, it is not
-    told as a restart. In an elastic job that number is not theirs to share.
+    So do its PodGroup and pods not observed yet; but without an observed pod it is not reported as a restart. In
+    an elastic job the replicas need not agree on that number.
     """
     job, ledger = context.job, context.ledger
     if job.elastic:
@@ -156,10 +156,10 @@ def resized(context: Context) -> Plan | None:
 
 
 def failed(context: Context) -> Plan | None:
-    """Answer failed replicas as failurePolicy says: fail the job, restart it, or restart them.
+    """React to failed replicas as failurePolicy says: fail the job, restart it, or restart them.
 
-    What only follows from a failure does not take its place in the status: by its time is known what belongs
-    to the same incident. A restart of the whole job closes the incident for all replicas.
+    A consequence of a failure does not replace it in the status: the time of the failure determines what belongs
+    to the same incident. A restart of the whole job ends the incident for all replicas.
     """
     failures = find_failures(context)
     if not failures:
@@ -181,7 +181,7 @@ def failed(context: Context) -> Plan | None:
     told = None if all(each.follows for each in failures) and job.status.last_failure else cause
     events = tuple(Event("Warning", failure.event, failure.told.message) for failure in failures)
     failed_now = {*verdict.own, *(each.replica for each in failures if each.follows and each.by_peer)}
-    if verdict.own and isinstance(verdict, RestartJob):  # each is started again: its next failure counts
+    if verdict.own and isinstance(verdict, RestartJob):  # each is restarted: its next failure counts
         failed_now |= set(context.replicas.wanted)
     ledger = ledger.with_failures(verdict.counted, failed_now, context.now).with_refused(
         (each.replica for each in failures if each.unadmitted),
@@ -216,9 +216,9 @@ def failed(context: Context) -> Plan | None:
 
 
 def stranded(context: Context) -> Plan | None:
-    """Start a job anew whose trainers failed when they were done: alone they would find no servers.
+    """Restart a job whose trainers failed after their training: a trainer restarted alone would find no servers.
 
-    Their failures have been told and counted when they were seen, which was before the servers' end was.
+    Their failures were reported and counted when they were observed, before the servers' end.
     """
     if not context.replicas.stranded:
         return None
@@ -230,7 +230,7 @@ def stranded(context: Context) -> Plan | None:
 
 
 def _job_restarted(context: Context, ledger: Ledger, *, fails: bool, unseen: bool = False) -> Ledger:
-    """Return the ledger with the whole job started anew, after a pause that grows with its failures."""
+    """Return the ledger with the whole job restarted, after a pause that grows with its failures."""
     times = (context.replicas.time_run(each, context.now) for each in context.replicas.wanted)
     longest = max((each for each in times if each is not None), default=None)
     in_a_row, pause = next_pause(ledger.failures_in_a_row, fails=fails, ran=longest)
@@ -239,9 +239,9 @@ def _job_restarted(context: Context, ledger: Ledger, *, fails: bool, unseen: boo
 
 
 def stuck(context: Context) -> Plan | None:
-    """Fail a job whose replicas do not all run within pendingDeadlineSeconds, with what they wait for.
+    """Fail a job whose replicas do not all run within pendingDeadlineSeconds, and report the pending reason.
 
-    An elastic job needs only enough of them. What runs now counts, not what the status says of before.
+    An elastic job needs only enough of them. The present state counts, not the status.
     """
     seconds = context.job.spec.run_policy.pending_deadline_seconds
     end = pending_deadline(pending_since(context.job.status), seconds)
@@ -256,9 +256,9 @@ def stuck(context: Context) -> Plan | None:
 
 
 def short_of_quota(context: Context) -> Plan | None:
-    """Give back the pods of a job that a quota keeps from having all of them, so that another may run.
+    """Release the pods of a job that a quota keeps from having all of them, so that another job may run.
 
-    That is no restart and no failure: none of them has trained.
+    This is neither a restart nor a failure: none of them has trained.
     """
     context = with_quota(context)
     due = gives_back_at(context)

@@ -1,7 +1,7 @@
-"""What follows from a decision: a step of a job that goes on, its end, or its suspension.
+"""The plans that decisions lead to: a step of a continuing job, its end, or its suspension.
 
-In a step older attempts go, missing replicas come, and the status tells. At the end cleanPodPolicy and the
-time to live say what goes.
+A step deletes pods of older attempts, creates missing replicas, and reports the status. At the end
+cleanPodPolicy and the time to live determine what is deleted.
 """
 
 from __future__ import annotations
@@ -57,18 +57,18 @@ def step(
     last_failure: LastFailure | None = None,
     events: tuple[Event, ...] = (),
 ) -> Plan:
-    """Bring the pods one step closer to the ledger.
+    """Bring the pods one step closer to the state in the ledger.
 
     Parameters
     ----------
     context : Context
-        The moment, with the ledger as it is to be remembered.
+        The job's state, with the ledger for the next status.
     told : mapping, optional
-        Conditions that the decision before has changed.
+        Conditions that the decision has changed.
     last_failure : LastFailure, optional
-        What the decision before has answered.
+        The failure that the decision has handled.
     events : tuple of Event
-        What it wants to be told.
+        The decision's events.
     """
     context = with_quota(context)
     before, policy = context.job.status, context.job.spec.run_policy
@@ -97,7 +97,7 @@ def step(
 
 
 def why_pending(context: Context) -> tuple[str, str, str | None]:
-    """Return why not all replicas run, in a word and a sentence, and the pod that says so, if one does."""
+    """Return the reason why not all replicas run, its message, and the pod that causes it, if one does."""
     creation = creation_of(context)
     not_created = why_not_created(context, backed_off=creation.backed_off, gated=creation.gated)
     waiting = why_not_running(context, not_created)
@@ -106,7 +106,7 @@ def why_pending(context: Context) -> tuple[str, str, str | None]:
 
 
 def hold(context: Context) -> Plan:
-    """Let no pod of the job run while it is suspended."""
+    """Delete the pods of a suspended job."""
     sentence = "runPolicy.suspend is true"
     pods = (*context.replicas.past, *context.replicas.present.values())
     stays = why_unended(context, pods)
@@ -125,14 +125,14 @@ def hold(context: Context) -> Plan:
 
 
 def _is_pausing(context: Context, creation: Creation) -> bool:
-    """Whether a replica is between two lives: its pod is still to go, or the next may not come yet."""
+    """Whether a replica is between two attempts: its pod is not gone yet, or the next is delayed."""
     replicas = context.replicas
     leaving = {pod.name for pod in replicas.past}
     return bool(creation.backed_off) or any(replicas.name_of(each) in leaving for each in replicas.missing)
 
 
 def _progress(context: Context, creation: Creation, *, restarted: bool) -> dict[ConditionType, Told]:
-    """Tell whether all pods are there and run, and if not, why; and that a restart is over, if it is."""
+    """Return the conditions about whether all pods exist and run, why not, and whether a restart is over."""
     waiting = why_not_created(context, backed_off=creation.backed_off, gated=creation.gated)
     told: dict[ConditionType, Told] = {}
     if waiting is None:
@@ -169,20 +169,20 @@ def end_job(
     last_failure: LastFailure | None = None,
     events: tuple[Event, ...] = (),
 ) -> Plan:
-    """End a job, and clean up at once what may be cleaned up at once.
+    """End a job, and start cleaning up.
 
     Parameters
     ----------
     context : Context
-        The moment, with the ledger as it is to be remembered.
+        The job's state, with the ledger for the next status.
     state : JobState
         Succeeded or Failed.
     reason, sentence : str
-        Why, for programs and for people.
+        The reason for programs, and the message for people.
     last_failure : LastFailure, optional
-        What has ended it, where a replica has.
+        The failure that ended it, if a replica caused it.
     events : tuple of Event
-        What is to be told beside the end itself.
+        Events in addition to that of the end.
     """
     before = context.job.status
     ending = ConditionType.SUCCEEDED if state is JobState.SUCCEEDED else ConditionType.FAILED
@@ -200,10 +200,10 @@ def end_job(
 
 
 def clean_up(context: Context, status: FleetJobStatus, events: tuple[Event, ...] = ()) -> Plan:
-    """Remove what cleanPodPolicy does not leave, and the job itself when its time to live is over.
+    """Delete the pods that cleanPodPolicy does not keep, and the job itself when its time to live is over.
 
-    Pods of older attempts were to go before the job ended, so they go whatever the policy says. So do those
-    of trainers that came too late and have not begun to run: they would find no servers.
+    Pods of older attempts are deleted regardless of the policy. So are those of trainers that came too late and
+    have not started to run: they would find no servers.
     """
     job, now = context.job, context.now
     completion = status.completion_time or stamp(now)

@@ -1,1 +1,1 @@
-"""What is to happen: one policy a module, each a function of what was observed."""
+"""The policies, one per module, as functions of the observed state."""

@@ -1,9 +1,9 @@
-"""What is created now: the Service, the objects beside the pods, and the pods that need not wait.
+"""The objects to create now: the Service, additional objects, and pods that need not wait.
 
-An object beside the pods (a claim, a policy, a budget, a PodGroup) is made before them, and removed when it
-is not needed. One that the job, or the operator's settings, now want otherwise than when it was made is made
-anew. What somebody else has changed in an object stays as it is: a webhook of the cluster's would change it
-again.
+Additional objects (claims, policies, budgets, PodGroups) are created before the pods, and deleted when they are
+no longer needed. If the job or the operator's settings now require a different one, it is created  Changes
+by others are kept: a webhook of the cluster would repeat them.
+
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _KEPT = "PersistentVolumeClaim"
 
 @dataclass(frozen=True, slots=True)
 class Creation:
-    """Which replicas may be created now, and why others may not."""
+    """The replicas that may be created now, and why others may not."""
 
     due: tuple[Replica, ...]
     backed_off: tuple[Replica, ...]
@@ -42,7 +42,7 @@ class Creation:
 
 
 def creation_of(context: Context) -> Creation:
-    """Return which of the missing replicas may be created now."""
+    """Return the missing replicas that may be created now."""
     job = context.job
     if is_pausing(context):
         return Creation((), context.replicas.missing, gated=False)
@@ -68,7 +68,7 @@ def creation_of(context: Context) -> Creation:
 
 
 def create_actions(context: Context, due: Iterable[Replica]) -> tuple[Action, ...]:
-    """Return what creates the Service, whose names the pods' environments hold, and then the pods."""
+    """Return the creation of the Service, whose names the pods' environments contain, and then of the pods."""
     job, ledger = context.job, context.ledger
     needs_service = context.may_create and not context.observed.service
     service = (CreateService(build_service(job)),) if needs_service else ()
@@ -100,23 +100,23 @@ def create_actions(context: Context, due: Iterable[Replica]) -> tuple[Action, ..
 
 
 def _peers_run(context: Context, replica: Replica) -> bool:
-    """Whether all replicas but this one have got as far as to run, so that it waits for no start."""
+    """Whether all other replicas have run, so that this one need not wait for their start."""
     replicas = context.replicas
     return all(replicas.has_started(each) for each in replicas.wanted if each != replica)
 
 
 def may_start_trainers(policy: StartupPolicy, *, gang: bool, servers: int, up: int) -> bool:
-    """Whether trainers may be created when `up` of the job's servers are ready or have completed.
+    """Whether trainers may be created if `up` of the job's servers are ready or have completed.
 
-    A gang finds places for all pods or for none, so all of its pods must be there. A job without parameter
-    servers never waits. Trainers that run already are left alone whatever their servers do: this is about new
-    ones only.
+    A gang schedules all pods or none, so all of its pods must exist. A job without parameter servers never
+    waits. Running trainers are unaffected by their servers: this concerns new ones only.
+
     """
     return gang or policy is StartupPolicy.ANY_ORDER or up >= servers
 
 
 def ensure(extras: Iterable[Extra], observed: Observed) -> tuple[EnsureObject | DeleteObject, ...]:
-    """Return what makes the objects that are missing, and makes those anew that are wanted another way."""
+    """Return the creation of missing objects, and the replacement of outdated ones."""
     actions: list[EnsureObject | DeleteObject] = []
     for extra in extras:
         ref = ObjectRef.of(extra.manifest)
@@ -131,6 +131,6 @@ def ensure(extras: Iterable[Extra], observed: Observed) -> tuple[EnsureObject | 
 
 
 def remove(wanted: Iterable[Extra], observed: Observed) -> tuple[DeleteObject, ...]:
-    """Return what removes the objects that are not wanted. Claims hold data, and are never removed."""
+    """Return the deletion of unneeded objects. Claims hold data, and are never deleted."""
     kept = {ObjectRef.of(extra.manifest) for extra in wanted}
     return tuple(DeleteObject(ref) for ref in sorted(observed.objects.keys() - kept) if ref.kind != _KEPT)

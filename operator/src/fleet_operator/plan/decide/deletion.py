@@ -1,9 +1,9 @@
-"""Which pods are deleted, and which of those that are being deleted need help to go.
+"""The pods to delete, and the terminating ones to force.
 
-The name of a pod is taken until it is gone, and some pods never go by themselves. Only a pod that cannot run
-any more is removed without its node's word: one of a lost node, or one whose containers have all ended. Two
-pods of one replica could have the same claim mounted, and on a node that is merely slow they would. What a
-lost node still runs is kept out of the training and of the checkpoints by its attempt.
+The name of a pod is taken until it is gone, and some pods never end by themselves. Only a pod that cannot run
+any more is removed without its node's confirmation: one on a lost node, or one whose containers have all ended.
+Otherwise two pods of a replica could have the same claim mounted, and on a slow node they would. The attempt of
+a pod that still runs on a lost node keeps it out of the training and the checkpoints.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ __all__ = ["PATIENCE", "deletions", "given_up_at", "how_to_force", "may_be_force
 
 PATIENCE = timedelta(seconds=30)
 NODE_PATIENCE = timedelta(minutes=1)
-"""How long after a node counts as lost its kubelet may still confirm the end of a pod."""
+"""How long after a node counts as lost its kubelet may still confirm a pod's end."""
 
 
 def deletions(
     context: Context, pods: Iterable[ObservedPod]
 ) -> tuple[tuple[Action, ...], list[datetime | None]]:
-    """Return what removes some pods, and when to look at those again that are on their way out.
+    """Return the deletion of some pods, and when to check the terminating ones again.
 
-    A pod that stays beyond all patience and cannot run any more is deleted at once, wanted or not: its name
-    is needed. So is one of a deleted job of this name, which has nobody else to care for it.
+    A pod that is overdue and cannot run any more is deleted at once, needed or not: its name is required. So is one
+    of a deleted job of this name, which no other controller handles.
     """
     actions: list[Action] = [_deletion(context, pod) for pod in pods if pod.deleted_at is None]
     looks: list[datetime | None] = []
@@ -51,40 +51,40 @@ def deletions(
 
 
 def _deletion(context: Context, pod: ObservedPod) -> DeletePod:
-    """Delete a pod: one of an older attempt whatever it does, any other only while it is as it was seen.
+    """Delete a pod: one of an older attempt in any state, any other only if it is unchanged.
 
-    It may have ended meanwhile, which is to be known before it is gone.
+    It may have ended meanwhile, and its end must be observed first.
     """
     of_the_past = pod.attempt < context.ledger.attempt(Replica(pod.role, pod.index))
     return DeletePod(pod.name, pod.uid, version=None if of_the_past else pod.version)
 
 
 def given_up_at(grace_ends: datetime, node_lost: datetime | None = None) -> datetime:
-    """Return when a pod whose grace period ends then is not waited for any more, if it cannot run.
+    """Return when a terminating pod that cannot run becomes overdue.
 
-    A kubelet kills at the end of the grace period; one that has not said so half a minute later is gone, cut
-    off or slow. A lost node keeps no grace period.
+    A kubelet kills at the end of the grace period; if it has not confirmed that half a minute later, it is gone, cut
+    off or slow. A lost node observes no grace period.
 
     Parameters
     ----------
     grace_ends : datetime
         The pod's deletionTimestamp.
     node_lost : datetime, optional
-        When its node counts as lost, if it does or will.
+        When its node counts as lost, if it does.
     """
     by_grace = grace_ends + PATIENCE
     return by_grace if node_lost is None else min(by_grace, node_lost + NODE_PATIENCE)
 
 
 def may_be_forced(pod: ObservedPod) -> bool:
-    """Whether a pod beyond all patience may be deleted without its node's word."""
+    """Whether an overdue pod may be deleted without its node's confirmation."""
     return is_on_lost_node(pod) or pod.phase in (PodPhase.SUCCEEDED, PodPhase.FAILED)
 
 
 def stuck_pods(pods: Iterable[ObservedPod], now: datetime) -> list[str]:
-    """Return the names of pods that are waited for too long, and only a person may force.
+    """Return the names of overdue pods that only a person may force.
 
-    What a finalizer keeps goes when the finalizer does.
+    A pod with finalizers is gone only once these are removed.
     """
     return sorted(
         pod.name
@@ -96,7 +96,7 @@ def stuck_pods(pods: Iterable[ObservedPod], now: datetime) -> list[str]:
 
 
 def how_to_force(pods: Iterable[ObservedPod], namespace: str, now: datetime) -> str | None:
-    """Return what a person can do about stuck pods, or None if there are none."""
+    """Return advice about stuck pods, or None if there are none."""
     stuck = stuck_pods(pods, now)
     if not stuck:
         return None

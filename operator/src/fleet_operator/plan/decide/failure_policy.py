@@ -1,9 +1,9 @@
-"""failurePolicy: what the failed replicas of one moment lead to, and how long a restart waits.
+"""failurePolicy: the reaction to the replicas that have failed at one moment, and the pause before a restart.
 
-A rule of failurePolicy.rules that matches a failure decides about it; the first one does. The pause before a
-restart is a second after a disruption or a first failure, and a minute after many failures. It grows with
-failures in a row, of one replica or of the whole job, and not with what others have done to it. Failures
-before a healthy time are forgotten, as the kubelet's CrashLoopBackOff forgets them.
+The first rule of failurePolicy.rules that matches a failure decides about it. The pause before a restart is a
+second after a disruption or a first failure, and a minute after many failures. It grows with consecutive failures
+of one replica or of the whole job, and not with disruptions. Failures before a healthy time are forgotten, as by
+the kubelet's CrashLoopBackOff.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ _MUST_BE_NAMED = (Kind.DISRUPTION, Kind.BAD_CONFIGURATION, Kind.PERMANENT, Kind.
 
 LONGEST = timedelta(seconds=60)
 HEALTHY = timedelta(minutes=10)
-"""After a run of this length, failures before it no longer prolong the pause; the kubelet takes as long."""
+"""After a run of this length, as for the kubelet, earlier failures no longer prolong the pause."""
 
 _SAME = {RuleAction(each): each for each in FailureAction}
 
 
 class FailReason(StrEnum):
-    """Why a job has failed, in a word."""
+    """The reason why a job has failed."""
 
     BACKOFF_LIMIT_EXCEEDED = "BackoffLimitExceeded"
     BAD_CONFIGURATION = "BadConfiguration"
@@ -66,12 +66,12 @@ class FailJob:
     cause: Failure
     reason: FailReason
     sentence: str
-    own: tuple[Replica, ...] = ()  # replicas whose failures count, by themselves or as part of an incident
+    own: tuple[Replica, ...] = ()  # replicas whose failures count, alone or as part of an incident
 
 
 @dataclass(frozen=True, slots=True)
 class RestartJob:
-    """All replicas start anew."""
+    """All replicas are restarted."""
 
     counted: int
     cause: Failure
@@ -80,7 +80,7 @@ class RestartJob:
 
 @dataclass(frozen=True, slots=True)
 class RestartReplicas:
-    """The replicas that failed start again, the others go on."""
+    """The failed replicas are restarted, the others continue."""
 
     counted: int
     cause: Failure
@@ -100,7 +100,7 @@ _HOPELESS = {
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What one failure asks for by itself."""
+    """The reaction to a single failure."""
 
     failure: Failure
     action: FailureAction
@@ -130,26 +130,26 @@ def judge(
     rules : sequence of FailureRule
         The job's exceptions from it.
     counted_before, limit : int
-        Failures counted so far, and runPolicy.backoffLimit.
+        The failures counted so far, and runPolicy.backoffLimit.
     incident : collection of Replica, optional
-        The replicas that have failed in the incident that lasts, if one does.
+        The replicas that have failed in the current incident, if there is one.
     together : bool
-        Whether replicas can only be started all together: in mode Collective, under Kueue, once a server has
-        completed, because a trainer that starts again would find no server, and when a server has taken
-        parameters with it that trainers work on.
+        Whether replicas can only be restarted all together: in mode Collective, under Kueue, once a server has
+        completed, because a restarted trainer would find no server, and if a server has lost parameters that
+        trainers still need.
     group : bool
-        Whether that holds for those, too, that gave up waiting for peers that have not run yet.
+        Whether this includes replicas that gave up waiting for peers that have not run yet.
 
     Notes
     -----
-    The first rule that matches a failure decides about it. Without one, a wrong configuration fails the job:
-    it is found before any work and stays wrong however often it is tried; so does a script that cannot run.
-    A disruption is nobody's failure:
-    what it ended is replaced under every policy, and it never counts. Of several failures the gravest action
-    is taken. However many replicas have failed, they count once; in an incident that lasts they count only if
-    one of them has failed in it before. One that gave up waiting for peers that have not run yet is started
-    again alone, even where replicas start together: these peers pull their images still, and would begin
-    anew.
+    The first rule that matches a failure decides about it. Without one, a configuration error fails the job:
+    it is found before any work, and retries fail the same way; so does a script that cannot run.
+    A disruption is not a failure:
+    the pods that it ended are replaced under every policy, and it never counts. Of several failures the most severe action
+    is taken. Failures at the same moment count once; in a current incident they count only if
+    one of the replicas has failed in it before. A replica that gave up waiting for peers that have not run yet is restarted
+    alone, even if replicas restart together: these peers still pull their images, and would start
+    over.
     """
     answers = [_answer(action, rules, failure) for failure in failures]
     failed = [answer.failure for answer in answers if answer.counts]
@@ -173,7 +173,7 @@ def judge(
 
 
 def _answer(action: FailureAction, rules: Sequence[FailureRule], failure: Failure) -> Answer:
-    """Return what one failure leads to: by a rule, by what its kind means, or by the policy."""
+    """Return the reaction to one failure: by a rule, by its kind, or by the policy."""
     rule = first_match(rules, failure)
     counts = failure.counts
     if rule is not None:
@@ -185,14 +185,14 @@ def _answer(action: FailureAction, rules: Sequence[FailureRule], failure: Failur
     elif failure.kind in _HOPELESS:
         action = FailureAction.FAIL_JOB
     if failure.kind is Kind.STATE_LOST and action is FailureAction.RESTART_REPLICA:
-        action = FailureAction.RESTART_JOB  # alone, it would train on from initial values
+        action = FailureAction.RESTART_JOB  # alone, it would continue from initial values
     if failure.follows and rule is None and action is FailureAction.FAIL_JOB:
-        action = FailureAction.RESTART_JOB  # what disturbed it was no failure
+        action = FailureAction.RESTART_JOB  # a disruption is not a failure
     return Answer(failure, action, counts, rule)
 
 
 def _failed(answer: Answer, counted: int, own: tuple[Replica, ...]) -> FailJob:
-    """Return the failure of the job, and why no restart follows."""
+    """Return the failure of the job, with the reason why it is not restarted."""
     failure = answer.failure
     reason = _HOPELESS.get(failure.kind, FailReason.REPLICA_FAILED)
     if answer.rule is not None:
@@ -209,11 +209,11 @@ def _failed(answer: Answer, counted: int, own: tuple[Replica, ...]) -> FailJob:
 
 
 def first_match(rules: Sequence[FailureRule], failure: Failure) -> int | None:
-    """Return the index of the rule that a failure falls under, or None.
+    """Return the index of the rule that matches a failure, or None.
 
-    Exit codes are the main container's. A disruption, a configuration that was refused and a script that
-    cannot run have a meaning of their own: only a rule that names their exit code or their reason is about
-    them, one that merely names a role is not.
+    Exit codes are the main container's. Disruptions, configuration errors and scripts that cannot run have a meaning
+    of their own: only a rule with their exit code or their reason matches them, one with only a role does not.
+
     """
     return next((index for index, rule in enumerate(rules) if _matches(rule, failure)), None)
 
@@ -230,25 +230,25 @@ def _matches(rule: FailureRule, failure: Failure) -> bool:
 
 
 def backoff(failures: int) -> timedelta:
-    """Return the pause after so many failures in a row: 1 s, 2 s, 4 s, … and at most a minute.
+    """Return the pause after consecutive failures: 1 s, 2 s, 4 s, … and at most a minute.
 
-    Training is expensive to hold up and its failures are mostly not those of a service that needs rest, so
-    this begins lower than a kubelet's 10 s; the default backoffLimit of 6 still takes a minute.
+    Delays of training are expensive, and its failures are rarely those of an overloaded service, so the pause
+    starts below the kubelet's 10 s; the default backoffLimit of 6 still takes a minute.
     """
     return min(LONGEST, timedelta(seconds=2 ** min(failures - 1, 16)))
 
 
 def next_pause(failures: int, *, fails: bool, ran: timedelta | None) -> tuple[int, timedelta]:
-    """Return how many failures in a row there are after an end, and the pause before the next start.
+    """Return the number of consecutive failures after an end, and the pause before the next start.
 
     Parameters
     ----------
     failures : int
-        Failures in a row before.
+        The consecutive failures before.
     fails : bool
-        Whether this end is one of them; else it is a disruption, or follows from another's end.
+        Whether this end is a failure; else it is a disruption, or a consequence of another failure.
     ran : timedelta, optional
-        How long what has ended ran, if it did.
+        How long the ended pod ran, if it did.
     """
     before = 0 if ran is not None and ran >= HEALTHY else failures
     return (before + 1, backoff(before + 1)) if fails else (before, backoff(1))
