@@ -116,12 +116,8 @@ class Observed:
 
     pods: tuple[ObservedPod, ...] = ()
     service: bool = False  # whether the job's own headless Service exists
-    objects: Mapping[ObjectRef, ObservedObject] = field(
-        default_factory=dict
-    )  # the additional objects: claims, …
-    metrics_readers: tuple[
-        Mapping[str, Any], ...
-    ] = ()  # additional readers of metrics: peers of a NetworkPolicy
+    objects: Mapping[ObjectRef, ObservedObject] = field(default_factory=dict)  # claims, …
+    metrics_readers: tuple[Mapping[str, Any], ...] = ()  # metrics' readers: peers of a NetworkPolicy
     metrics_open: bool = False  # whether everyone may read metrics of jobs that require no NetworkPolicy
     unserved: frozenset[tuple[str, str]] = frozenset()  # (apiVersion, kind) that the operator may not create
     foreign: tuple[str, ...] = ()  # "Kind/name" of other owners' objects with our names

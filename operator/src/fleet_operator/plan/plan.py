@@ -57,8 +57,8 @@ def plan(job: FleetJob, observed: Observed, now: datetime, hosts: Hosts) -> Plan
     Returns
     -------
     Plan
-        The status, to be written before anything else (except a job's first), the actions in order, the events,
-        and when the next pass is due even without events.
+        The status, to be written before anything else (except a job's first), the actions in order, the
+        events, and when the next pass is due even without events.
     """
     context = context_of(job, observed, now, hosts)
     for decide in DECISIONS:
@@ -128,7 +128,7 @@ def overdue(context: Context) -> Plan | None:
 
 
 def suspended(context: Context) -> Plan | None:
-    """Hold a job while runPolicy.suspend is true; when resumed it restarts, from its checkpoint if it has one."""
+    """Hold a job while runPolicy.suspend is true; resumed, it restarts, from its checkpoint if it has one."""
     if not context.job.spec.run_policy.suspend:
         return None
     if context.ledger.has_begun:
@@ -139,8 +139,8 @@ def suspended(context: Context) -> Plan | None:
 def resized(context: Context) -> Plan | None:
     """Restart a job when its desired number of trainers changes: its replicas' environment has the old one.
 
-    So do its PodGroup and pods not observed yet; but without an observed pod it is not reported as a restart. In
-    an elastic job the replicas need not agree on that number.
+    So do its PodGroup and pods not observed yet; but without an observed pod it is not reported as a restart.
+    In an elastic job the replicas need not agree on that number.
     """
     job, ledger = context.job, context.ledger
     if job.elastic:
@@ -158,8 +158,8 @@ def resized(context: Context) -> Plan | None:
 def failed(context: Context) -> Plan | None:
     """React to failed replicas as failurePolicy says: fail the job, restart it, or restart them.
 
-    A consequence of a failure does not replace it in the status: the time of the failure determines what belongs
-    to the same incident. A restart of the whole job ends the incident for all replicas.
+    A consequence of a failure does not replace it in the status: the time of the failure determines what
+    belongs to the same incident. A restart of the whole job ends the incident for all replicas.
     """
     failures = find_failures(context)
     if not failures:
@@ -216,7 +216,7 @@ def failed(context: Context) -> Plan | None:
 
 
 def stranded(context: Context) -> Plan | None:
-    """Restart a job whose trainers failed after their training: a trainer restarted alone would find no servers.
+    """Restart a job whose trainers failed after their training: alone they would find no servers.
 
     Their failures were reported and counted when they were observed, before the servers' end.
     """

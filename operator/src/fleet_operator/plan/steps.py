@@ -202,8 +202,8 @@ def end_job(
 def clean_up(context: Context, status: FleetJobStatus, events: tuple[Event, ...] = ()) -> Plan:
     """Delete the pods that cleanPodPolicy does not keep, and the job itself when its time to live is over.
 
-    Pods of older attempts are deleted regardless of the policy. So are those of trainers that came too late and
-    have not started to run: they would find no servers.
+    Pods of older attempts are deleted regardless of the policy. So are those of trainers that came too late
+    and have not started to run: they would find no servers.
     """
     job, now = context.job, context.now
     completion = status.completion_time or stamp(now)

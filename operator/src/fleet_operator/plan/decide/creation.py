@@ -1,8 +1,8 @@
 """The objects to create now: the Service, additional objects, and pods that need not wait.
 
-Additional objects (claims, policies, budgets, PodGroups) are created before the pods, and deleted when they are
-no longer needed. If the job or the operator's settings now require a different one, it is created  Changes
-by others are kept: a webhook of the cluster would repeat them.
+Additional objects (claims, policies, budgets, PodGroups) are created before the pods, and deleted when they
+are no longer needed. If the job or the operator's settings now require a different one, it is created
+Changes by others are kept: a webhook of the cluster would repeat them.
 
 """
 
@@ -68,7 +68,7 @@ def creation_of(context: Context) -> Creation:
 
 
 def create_actions(context: Context, due: Iterable[Replica]) -> tuple[Action, ...]:
-    """Return the creation of the Service, whose names the pods' environments contain, and then of the pods."""
+    """Return the creation of the Service, whose names are in the pods' environments, and of the pods."""
     job, ledger = context.job, context.ledger
     needs_service = context.may_create and not context.observed.service
     service = (CreateService(build_service(job)),) if needs_service else ()

@@ -1,9 +1,9 @@
 """The pods to delete, and the terminating ones to force.
 
 The name of a pod is taken until it is gone, and some pods never end by themselves. Only a pod that cannot run
-any more is removed without its node's confirmation: one on a lost node, or one whose containers have all ended.
-Otherwise two pods of a replica could have the same claim mounted, and on a slow node they would. The attempt of
-a pod that still runs on a lost node keeps it out of the training and the checkpoints.
+any more is removed without its node's confirmation: one on a lost node, or one whose containers have all
+ended. Otherwise two pods of a replica could have the same claim mounted, and on a slow node they would. The
+attempt of a pod that still runs on a lost node keeps it out of the training and the checkpoints.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ def deletions(
 ) -> tuple[tuple[Action, ...], list[datetime | None]]:
     """Return the deletion of some pods, and when to check the terminating ones again.
 
-    A pod that is overdue and cannot run any more is deleted at once, needed or not: its name is required. So is one
-    of a deleted job of this name, which no other controller handles.
+    A pod that is overdue and cannot run any more is deleted at once, needed or not: its name is required. So
+    is one of a deleted job of this name, which no other controller handles.
     """
     actions: list[Action] = [_deletion(context, pod) for pod in pods if pod.deleted_at is None]
     looks: list[datetime | None] = []
@@ -62,8 +62,8 @@ def _deletion(context: Context, pod: ObservedPod) -> DeletePod:
 def given_up_at(grace_ends: datetime, node_lost: datetime | None = None) -> datetime:
     """Return when a terminating pod that cannot run becomes overdue.
 
-    A kubelet kills at the end of the grace period; if it has not confirmed that half a minute later, it is gone, cut
-    off or slow. A lost node observes no grace period.
+    A kubelet kills at the end of the grace period; if it has not confirmed that half a minute later, it is
+    gone, cut off or slow. A lost node observes no grace period.
 
     Parameters
     ----------

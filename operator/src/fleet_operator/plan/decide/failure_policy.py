@@ -1,9 +1,9 @@
 """failurePolicy: the reaction to the replicas that have failed at one moment, and the pause before a restart.
 
 The first rule of failurePolicy.rules that matches a failure decides about it. The pause before a restart is a
-second after a disruption or a first failure, and a minute after many failures. It grows with consecutive failures
-of one replica or of the whole job, and not with disruptions. Failures before a healthy time are forgotten, as by
-the kubelet's CrashLoopBackOff.
+second after a disruption or a first failure, and a minute after many failures. It grows with consecutive
+failures of one replica or of the whole job, and not with disruptions. Failures before a healthy time are
+forgotten, as by the kubelet's CrashLoopBackOff.
 """
 
 from __future__ import annotations
@@ -134,22 +134,19 @@ def judge(
     incident : collection of Replica, optional
         The replicas that have failed in the current incident, if there is one.
     together : bool
-        Whether replicas can only be restarted all together: in mode Collective, under Kueue, once a server has
-        completed, because a restarted trainer would find no server, and if a server has lost parameters that
-        trainers still need.
+        Whether replicas can only be restarted all together: in mode Collective, under Kueue, once a server
+        has completed, because a restarted trainer would find no server, and if a server has lost parameters
+        that trainers still need.
     group : bool
         Whether this includes replicas that gave up waiting for peers that have not run yet.
 
-    Notes
-    -----
-    The first rule that matches a failure decides about it. Without one, a configuration error fails the job:
-    it is found before any work, and retries fail the same way; so does a script that cannot run.
-    A disruption is not a failure:
-    the pods that it ended are replaced under every policy, and it never counts. Of several failures the most severe action
-    is taken. Failures at the same moment count once; in a current incident they count only if
-    one of the replicas has failed in it before. A replica that gave up waiting for peers that have not run yet is restarted
-    alone, even if replicas restart together: these peers still pull their images, and would start
-    over.
+    Notes ----- The first rule that matches a failure decides about it. Without one, a configuration error
+    fails the job: it is found before any work, and retries fail the same way; so does a script that cannot
+    run. A disruption is not a failure: the pods that it ended are replaced under every policy, and it never
+    counts. Of several failures the most severe action is taken. Failures at the same moment count once; in a
+    current incident they count only if one of the replicas has failed in it before. A replica that gave up
+    waiting for peers that have not run yet is restarted alone, even if replicas restart together: these peers
+    still pull their images, and would start over.
     """
     answers = [_answer(action, rules, failure) for failure in failures]
     failed = [answer.failure for answer in answers if answer.counts]
@@ -211,8 +208,9 @@ def _failed(answer: Answer, counted: int, own: tuple[Replica, ...]) -> FailJob:
 def first_match(rules: Sequence[FailureRule], failure: Failure) -> int | None:
     """Return the index of the rule that matches a failure, or None.
 
-    Exit codes are the main container's. Disruptions, configuration errors and scripts that cannot run have a meaning
-    of their own: only a rule with their exit code or their reason matches them, one with only a role does not.
+    Exit codes are the main container's. Disruptions, configuration errors and scripts that cannot run have a
+    meaning of their own: only a rule with their exit code or their reason matches them, one with only a role
+    does not.
 
     """
     return next((index for index, rule in enumerate(rules) if _matches(rule, failure)), None)

@@ -1,4 +1,4 @@
-"""What went wrong with a replica, in a sentence, and what kind of failure it is."""
+"""The failures of replicas: their kinds, and sentences about them."""
 
 from __future__ import annotations
 
@@ -49,10 +49,10 @@ __all__ = [
     "loses_parameters",
 ]
 
-EXIT_BAD_CONFIGURATION = 2  # also a shell's, argparse's and python's own for what they were told wrongly
+EXIT_BAD_CONFIGURATION = 2  # also that of a shell, argparse or python for wrong arguments
 EXIT_STATE_LOST = 90
 VANISHED = "PodsVanished"
-"""The reason of what nobody saw: pods that are gone, together with all who could say how they ended."""
+"""The reason of unobserved ends: pods that are gone, with all others that could tell how they ended."""
 
 _SIGNALS = {
     129: "SIGHUP",
@@ -65,49 +65,49 @@ _SIGNALS = {
     139: "SIGSEGV",
     143: "SIGTERM",
 }
-_NO_RANK = "environment variable RANK expected, but not set"  # torch.distributed's own words
-_NO_RANK_IN_SLOTS = re.compile(r"\bKeyError: '(?:LOCAL_)?RANK'")  # a script's own, which reads os.environ
+_NO_RANK = "environment variable RANK expected, but not set"  # a message of torch.distributed
+_NO_RANK_IN_SLOTS = re.compile(r"\bKeyError: '(?:LOCAL_)?RANK'")  # of a script that reads os.environ
 _WHO_GIVES_RANKS = (
     "; a pod has RANK only in mode Collective with trainer.slotsPerPod 1: with more slots write"
     " command: [torchrun, SCRIPT] or [python, -m, fleet.launch, SCRIPT], which give each slot its rank"
 )
-_MESSAGE_CHARACTERS = 1024  # of a termination message that may be a log's end; the status holds one of them
+_MESSAGE_CHARACTERS = 1024  # of a termination message, which may be a log's end; the status holds one
 _EARLY = timedelta(minutes=1)
 EVICTED = "Evicted"
 UNADMITTED = "UnexpectedAdmissionError"
-"""Reason of a pod whose node lacks a device, or the like, that the scheduler took to be there."""
+"""The reason of a pod whose node lacks a device that the scheduler expected."""
 
-# Reasons of pods that a node or the control plane ended, where no DisruptionTarget condition says so. Evicted
-# is not one of them: where the node is short of something, it sets the condition.
+# Reasons of pods that a node or the control plane ended, without a DisruptionTarget condition. Evicted is not
+# one of them: under resource pressure the node sets the condition.
 _DISRUPTIVE = frozenset(
     {"NodeAffinity", "NodeLost", "NodeShutdown", "Preempting", "Shutdown", "Terminated", UNADMITTED}
 )
 _REFUSALS = frozenset({"NodeAffinity", UNADMITTED})
-_OUT_OF = "OutOf"  # OutOfcpu and the like
+_OUT_OF = "OutOf"  # such as OutOfcpu
 
 
 class Kind(Enum):
-    """What a failure says about trying again."""
+    """What a failure means for a retry."""
 
-    ORDINARY = auto()  # may go better the next time
-    BAD_CONFIGURATION = auto()  # found before any work: it would go the same way the next time
-    PERMANENT = auto()  # the script cannot so much as run: nor will it the next time
-    REPEATED = auto()  # on one machine: the second exception of a kind at a line, before any step
-    STATE_LOST = auto()  # one replica cannot go on by itself: only all can start anew
-    STARTING = auto()  # gave up waiting for peers that have not run yet: what they wait for is not its fault
-    DISRUPTION = auto()  # not the job's doing
+    ORDINARY = auto()  # retryable
+    BAD_CONFIGURATION = auto()  # found before any work: a retry fails the same way
+    PERMANENT = auto()  # the script cannot run, nor can a retry
+    REPEATED = auto()  # on one machine: the same exception at the same line again, before any step
+    STATE_LOST = auto()  # one replica cannot continue alone: all must restart
+    STARTING = auto()  # gave up waiting for peers that have not run yet, which is not its fault
+    DISRUPTION = auto()  # not caused by the job
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """One replica that needs to be replaced."""
+    """A replica that needs to be replaced."""
 
     replica: Replica
     kind: Kind
     told: LastFailure
-    reasons: frozenset[str] = frozenset()  # what rules may know it by
-    by_main: bool = True  # whether the main container has ended, and not another one
-    follows: bool = False  # from a disruption, or from a failure that has been counted
+    reasons: frozenset[str] = frozenset()  # the reason that rules match
+    by_main: bool = True  # whether it was the main container that ended
+    follows: bool = False  # of a disruption, or of a failure that is counted already
 
     @property
     def counts(self) -> bool:
@@ -116,40 +116,40 @@ class Failure:
 
     @property
     def exit_code(self) -> int | None:
-        """The exit code, where it is the main container's own."""
+        """The exit code, if it is the main container's."""
         return self.told.exit_code if self.by_main else None
 
     @property
     def prolongs_pause(self) -> bool:
-        """Whether the pause before the next start is to grow with it.
+        """Whether it prolongs the pause before the next start.
 
-        A pod that its node refuses would be made, and refused, again and again.
+        A pod that its node refuses would otherwise be created and refused repeatedly.
         """
         refused = any(each in _REFUSALS or each.startswith(_OUT_OF) for each in self.reasons)
         return self.counts or (refused and self.told.exit_code is None)
 
     @property
     def unadmitted(self) -> bool:
-        """Whether a node would not admit the pod, for want of a device or the like."""
+        """Whether a node did not admit the pod, for lack of a device for example."""
         return UNADMITTED in self.reasons
 
     @property
     def by_peer(self) -> bool:
-        """Whether the replica ended for a peer's sake, which failed, or for want of a word of it."""
+        """Whether the replica ended because a peer had failed or was silent."""
         return self.exit_code in (EXIT_STATE_LOST, EXIT_PEER_LOST)
 
     @property
     def event(self) -> str:
-        """The reason of the event that tells it."""
+        """The reason of its event."""
         if VANISHED in self.reasons:
             return VANISHED
         return "ReplicaDisrupted" if self.kind is Kind.DISRUPTION else "ReplicaFailed"
 
 
 def find_failures(context: Context) -> tuple[Failure, ...]:
-    """Return what has failed among the replicas' present pods, in the order of the replicas.
+    """Return the failures of the replicas' present pods, in the order of the replicas.
 
-    A pod on a silent node is given up at once when its peers have done so: they would wait for it again.
+    A pod on a silent node is given up at once if its peers have given it up: they would wait for it again.
     """
     found = (_find_failure(context, replica) for replica in context.replicas.wanted)
     failures = [failure for failure in found if failure is not None]
@@ -169,10 +169,10 @@ def find_failures(context: Context) -> tuple[Failure, ...]:
 
 
 def loses_parameters(context: Context, failures: Sequence[Failure]) -> bool:
-    """Whether parameters went with a server while trainers were at work on them.
+    """Whether a server's end lost parameters that trainers still need.
 
-    Each of these trainers would end with exit code 90 once it met the next server: that is not waited for.
-    Where a checkpoint keeps them, the next server goes on with it, and says so itself if it cannot.
+    Each of these trainers would end with exit code 90 once it met the next server; no need to wait for that.
+    With a checkpoint the next server continues from it, and reports if it cannot.
     """
     if context.job.keeps_parameters:
         return False
@@ -186,7 +186,7 @@ def _find_failure(context: Context, replica: Replica) -> Failure | None:
     if context.replicas.has_vanished(replica):
         return _gone(context, replica)
     if pod is None or replica in context.replicas.stranded or context.ledger.has_completed(replica):
-        return None  # what ended a stranded one has been answered before
+        return None  # the failure that stranded it has been handled before
     reasons = frozenset(each for each in (pod.reason, pod.disruption) if each is not None)
     given_up = context.silent_nodes.get(replica)
     if given_up is not None and now >= given_up:
@@ -214,7 +214,7 @@ def _find_failure(context: Context, replica: Replica) -> Failure | None:
 
 
 def _gone(context: Context, replica: Replica) -> Failure:
-    """Return what is known of a replica whose pod is gone: that it was deleted, or not even that."""
+    """Return the failure of a replica whose pod is gone, deleted or with an unobserved end."""
     name = context.replicas.name_of(replica)
     reason, sentence, reasons = "Deleted", f"{name} was deleted", {"Deleted"}
     if replica not in context.replicas.departed:
@@ -231,11 +231,11 @@ def _lost(context: Context, replica: Replica, pod: ObservedPod) -> Failure:
 
 
 def _follows(context: Context, failure: Failure, disturbed: frozenset[Replica]) -> bool:
-    """Whether a failure is the mark that another one has left, which has been told and counted already.
+    """Whether a failure is the consequence of another one, which has been reported and counted already.
 
-    A trainer that outlives its server ends with exit code 90 once it meets the next one, and a replica whose
-    peer is being evicted, or has gone silent with its node, ends with 91; in a collective job everybody ends
-    with the first. On a starved host replicas give each other up, one after the other.
+    A trainer that outlives its server ends with exit code 90 once it meets the next one. A replica whose peer
+    is evicted, or silent with its node, ends with 91; in a collective job all replicas end with the first. On
+    an overloaded host replicas give each other up, one after the other.
     """
     if failure.kind in (Kind.DISRUPTION, Kind.STARTING):
         return False
@@ -249,7 +249,7 @@ def _follows(context: Context, failure: Failure, disturbed: frozenset[Replica]) 
 
 
 def _disturbed(context: Context) -> frozenset[Replica]:
-    """Return the replicas that are being evicted or deleted, have been, or are on a node that went silent."""
+    """Return the replicas that are or were evicted or deleted, or are on a silent node."""
     pods = context.replicas.present.items()
     disturbed = {each for each, pod in pods if pod.disruption or pod.deleted_at or is_on_silent_node(pod)}
     vanished = (each for each in context.replicas.wanted if context.replicas.has_vanished(each))
@@ -257,9 +257,9 @@ def _disturbed(context: Context) -> frozenset[Replica]:
 
 
 def _is_of_the_last_incident(context: Context, failure: Failure) -> bool:
-    """Whether a replica that gave a peer up was there at the failure before, and ended soon after it.
+    """Whether a replica that gave up a peer ran at the previous failure, and ended soon after it.
 
-    The ledger knows which replicas have failed in the incident themselves.
+    The ledger has the replicas that failed themselves in the incident.
     """
     before = context.job.status.last_failure
     if before is None or before.time is None or failure.told.time is None:
@@ -270,10 +270,10 @@ def _is_of_the_last_incident(context: Context, failure: Failure) -> bool:
 
 
 def _was_there(context: Context, replica: Replica) -> bool:
-    """Whether a replica's pod was created before the pod that takes the place of the one that failed last.
+    """Whether a replica's pod was created before the replacement of the pod that failed last.
 
-    Both moments are the API server's. The moment of the failure itself is told by the clock of a node, which
-    may be some seconds ahead or behind. A failure that started the whole job anew has left no pod behind.
+    Both times are the API server's. The time of the failure itself comes from the clock of a node, which may
+    be some seconds off. A failure that restarted the whole job has left no pod.
     """
     replicas, born = context.replicas, context.replicas.present[replica].created_at
     failed = context.last_failed
@@ -284,7 +284,7 @@ def _was_there(context: Context, replica: Replica) -> bool:
 
 
 def _outlived_a_server(context: Context, trainer: Replica) -> bool:
-    """Whether a server has been replaced since this trainer was created."""
+    """Whether a server was replaced since this trainer was created."""
     born = context.replicas.present[trainer].created_at
     for server in (each for each in context.replicas.wanted if each.role is Role.PSERVER):
         pod = context.replicas.present.get(server)
@@ -295,7 +295,7 @@ def _outlived_a_server(context: Context, trainer: Replica) -> bool:
 
 
 def _kind(pod: ObservedPod, main: str, *, refused_again: bool) -> Kind:
-    """Return the kind of a failure; only the main container's exit codes have been agreed on."""
+    """Return the kind of a failure; only the main container's exit codes are part of the contract."""
     if _is_disrupted(pod, refused_again=refused_again):
         return Kind.DISRUPTION
     if pod.reason == EVICTED or pod.container not in (None, main):
@@ -306,10 +306,10 @@ def _kind(pod: ObservedPod, main: str, *, refused_again: bool) -> Kind:
 
 
 def _is_disrupted(pod: ObservedPod, *, refused_again: bool) -> bool:
-    """Whether somebody or something else ended a pod: only then is an end by SIGTERM, too, no failure.
+    """Whether a pod was ended from outside; only then is an end by SIGTERM not a failure.
 
-    A node that cannot give a pod its device may have lost it that moment. If the same replica is refused
-    again, no other pod will fare better.
+    A node that cannot provide a device may just have lost it. If the same replica is refused again, another
+    pod will be refused, too.
     """
     return bool(pod.disruption or pod.deleted_at or (_ended_by_node(pod) and not refused_again))
 
@@ -317,8 +317,8 @@ def _is_disrupted(pod: ObservedPod, *, refused_again: bool) -> bool:
 def _ended_before_work(pod: ObservedPod) -> bool:
     """Whether a replica ended before it had joined its job.
 
-    It says so itself. Where no runtime speaks, a script that ends within a minute has not got far: argparse
-    and shells end with this code for what they were told wrongly, and so may anything else for any reason.
+    The message says so. Without a runtime, a script that ends within a minute has not joined: argparse and
+    shells end with this code for wrong arguments, and other programs may for any reason.
     """
     joined = parse_words(pod.message).joined
     if joined is not None:
@@ -329,7 +329,7 @@ def _ended_before_work(pod: ObservedPod) -> bool:
 
 
 def _gave_up_starting(context: Context, replica: Replica, pod: ObservedPod) -> bool:
-    """Whether a replica that found no peer can have missed but those that have not got as far as to run."""
+    """Whether a replica that found no peer can only have waited for those that have not run yet."""
     began = not_running_since(context.job.status)
     patience = timedelta(seconds=context.job.start_deadline_seconds)
     if pod.exit_code != EXIT_PEER_LOST or began is None or context.now >= began + patience:
@@ -340,10 +340,10 @@ def _gave_up_starting(context: Context, replica: Replica, pod: ObservedPod) -> b
 
 
 def _is_permanent(context: Context, replica: Replica, pod: ObservedPod) -> bool:
-    """Whether a replica's script cannot run, today or later.
+    """Whether a replica's script can never run.
 
-    On one machine its first end says so. On a cluster it is tried again, maybe on another node, which may
-    have another image under the same name, or another file system: only the same end again says so.
+    On one machine its first end is conclusive. On a cluster it is retried, maybe on another node, which may
+    have another image under the same name, or another file system: only a repetition is conclusive.
     """
     error = permanent_error(pod.exit_code, pod.reason, pod.message)
     if error is None or context.observed.one_machine:
@@ -353,9 +353,9 @@ def _is_permanent(context: Context, replica: Replica, pod: ObservedPod) -> bool:
 
 
 def _is_repeated_here(context: Context, replica: Replica, pod: ObservedPod) -> bool:
-    """Whether a replica of a run on one machine ends as one has before, in its script and before any step.
+    """Whether a replica on one machine ends with the error of an earlier one, in its script before any step.
 
-    Where no runtime says how many steps were made, a life of up to a minute is one without.
+    Without a runtime that counts steps, a run of up to a minute counts as one without steps.
     """
     before = context.job.status.last_failure
     if not context.observed.one_machine or before is None or pod.exit_code == EXIT_PEER_LOST:
@@ -370,7 +370,7 @@ def _is_repeated_here(context: Context, replica: Replica, pod: ObservedPod) -> b
 
 
 def _ended_by_node(pod: ObservedPod) -> bool:
-    """Whether a node ended the pod or refused it (OutOfcpu and the like)."""
+    """Whether a node ended or refused the pod (such as OutOfcpu)."""
     reason = pod.reason or ""
     return reason in _DISRUPTIVE or (pod.exit_code is None and reason.startswith(_OUT_OF))
 
@@ -388,16 +388,16 @@ def _tell(pod: ObservedPod, sentence: str, now: datetime) -> LastFailure:
 
 
 def failure_sentence(pod: ObservedPod, job: FleetJob, *, refused_again: bool = False) -> str:
-    """Say what happened to a pod that failed, wherever people are told: in the status, and of a local run.
+    """Return a sentence about a failed pod, for the status and for local runs.
 
     Parameters
     ----------
     pod : ObservedPod
-        The pod, under the name by which people know it.
+        The pod, with its displayed name.
     job : FleetJob
         Its job.
     refused_again : bool
-        Whether a node has refused the replica's pod before, and now this one.
+        Whether a node has refused the replica's previous pod, too.
     """
     code, main = pod.exit_code, job.template(pod.role).main_container.name
     said = last_sentence(pod.message, with_place=True)

@@ -1,9 +1,9 @@
-"""A quota that refuses some of a job's pods: without a gang, the job gives the others back after a while.
+"""Back-off under a quota: a job without a gang releases its pods if a quota refuses the others.
 
-Two jobs that share a quota could each hold half of their pods and wait for the other one for ever. So a job
-that a quota keeps from having all of its pods lets go of those that it has, waits, and asks for all of them
-again. How long it holds on and how long it waits differ from job to job and from time to time, so that jobs
-do not do it in step, and the waits grow.
+Two jobs that share a quota could each hold half of their pods and wait for each other for ever. So a job that
+a quota keeps from having all of its pods releases those that it has, waits, and requests all of them again.
+The times for which it holds its pods and waits vary by job and attempt, so that jobs do not act in step, and
+the waits grow.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ if TYPE_CHECKING:
 __all__ = ["PATIENCE", "gives_back_at", "is_pausing", "with_pods_given_back", "with_quota"]
 
 PATIENCE = timedelta(seconds=20)
-"""How long a job holds on to its pods at least while a quota refuses others, and the shortest pause."""
+"""The shortest time for which a job holds its pods while a quota refuses others, and the shortest pause."""
 
 AGAIN = timedelta(seconds=5)
-"""How often a job that holds pods asks for the rest: another may have given back its own."""
+"""How often a job that holds pods requests the others: another job may have released its own."""
 
 LONGEST = timedelta(minutes=10)
 """The longest pause."""
 
 
 def with_quota(context: Context) -> Context:
-    """Enter into the ledger since when a quota has refused pods of a job that holds others.
+    """Record in the ledger since when a quota has refused pods of a job that holds others.
 
-    The ledger must be the one that is to be remembered, because it says which pods the job holds.
+    It must be the ledger of the next status, which says which pods the job holds.
     """
     ledger, known = context.ledger, context.ledger.quota
     if known is None and not context.observed.over_quota:
@@ -50,7 +50,7 @@ def with_quota(context: Context) -> Context:
 
 
 def gives_back_at(context: Context) -> datetime | None:
-    """Return when a job gives its pods back, or None while no quota refuses any or it holds none."""
+    """Return when a job releases its pods, or None while no quota refuses any or it holds none."""
     known = context.ledger.quota
     if known is None or known.refused_since is None:
         return None
@@ -58,10 +58,10 @@ def gives_back_at(context: Context) -> datetime | None:
 
 
 def with_pods_given_back(context: Context) -> Context:
-    """Return the moment at which the job gives its pods back: they are of an earlier life of it.
+    """Return the context in which the job has released its pods, which then belong to an earlier life.
 
-    Nothing has been trained in that life. So the training that began before it, if pods had vanished unseen,
-    is still the present one.
+    Nothing was trained in that life. So a training that began before it, if pods had vanished unobserved, is
+    still the present one.
     """
     ledger = context.ledger
     times = ledger.quota.times if ledger.quota is not None else 0
@@ -72,7 +72,7 @@ def with_pods_given_back(context: Context) -> Context:
 
 
 def is_pausing(context: Context) -> bool:
-    """Whether a job has given its pods back and does not ask for them again yet."""
+    """Whether a job has released its pods and does not request them again yet."""
     quota = context.ledger.quota
     if quota is None or quota.not_before is None:
         return False
@@ -80,7 +80,7 @@ def is_pausing(context: Context) -> bool:
 
 
 def _has_had_all(context: Context) -> bool:
-    """Whether the present life of a job has had as many pods at least once as the job needs to run."""
+    """Whether the present life of a job has had enough pods to run at some time."""
     replicas, ledger = context.replicas, context.ledger
     had = [
         each
@@ -95,9 +95,9 @@ def _has_had_all(context: Context) -> bool:
 
 
 def _may_give_back(context: Context) -> bool:
-    """Whether a job holds pods that do nothing without the others.
+    """Whether a job holds pods that cannot train without the others.
 
-    Only Sync and mode Collective wait for every trainer. In the other modes those that are there train.
+    Only Sync and mode Collective wait for every trainer. In other modes the existing ones train.
     """
     job, replicas = context.job, context.replicas
     if job.gang is not Gang.NONE or not replicas.present:
@@ -110,6 +110,6 @@ def _may_give_back(context: Context) -> bool:
 
 
 def _share(context: Context) -> float:
-    """Return a number from 0 to 1 that is another one for each job and for each of its lives."""
+    """Return a number from 0 to 1 that differs for each job and each of its lives."""
     seed = f"{context.job.metadata.uid} {context.ledger.job_restarts}"
     return crc32(seed.encode()) / 2**32

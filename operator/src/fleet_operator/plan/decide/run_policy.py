@@ -1,4 +1,4 @@
-"""When a job ends, and what stays of it: successPolicy, and the deadlines and the clean-up of runPolicy."""
+"""The end of a job: successPolicy, and the deadlines and the clean-up of runPolicy."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ EXIT_PATIENCE = timedelta(seconds=30)
 
 
 def is_satisfied(policy: SuccessPolicy, *, replicas: int, succeeded: Collection[int]) -> bool:
-    """Whether enough trainers, given by index, have succeeded. Parameter servers have no vote."""
+    """Whether enough trainers, given by index, have succeeded. Parameter servers do not count."""
     return {
         SuccessPolicy.ALL: len(succeeded) == replicas,
         SuccessPolicy.ANY: len(succeeded) > 0,
@@ -48,19 +48,19 @@ def success_sentence(
     late: Collection[int] = (),
     non_finite: Collection[int] = (),
 ) -> str:
-    """Say why the job has succeeded, and what is to be known of it.
+    """Return a sentence about why the job has succeeded, with remarks.
 
     Parameters
     ----------
     policy : SuccessPolicy
     replicas : int
-        How many trainers the job has.
+        The number of trainers.
     succeeded : collection of int
-        Those that have completed, by index.
+        The trainers that have completed, by index.
     late : collection of int
-        Those that came too late to take part.
+        The trainers that came too late to join.
     non_finite : collection of int
-        Those whose weights hold NaN or infinity at the end.
+        The trainers whose weights hold NaN or infinity at the end.
     """
     sentence = _success_sentence(policy, replicas=replicas, succeeded=succeeded)
     if late:
@@ -83,15 +83,15 @@ def _success_sentence(policy: SuccessPolicy, *, replicas: int, succeeded: Collec
 
 
 def deadline(start: datetime | None, seconds: int | None) -> datetime | None:
-    """Return when the job must have finished, or None if it has all the time there is.
+    """Return when the job must have finished, or None without a deadline.
 
-    Restarts and waiting count. Time in suspension does not: a job that is resumed starts anew.
+    Restarts and waiting count. Time in suspension does not: the deadline restarts when the job is resumed.
     """
     return None if start is None or seconds is None else start + timedelta(seconds=seconds)
 
 
 def not_running_since(status: FleetJobStatus) -> datetime | None:
-    """Return since when not all replicas of a job run, whatever was restarted meanwhile; None as below."""
+    """Return since when not all replicas of a job run, regardless of restarts; None as below."""
     running, resumed = status.condition(ConditionType.RUNNING), status.condition(ConditionType.SUSPENDED)
     if running is None or running.status is not ConditionStatus.FALSE:
         return None
@@ -103,8 +103,8 @@ def not_running_since(status: FleetJobStatus) -> datetime | None:
 def pending_since(status: FleetJobStatus) -> datetime | None:
     """Return since when not all replicas of a job run, by its status; None if they do, or if it has none.
 
-    A job that was resumed waits from then on. After a restart it waits anew, from the end of the pause before
-    it on: its pods have to find nodes again.
+    A resumed job waits from then on. After a restart the wait starts again at the end of the pause before it:
+    the pods have to be scheduled again.
     """
     running, suspended = (
         status.condition(ConditionType.RUNNING),
@@ -121,15 +121,15 @@ def pending_since(status: FleetJobStatus) -> datetime | None:
 
 
 def pending_deadline(since: datetime | None, seconds: int | None) -> datetime | None:
-    """Return when all replicas must run, or None if they have all the time there is."""
+    """Return when all replicas must run, or None without a deadline."""
     return None if since is None or seconds is None else since + timedelta(seconds=seconds)
 
 
 def cleanup_at(state: JobState, completion: datetime, *, any_active: bool) -> datetime:
     """Return when the policy applies.
 
-    After a success the servers have heard that every trainer has completed and are about to exit by
-    themselves; so may the trainers that had no vote. After a failure nobody has anything left to do.
+    After a success the servers know that every trainer has completed, and are about to exit by themselves, as
+    may the trainers that do not count. After a failure no replica has anything left to do.
     """
     if state is JobState.SUCCEEDED and any_active:
         return completion + EXIT_PATIENCE
@@ -137,7 +137,7 @@ def cleanup_at(state: JobState, completion: datetime, *, any_active: bool) -> da
 
 
 def to_clean(policy: CleanPodPolicy, pods: Iterable[ObservedPod]) -> tuple[ObservedPod, ...]:
-    """Return the pods that the policy does not leave behind."""
+    """Return the pods that the policy does not keep."""
     if policy is CleanPodPolicy.NONE:
         return ()
     return tuple(pod for pod in pods if policy is CleanPodPolicy.ALL or is_active(pod))

@@ -1,1 +1,1 @@
-"""What a plan knows: the pods that were seen, what they said, and what the status remembers."""
+"""The inputs of decisions: observed pods, their messages, and the memory in the status."""

@@ -1,13 +1,13 @@
-"""What has happened to a job so far, read from its status and written back to it.
+"""The ledger: a job's history, read from its status and written back to it.
 
-Counters only grow. A replica's attempt is made of two of them, so that the pods of its past lives, and frames
-that such a pod may still send, are always recognised as older:
+Counters only grow. A replica's attempt consists of two of them, so that pods of earlier attempts, and frames
+that such a pod may still send, are always recognized as outdated:
 
 - a restart of one replica raises the count of that replica;
 - a restart of the whole job raises the count of the job and forgets what was created and completed: the
-  parameters begin anew, so every trainer's part of the training does too. Within one life of the job, a
-  completed replica is never run again. A suspension is a restart of the job as well, and so are another
-  number of trainers and pods that were given back for a quota, with a checkpoint or without: new servers wait
+  parameters start again, and so does every trainer's part of the training. Within one life of the job, a
+  completed replica never runs again. A suspension is a restart of the job, too, and so are another
+  number of trainers and pods released for a quota, with a checkpoint or without: new servers wait
   for every trainer.
 """
 
@@ -30,12 +30,12 @@ if TYPE_CHECKING:
 __all__ = ["INCIDENT", "RANK_ZERO", "Ledger", "Replica", "RoleLedger"]
 
 INCIDENT = timedelta(seconds=60)
-"""How long after a counted failure those of other replicas count as the same one."""
+"""How long after a counted failure those of other replicas belong to the same incident."""
 
 
 @dataclass(frozen=True, order=True, slots=True)
 class Replica:
-    """Which replica of a job."""
+    """A replica of a job."""
 
     role: Role
     index: int
@@ -46,27 +46,29 @@ RANK_ZERO = Replica(Role.TRAINER, 0)
 
 @dataclass(frozen=True, slots=True)
 class RoleLedger:
-    """What has happened to the replicas of one role."""
+    """The history of the replicas of one role."""
 
     restarts: Mapping[int, ReplicaRestarts] = field(default_factory=dict)
-    created: frozenset[int] = frozenset()  # whose present pod has been seen: missing, it was deleted
+    created: frozenset[int] = frozenset()  # whose present pod was observed: if missing, it was deleted
     completed: frozenset[int] = frozenset()
-    failed: frozenset[int] = frozenset()  # in the last incident
-    refused: frozenset[int] = frozenset()  # whose last pod a node would not admit
+    failed: frozenset[int] = frozenset()  # in the latest incident
+    refused: frozenset[int] = frozenset()  # whose latest pod a node did not admit
 
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """What has happened to a job."""
+    """The history of a job."""
 
     job_restarts: int = 0
     restarts: int = 0
     failures: int = 0
     not_before: datetime | None = None
-    quota: QuotaBackOff | None = None  # what a quota has refused, and what was given back for it
-    unseen_restarts: int = 0  # the latest of the job in a row, after pods had vanished, their ends unseen
-    failures_in_a_row: int = 0  # that have restarted the whole job, without a healthy time between them
-    incident: datetime | None = None  # when its first failure was counted, by the operator's clock
+    quota: QuotaBackOff | None = None  # the back-off under a quota
+    unseen_restarts: int = (
+        0  # the latest consecutive restarts of the job after pods had vanished with unobserved ends
+    )
+    failures_in_a_row: int = 0  # consecutive failures that restarted the whole job
+    incident: datetime | None = None  # the time of its first failure, by the operator's clock
     roles: Mapping[Role, RoleLedger] = field(default_factory=dict)
 
     @classmethod
@@ -96,12 +98,12 @@ class Ledger:
 
     @property
     def has_begun(self) -> bool:
-        """Whether any replica of the present life of the job has been seen."""
+        """Whether any replica of the present life of the job was observed."""
         return any(own.created or own.completed for own in self.roles.values())
 
     @property
     def training(self) -> int:
-        """The life in which the present training began: none is begun anew because pods have vanished."""
+        """The life in which the present training began; vanished pods alone start no new training."""
         return self.job_restarts - min(self.unseen_restarts, self.job_restarts)
 
     def attempt(self, replica: Replica) -> Attempt:
@@ -110,50 +112,50 @@ class Ledger:
         return Attempt(self.job_restarts, restarts.count if restarts else 0)
 
     def has_completed(self, replica: Replica) -> bool:
-        """Whether a replica has done its part in the present life of the job."""
+        """Whether a replica has completed in the present life of the job."""
         return replica.index in self.roles[replica.role].completed
 
     def is_replaced(self, replica: Replica) -> bool:
-        """Whether a replica has been started again in the present life of the job.
+        """Whether a replica was restarted in the present life of the job.
 
-        Restarts of that life say when the next pod may come; those of earlier ones have forgotten it.
+        Only restarts of this life have the time of the next pod.
         """
         restarts = self.roles[replica.role].restarts.get(replica.index)
         return restarts is not None and restarts.not_before is not None
 
     def may_have_ended(self, replica: Replica) -> bool:
-        """Whether nobody has seen how the pod before a replica's present one ended, so maybe well."""
+        """Whether the end of a replica's previous pod was not observed, so that it may have completed."""
         restarts = self.roles[replica.role].restarts.get(replica.index)
         if restarts is not None and restarts.not_before is not None:
             return bool(restarts.unseen)
         return self.unseen_restarts > 0
 
     def failures_in_a_row_of(self, replica: Replica) -> int:
-        """Return how often a replica has failed by itself in the present life, without a healthy time."""
+        """Return a replica's own consecutive failures in the present life."""
         restarts = self.roles[replica.role].restarts.get(replica.index)
         return (restarts.failures_in_a_row or 0) if restarts else 0
 
     def failed_in_incident(self, now: datetime) -> frozenset[Replica] | None:
-        """Return the replicas that have failed in the incident that lasts; None if none does.
+        """Return the replicas that have failed in the current incident; None if there is none.
 
-        An incident from the future was begun by a clock that has been set back since: it lasts no longer.
+        An incident in the future comes from a clock that has been set back since, and is over.
         """
         if self.incident is None or abs(stamp(now) - self.incident) > INCIDENT:
             return None
         return frozenset(Replica(role, index) for role, own in self.roles.items() for index in own.failed)
 
     def not_before_of(self, replica: Replica) -> datetime | None:
-        """Return when a replica's next pod may be created, if that was put off."""
+        """Return when a replica's next pod may be created, if it is delayed."""
         restarts = self.roles[replica.role].restarts.get(replica.index)
         own = restarts.not_before if restarts else None
         return max((each for each in (own, self.not_before) if each is not None), default=None)
 
     def with_attempts(self, seen: Iterable[tuple[Replica, Attempt]]) -> Self:
-        """Return the ledger with no count lower than those of pods that are there.
+        """Return the ledger with counts no lower than those of existing pods.
 
-        A status that knows less than its pods was set back by hand or out of a backup. To follow it would
-        replace what runs by something older, which those who have met the newer one refuse to talk to. What
-        it says was completed in an older life counts for nothing in theirs.
+        A status that is older than its pods was reset by hand or from a backup. Following it would replace
+        running pods by older attempts, which peers of the newer ones refuse. Its completions in an older life
+        do not count in the pods' life.
         """
         seen = tuple(seen)
         life = max((attempt.job for _, attempt in seen), default=0)
@@ -170,7 +172,7 @@ class Ledger:
         return replace(begun, roles=roles)
 
     def with_seen(self, role: Role, created: frozenset[int], completed: frozenset[int]) -> Self:
-        """Return the ledger with more replicas of a role seen created and completed."""
+        """Return the ledger with more replicas of a role observed as created and completed."""
         own = self.roles[role]
         own = replace(own, created=own.created | created, completed=own.completed | completed)
         return replace(self, roles={**self.roles, role: own})
@@ -178,18 +180,18 @@ class Ledger:
     def with_replica_restart(
         self, replica: Replica, not_before: datetime, *, failures_in_a_row: int = 0, unseen: bool = False
     ) -> Self:
-        """Return the ledger with one replica about to be started again.
+        """Return the ledger with a restart of one replica.
 
         Parameters
         ----------
         replica : Replica
-            Which one.
+            The replica.
         not_before : datetime
-            When its next pod may come.
+            When its next pod may be created.
         failures_in_a_row : int
-            Its own failures, by which the next pause grows.
+            Its own consecutive failures, which determine the next pause.
         unseen : bool
-            Whether nobody has seen how its pod ended.
+            Whether its pod's end was not observed.
         """
         role, index = replica.role, replica.index
         own = self.roles[role]
@@ -206,9 +208,9 @@ class Ledger:
         return replace(self, restarts=self.restarts + 1, roles={**self.roles, role: own})
 
     def without_surplus(self, role: Role, wanted: int) -> Self:
-        """Return the ledger with the replicas of a role from this index on given up, which is no restart.
+        """Return the ledger without the replicas of a role from this index on; this is not a restart.
 
-        Should one of them be wanted again, its pod is of a later attempt than the one that goes now.
+        If one of them is needed again, its pod has a later attempt than the present one.
         """
         own = self.roles[role]
         surplus = {index for index in own.created if index >= wanted}
@@ -222,7 +224,7 @@ class Ledger:
     def with_job_restart(
         self, not_before: datetime, *, failures_in_a_row: int = 0, unseen: bool = False
     ) -> Self:
-        """Return the ledger with all replicas about to be started anew, after a failure or `unseen` ends."""
+        """Return the ledger with a restart of all replicas, after a failure or `unseen` ends."""
         return replace(
             self.with_new_life(),
             restarts=self.restarts + 1,
@@ -232,7 +234,7 @@ class Ledger:
         )
 
     def with_new_life(self) -> Self:
-        """Return the ledger with all replicas to be started anew.
+        """Return the ledger with a restart of all replicas.
 
         Their counts stay; when each of them was to be started again, and how often it had failed in a row, is
         forgotten.
@@ -254,7 +256,7 @@ class Ledger:
         )
 
     def with_refused(self, refused: Iterable[Replica], ran: Iterable[Replica]) -> Self:
-        """Return the ledger with replicas whose pods a node would not admit, and without those that ran."""
+        """Return the ledger with the replicas whose pods a node did not admit, and without those that ran."""
         refused, ran = frozenset(refused), frozenset(ran)
         roles = {}
         for role, own in self.roles.items():
@@ -264,14 +266,14 @@ class Ledger:
         return replace(self, roles=roles)
 
     def with_failures(self, counted: int, failed: Iterable[Replica], now: datetime) -> Self:
-        """Return the ledger with failures entered.
+        """Return the ledger with new failures.
 
         Parameters
         ----------
         counted : int
-            How many count against the limit. The first of an incident does, and with it a new one begins.
+            How many count against the limit. The first failure of an incident counts, and begins it.
         failed : iterable of Replica
-            All that have failed, those included that belong to the incident that lasts.
+            All failed replicas, including those of the current incident.
         now : datetime
             The time.
         """

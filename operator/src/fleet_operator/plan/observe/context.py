@@ -1,14 +1,14 @@
-"""One job at one moment, put in order for the policies: what is wanted, what is there, what has happened.
+"""A job at one moment, prepared for the policies: its spec, its objects and its history.
 
-*Completions.* A pod may be gone before anybody looks: the operator was away, or the pod was deleted in the
-moment after its end. Then the words of the pods that ended well count: a parameter server ends so only when
-every trainer has completed, and says which; a trainer names those of whom it knows. They count for replicas
-whose end nobody has seen, and never against what was seen: a trainer that was seen to fail after it had
-completed has failed.
+*Completions.* A pod may be gone before it is observed: the operator was down, or the pod was deleted right
+after its end. Then the messages of pods that succeeded count: a parameter server succeeds only when every
+trainer has completed, and lists them; a trainer lists those that it knows. They count for replicas with an
+unobserved end, and never against an observation: a trainer that was observed to fail after it had completed
+has failed.
 
-*The key* of one life of a job is what its replicas have in common and a stranger on the network has not. It
-lives in the pods and nowhere else, so that an operator that starts anew finds it there. The API server takes
-a pod's name once: whoever creates the first pod of a life has settled the key (docs/adr/0042).
+*The key* of one life of a job is the secret that its replicas share, and that strangers on the network lack.
+It is stored in the pods only, so that a restarted operator finds it there. The API server accepts a pod's
+name once: the creation of the first pod of a life determines the key (docs/adr/0042).
 """
 
 from __future__ import annotations
@@ -50,22 +50,22 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Context:
-    """All that decisions are made from."""
+    """The inputs of all decisions."""
 
     job: FleetJob
     observed: Observed
     now: datetime
     hosts: Hosts
     ledger: Ledger
-    asked: int  # how many trainers the manifest asks for; the job has fewer when some come too late
+    asked: int  # the trainers in the manifest; the job has fewer if some come too late
 
     def with_ledger(self, ledger: Ledger) -> Self:
-        """Return the same moment with another ledger, by which other pods are the present ones."""
+        """Return the same context with another ledger, by which other pods are the present ones."""
         return replace(self, ledger=ledger)
 
     @cached_property
     def replicas(self) -> Replicas:
-        """The replicas, and the pods that are theirs by the ledger."""
+        """The replicas, and their pods by the ledger."""
         return Replicas(self.job, self.ledger, self.observed)
 
     @cached_property
@@ -75,14 +75,14 @@ class Context:
 
     @cached_property
     def enough_up(self) -> bool:
-        """Whether an elastic job trains without those that do not run: all servers and enough trainers do."""
+        """Whether an elastic job trains without some replicas: all servers and enough trainers run."""
         up = [each for each in self.replicas.wanted if self.replicas.runs(each)]
         trainers = sum(each.role is Role.TRAINER for each in up)
         all_servers = len(up) - trainers == self.job.replicas(Role.PSERVER)
         return self.job.elastic and all_servers and trainers >= self.job.least_trainers
 
     def completed(self, role: Role) -> frozenset[int]:
-        """Return the replicas of a role that have completed, by index, as far as they are wanted still."""
+        """Return the replicas of a role that have completed and are still needed, by index."""
         wanted = self.job.replicas(role)
         return frozenset(index for index in self.ledger.roles[role].completed if index < wanted)
 
@@ -92,19 +92,19 @@ class Context:
 
     @cached_property
     def failed_in_incident(self) -> frozenset[Replica]:
-        """The replicas that have failed in the incident that lasts, if one does."""
+        """The replicas that have failed in the current incident, if there is one."""
         return self.ledger.failed_in_incident(self.now) or frozenset()
 
     @cached_property
     def last_failed(self) -> Replica | None:
-        """The replica whose failure the status tells as the last one, if it is wanted still."""
+        """The replica of the last failure in the status, if it is still needed."""
         before = self.job.status.last_failure
         wanted = () if before is None else self.replicas.wanted
         return next((each for each in wanted if before and self.replicas.name_of(each) == before.pod), None)
 
     @cached_property
     def silent_nodes(self) -> dict[Replica, datetime | None]:
-        """Replicas whose node has gone silent, and when each is given up, if it is."""
+        """The replicas on silent nodes, and when each is given up, if it is."""
         return {
             replica: lost_at(pod, self.tolerations(replica.role))
             for replica, pod in self.replicas.present.items()
@@ -112,14 +112,14 @@ class Context:
         }
 
     def tolerations(self, role: Role) -> tuple[Mapping[str, Any], ...]:
-        """Return the tolerations that the pods of a role ask for: the template's and the pool's."""
+        """Return the tolerations of the pods of a role: the template's and the pool's."""
         pool = self.job.spec.node_pool
         own = self.job.template(role).spec.tolerations or ()
         return (*own, *(pool.tolerations if pool else ()))
 
     @cached_property
     def extras(self) -> tuple[Extra, ...]:
-        """What the present life of the job needs beside its pods and its Service."""
+        """The additional objects of the present life of the job."""
         seen = self.observed
         readers, everybody = seen.metrics_readers, seen.metrics_open
         built = build_extras(self.job, self.ledger.job_restarts, readers=readers, metrics_open=everybody)
@@ -127,26 +127,26 @@ class Context:
 
     @cached_property
     def unserved(self) -> Extra | None:
-        """An object that the job needs and the operator is not set up to make."""
+        """An object that the job needs and the operator may not create."""
         return unserved(self.extras, self.observed)
 
     @cached_property
     def foreign(self) -> tuple[str, ...]:
-        """Objects that have names of this job's but belong to somebody else, as ``Kind/name``."""
+        """Other owners' objects with names of this job, as ``Kind/name``."""
         pods = (f"Pod/{pod.name}" for pod in self.observed.pods if not pod.owned)
         wanted = {f"Pod/{self.replicas.name_of(each)}" for each in self.replicas.wanted}
         wanted |= {f"{each.manifest['kind']}/{each.manifest['metadata']['name']}" for each in self.extras}
-        wanted.add(f"Service/{service_name(self.job.name)}")  # what only has our labels takes no name
+        wanted.add(f"Service/{service_name(self.job.name)}")  # an object with only our labels takes no name
         return tuple(sorted(({*self.observed.foreign, *pods} & wanted) - {*self.observed.left_over}))
 
     @property
     def may_create(self) -> bool:
-        """Whether nothing forbids to create what is missing: no name is another's, and all can be made."""
+        """Whether all missing objects can be created: no name is taken, and the operator may create them."""
         return not (self.foreign or self.observed.left_over or self.unserved)
 
     @cached_property
     def key(self) -> tuple[str | None, bool]:
-        """The key of the present life, if the operator has one for it, and whether no pod has it yet."""
+        """The key of the present life, if there is one, and whether it is new."""
         if brings_own_key(self.job):
             return None, False
         own = (pod for pod in self.observed.pods if pod.owned)
@@ -154,7 +154,7 @@ class Context:
 
     @property
     def told_ports(self) -> tuple[int, ...]:
-        """Where pods on their nodes' network listen, as the eldest pod of the present life was told it."""
+        """The ports of pods on their nodes' network, from the oldest pod of the present life."""
         life = self.ledger.job_restarts
         told = [pod for pod in self.observed.pods if pod.owned and pod.attempt.job == life and pod.told_ports]
         eldest = min(told, key=lambda pod: (pod.created_at is None, pod.created_at), default=None)
@@ -162,7 +162,7 @@ class Context:
 
 
 def context_of(job: FleetJob, observed: Observed, now: datetime, hosts: Hosts) -> Context:
-    """Put what was observed in order, and enter into the ledger what was not known before."""
+    """Build the context, and record new observations in the ledger."""
     pods = (pod for pod in observed.pods if pod.owned)
     ledger = Ledger.of(job.status).with_attempts((Replica(pod.role, pod.index), pod.attempt) for pod in pods)
     context = with_completions(Context(job, observed, now, hosts, ledger, job.replicas(Role.TRAINER)))
@@ -170,7 +170,7 @@ def context_of(job: FleetJob, observed: Observed, now: datetime, hosts: Hosts) -
 
 
 def _with_trainers_to_have(context: Context) -> Context:
-    """Return the same moment of an elastic job with as many trainers as it can have now."""
+    """Return the context of an elastic job with the number of trainers that it can have now."""
     job, ledger = context.job, context.ledger
     before, any_completed = job.status.role(Role.TRAINER).replicas, bool(ledger.roles[Role.TRAINER].completed)
     number = trainers_to_have(asked=context.asked, before=before, any_completed=any_completed)
@@ -179,7 +179,7 @@ def _with_trainers_to_have(context: Context) -> Context:
 
 
 def with_completions(context: Context) -> Context:
-    """Enter into the ledger the replicas whose present pods were seen, and which of them have completed."""
+    """Record in the ledger the replicas whose present pods were observed, and which have completed."""
     context = context.with_ledger(_with_own_ends(context, Role.TRAINER))
     if Role.PSERVER in context.job.roles:
         context = context.with_ledger(_with_own_ends(context, Role.PSERVER))
@@ -189,7 +189,7 @@ def with_completions(context: Context) -> Context:
         ledger = ledger.with_seen(Role.TRAINER, frozenset(), trainers & _named(context))
         servers = frozenset(each.index for each in unseen if each.role is Role.PSERVER)
         wanted = range(context.job.replicas(Role.TRAINER))
-        if ledger.roles[Role.TRAINER].completed.issuperset(wanted):  # nobody is left for them to serve
+        if ledger.roles[Role.TRAINER].completed.issuperset(wanted):  # they have no trainer left to serve
             ledger = ledger.with_seen(Role.PSERVER, frozenset(), servers)
     return context.with_ledger(ledger)
 
@@ -205,12 +205,12 @@ def _with_own_ends(context: Context, role: Role) -> Ledger:
 
 
 def is_unseen(context: Context, replica: Replica) -> bool:
-    """Whether a replica may have ended unseen: it has no pod, or had none when it was replaced."""
+    """Whether a replica may have ended unobserved: it has no pod, or had none when it was replaced."""
     replicas, ledger = context.replicas, context.ledger
     if ledger.has_completed(replica):
         return False
     if replica in replicas.present:
-        # One that runs says so itself, as it ends; what finds no peers has done nothing.
+        # A running one will report it at its end; one that finds no peers has done nothing.
         return ledger.may_have_ended(replica) and replica in replicas.finding_nobody
     if ledger.is_replaced(replica) and not replicas.has_vanished(replica):  # the next pod is awaited
         return ledger.may_have_ended(replica)
@@ -219,15 +219,15 @@ def is_unseen(context: Context, replica: Replica) -> bool:
 
 
 def _has_served(context: Context, server: ObservedPod) -> bool:
-    """Whether a server that ended well did its part: else this is a failure, if nobody else says more."""
+    """Whether a server that succeeded has completed: else this is a failure, unless others report more."""
     wanted = range(context.job.replicas(Role.TRAINER))
     return _may_have_served(context) or parse_words(server.message).completed.issuperset(wanted)
 
 
 def _may_have_served(context: Context) -> bool:
-    """Whether a server that has ended well can have done its part.
+    """Whether a server that succeeded can have completed.
 
-    Every trainer must have run, in this pod of its or in one before; in an elastic job trainer 0, as the
+    Every trainer must have run, in its present pod or an earlier one; in an elastic job trainer 0, as the
     others may have come too late.
     """
     first = context.replicas.present.get(RANK_ZERO)
@@ -239,7 +239,7 @@ def _may_have_served(context: Context) -> bool:
 
 
 def _may_have_run(context: Context, trainer: Replica) -> bool:
-    """Whether a trainer runs or has run in the present life of the job, or may have, unseen."""
+    """Whether a trainer runs or has run in the present life of the job, or may have unobserved."""
     replicas = context.replicas
     if replicas.has_started(trainer) or context.ledger.is_replaced(trainer):
         return True
@@ -248,7 +248,7 @@ def _may_have_run(context: Context, trainer: Replica) -> bool:
 
 
 def _named(context: Context) -> frozenset[int]:
-    """Return the trainers of whom those that ended well say that they have completed."""
+    """Return the trainers that have completed according to the messages of pods that succeeded."""
     named: set[int] = set()
     for replica, pod in _seen(context):
         if not context.ledger.has_completed(replica) or not has_succeeded(pod):
@@ -261,9 +261,9 @@ def _named(context: Context) -> frozenset[int]:
 
 
 def _served(context: Context) -> Iterator[int]:
-    """Return the trainers that a server has served which ended well without a word; it waited for all.
+    """Return the trainers of a server that succeeded without a message; it waited for all.
 
-    But not where trainers come and go: it may have given up some. And nobody serves one that never ran.
+    Not in an elastic job, where it may have given up some, and not those that never ran.
     """
     if context.job.elastic:
         return
@@ -278,47 +278,47 @@ def _seen(context: Context) -> Iterator[tuple[Replica, ObservedPod]]:
 
 
 def brings_own_key(job: FleetJob) -> bool:
-    """Whether a template of the job says itself where the key comes from, a Secret for example."""
+    """Whether a template of the job sets the key itself, from a Secret for example."""
     variables = (each for role in job.roles for each in job.template(role).main_container.env or ())
     return any(variable.name in (JOB_KEY, JOB_KEY_FILE) for variable in variables)
 
 
 def key_of_life(pods: Iterable[ObservedPod], life: int, new: str | None) -> tuple[str | None, bool]:
-    """Return the key of a life of a job, and whether no pod has it yet.
+    """Return the key of a life of a job, and whether it is new.
 
     Parameters
     ----------
     pods : iterable of ObservedPod
-        The job's own.
+        The job's own pods.
     life : int
-        How often the whole job was started before.
+        How often the whole job was restarted.
     new : str or None
-        What a life gets that has none, if the operator has one for it.
+        The key for a life without one, if available.
     """
     known = next((pod.key for pod in pods if pod.attempt.job == life and pod.key is not None), None)
     return (new, new is not None) if known is None else (known, False)
 
 
 def is_resized(*, before: int, wanted: int) -> bool:
-    """Whether another number of trainers is wanted than a status was last written for; 0 is a new job."""
+    """Whether the desired number of trainers differs from that of the last status; 0 is a new job."""
     return before not in (0, wanted)
 
 
 def trainers_to_have(*, asked: int, before: int, any_completed: bool) -> int:
-    """Return how many trainers an elastic job has when so many are asked for and it had so many before.
+    """Return the number of trainers of an elastic job, given the desired number and the previous one.
 
-    Once one has completed, the others are about to: who joined then would find no servers, and nothing to do.
+    Once one has completed, the others are about to: a new trainer would find no servers, and nothing to do.
     """
     return min(asked, before) if any_completed and before else asked
 
 
 def unserved(extras: Iterable[Extra], observed: Observed) -> Extra | None:
-    """Return the first object that the operator is not set up to make, if there is one."""
+    """Return the first object that the operator may not create, if there is one."""
     return next((extra for extra in extras if _is_unserved(extra, observed)), None)
 
 
 def cannot_make(extra: Extra, observed: Observed) -> bool:
-    """Return whether the operator is not set up to make an object, or somebody else's has its name."""
+    """Return whether the operator may not create an object, or its name is taken."""
     ref = ObjectRef.of(extra.manifest)
     return _is_unserved(extra, observed) or f"{ref.kind}/{ref.name}" in observed.foreign
 

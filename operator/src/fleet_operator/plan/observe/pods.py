@@ -1,6 +1,6 @@
-"""What one observed pod means: its main container decides, not the sidecars beside it; and its node.
+"""The state of an observed pod: that of its main container, not of sidecars, and that of its node.
 
-A pod on a node that has gone silent is replaced, even if nobody else evicts it. Nodes are never read: when
+A pod on a silent node is replaced, even if the node controller does not evict it. Nodes are never read: when
 one stops answering, the node controller sets the Ready condition of its pods to False, and later evicts those
 that do not tolerate the taint. A toleration without a key, which is how GPU nodes are usually tolerated,
 keeps it from evicting them for ever.
@@ -39,7 +39,7 @@ EXIT_PEER_LOST = 91
 _ENDED = (PodPhase.SUCCEEDED, PodPhase.FAILED)
 
 UNREACHABLE_PATIENCE = timedelta(minutes=5)
-"""How long Kubernetes itself tolerates a silent node where a pod says nothing about it."""
+"""How long a pod without a toleration tolerates a silent node, by Kubernetes' default."""
 
 _TAINTS = ("node.kubernetes.io/unreachable", "node.kubernetes.io/not-ready")
 _REASONS = frozenset({"NodeLost", "NodeNotReady", "NodeStatusUnknown", "NodeUnreachable"})
@@ -48,27 +48,27 @@ _NODE_IS_TAINTED = "DeletionByTaintManager"
 
 
 def has_succeeded(pod: ObservedPod) -> bool:
-    """Whether the main container ended well; a sidecar may still run, or have failed."""
+    """Whether the main container succeeded; a sidecar may still run, or have failed."""
     return pod.exit_code == 0 if pod.exit_code is not None else pod.phase is PodPhase.SUCCEEDED
 
 
 def has_failed(pod: ObservedPod) -> bool:
-    """Whether the main container ended badly, or the pod ended without it having run."""
+    """Whether the main container failed, or the pod ended without it."""
     return pod.exit_code != 0 if pod.exit_code is not None else pod.phase is PodPhase.FAILED
 
 
 def has_ended(pod: ObservedPod) -> bool:
-    """Whether the main container has ended, or can never run: how is known for good."""
+    """Whether the main container has ended, or can never run."""
     return pod.exit_code is not None or pod.phase in _ENDED
 
 
 def has_started(pod: ObservedPod) -> bool:
-    """Whether the pod got as far as to run."""
+    """Whether the main container runs or has run."""
     return pod.phase is not PodPhase.PENDING or pod.exit_code is not None
 
 
 def is_up(pod: ObservedPod) -> bool:
-    """Whether the main container runs, as far as anybody knows: a silent node is not an ended pod."""
+    """Whether the main container runs, as far as is known: a silent node does not end a pod."""
     return pod.phase in (PodPhase.RUNNING, PodPhase.UNKNOWN) and pod.exit_code is None
 
 
@@ -78,14 +78,14 @@ def is_active(pod: ObservedPod) -> bool:
 
 
 def is_on_silent_node(pod: ObservedPod) -> bool:
-    """Whether a pod was running when its node was last heard of, and the node is silent now."""
+    """Whether a pod was running when its node became silent."""
     return is_up(pod) and pod.not_ready_reason in _REASONS
 
 
 def is_on_lost_node(pod: ObservedPod) -> bool:
-    """Whether nobody hears of a pod's node any more, so that it will not tell that the pod has ended.
+    """Whether a pod's node is silent, so that it will not report the pod's end.
 
-    A taint may be one that a person has set on a node that is well: it counts where the kubelet says neither
+    A person may have set the taint on a healthy node: it counts if the kubelet reports neither
     that the pod is ready nor that its container has ended.
     """
     tainted = pod.disruption == _NODE_IS_TAINTED and not pod.ready and pod.exit_code is None
@@ -93,7 +93,7 @@ def is_on_lost_node(pod: ObservedPod) -> bool:
 
 
 def silent_since(pod: ObservedPod) -> str:
-    """Say that a pod's node is silent, and since when, if anybody has told."""
+    """Return a sentence that a pod's node is silent, and since when, if known."""
     since = pod.not_ready_since
     return "silent" if since is None else f"silent since {since:%H:%M:%S} UTC"
 
@@ -112,7 +112,7 @@ def patience(tolerations: Iterable[Mapping[str, Any]]) -> timedelta | None:
 
 
 def lost_at(pod: ObservedPod, tolerations: Iterable[Mapping[str, Any]]) -> datetime | None:
-    """Return when a pod on a silent node is given up, or None if it is not, or is on its way out already."""
+    """Return when a pod on a silent node is given up; None if it is not, or is being deleted already."""
     if not is_on_silent_node(pod) or pod.deleted_at is not None:
         return None
     return node_lost_at(pod, tolerations)
@@ -121,7 +121,7 @@ def lost_at(pod: ObservedPod, tolerations: Iterable[Mapping[str, Any]]) -> datet
 def node_lost_at(pod: ObservedPod, tolerations: Iterable[Mapping[str, Any]]) -> datetime | None:
     """Return when a silent node counts as lost for a pod, running or not; None if the node is not silent.
 
-    A taint alone says nothing of the kind: a person may have set it on a node that is well.
+    A taint alone is not enough: a person may have set it on a healthy node.
     """
     if pod.not_ready_reason not in _REASONS or pod.not_ready_since is None:
         return None

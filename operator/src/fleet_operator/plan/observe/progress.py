@@ -1,7 +1,7 @@
-"""How far a job has come: what its trainer 0 tells of itself, as the status shows it.
+"""The progress of a job: trainer 0's report, in the form of the status.
 
-A replica tells it as the JSON of its ``/progress`` while it runs, and in its termination message when it has
-ended well, so that the last word of a job arrives with the fact that it has ended.
+A running replica reports it as the JSON of its ``/progress``, and one that has succeeded in its termination
+message, so that the final progress arrives with the end.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["Progress", "job_progress", "parse_progress", "progress_of", "trainers_with_non_finite"]
 
 DIGITS = 6
-"""Significant digits of a loss: people read it, and what they cannot tell apart is no change."""
+"""Significant digits of a loss, which people read: smaller differences are no change."""
 
 STEPS_PAST = "steps_past_the_others"
 """The runtime's counter of steps that a trainer which joined late made after the others had completed."""
@@ -36,21 +36,21 @@ NON_FINITE = "non_finite_parameters"
 """The runtime's counter of parameters that hold NaN or infinity as the training ends."""
 
 MAX_COUNT = 2**53
-"""Every count is below this: from here on not all readers of JSON tell whole numbers apart."""
+"""The limit of counts: beyond it not all readers of JSON distinguish whole numbers."""
 
 MAX_ETA_SECONDS = 10 * 365 * 24 * 3600
-"""An estimate of more seconds than this says no more than this."""
+"""The limit of estimates in seconds."""
 
 MAX_TABLES = 10
-"""Of how many tables the status tells; a replica tells of the largest first."""
+"""The number of tables in the status; a replica lists the largest first."""
 
 MAX_WORDS = 100
-"""Longer names of tables are cut, which are the script's, and what a replica says."""
+"""The length limit of table names, which come from the script, and of messages."""
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What one replica reported; None and empty where it did not."""
+    """A replica's report; unreported values are None or empty."""
 
     step: int | None = None
     total_steps: int | None = None
@@ -59,15 +59,15 @@ class Progress:
     samples_per_second: float | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
     history: Mapping[int, float] = field(default_factory=dict)  # loss by step
-    steps_past: int = 0  # made after the others had completed, by a trainer that joined late
+    steps_past: int = 0  # made after the others had completed, by a late trainer
     non_finite: int = 0  # parameters that hold NaN or infinity at the end
     tables: tuple[TableStatistics, ...] = ()  # the largest first
     memory_bytes: int | None = None  # of its process
     parameter_bytes: int | None = None  # of the dense parameters that a server holds
-    waits_for: str | None = None  # before it trains or serves
+    waits_for: str | None = None  # what it waits for before it trains or serves
 
     def after(self, earlier: Progress | None) -> Progress:
-        """Return this with the points of the curve that only an earlier snapshot of the same life has."""
+        """Return this report with additional points of the curve from an earlier one of the same pod."""
         if earlier is None:
             return self
         history = dict(sorted((dict(earlier.history) | dict(self.history)).items()))
@@ -76,10 +76,10 @@ class Progress:
 
 
 def parse_progress(text: str) -> Progress | None:
-    """Read a replica's progress; None if `text` is not one, unknown and odd values are left out."""
+    """Parse a replica's progress; None if `text` is not one. Unknown and invalid values are dropped."""
     try:
         document = json.loads(text)
-    except (ValueError, RecursionError):  # a pod may say anything
+    except (ValueError, RecursionError):  # a pod may send anything
         return None
     if not isinstance(document, dict) or "step" not in document:
         return None
@@ -103,16 +103,16 @@ def parse_progress(text: str) -> Progress | None:
 def job_progress(
     progress: Progress, *, steps_per_second: float | None = None, moment: datetime | None = None
 ) -> JobProgress | None:
-    """Return what the status tells of a replica's progress; None if it counts no steps.
+    """Return a replica's progress in the form of the status; None without steps.
 
     Parameters
     ----------
     progress : Progress
-        What the replica has told.
+        The replica's report.
     steps_per_second : float, optional
-        How fast it has lately been; without it nobody can say when it will be done.
+        Its recent speed, for the estimate of the remaining time.
     moment : datetime, optional
-        When it told it.
+        The time of the report.
     """
     step, total = progress.step, progress.total_steps
     if step is None:
@@ -134,9 +134,9 @@ def job_progress(
 
 
 def progress_of(context: Context, state: JobState) -> JobProgress | None:
-    """Return how far the job is: trainer 0's last words, else what it was last heard to say.
+    """Return the job's progress: that of trainer 0's termination message, or else its latest reading.
 
-    A job that starts anew begins without; one that does not run has nothing to be estimated.
+    A restarted job begins without progress; one that does not run has no estimate.
     """
     pod = context.replicas.present.get(RANK_ZERO, context.replicas.departed.get(RANK_ZERO))
     before = context.job.status
@@ -153,7 +153,7 @@ def progress_of(context: Context, state: JobState) -> JobProgress | None:
 
 
 def _whole(value: Any) -> int | None:
-    """Return a count; not one that the status could not hold, which would have its every write refused."""
+    """Return a count that the status can hold: any other would make every write of it fail."""
     whole = isinstance(value, int) and not isinstance(value, bool)
     return value if whole and 0 <= value < MAX_COUNT else None
 
@@ -163,7 +163,7 @@ def _number(value: Any) -> float | None:
         return None
     try:
         number = float(value)
-    except OverflowError:  # JSON knows whole numbers that no float holds
+    except OverflowError:  # JSON has whole numbers that exceed a float
         return None
     return number if math.isfinite(number) else None
 
@@ -180,7 +180,7 @@ def _counted(counters: Any, name: str) -> int:
 
 
 def _words(text: Any) -> str | None:
-    """Return a text as people can be shown it: short, and without what moves a terminal's cursor."""
+    """Return a text that is safe to display: short, and without control characters."""
     if not isinstance(text, str):
         return None
     return "".join(each if each.isprintable() else "?" for each in text[:MAX_WORDS])
@@ -218,12 +218,12 @@ def _history(points: Any) -> dict[int, float]:
 
 
 def trainers_with_non_finite(pods: Iterable[ObservedPod]) -> list[int]:
-    """Return the indexes of the trainers whose last words tell of NaN or infinity in their weights.
+    """Return the indexes of the trainers whose termination messages report NaN or infinity in weights.
 
     Parameters
     ----------
     pods : iterable of ObservedPod
-        The last pod of each replica. What one says that has not succeeded does not count.
+        The latest pod of each replica. Only messages of pods that succeeded count.
     """
     told = {
         pod.index: parse_progress(pod.message or "")
