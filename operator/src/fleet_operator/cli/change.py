@@ -1,4 +1,4 @@
-"""``fleetjob submit``, ``suspend``, ``resume``, ``scale``, ``delete``: what changes a job on a cluster."""
+"""``fleetjob submit``, ``suspend``, ``resume``, ``scale``, ``delete``: changes of a job on a cluster."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ async def submit(
     show: Callable[[str], None],
     say: Callable[[str], None],
 ) -> int:
-    """Create a job or bring it up to its manifest.
+    """Create a job, or apply its changed manifest.
 
     Parameters
     ----------
@@ -42,15 +42,15 @@ async def submit(
     manifest : mapping
         A valid FleetJob.
     wait : bool
-        Whether to wait until the job has finished, and return what became of it.
+        Whether to wait until the job has finished, and return its result.
     timeout_seconds : float, optional
         How long to wait at most.
     as_json : bool
-        Whether the result is the job as the API server has it, for programs.
+        Whether the result is the API server's object, for programs.
     force : bool
-        Whether fields that somebody else has set otherwise are taken over.
+        Whether to take over fields that other managers have set differently.
     show, say : callable
-        Take the result, and what is told while waiting.
+        Receive the result, and messages while waiting.
     """
     name = manifest["metadata"]["name"]
     own = manifest["metadata"].get("namespace") or session.namespace
@@ -96,7 +96,7 @@ def _what_happened(before: Mapping[str, Any] | None, after: Mapping[str, Any]) -
 async def wait_for_end(
     session: Session, name: str, *, timeout_seconds: float | None, say: Callable[[str], None]
 ) -> int:
-    """Tell each change until the job has finished; return 0 if it succeeded, 1 if not, 124 if too late."""
+    """Report each change until the job has finished; return 0 if it succeeded, 1 if not, 124 on a time-out."""
     said = ""
     try:
         async with asyncio.timeout(timeout_seconds), session.watching(PLURAL, job=name) as watched:
@@ -116,7 +116,7 @@ async def wait_for_end(
 
 
 async def suspend(session: Session, name: str, *, suspended: bool, say: Callable[[str], None]) -> int:
-    """Hold a job or let it go on."""
+    """Suspend or resume a job."""
     job = await session.job(name)
     now = bool(((job.get("spec") or {}).get("runPolicy") or {}).get("suspend"))
     verb, done = ("suspend", "suspended") if suspended else ("resume", "resumed")
@@ -134,7 +134,7 @@ async def suspend(session: Session, name: str, *, suspended: bool, say: Callable
 
 
 async def scale(session: Session, name: str, *, trainers: int, say: Callable[[str], None]) -> int:
-    """Ask for another number of trainers."""
+    """Change the number of trainers."""
     await session.job(name)
     path, patch = session.path(name, "scale"), {"spec": {"replicas": trainers}}
     with session.explained(name):

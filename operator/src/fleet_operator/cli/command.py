@@ -1,4 +1,4 @@
-"""Around a run: the display before it, the summary and the picture after it."""
+"""The command around a run: the display before it, the summary and the picture after it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 CURVE = "loss.png"
 PAGE = "summary.html"
 PAGE_LINES = 40  # of each log
-SHOWN_LINES = 12  # of the traceback, or the log, of the replica for which a job has failed
+SHOWN_LINES = 12  # of the traceback, or the log, of the replica that caused a job's failure
 
 
 def run_command(
@@ -52,7 +52,7 @@ def run_command(
     tensorboard: Path | None,
     no_restart: bool = False,
 ) -> int:
-    """Run a job, show it, tell how it ended, and return the exit status."""
+    """Run a job, show it and its result, and return the exit status."""
     job = prepare(job, given, no_restart=no_restart)
     check_folders(job, given)
     workdirs = choose_workdirs(job, manifest, workdir, given.volumes)
@@ -88,7 +88,7 @@ def run_command(
 
 
 def _last_words(result: RunResult, logs: Path) -> list[str]:
-    """Return the end of the log of the replica for which the job has failed, and where that log is."""
+    """Return the end of the log of the replica that caused the job's failure, and the log's path."""
     replica = result.failing
     if replica is None or replica.pod is None:
         return []
@@ -125,7 +125,7 @@ def _draw(result: RunResult, path: Path, display: Display) -> Picture | str:
 
 
 def _write_page(result: RunResult, logs: Path, picture: Picture | str, display: Display) -> None:
-    """Write the summary for a browser, beside the logs."""
+    """Write the summary for a browser into the folder of the logs."""
     tails: dict[str, list[str]] = {}
     for replica in result.view.replicas.values():
         with contextlib.suppress(FileNotFoundError):  # it was not started

@@ -1,4 +1,4 @@
-"""How a run is shown: a live table on a terminal, plain lines elsewhere. Both write to standard error."""
+"""The display of a run: a live table on a terminal, else plain lines. Both write to standard error."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PROGRESS_SECONDS = 5.0
 
 
 class Display(Protocol):
-    """What a run needs to be seen."""
+    """A display of a run."""
 
     def say(self, line: str) -> None:
         """Show one line, now."""
@@ -34,7 +34,7 @@ class Display(Protocol):
         """Show `view` while the context lasts."""
 
     def refresh(self) -> None:
-        """Bring what is shown up to date; called several times a second."""
+        """Update the display; called several times a second."""
 
 
 class LineDisplay:
@@ -50,9 +50,9 @@ class LineDisplay:
         self._last = ""
 
     def say(self, line: str) -> None:
-        """Print a line, led by the seconds since the run began.
+        """Print a line, after the seconds since the run began.
 
-        No training ends because a disk has no room for the line, or whoever read has gone.
+        A full disk or a closed pipe does not end the training.
         """
         elapsed = time.monotonic() - self._started
         with contextlib.suppress(OSError):
@@ -69,7 +69,7 @@ class LineDisplay:
             self._view = None
 
     def refresh(self) -> None:
-        """Print the progress and what replicas wait for, where it has changed, every few seconds at most."""
+        """Print changed progress and what replicas wait for, every few seconds at most."""
         moment = time.monotonic()
         if self._view is None or moment < self._next_progress:
             return
@@ -114,20 +114,20 @@ class TableDisplay:
                 live.refresh()
 
     def refresh(self) -> None:
-        """Draw the table anew."""
+        """Redraw the table."""
         if self._live is not None:
             self._live.refresh()
 
 
 class DisplayHandler(logging.Handler):
-    """Shows what the operator's modules log, so that it does not tear the table."""
+    """A handler that shows the operator's log without breaking the table."""
 
     def __init__(self, display: Display) -> None:
         super().__init__(logging.WARNING)
         self._display = display
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Show the message without its traceback: that is for whoever debugs the runner."""
+        """Show the message without its traceback, which is only for debugging the runner."""
         error = record.exc_info[1] if record.exc_info else None
         why = f": {type(error).__name__}: {error}" if error is not None else ""
         self._display.say(f"{record.levelname.lower()}: {record.getMessage()}{why}")

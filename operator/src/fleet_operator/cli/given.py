@@ -1,4 +1,4 @@
-"""``--volume`` and ``--env-file``: what a run on this machine has in the place of volumes and Secrets."""
+"""``--volume`` and ``--env-file``: replacements of volumes and Secrets for a run on this machine."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ _NAME = re.compile(r"[-._a-zA-Z][-._a-zA-Z0-9]*")  # of a variable, as Kubernete
 
 
 class GivenError(OperatorError):
-    """What the command line gives a run cannot be used."""
+    """A value of the command line is unusable."""
 
     exit_status = 2
 
 
 def read_given(volumes: Sequence[str], env_files: Sequence[Path]) -> Given:
-    """Return what is given by ``--volume NAME=FOLDER`` and ``--env-file FILE``; of two, the later counts.
+    """Parse ``--volume NAME=FOLDER`` and ``--env-file FILE``; of duplicates the last counts.
 
     Raises
     ------
     GivenError
-        A value or a line cannot be understood, or a file cannot be read.
+        A value or a line is invalid, or a file cannot be read.
     """
     folders = dict(_volume(text) for text in volumes)
     if not env_files:
@@ -58,13 +58,13 @@ def _variables(path: Path) -> Iterator[tuple[str, str]]:
             continue
         name, equals, value = line.lstrip().partition("=")
         if not equals or _NAME.fullmatch(name) is None or "\0" in value:
-            found = repr(name) if equals else "no ="  # not the line: it may be a part of a secret
+            found = repr(name) if equals else "no ="  # not the line itself: it may be part of a secret
             raise GivenError(f"{path}, line {number}: found {found}, expected NAME=VALUE or a comment (# …)")
         yield name, value
 
 
 def check_folders(job: FleetJob, given: Given) -> None:
-    """Refuse folders that stand for nothing or are not there; those that begin empty anyway are made.
+    """Refuse folders that replace nothing or do not exist; those of emptyDirs are created.
 
     Raises
     ------
@@ -96,7 +96,7 @@ def check_folders(job: FleetJob, given: Given) -> None:
 
 
 def describe(job: FleetJob, given: Given) -> Iterator[str]:
-    """Say which paths are others here, and which lines of ``--env-file`` count for nothing."""
+    """Return remarks about replaced paths, and about ignored lines of ``--env-file``."""
     shown = dict[str, str]()
     for template in templates(job.to_manifest()["spec"]).values():
         shown |= places(template["spec"], folders_of(template["spec"], given.volumes))
@@ -110,7 +110,7 @@ def describe(job: FleetJob, given: Given) -> Iterator[str]:
 
 
 def _set_by(job: FleetJob) -> set[str]:
-    """Return the variables to which the manifest gives a value of its own."""
+    """Return the variables that the manifest sets itself."""
     containers = [main_container(each["spec"])[1] for each in templates(job.to_manifest()["spec"]).values()]
     return {
         entry["name"]

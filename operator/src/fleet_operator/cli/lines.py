@@ -26,14 +26,14 @@ def now() -> datetime:
 
 
 def describe_exit(pod: LocalPod, job: FleetJob) -> str:
-    """Return how a pod that failed ended, and why as far as it said so."""
+    """Return how a failed pod ended, and why, if known."""
     return failure_sentence(replace(pod.observed(), name=pod.replica), job)
 
 
 def consequence(before: FleetJob, after: FleetJob, role: Role, index: int) -> str | None:
-    """Return what a new status does about the failure of a replica; None if it does nothing yet."""
+    """Return the consequence of a replica's failure in a new status; None if there is none yet."""
     limit = after.spec.run_policy.backoff_limit
-    counted = after.status.failures > before.status.failures  # a disruption is nobody's failure
+    counted = after.status.failures > before.status.failures  # a disruption is not a failure
     count = f" ({after.status.failures} of {limit})" if counted else ""
     if after.status.state is JobState.FAILED:
         return "the job fails"
@@ -79,14 +79,14 @@ def names(replicas: Sequence[ReplicaView]) -> str:
 
 
 def clock(seconds: float) -> str:
-    """Return a length of time as a clock shows it: 0:07, 2:05, 1:02:00."""
+    """Format a duration like a clock: 0:07, 2:05, 1:02:00."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
 def duration(seconds: float) -> str:
-    """Return a length of time as people write it: 7.3 s, 2 min 05 s, 1 h 02 min."""
+    """Format a duration in words: 7.3 s, 2 min 05 s, 1 h 02 min."""
     if seconds < 60:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)

@@ -1,4 +1,4 @@
-"""What a job is on this machine: what is taken from its manifest, and what its replicas are given."""
+"""The local form of a job: its manifest without the parts of a cluster, and its replicas' settings."""
 
 from __future__ import annotations
 
@@ -24,30 +24,30 @@ if TYPE_CHECKING:
     from fleet_operator.cli.display import Display
     from fleet_operator.cli.scalars import Scalars
 
-# Trainers and servers of one machine share memory: glibc then copies tensors without filling the caches.
+# Trainers and servers on one machine share memory: glibc should copy tensors past the caches.
 COPY_PAST_CACHES = {"GLIBC_TUNABLES": f"glibc.cpu.x86_non_temporal_threshold={2 << 20}"}
 
 
 @dataclass(frozen=True, slots=True)
 class RunOptions:
-    """What ``fleetjob run`` is asked for.
+    """The options of ``fleetjob run``.
 
     Attributes
     ----------
     workdirs : mapping
         The working directory of each role's replicas.
     logs : Path
-        The folder of their logs; it is made.
+        The folder of their logs; it is created.
     environ : mapping
         The environment that they inherit.
     timeout_seconds : float, optional
-        When to stop the run although the job has not finished.
+        The time after which the run is stopped.
     given : Given
-        What they have in the place of volumes, Secrets and ConfigMaps.
+        The replacements of volumes, Secrets and ConfigMaps.
     follow : bool
         Whether to show what trainer 0 prints.
     scalars : Scalars, optional
-        Takes what the trainers tell of their progress.
+        Receives the trainers' progress.
     """
 
     workdirs: Mapping[Role, Path]
@@ -60,23 +60,23 @@ class RunOptions:
 
 
 def prepare(job: FleetJob, given: Given | None = None, *, no_restart: bool = False) -> FleetJob:
-    """Return the job as it runs here with what it is given, with a uid.
+    """Return the local form of a job, with a uid.
 
-    Where the manifest leaves ``startupPolicy`` out, all replicas start together. Trainers wait for the
+    If the manifest has no ``startupPolicy``, all replicas start together. Trainers wait for the
     servers' ports anyway, and on one machine nothing is saved by starting them later. With `no_restart` the
     first failure fails the job.
 
     Raises
     ------
     InvalidJob
-        The manifest asks for what only a cluster has; every such field is named.
+        The manifest requires features of a cluster; every such field is named.
     """
     if problems := refusals(job.to_manifest(), given):
         raise InvalidJob(f"{job.name}, as a run on this machine,", problems)
     metadata = {"uid": str(uuid.uuid4()), "resource_version": "1", "creation_timestamp": now()}
     spec = job.spec
-    # In order, a run would wait for the import of torch twice. On a cluster InOrder remains the default:
-    # there trainers would hold their nodes while servers still pull their image.
+    # With InOrder a run would wait for the import of torch twice. On a cluster InOrder is the default:
+    # trainers there would occupy their nodes while servers still pull their image.
     if "startup_policy" not in spec.model_fields_set:
         spec = spec.model_copy(update={"startup_policy": StartupPolicy.ANY_ORDER})
     if no_restart:
@@ -86,9 +86,9 @@ def prepare(job: FleetJob, given: Given | None = None, *, no_restart: bool = Fal
 
 
 def without_cluster(job: FleetJob) -> FleetJob:
-    """Take out what would change something here though it is not applied.
+    """Remove settings that have no use here but would have effects.
 
-    Each pod has an address of its own, and so all of the manifest's ports; the job goes with its run, whose
+    Each pod has an address of its own, and so all of the manifest's ports; the job ends with its run, whose
     servers end by themselves before.
     """
     policy = job.spec.run_policy.model_copy(update={"ttl_seconds_after_finished": None})
@@ -111,7 +111,7 @@ def claim_port(job: FleetJob, options: RunOptions, display: Display, claims: lis
 
 
 def local_settings(job: FleetJob, options: RunOptions, scratch: Path) -> LocalSettings:
-    """Return what the replicas have; the machine's cores are shared out among their processes."""
+    """Return the replicas' settings; the machine's cores are divided among their processes."""
     loopback = "lo" if sys.platform == "linux" else "lo0"
     threads = max(1, _num_cores() // sum(job.replicas(role) * _processes(job, role) for role in job.roles))
     return LocalSettings(
@@ -129,7 +129,7 @@ def local_settings(job: FleetJob, options: RunOptions, scratch: Path) -> LocalSe
 
 
 def _defaults(job: FleetJob, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return what replicas have whose manifest says nothing else; the user's own tunables stay."""
+    """Return default variables of the replicas; the user's own tunables are kept."""
     defaults = {"PYTHONUNBUFFERED": "1"}
     if job.spec.mode is Mode.PARAMETER_SERVER and COPY_PAST_CACHES.keys().isdisjoint(environ):
         defaults |= COPY_PAST_CACHES

@@ -1,4 +1,4 @@
-"""Manifests as files: what ``-f`` names."""
+"""Manifest files, as given by ``-f``."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ STDIN = Path("-")
 STDIN_NAME = "standard input"
 
 MAX_BYTES = 3 << 20
-"""The largest file that is read; the API server takes no larger request."""
+"""The size limit of a file; the API server accepts no larger request."""
 
 CARET_COLUMNS = 60  # how much of a long line is shown on each side of what is wrong
 
@@ -35,11 +35,11 @@ class ManifestError(OperatorError):
     Attributes
     ----------
     sentence : str
-        What is wrong, without its place.
+        The problem, without its position.
     file : str
-        What the file is called.
+        The name of the file.
     line, column : int, optional
-        Where it is wrong, counted from 1.
+        The position of the problem, counted from 1.
     """
 
     exit_status = 2
@@ -54,12 +54,12 @@ class ManifestError(OperatorError):
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """A FleetJob as a file has it.
+    """A FleetJob from a file.
 
     Attributes
     ----------
     source : str
-        What the file is called.
+        The name of the file.
     document : dict
         The FleetJob.
     """
@@ -69,7 +69,7 @@ class Manifest:
     _root: Node = field(repr=False)
 
     def located(self, error: InvalidJob) -> InvalidJob:
-        """Return an error with the lines of its problems; of a field that is not there, its parent's."""
+        """Return an error with the lines of its problems; for a missing field its parent's."""
         lines = dict(self._root.lines())
         problems = []
         for problem in error.problems:
@@ -130,7 +130,7 @@ def _with_caret(lines: Sequence[str], line: int, column: int) -> str:
 
 @contextlib.contextmanager
 def located(manifest: Manifest) -> Iterator[None]:
-    """Give the problems that are found in a job the lines of its manifest."""
+    """Add the manifest's lines to the problems of a job."""
     try:
         yield
     except InvalidJob as error:
@@ -144,7 +144,7 @@ def _warn(sentence: str) -> None:
 def check_manifest(
     manifest: Manifest, *, allow_unknown_fields: bool, warn: Callable[[str], None] = _warn
 ) -> FleetJob:
-    """Return the job that a manifest describes, looking at its templates as Kubernetes would.
+    """Return the job of a manifest, and check its templates like Kubernetes.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""What a person sees of one replica of a run."""
+"""The displayed state of one replica of a run."""
 
 from __future__ import annotations
 
@@ -18,32 +18,32 @@ if TYPE_CHECKING:
     from fleet_operator.plan.observe.progress import Progress
 
 PATIENCE_SECONDS = 5.0
-"""For how long nobody is told what a replica waits for that has just started."""
+"""How long after its start a replica's waiting is not shown."""
 
 SILENT_SECONDS = 60.0
-"""For how long a script that need not use `fleet` is thought to import its modules."""
+"""How long a script that may not use `fleet` counts as importing its modules."""
 
 PACE_READINGS = 60
-"""Over how many readings, one a second, the pace is measured that the estimate rests on."""
+"""The number of readings, one per second, for the estimated pace."""
 
 IMPORTS = "importing torch, or what else its script does before fleet.init()"
 
 
 @dataclass(slots=True)
 class ReplicaView:
-    """One replica, through all of its lives."""
+    """A replica, through all of its attempts."""
 
     role: Role
     index: int
-    pod: LocalPod | None = None  # the newest life
+    pod: LocalPod | None = None  # the latest attempt
     lives: int = 0
     restarting: bool = False
-    stopped: bool = False  # whether its newest life was ended by the run or the plan, not by itself
+    stopped: bool = False  # whether the run or the plan ended its latest attempt
     exit_codes: list[int] = field(default_factory=list)
     started_at: datetime | None = None
     progress: Progress | None = None
-    uses_fleet: bool = False  # whether its script has to, and so will answer
-    heard: bool = False  # whether its newest life has answered
+    uses_fleet: bool = False  # whether its script must use `fleet`, and so will respond
+    heard: bool = False  # whether its latest attempt has responded
     readings: deque[tuple[datetime, int]] = field(default_factory=lambda: deque(maxlen=PACE_READINGS))
 
     @property
@@ -74,7 +74,7 @@ class ReplicaView:
 
     @property
     def _is_joining(self) -> bool:
-        """Whether a trainer that runs has not come to its training yet."""
+        """Whether a running trainer has not started training yet."""
         if self.role is Role.PSERVER:
             return False  # it is ready: it listens
         return self._waits_for is not None if self.heard else self.uses_fleet
@@ -84,7 +84,7 @@ class ReplicaView:
         return self.progress.waits_for if self.progress is not None else None
 
     def waiting(self, now: datetime) -> str | None:
-        """Return what keeps it from training or serving, once that has taken a few seconds."""
+        """Return what the replica waits for, after a few seconds."""
         pod = self.pod
         if pod is None or pod.phase is not PodPhase.RUNNING or pod.deleted_at is not None:
             return None
@@ -100,7 +100,7 @@ class ReplicaView:
         return IMPORTS if not self.heard and (self.uses_fleet or seconds < SILENT_SECONDS) else None
 
     def hear(self, progress: Progress, now: datetime | None = None) -> None:
-        """Take in what its newest life has answered."""
+        """Store a reading of its latest attempt."""
         self.heard = True
         self.progress = progress.after(self.progress)
         if now is not None and progress.step is not None:
@@ -109,20 +109,20 @@ class ReplicaView:
             self.readings.append((now, progress.step))
 
     def begin(self) -> None:
-        """Forget what was true of the life before."""
+        """Forget the state of the previous attempt."""
         self.lives += 1
         self.restarting = self.stopped = self.heard = False
         self.readings.clear()
 
     @property
     def percentage(self) -> int | None:
-        """How much of its training it has done, where it knows how many steps there will be."""
+        """The completed part of its training, if the number of steps is known."""
         told = self._job_progress
         return None if told is None or self.role is not Role.TRAINER else told.percentage
 
     @property
     def eta_seconds(self) -> int | None:
-        """How long the rest will take, at the pace of the last minute."""
+        """The remaining time, at the pace of the last minute."""
         told = self._job_progress
         return None if told is None else told.eta_seconds
 
@@ -136,7 +136,7 @@ class ReplicaView:
         return None if self.progress is None else job_progress(self.progress, steps_per_second=pace)
 
     def elapsed_seconds(self, now: datetime) -> float | None:
-        """Return how long it has been running, from its first start."""
+        """Return how long the replica has been running since its first start."""
         if self.started_at is None:
             return None
         finished = self.pod.finished_at if self.pod is not None else None

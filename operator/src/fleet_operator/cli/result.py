@@ -1,4 +1,4 @@
-"""Pure: how a run ended, for people and for programs."""
+"""Pure: the result of a run, for people and for programs."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from fleet_operator.cli.replica import ReplicaView
     from fleet_operator.cli.run import RunResult
 
-INVALID = 2  # the exit status where what a person gave cannot be used
+INVALID = 2  # the exit status for invalid input
 INVALID_MANIFEST = "InvalidManifest"
 
 
 def to_json(result: RunResult) -> dict[str, Any]:
-    """Return the one object that ``-o json`` prints."""
+    """Return the object that ``-o json`` prints."""
     return {
         "state": result.state,
         "reason": result.reason,
@@ -43,7 +43,7 @@ def to_json(result: RunResult) -> dict[str, Any]:
 
 
 def refusal_to_json(error: OperatorError | OSError) -> dict[str, Any]:
-    """Return the one object that ``-o json`` prints where nothing has run."""
+    """Return the object that ``-o json`` prints if the job could not run."""
     invalid = isinstance(error, OperatorError) and error.exit_status == INVALID
     state = "Invalid" if invalid else JobState.FAILED.value
     refused: dict[str, Any] = {"state": state, "reason": type(error).__name__, "message": str(error)}
@@ -72,7 +72,7 @@ def to_text(result: RunResult) -> str:
 
 
 def _overruns(replicas: Iterable[ReplicaView]) -> list[str]:
-    """Name the replicas whose script began anew where its training was not."""
+    """Name the late trainers whose script started from the beginning."""
     return [
         f"  {replica.name} joined late and trained {past} steps past the others, on its data alone: "
         "fleet.epochs() is a loop that goes on where the training is"
@@ -82,7 +82,7 @@ def _overruns(replicas: Iterable[ReplicaView]) -> list[str]:
 
 
 def _non_finite(replicas: Iterable[ReplicaView]) -> list[str]:
-    """Name the replicas whose weights are lost."""
+    """Name the replicas whose weights hold NaN or infinity."""
     return [
         f"  {replica.name} ended with NaN or infinity in {lost} parameters: its log names them"
         for replica in replicas
@@ -91,7 +91,7 @@ def _non_finite(replicas: Iterable[ReplicaView]) -> list[str]:
 
 
 def _lives(replica: ReplicaView) -> str:
-    """Say how each life of a replica ended."""
+    """Return how each attempt of a replica ended."""
     if not replica.exit_codes:
         return "ended with the run" if replica.lives else "was not started"
     noun = "exit code" if len(replica.exit_codes) == 1 else "exit codes"

@@ -44,18 +44,18 @@ if TYPE_CHECKING:
     from fleet_operator.cli.replica import ReplicaView
 
 READ_BYTES = 1 << 18
-"""How much is read at once: a replica that prints faster is shown a little later."""
+"""The bytes per read; the output of a replica that prints faster is shown later."""
 
 
 class Follower:
-    """Shows the lines that are added to the log of a replica.
+    """Shows new lines of a replica's log.
 
     Parameters
     ----------
     log : Path
-        The log, which need not be there yet. What it holds already, of an earlier run, is not shown.
+        The log, which may not exist yet. Its present content, of an earlier run, is not shown.
     replica : str
-        The replica's name, which leads each line.
+        The replica's name, shown before each line.
     show : callable
         Called with each line.
     """
@@ -70,7 +70,7 @@ class Follower:
             self._position = log.stat().st_size
 
     def read(self) -> bool:
-        """Show what one read brings; return False if there is no more now."""
+        """Show the lines of one read; return False if there are no more now."""
         try:
             with self._log.open("rb") as file:
                 file.seek(self._position)
@@ -84,7 +84,7 @@ class Follower:
         return len(data) == READ_BYTES
 
     def finish(self) -> None:
-        """Show all that is left, a line without an end as well."""
+        """Show the rest, including an incomplete line."""
         while self.read():
             pass
         if self._rest:
@@ -98,16 +98,14 @@ class Follower:
 
 
 POLL_SECONDS = 1.0
-TELL_FAILURE_SECONDS = (
-    2.0  # how long a failure waits for what the plan does about it, before it is told alone
-)
-SERVERS_END_SECONDS = 30.0  # how long servers may take to end by themselves when no policy stops them
-CLEAN_UP_SECONDS = 60.0  # beyond the pods' own grace: by then the plan has removed what it removes
+TELL_FAILURE_SECONDS = 2.0  # how long a failure waits for its consequence, before it is shown alone
+SERVERS_END_SECONDS = 30.0  # how long servers may take to end by themselves without a policy that stops them
+CLEAN_UP_SECONDS = 60.0  # beyond the pods' grace period, for the plan's deletions
 STOP_GRACE_SECONDS = 10.0  # between SIGTERM and SIGKILL, at most, when the run is stopped
-LATE_SECONDS = 5.0  # what the supervisor may need beyond the grace
-SILENT_SECONDS = 3.0  # how long the end of a finished job's processes is waited for in silence
+LATE_SECONDS = 5.0  # for the supervisor, beyond the grace period
+SILENT_SECONDS = 3.0  # how long to wait silently for the end of a finished job's processes
 REFRESH_SECONDS = 0.25
-MAX_FAILED_PASSES = 6  # some six seconds with the engine's back-off
+MAX_FAILED_PASSES = 6  # about six seconds with the engine's back-off
 TIMED_OUT = 124  # the exit status of timeout(1)
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -127,7 +125,7 @@ class RunResult:
     stopped_by : int, optional
         The exit status when the run was stopped before the job had finished.
     problem : str, optional
-        Why the run itself, not the job, could not go on.
+        Why the run itself, not the job, could not continue.
     """
 
     view: JobView
@@ -147,7 +145,7 @@ class RunResult:
 
     @property
     def state(self) -> str:
-        """The job's state in one word; Stopped where the run was stopped before the job had finished."""
+        """The job's state in one word; Stopped if the run was stopped before the job had finished."""
         if self.problem is not None and not self.view.status.finished:
             return JobState.FAILED.value
         return self.view.state if self.view.status.finished or not self.stopped_by else "Stopped"
@@ -177,7 +175,7 @@ class RunResult:
 
     @property
     def exit_status(self) -> int:
-        """The truth in one number: 0 only for a job that has succeeded."""
+        """The exit status: 0 only for a job that has succeeded."""
         if self.view.status.state is JobState.SUCCEEDED:
             return 0
         return self.stopped_by or 1
@@ -217,12 +215,12 @@ async def run_job(job: FleetJob, options: RunOptions, display: Display) -> RunRe
 
 
 class Stuck(Observer):
-    """Notices when passes fail again and again: on this machine nothing heals by itself.
+    """Detects passes that fail repeatedly: on this machine nothing recovers by itself.
 
     Parameters
     ----------
     tell : callable
-        Called once a pass has failed `MAX_FAILED_PASSES` times in a row.
+        Called once `MAX_FAILED_PASSES` consecutive passes have failed.
     """
 
     def __init__(self, tell: Callable[[], None]) -> None:
@@ -230,14 +228,14 @@ class Stuck(Observer):
         self._failed = 0
 
     def passed(self, key: Key, result: Result, seconds: float) -> None:  # noqa: ARG002  one job, any time
-        """Count the failed passes since the last that went well."""
+        """Count the failed passes since the last successful one."""
         self._failed = self._failed + 1 if result is Result.FAILED else 0
         if self._failed == MAX_FAILED_PASSES:
             self._tell()
 
 
 class Run:
-    """One run: the engine, and what goes on beside it.
+    """A run: the engine and its companion tasks.
 
     Parameters
     ----------
@@ -248,7 +246,7 @@ class Run:
     display : Display
         Shows the view.
     options : RunOptions
-        The time-out, the folder of the logs, and whether to follow one, and who takes scalars.
+        The time-out, the folder of the logs, whether to follow one, and the receiver of scalars.
     """
 
     def __init__(self, cluster: ProcessCluster, view: JobView, display: Display, options: RunOptions) -> None:
@@ -268,7 +266,7 @@ class Run:
         self._changed = asyncio.Event()
 
     async def run(self) -> RunResult:
-        """Run until the job has finished, or until somebody or something stops the run."""
+        """Run until the job has finished, or the run is stopped."""
         loop = asyncio.get_running_loop()
         started = loop.time()
         handled = [signum for signum in SIGNALS if not _is_ignored(signum)]
@@ -331,7 +329,7 @@ class Run:
             await asyncio.gather(shown, *watchers, return_exceptions=True)
 
     async def _finished(self) -> None:
-        """Wait until the job has finished and its processes have gone, or had the time to."""
+        """Wait until the job has finished and its processes have ended, or their time is over."""
         while (job := self._cluster.job(self._key)) is not None and not job.status.finished:
             self._changed.clear()
             await self._changed.wait()
@@ -349,7 +347,7 @@ class Run:
 
     def _clean_up_seconds(self) -> float:
         if self._view.job.spec.run_policy.clean_pod_policy is CleanPodPolicy.NONE:
-            # In a cluster they would go on. Here they end with the run, servers by themselves if they can.
+            # In a cluster they would continue. Here they end with the run, servers by themselves if possible.
             return SERVERS_END_SECONDS if self._view.status.state is JobState.SUCCEEDED else 0.0
         return CLEAN_UP_SECONDS + max((pod.grace_seconds for pod in self._cluster.kubelet.pods), default=0)
 
@@ -379,7 +377,7 @@ class Run:
         self._stop.set()
 
     async def _poll(self) -> None:
-        """Ask the running replicas how far they are, for ever."""
+        """Read the progress of the running replicas, without end."""
         while True:
             asked = [
                 (replica, replica.pod)
@@ -394,7 +392,7 @@ class Run:
             await asyncio.sleep(POLL_SECONDS)
 
     def _take_scalars(self) -> None:
-        """Write what is new; training does not end for want of room."""
+        """Write new values; a full disk does not end the training."""
         if self._scalars is None:
             return
         try:
@@ -404,7 +402,7 @@ class Run:
             self._scalars = None
 
     async def _show(self) -> None:
-        """Keep the display up to date, for ever."""
+        """Update the display, without end."""
         while True:
             self._view.tell_failures(older_than=now() - timedelta(seconds=TELL_FAILURE_SECONDS))
             if self._follower is not None:
@@ -414,5 +412,5 @@ class Run:
 
 
 def _is_ignored(signum: int) -> bool:
-    """Whether the run was started by nohup, and so is to outlive its terminal."""
+    """Whether the run was started by nohup, and so must outlive its terminal."""
     return signum == signal.SIGHUP and signal.getsignal(signum) is signal.SIG_IGN

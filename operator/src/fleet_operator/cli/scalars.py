@@ -1,4 +1,4 @@
-"""``fleetjob run --tensorboard DIR``: what the trainers tell of their progress, as TensorBoard reads it."""
+"""``fleetjob run --tensorboard DIR``: the trainers' progress as TensorBoard event files."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ if TYPE_CHECKING:
 
 
 class ScalarsError(OperatorError):
-    """No scalars can be written here."""
+    """Scalars cannot be written here."""
 
 
 class Scalars:
-    """Event files, one for each trainer in a folder of its name.
+    """Event files, one for each trainer, in folders named after them.
 
     Parameters
     ----------
     folder : Path
-        Where the trainers' folders are made.
+        The parent of the trainers' folders.
 
     Raises
     ------
     ScalarsError
-        The package that knows the format is not installed.
+        The package for the format is not installed.
     """
 
     def __init__(self, folder: Path) -> None:
         try:
-            # Here and not above: it is an extra, and takes long.
+            # imported here, because it is an extra and slow
             import tensorboard.compat.proto.event_pb2
             import tensorboard.summary.writer.record_writer  # noqa: F401
         except ImportError as error:
@@ -49,7 +49,7 @@ class Scalars:
         self._files: dict[str, EventFile] = {}
 
     def take(self, replicas: Iterable[ReplicaView]) -> None:
-        """Write what is new of the trainers.
+        """Write the trainers' new values.
 
         Raises
         ------
@@ -70,10 +70,10 @@ class Scalars:
 
 
 class EventFile:
-    """The events of one trainer: each point of the loss once, and the rest whenever its step has moved.
+    """The events of one trainer: each point of the loss once, and the other values whenever its step changes.
 
-    Written at once, and not by a thread as the package's own `EventFileWriter` does it: after an error of the
-    disk its thread is gone, and its queue waits for ever.
+    They are written synchronously, unlike by the package's own `EventFileWriter`: after a disk error its thread has
+    ended, and its queue blocks for ever.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -89,8 +89,10 @@ class EventFile:
         self._write(file_version="brain.Event:2")
 
     def take(self, progress: Progress, step: int) -> None:
-        """Write what is new in what a trainer has told."""
-        if step < self._step:  # it goes on from a checkpoint, or anew: what came after that does not count
+        """Write new values of a trainer's progress."""
+        if (
+            step < self._step
+        ):  # it continues from a checkpoint, or from the beginning: later points do not count
             self._begin_again(step)
             self._stale = {at: loss for at, loss in progress.history.items() if at > step}
         for at, loss in progress.history.items():

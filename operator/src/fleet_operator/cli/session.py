@@ -1,4 +1,4 @@
-"""A person's session with an API server: where it is, which namespace is meant, and refusals as sentences."""
+"""A user's session with an API server: its address, the namespace, and refusals as sentences."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ T = TypeVar("T")
 Manifest = dict[str, Any]
 
 MANAGER = "fleetjob"
-"""Under which name the API server notes what this program has set."""
+"""The field manager of this program."""
 
 SYNC_SECONDS = 60.0
-"""How long the first list of what is watched may take."""
+"""How long the first list of a watch may take."""
 
 
 class ClusterRefusal(OperatorError):  # noqa: N818  the name says what happened, as the message does
-    """The API server refused what was asked, or gave no answer; the message says what to do."""
+    """The API server refused a request, or did not respond; the message says what to do."""
 
 
 @dataclass(frozen=True, slots=True)
 class Where:
-    """Which cluster and which namespace; None is what the kubeconfig says."""
+    """The cluster and the namespace; None means the kubeconfig's."""
 
     kubeconfig: Path | None = None
     context: str | None = None
@@ -45,14 +45,14 @@ class Where:
 
 
 class Session:
-    """One API server, as a person uses it.
+    """A user's session with an API server.
 
     Parameters
     ----------
     client : ApiClient
         The API server.
     server : str
-        Its address, for what people are told.
+        Its address, for messages.
     namespace : str
         The namespace that is meant.
     """
@@ -63,7 +63,7 @@ class Session:
         self.namespace = namespace
 
     def path(self, name: str, subresource: str = "") -> str:
-        """Return the path of a FleetJob, or of a part of it; never that of all, which could be deleted."""
+        """Return the path of a FleetJob, or of a part of it; never that of all, which could be deleted by it."""
         if name_problem(name) is not None:
             raise ValueError(f"{name!r} is no name of a FleetJob")
         return "/".join(part for part in (collection(PLURAL, self.namespace), name, subresource) if part)
@@ -88,7 +88,7 @@ class Session:
 
     @contextlib.contextmanager
     def explained(self, job: str | None = None) -> Iterator[None]:
-        """Turn an error of the API server's into a sentence that says what to do."""
+        """Turn an error of the API server into a sentence that says what to do."""
         try:
             yield
         except ApiError as error:
@@ -125,12 +125,12 @@ class Session:
     async def watching(
         self, plural: str, *, job: str | None = None, everywhere: bool = False
     ) -> AsyncIterator[Watched]:
-        """Keep the FleetJobs, or the pods of one, in step with the API server while the context lasts.
+        """Keep the FleetJobs, or the pods of one, in sync with the API server while the context lasts.
 
         Raises
         ------
         ClusterRefusal
-            The first list was refused, or did not come in time; what breaks later is tried again for ever.
+            The first list was refused, or did not arrive in time; later failures are retried without end.
         """
         path = collection(plural, None if everywhere else self.namespace)
         field = f"metadata.name={job}" if job is not None and plural == PLURAL else None
@@ -161,18 +161,18 @@ class Session:
 
 
 class Watched:
-    """Objects as they are now, and an event that tells that one has changed."""
+    """The present objects, and an event that is set by changes."""
 
     def __init__(self) -> None:
         self.store: Store[Manifest] = Store()
         self.changed = asyncio.Event()
 
     def all(self) -> list[Manifest]:
-        """Return what there is, by namespace and name."""
+        """Return the objects, by namespace and name."""
         return [entry.value for entry in sorted(self.store, key=lambda entry: entry.key)]
 
     async def change(self, seconds: float | None = None) -> bool:
-        """Wait for the next change; False if there was none for so long."""
+        """Wait for the next change; False on a time-out."""
         try:
             async with asyncio.timeout(seconds):
                 await self.changed.wait()
@@ -196,7 +196,7 @@ async def open_session(where: Where) -> AsyncIterator[Session]:
 
 
 def in_session(where: Where, work: Callable[[Session], Awaitable[T]]) -> T:
-    """Do some work in a session of its own, from code that is not asynchronous."""
+    """Run a coroutine function in a session of its own, from synchronous code."""
 
     async def run() -> T:
         async with open_session(where) as session:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 REDRAW_SECONDS = 1.0
-PIPE_COLUMNS = 4096  # a program that reads the table wants whole sentences
+PIPE_COLUMNS = 4096  # programs that read the table need whole sentences
 
 
 async def show_status(
@@ -56,7 +56,7 @@ async def watch_status(
 ) -> int:
     """Show jobs until interrupted; one job until it has finished, and then return 0 if it succeeded."""
     if name is not None:
-        await session.job(name)  # a name that is not there is a mistake, not something to wait for
+        await session.job(name)  # an unknown name is a mistake, not something to wait for
     console = Console()
     async with session.watching(PLURAL, job=name, everywhere=everywhere) as watched:
         if console.is_terminal:
@@ -73,7 +73,7 @@ async def _table(watched: Watched, name: str | None, *, everywhere: bool, consol
             live.refresh()
             if (ended := _end(watched, name)) is not None:
                 return ended
-            await watched.change(REDRAW_SECONDS)  # ages grow though nothing changes
+            await watched.change(REDRAW_SECONDS)  # ages grow without changes
 
 
 async def _lines(watched: Watched, name: str | None, *, everywhere: bool, say: Callable[[str], None]) -> int:
@@ -93,7 +93,7 @@ async def _lines(watched: Watched, name: str | None, *, everywhere: bool, say: C
 
 
 def _end(watched: Watched, name: str | None) -> int | None:
-    """Return the exit status once the one job that is watched has come to its end."""
+    """Return the exit status once the one watched job has finished."""
     if name is None:
         return None
     jobs = watched.all()
@@ -106,13 +106,13 @@ def _end(watched: Watched, name: str | None) -> int | None:
 
 
 def table_of(jobs: Iterable[Summary], moment: datetime, *, everywhere: bool) -> Table:
-    """Return a table of jobs at this moment."""
+    """Return a table of jobs."""
     table = Table(box=None, pad_edge=False, header_style="", padding=(0, 3, 0, 0))
     for heading in (*(("NAMESPACE",) if everywhere else ()), "NAME", "STATE"):
         table.add_column(heading, no_wrap=True)
     for heading in ("PSERVERS", "TRAINERS", "PROGRESS", "LOSS", "ETA", "RESTARTS", "AGE"):
         table.add_column(heading, no_wrap=True, justify="left")
-    table.add_column("WHY")  # the one that gives way where the terminal is narrow
+    table.add_column("WHY")  # the column that is cut on a narrow terminal
     for job in jobs:
         first = (Text(job.namespace),) if everywhere else ()
         state = Text(job.state, style=STYLES.get(job.state, ""))
@@ -142,7 +142,7 @@ async def show_events(session: Session, name: str, *, as_json: bool, say: Callab
         found = await session.client.get(collection("events", session.namespace), selector)
     events = sorted(found["items"], key=lambda event: (_last(event), _version(event)))
     if not events:
-        await session.job(name)  # a name that is not there is a mistake
+        await session.job(name)  # an unknown name is a mistake
     if as_json:
         say(json.dumps({"apiVersion": "v1", "kind": "EventList", "items": events}, indent=2))
         return 0
@@ -158,7 +158,7 @@ async def show_events(session: Session, name: str, *, as_json: bool, say: Callab
 
 
 def _word(event: Mapping[str, Any], field: str) -> str:
-    """Return a field that whoever wrote the event may have left out."""
+    """Return an optional field of an event."""
     return str(event.get(field) or ABSENT)
 
 

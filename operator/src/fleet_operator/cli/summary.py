@@ -1,4 +1,4 @@
-"""Pure: a FleetJob of an API server in a few words, whatever version of the operator has written it."""
+"""Pure: the summary of a FleetJob of an API server, of any version of the operator."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ UNSEEN = "no operator has looked at it yet; is one running? (kubectl get deploym
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What people want to see of a job."""
+    """The summary of a job."""
 
     namespace: str
     name: str
@@ -32,7 +32,7 @@ class Summary:
 
     @classmethod
     def of(cls, manifest: Mapping[str, Any]) -> Summary:
-        """Read a job; what cannot be understood of its status is as if it were not there."""
+        """Parse a job; an invalid status counts as absent."""
         metadata, spec = manifest["metadata"], manifest.get("spec") or {}
         try:
             status = FleetJobStatus.model_validate(manifest.get("status") or {})
@@ -57,7 +57,7 @@ class Summary:
 
     @property
     def sentence(self) -> str:
-        """Why it is in this state, for people."""
+        """The explanation of the state, for people."""
         told = self.status.explanation
         if told is None:
             return "" if (self.raw.get("status") or {}).get("state") else UNSEEN
@@ -68,7 +68,7 @@ class Summary:
 
     @property
     def progress(self) -> str:
-        """How far the training is, in one word."""
+        """The progress of the training, in one word."""
         return self.status.progress.summary if self.status.progress is not None else ABSENT
 
     def age(self, now: datetime) -> str:
@@ -76,7 +76,7 @@ class Summary:
         return ABSENT if self.created is None else age((now - self.created).total_seconds())
 
     def line(self) -> str:
-        """Return all that changes, in one line."""
+        """Return everything that changes, in one line."""
         status = self.status
         counts = [f"pservers {status.pservers}"] if status.pservers else []
         counts += [f"trainers {status.trainers}"] if status.trainers else []
@@ -89,7 +89,7 @@ class Summary:
 
 
 def details(job: Summary, now: datetime) -> list[str]:
-    """Return all there is to say about one job, a line each."""
+    """Return all details of one job, one per line."""
     status = job.status
     lines = [f"{job.name} ({job.mode}) in {job.namespace}: {job.state}"]
     lines += [f"  {job.sentence}"] if job.sentence else []
@@ -126,7 +126,7 @@ def _table(table: TableStatistics) -> str:
 
 
 def age(seconds: float) -> str:
-    """Return a length of time as kubectl shows it: 45s, 12m, 5h, 3d."""
+    """Format a duration like kubectl: 45s, 12m, 5h, 3d."""
     for unit, size in (("d", 86400), ("h", 3600), ("m", 60)):
         if seconds >= 2 * size:
             return f"{int(seconds // size)}{unit}"
@@ -134,7 +134,7 @@ def age(seconds: float) -> str:
 
 
 def size(num_bytes: int) -> str:
-    """Return an amount of memory: 512 B, 12.5 MB, 3.2 GB."""
+    """Format an amount of memory: 512 B, 12.5 MB, 3.2 GB."""
     for unit, exponent in (("GB", 9), ("MB", 6), ("kB", 3)):
         if num_bytes >= 10**exponent:
             return f"{num_bytes / 10**exponent:.1f} {unit}"

@@ -1,7 +1,7 @@
-"""Pure: the live table of a run, as wide and as high as the terminal that shows it.
+"""Pure: the live table of a run, which fits its terminal.
 
-Servers and trainers have a table each, under a bar that says how far trainer 0 is. What does not fit is left
-out column by column: a replica's name, its state and its step are always whole. With more replicas than
+Servers and trainers have a table each, below a bar with the progress of trainer 0. What does not fit is left
+out column by column: a replica's name, its state and its step are always shown. With more replicas than
 rows those in trouble are shown, then as many of the others as fit; a last row counts the rest.
 """
 
@@ -40,22 +40,22 @@ STYLES = {
     "Failed": "bold red",
 }
 TROUBLE = ("Failed", "Restarting", "Stopping", "Starting", "Waiting")
-"""States that are shown first where there are more replicas than rows, the gravest first."""
+"""The states that are shown first if there are more replicas than rows, the most severe first."""
 
 GAP = 2  # columns between two cells
-LEAST_ROWS = 2  # of a table, on however low a terminal
+LEAST_ROWS = 2  # of a table, on any terminal
 BAR_COLUMNS = 40  # at most
 MOST_WAITING = 4  # lines about what replicas wait for
 
 
 @dataclass(frozen=True, slots=True)
 class _Column:
-    """What a table shows of each replica."""
+    """A column of a table."""
 
     heading: str
-    rank: int  # where not all columns fit, that of the highest rank is left out first; 0 stays
+    rank: int  # if not all columns fit, the one of the highest rank is left out first; 0 stays
     cell: Callable[[ReplicaView, datetime], str]
-    stays_empty: bool = True  # whether it is there before any replica has something to show in it
+    stays_empty: bool = True  # whether it is shown even if it is empty
 
 
 def _step(replica: ReplicaView, _: datetime) -> str:
@@ -86,7 +86,7 @@ def _rows(replica: ReplicaView, _: datetime) -> str:
 
 
 def _bytes(replica: ReplicaView, _: datetime) -> str:
-    """Return how large the parameters of a server are, its tables among them."""
+    """Return the size of a server's parameters, including its tables."""
     progress = replica.progress
     if progress is None or (progress.parameter_bytes is None and not progress.tables):
         return ABSENT
@@ -136,7 +136,7 @@ def render(view: JobView, now: datetime, *, width: int, height: int) -> Group:
 
 
 def _shared(rows: int, wanted: Sequence[int]) -> list[int]:
-    """Share the rows of a terminal between tables; one that wants less than its share leaves the rest."""
+    """Divide the rows of a terminal among tables; one that needs less than its share leaves the rest."""
     shares = dict[int, int]()
     for place, number in sorted(enumerate(wanted), key=lambda each: each[1]):
         fair = max(LEAST_ROWS, rows // (len(wanted) - len(shares)))
@@ -146,7 +146,7 @@ def _shared(rows: int, wanted: Sequence[int]) -> list[int]:
 
 
 def _bar(view: JobView, width: int) -> RenderableType | None:
-    """Return how far the job is, as its first trainer that knows how many steps there will be tells it."""
+    """Return the job's progress, that of the first trainer with a known number of steps."""
     replica = next((each for each in view.replicas.values() if each.percentage is not None), None)
     if replica is None or replica.percentage is None:
         return None
@@ -192,7 +192,7 @@ def _table(replicas: Sequence[ReplicaView], rows: int, now: datetime, width: int
 
 
 def _chosen(replicas: Sequence[ReplicaView], rows: int) -> list[ReplicaView]:
-    """Return which replicas are shown where one row counts the rest: those in trouble before the others."""
+    """Return the replicas to show if one row counts the rest: failing ones come first."""
     rank = {state: position for position, state in enumerate(TROUBLE)}
     ranked = sorted(replicas, key=lambda replica: rank.get(replica.state, len(TROUBLE)))
     kept = {replica.index for replica in ranked[: max(1, rows - 1)]}

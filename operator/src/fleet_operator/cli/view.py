@@ -1,4 +1,4 @@
-"""What a person sees of a run: fed by the cluster and by the replicas' progress."""
+"""The displayed state of a run, updated by the cluster and by the replicas' progress."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
 
 class JobView:
-    """The job and its replicas as the listener of the local cluster sees them.
+    """The job and its replicas; the listener of the local cluster.
 
     Parameters
     ----------
     job : FleetJob
-        The job as it starts.
+        The job at its start.
     say : callable
-        Called with each line that people should read.
+        Called with each line to show.
     """
 
     def __init__(self, job: FleetJob, say: Callable[[str], None]) -> None:
@@ -39,7 +39,7 @@ class JobView:
             for role in job.roles
             for index in range(job.replicas(role))
         }
-        self._failures: list[LocalPod] = []  # exits of which the plan has not said yet what follows
+        self._failures: list[LocalPod] = []  # exits whose consequence is not planned yet
 
     @property
     def status(self) -> FleetJobStatus:
@@ -48,7 +48,7 @@ class JobView:
 
     @property
     def state(self) -> str:
-        """The job's state in one word; one that the run has stopped before its end is told as Stopped."""
+        """The job's state in one word; Stopped if the run was stopped before its end."""
         state = self.status.state or JobState.PENDING
         if state.final or not self.interrupted:
             return state.value
@@ -57,7 +57,7 @@ class JobView:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """What the trainers reported by name; where several did, the one of the lowest index counts."""
+        """The trainers' reported metrics by name; of several reports that of the lowest index counts."""
         merged: dict[str, float] = {}
         for replica in reversed(self.replicas.values()):
             if replica.role is Role.TRAINER and replica.progress is not None:
@@ -65,7 +65,7 @@ class JobView:
         return merged
 
     def pod_changed(self, pod: LocalPod) -> None:
-        """Take in a pod's news, and say what changed."""
+        """Handle a change of a pod, and show it."""
         replica = self.replicas[pod.role, pod.index]
         before, replica.pod = replica.pod, pod
         if before is None or before.uid != pod.uid:
@@ -82,12 +82,12 @@ class JobView:
     def progressed(
         self, replica: ReplicaView, uid: str, progress: Progress, now: datetime | None = None
     ) -> None:
-        """Take in what a replica answered, unless it has ended meanwhile."""
+        """Store a replica's progress, unless the replica has ended meanwhile."""
         if replica.pod is not None and replica.pod.uid == uid and not replica.pod.ended:
             replica.hear(progress, now)
 
     def waiting(self, now: datetime) -> list[str]:
-        """Return a line for each thing that replicas have waited for since some seconds, naming these."""
+        """Return a line for each thing that replicas have waited for, with their names."""
         groups = dict[tuple[Role, str], list[ReplicaView]]()
         for replica in self.replicas.values():
             if (what := replica.waiting(now)) is not None:
@@ -95,7 +95,7 @@ class JobView:
         return [f"{names(replicas)}: {what}" for (_, what), replicas in groups.items()]
 
     def status_written(self, before: FleetJob, after: FleetJob) -> None:
-        """Take in a new status, and say what it does about failures."""
+        """Handle a new status, and show the consequences of failures."""
         self.job = after
         for pod in self._failures[:]:
             if (then := consequence(before, after, pod.role, pod.index)) is not None:
@@ -106,12 +106,12 @@ class JobView:
             self._say(f"the job is {after.status.state.value}")
 
     def recorded(self, event: Event) -> None:
-        """Say what the plan wants people to see, unless this view says the same by itself."""
+        """Show an event of the plan, unless this view shows the same itself."""
         if event.reason in ("ActionRefused", "JobRestarting"):
             self._say(event.message)
 
     def tell_failures(self, older_than: datetime | None = None) -> None:
-        """Say the failures that the plan did nothing about."""
+        """Show the failures without a consequence."""
         for pod in self._failures[:]:
             if older_than is None or (pod.finished_at is not None and pod.finished_at < older_than):
                 self._failures.remove(pod)
@@ -120,7 +120,7 @@ class JobView:
     def _new_life(self, replica: ReplicaView, before: LocalPod | None, pod: LocalPod) -> None:
         replica.begin()
         if before is not None and before.attempt.job != pod.attempt.job:
-            replica.progress = None  # the whole job starts anew: the curve does as well
+            replica.progress = None  # the whole job restarts, and so does the curve
 
     def _ended(self, replica: ReplicaView, pod: LocalPod) -> None:
         if pod.exit_code is not None:

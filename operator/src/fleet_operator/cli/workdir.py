@@ -1,8 +1,8 @@
-"""Where the replicas of a run on this machine work, and whether the scripts of their commands are there.
+"""The working directories of the replicas of a run on this machine, and a check of their scripts.
 
-The working directory is the root of the manifest's project, as the image has it in WORKDIR, or the
-manifest's own folder where the scripts lie there only. A template's ``workingDir`` comes before it where
-this machine has that folder, and what the command line says before all.
+The working directory is the root of the manifest's project, which the image has in WORKDIR, or the
+manifest's own folder if the scripts exist only there. A template's ``workingDir`` takes precedence if
+this machine has that folder, and the command line's option over both.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ ROOT_MARKS = (".git", "pyproject.toml", "Dockerfile")
 
 
 class Workdirs(NamedTuple):
-    """Where the replicas work, and what is said of it."""
+    """The replicas' working directories, with remarks."""
 
     folders: Mapping[Role, Path]
     remarks: tuple[str, ...]
 
 
 class _Command(NamedTuple):
-    """What a template says of where its command runs."""
+    """The working directory of a template."""
 
     field: str  # the path of the container
     script: str | None
-    folder: Path | None  # its workingDir, where it is honoured
+    folder: Path | None  # its workingDir, if it is applied
 
 
 def project_root(manifest: Path) -> Path:
-    """Return the root of a manifest's project, as the image has it in WORKDIR.
+    """Return the root of a manifest's project, which the image has in WORKDIR.
 
     It is the nearest folder above the manifest that holds ``.git``, ``pyproject.toml`` or ``Dockerfile``;
     without one, the manifest's own folder.
@@ -55,7 +55,7 @@ def project_root(manifest: Path) -> Path:
 
 
 def own_folder(manifest: Path) -> Path:
-    """Return the folder that a manifest lies in; standard input lies here."""
+    """Return the folder of a manifest; for standard input the current one."""
     return Path.cwd() if manifest == STDIN else manifest.resolve().parent
 
 
@@ -69,16 +69,16 @@ def choose_workdirs(
     job : FleetJob
         The job; `local_limits.refusals` has found nothing in it.
     manifest : Path
-        Where it was read from; ``-`` is standard input.
+        The manifest's file; ``-`` is standard input.
     asked : Path, optional
-        The working directory that the command line names.
+        The working directory from the command line.
     volumes : mapping, optional
-        The folders that it gives for volumes: scripts may lie in them.
+        The folders that replace volumes: scripts may be in them.
 
     Raises
     ------
     InvalidJob
-        A script is not there; the paths that were tried and the working directory are told.
+        A script does not exist; the message has the tried paths and the working directory.
     """
     used = templates(job.to_manifest()["spec"])
     commands = {
@@ -115,7 +115,7 @@ def _command(
 
 
 def _problem(command: _Command, folder: Path, folders: Sequence[Path]) -> Problem | None:
-    """Return what is wrong with a command whose script is not where it is looked for."""
+    """Return the problem of a command whose script is not found."""
     workdir = command.folder or folder
     if command.script is None or (workdir / command.script).exists():
         return None
@@ -135,7 +135,7 @@ def _told(folders: Mapping[Role, Path]) -> str:
 
 
 def _shared(job: FleetJob) -> tuple[str, ...]:
-    """Say that files written by local rank are written by several: in a cluster each pod has its own."""
+    """Warn that several replicas write the files of local ranks: in a cluster each pod has its own."""
     replicas = job.replicas(Role.TRAINER)
     if job.spec.mode is not Mode.COLLECTIVE or replicas < 2:
         return ()
@@ -147,7 +147,7 @@ def _shared(job: FleetJob) -> tuple[str, ...]:
 
 
 def _twice(scripts: Sequence[str], complete: Sequence[Path]) -> tuple[str, ...]:
-    """Say so where other scripts of the same names lie beside the manifest."""
+    """Warn if other scripts of the same names are in the manifest's folder."""
     if len(complete) < 2:
         return ()
     runs, other = complete

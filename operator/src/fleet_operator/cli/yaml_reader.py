@@ -1,9 +1,9 @@
-"""Pure: reads YAML as ``kubectl apply`` does, within bounds, and knows the line of each value.
+"""Pure: reads YAML like ``kubectl apply``, within limits, and with the line of each value.
 
-libyaml, by PyYAML, turns the text into events; kubectl's parser is a translation of the same library. What
-PyYAML makes of the events is not what kubectl makes of them (to PyYAML ``1:30`` is 90 and ``y`` is text), so
-values are built here: by the rules of goyaml.v2, then as JSON carries them. Aliases share one value, and what
-they unfold to is bounded, since everything that later walks a manifest sees it unfolded.
+PyYAML's libyaml turns the text into events; kubectl's parser is a port of the same library. But PyYAML builds
+other values than kubectl from the events (PyYAML reads ``1:30`` as 90 and ``y`` as text), so
+this module builds the values: by the rules of goyaml.v2, then in the form of JSON. Aliases share one value, and
+their expansion is bounded, because all later code sees the expanded manifest.
 """
 
 from __future__ import annotations
@@ -21,14 +21,12 @@ if TYPE_CHECKING:
 __all__ = ["MAX_DEPTH", "MAX_UNFOLDED", "Node", "YamlProblem", "read_documents"]
 
 MAX_UNFOLDED = 3 << 19
-"""How many characters a document may unfold to: about what etcd, and so a cluster, stores of one object."""
+"""The limit of characters of an expanded document: about etcd's limit of an object."""
 
 MAX_DEPTH = 100
-"""How many collections may lie in each other."""
+"""The limit of nested collections."""
 
-_PARSER: Any = getattr(
-    yaml, "CSafeLoader", yaml.SafeLoader
-)  # an installation without libyaml has only the latter
+_PARSER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the latter without libyaml
 _TAG = "tag:yaml.org,2002:"
 _UNPRINTABLE = re.compile("[^\t\n\r -~\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _INTEGER = re.compile(r"([-+]?)(?:0[bB]([01]+)|0[oO]([0-7]+)|0[xX]([0-9a-fA-F]+)|(0[0-7]*)|([1-9][0-9]*))")
@@ -49,12 +47,12 @@ _TYPES: dict[str, tuple[type, ...]] = {
 
 
 class YamlProblem(Exception):  # noqa: N818  the name says what it is; the message is a person's mistake
-    """A text is not YAML that a manifest may hold.
+    """A text is not valid YAML for a manifest.
 
     Attributes
     ----------
     line, column : int
-        Where, counted from 0.
+        The position, counted from 0.
     """
 
     def __init__(self, message: str, line: int, column: int) -> None:
@@ -65,17 +63,17 @@ class YamlProblem(Exception):  # noqa: N818  the name says what it is; the messa
 
 @dataclass(slots=True)
 class Node:
-    """A value and where it stands; what an alias names is one node in several places."""
+    """A value and its position; an aliased node occurs in several places."""
 
     value: Any
     line: int  # counted from 0; of a value in a map, that of its key
-    size: int  # in characters, unfolded
-    height: int = 0  # how many collections lie in each other
+    size: int  # in characters, expanded
+    height: int = 0  # the depth of nesting
     fields: Mapping[str, Node] = field(default_factory=dict)  # of a map
     elements: Sequence[Node] = ()  # of a list
 
     def lines(self, path: str = "") -> Iterator[tuple[str, int]]:
-        """Give the line of each field in here, by its path, such as spec.template.spec.containers[0]."""
+        """Yield the line of each field in this node, by its path, such as spec.template.spec.containers[0]."""
         yield path, self.line
         for name, node in self.fields.items():
             yield from node.lines(f"{path}.{name}" if path else name)
@@ -209,7 +207,7 @@ class _Composer:
         return Node(values, start.start_mark.line, size, height + 1, fields=fields)
 
     def _key(self, event: Any, depth: int) -> str:
-        """Return the name that a key has in JSON."""
+        """Return a key's name in JSON."""
         key = self._node(event, depth + 1).value
         if isinstance(key, bool):
             return "true" if key else "false"
@@ -220,7 +218,7 @@ class _Composer:
         return key
 
     def _to_merge(self, event: Any, depth: int) -> dict[str, Node]:
-        """Return what ``<<`` brings into a map; of a list, the first map that has a name counts."""
+        """Return the fields that ``<<`` merges into a map; in a list of maps the first one with a name counts."""
         node = self._node(event, depth + 1)
         sources = node.elements if isinstance(node.value, list) else [node]
         if not all(isinstance(source.value, dict) for source in sources):
@@ -251,7 +249,7 @@ def _scalar(event: Any) -> Any:
 
 
 def _resolve(event: Any, text: str) -> Any:
-    """Return what kubectl takes a text without quotes for, as its JSON reaches the API server."""
+    """Return the value of an unquoted scalar by kubectl's rules, as its JSON has it."""
     if text in _WORDS:
         return _WORDS[text]
     if _NOT_FINITE.fullmatch(text):

@@ -1,1 +1,1 @@
-"""Carries plans out on this machine: the same pods as processes, under a kubelet of its own."""
+"""Carries out plans on this machine: runs the same pods as processes, under its own kubelet."""

@@ -1,7 +1,7 @@
-"""Loopback addresses for the pods of a local run: a /24 of its own, claimed for as long as the run lives.
+"""Loopback addresses for the pods of a local run: a /24 network, claimed for the duration of the run.
 
-Each pod gets its own address, so each uses the manifest's ports as it does in a cluster, and two runs never
-meet. A claim is a lock on a file; the supervisor holds the lock as well, so that a network whose runner was
+Each pod gets its own address, so each uses the manifest's ports as in a cluster, and two runs never conflict. A
+claim is a lock on a file; the supervisor holds the lock as well, so that a network whose runner was
 killed stays claimed until the run's processes are gone. The ports are bound once while claiming, because
 other users' runs and other programs do not know of the lock files.
 """
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from fleet_operator.api import FleetJob
 
-FIRST_HOST = 2  # 127.0.0.1 is everybody's, and .1 of the other networks is left alone with it
+FIRST_HOST = 2  # 127.0.0.1 is shared, so .1 is left out in the other networks as well
 LAST_HOST = 254
 MAX_HOSTS = LAST_HOST - FIRST_HOST + 1
 TRIES = 64
@@ -52,12 +52,12 @@ def addresses(prefix: str, count: int) -> tuple[str, ...]:
 
 
 def lock_folder(environ: Mapping[str, str]) -> Path:
-    """Return the folder for this user's lock files, made if it is missing.
+    """Return the folder of this user's lock files; it is created if missing.
 
     Raises
     ------
     AddressError
-        There is something else at its place, or somebody else's folder.
+        The path is taken by another object, or by another user's folder.
     """
     parent = environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
     if not Path(parent).is_dir():
@@ -84,7 +84,7 @@ def _try_lock(path: Path) -> int | None:
 
 
 def bind_error(host: str, port: int) -> OSError | None:
-    """Return why `host`:`port` cannot be bound, or None if it can be."""
+    """Return why `host`:`port` cannot be bound, or None if it can."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -106,7 +106,7 @@ class LocalHosts:
 
 
 def job_ports(job: FleetJob) -> dict[tuple[Role, int], tuple[int, ...]]:
-    """Return the ports that each replica listens on at its address."""
+    """Return the ports of each replica."""
     metrics = (METRICS_PORT,)
     if job.spec.mode is Mode.COLLECTIVE:
         first = job.port(Role.TRAINER)
@@ -121,14 +121,14 @@ def job_ports(job: FleetJob) -> dict[tuple[Role, int], tuple[int, ...]]:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What no other run uses, until `release`: addresses, and the first of a range of ports."""
+    """Addresses, and the first of a range of ports, that no other run uses until `release`."""
 
     descriptors: tuple[int, ...]
     hosts: tuple[str, ...] = ()
     port: int = 0
 
     def release(self) -> None:
-        """Let go of the locks; whoever inherited their descriptors keeps them."""
+        """Release the locks; processes that inherited their descriptors keep them."""
         for descriptor in self.descriptors:
             with contextlib.suppress(OSError):
                 os.close(descriptor)
@@ -137,7 +137,7 @@ class Claim:
 def _networks(start: int) -> Iterator[str]:
     for offset in range(TRIES):
         yield network(start + offset)
-    yield "127.0.0"  # where only named aliases exist (macOS), they are 127.0.0.2 and its neighbours
+    yield "127.0.0"  # on macOS only configured aliases exist: 127.0.0.2 and its neighbours
 
 
 def claim_addresses(ports: Sequence[Sequence[int]], *, start: int, environ: Mapping[str, str]) -> Claim:
@@ -150,7 +150,7 @@ def claim_addresses(ports: Sequence[Sequence[int]], *, start: int, environ: Mapp
     start : int
         The number of the first network to try, so that runs that start together rarely try the same.
     environ : mapping
-        Where XDG_RUNTIME_DIR is looked up.
+        The environment, read for XDG_RUNTIME_DIR.
 
     Raises
     ------
@@ -175,10 +175,10 @@ def claim_addresses(ports: Sequence[Sequence[int]], *, start: int, environ: Mapp
 
 
 def claim_ports(first: int, count: int, *, environ: Mapping[str, str]) -> Claim:
-    """Claim `count` ports in a row that are free on every address, from `first` on where possible.
+    """Claim `count` consecutive ports that are free on every address, starting at `first` if possible.
 
-    Only the rendezvous of a collective job needs this: torch's store listens on all addresses, whatever
-    MASTER_ADDR says, so the manifest's port can belong to one run of this machine at a time.
+    Only the rendezvous of a collective job needs this: torch's store listens on all addresses, regardless of
+    MASTER_ADDR, so only one run of this machine at a time can use the manifest's port.
 
     Raises
     ------

@@ -1,7 +1,7 @@
-"""The local cluster: the same plans, carried out with processes of this machine from the same built pods.
+"""The local cluster: carries out the same plans with the same pods, as processes of this machine.
 
-It is to one job what the API server is to all, and has a kubelet (`kubelet`). What changes, an exit or a
-server that becomes ready, ends in a call of `changed`, upon which the engine looks at the job again.
+It plays the part of the API server for one job, and has a kubelet (`kubelet`). Every change, such as an exit or a
+server that becomes ready, leads to a call of `changed`, after which the engine reconciles the job.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ if TYPE_CHECKING:
 
 
 class Listener(Protocol):
-    """Who wants to know what happens: the runner's table and lines."""
+    """A listener for changes: the runner's table and lines."""
 
     def pod_changed(self, pod: LocalPod) -> None:
-        """Note that a pod was created, started, became ready or ended."""
+        """Handle a pod that was created, started, became ready or ended."""
 
     def status_written(self, before: FleetJob, after: FleetJob) -> None:
-        """Note that the job's status was replaced."""
+        """Handle a new status of the job."""
 
     def recorded(self, event: Event) -> None:
-        """Note an event of the job."""
+        """Handle an event of the job."""
 
 
 class ProcessCluster:
@@ -61,7 +61,7 @@ class ProcessCluster:
     now : callable
         The time of day.
     listener : Listener
-        Told of everything that a person may want to see.
+        Notified of everything worth showing.
     hold : sequence of int
         Descriptors that stay open until the last process is gone: the locks of the addresses.
     """
@@ -91,7 +91,7 @@ class ProcessCluster:
         return self._job if key == self._key else None
 
     def observe(self, job: FleetJob) -> Observed:  # noqa: ARG002  there is one job here
-        """Return what is there; writes on this machine are seen at once."""
+        """Return the job's objects; writes on this machine are visible at once."""
         return Observed(
             pods=tuple(pod.observed() for pod in self.kubelet.pods),
             service=self._service,
@@ -116,17 +116,17 @@ class ProcessCluster:
         return self._job
 
     async def apply(self, job: FleetJob, action: Action) -> None:
-        """Carry one action out. An action that has been carried out already is no error."""
+        """Carry out one action. Repeating an action is not an error."""
         match action:
             case CreateService():
                 self._service = True
             case DeleteService():
                 self._service = False
-            case CreatePod(manifest):  # nobody else creates any here
+            case CreatePod(manifest):  # no other controller creates any here
                 self.kubelet.create(job, manifest)
             case DeletePod(name, uid, grace_period_seconds):
                 self.kubelet.delete(name, uid, grace_period_seconds)
-            case EnsureObject(manifest):  # nothing here has a use for it
+            case EnsureObject(manifest):  # unused on this machine
                 self._objects.add(ObjectRef.of(manifest))
             case DeleteObject(ref):
                 self._objects.discard(ref)
@@ -136,7 +136,7 @@ class ProcessCluster:
         self.changed(self._key)
 
     async def record(self, job: FleetJob, event: Event) -> None:  # noqa: ARG002  there is one job here
-        """Tell people."""
+        """Record an event for people."""
         self._listener.recorded(event)
 
     def _pod_changed(self, pod: LocalPod) -> None:

@@ -1,12 +1,12 @@
-"""Pure: what a built pod's main container, and its volumes, mean on this machine.
+"""Pure: the process of a built pod's main container, and its volumes, on this machine.
 
 Kubernetes' own rules: ``$(NAME)`` in command, args and values of variables is replaced when the variable is
 known, ``$$`` is a dollar sign, and a value only sees the variables before it.
 
-Without privileges a process has no mounts of its own, so no folder can be where a pod has its volume (user
-namespaces would allow it, but many distributions and most containers forbid them). What tells a script where
-that is changes instead: each path in the command, the args and the variables that lies in a mount becomes the
-path in the folder. A path that only the script itself knows cannot be changed.
+Without privileges a process has no mounts of its own, so no folder can be mounted at a volume's path (user
+namespaces would allow it, but many distributions and most containers forbid them). Instead, each path in the
+command, the args and the variables that is inside a mount becomes the path in the folder. A path that is only in
+the script itself cannot be changed.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ INTERPRETERS = ("python", "python3")
 _REFERENCE = re.compile(r"\$(?:\$|\(([^)]*)\))")
 _SUBSCRIPT = re.compile(r"metadata\.(labels|annotations)\['([^']+)'\]")
 
-# What a shell around the runner has set must not reach a replica: its place comes from the manifest alone.
-# A job of Slurm is such a shell, whose task Lightning takes for the process's rank. Its CPUs and GPUs stay.
+# Variables of the runner's shell must not reach a replica: its role comes from the manifest alone.
+# A Slurm job is such a shell: Lightning would use its task as the rank. Its CPUs and GPUs are kept.
 _ROLE_VARIABLE = re.compile(
     r"(PADDLE|FLEET|PET|TORCHELASTIC)_.*"
     r"|TRAINING_ROLE|POD_IP|MASTER_ADDR|MASTER_PORT|RANK|WORLD_SIZE|LOCAL_RANK|LOCAL_WORLD_SIZE"
@@ -38,19 +38,19 @@ _ROLE_VARIABLE = re.compile(
 )
 
 CHECKPOINT = "checkpoint"
-"""What the volume of ``spec.checkpoint`` is called where folders are given."""
+"""The name of the volume of ``spec.checkpoint`` in ``--volume``."""
 
 
 @dataclass(frozen=True, slots=True)
 class LocalCommand:
-    """What to start for a pod."""
+    """The process of a pod."""
 
     argv: tuple[str, ...]
     env: Mapping[str, str]
 
 
 def main_container(pod_spec: Mapping[str, Any]) -> tuple[int, Mapping[str, Any]]:
-    """Return the index and the manifest of the container named ``fleet``, else of the first."""
+    """Return the index and the manifest of the container named ``fleet``, or else of the first one."""
     containers: Sequence[Mapping[str, Any]] = pod_spec["containers"]
     for index, container in enumerate(containers):
         if container.get("name") == MAIN_CONTAINER:
@@ -59,7 +59,7 @@ def main_container(pod_spec: Mapping[str, Any]) -> tuple[int, Mapping[str, Any]]
 
 
 def expand(text: str, variables: Mapping[str, str]) -> str:
-    """Replace each ``$(NAME)`` that is known; others stay as they are, and ``$$(NAME)`` is ``$(NAME)``."""
+    """Replace each known ``$(NAME)``; others are kept, and ``$$(NAME)`` is ``$(NAME)``."""
 
     def replacement(match: re.Match[str]) -> str:
         name = match.group(1)
@@ -69,12 +69,12 @@ def expand(text: str, variables: Mapping[str, str]) -> str:
 
 
 def is_mentioned(path: str, texts: Iterable[str]) -> bool:
-    """Whether one of some texts has `path`, or a path in it."""
+    """Whether one of some texts contains `path`, or a path in it."""
     return any(_paths((path,)).search(text) for text in texts)
 
 
 def redirect(text: str, places: Mapping[str, str]) -> str:
-    """Replace what lies in one of `places`, the innermost, by its path on this machine."""
+    """Replace paths in the innermost of `places` by their paths on this machine."""
     return _paths(places).sub(lambda match: places[match.group()], text) if places else text
 
 
@@ -118,7 +118,7 @@ def container_variables(
 ) -> dict[str, str]:
     """Return the container's own ``env`` with its references resolved; a later entry wins.
 
-    `given` comes before it, as ``envFrom`` does, and has the values that come from elsewhere in a cluster.
+    `given` comes before it, like ``envFrom``, and has the values that in a cluster come from other objects.
     """
     resolved = dict(given)
     for entry in container.get("env") or ():
@@ -141,7 +141,7 @@ def local_command(
     given: Mapping[str, str] = MappingProxyType({}),
     places: Mapping[str, str] = MappingProxyType({}),
 ) -> LocalCommand:
-    """Return what to start for a built pod.
+    """Return the process of a built pod.
 
     Parameters
     ----------
@@ -150,17 +150,17 @@ def local_command(
     host : str
         The pod's address on this machine.
     environ : mapping
-        The runner's environment. The pod inherits it, without anything that tells a replica its place.
+        The runner's environment. The pod inherits it, without the variables of roles.
     python : str
-        The interpreter that stands for ``python`` and ``python3``, and whose folder leads PATH.
+        The interpreter for ``python`` and ``python3``, whose folder is first in PATH.
     defaults : mapping
         Variables for a pod that does not set them.
     overrides : mapping
-        Variables that win over the pod's own.
+        Variables that override the pod's own.
     given : mapping
-        What stands for the variables that come from Secrets and ConfigMaps.
+        The values of variables from Secrets and ConfigMaps.
     places : mapping
-        Paths of this machine by the paths that a pod has in their place; see `local_volumes.places`.
+        Paths of this machine by the pod's paths; see `places_of`.
     """
     _, container = main_container(pod["spec"])
     known = container_variables(pod, container, host, given)
@@ -177,21 +177,21 @@ def local_command(
 
 
 def _leading(python: str, search_path: str) -> str:
-    """Return `search_path` led by the interpreter's folder, so that scripts find the same tools."""
+    """Return `search_path` with the interpreter's folder first, so that scripts find the same tools."""
     folder = python.rpartition("/")[0]
     return search_path if not folder or search_path.split(":")[0] == folder else f"{folder}:{search_path}"
 
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """What a run is given in the place of what only a cluster has.
+    """The replacements of a run for objects of a cluster.
 
     Attributes
     ----------
     volumes : mapping
-        Folders of this machine, absolute, by the names of the volumes for which they stand.
+        Absolute folders of this machine by the names of the volumes that they replace.
     variables : mapping, optional
-        Values for variables that come from Secrets and ConfigMaps; None where nobody has given any.
+        Values for variables from Secrets and ConfigMaps; None if not given.
     """
 
     volumes: Mapping[str, Path] = field(default_factory=dict)
@@ -206,7 +206,7 @@ def mounts(container: Mapping[str, Any]) -> Iterator[tuple[int, Mapping[str, Any
 
 
 def texts(container: Mapping[str, Any], variables: Mapping[str, str] | None) -> list[str]:
-    """Return all that tells a container's program where something is."""
+    """Return all texts of a container that may contain paths."""
     values = [entry.get("value") for entry in container.get("env") or ()]
     words = [*(container.get("command") or ()), *(container.get("args") or ()), *values]
     words.append(container.get("workingDir"))
@@ -214,26 +214,26 @@ def texts(container: Mapping[str, Any], variables: Mapping[str, str] | None) -> 
 
 
 def needs_no_mention(mount: Mapping[str, Any], folder: Path) -> bool:
-    """Whether a folder is where the volume is mounted anyway."""
+    """Whether a folder has the path of the volume's mount."""
     return _inside(mount, folder) == PurePath(mount["mountPath"])
 
 
 def folders_of(
     pod_spec: Mapping[str, Any], given: Mapping[str, Path], *, replica: str = "", own: Path | None = None
 ) -> dict[str, Path]:
-    """Return the folders that stand for the volumes of a pod, by the volumes' names.
+    """Return the folders that replace the volumes of a pod, by the volumes' names.
 
     Parameters
     ----------
     pod_spec : mapping
         The spec of a pod or of a template.
     given : mapping
-        The folders that the run was given. All replicas share one, but an emptyDir is a replica's own: its
-        folder is one of the replica's name in there.
+        The given folders. All replicas share one, but an emptyDir is a replica's own: its
+        folder is a subfolder with the replica's name.
     replica : str
         The replica's name, such as trainer-1.
     own : Path, optional
-        Where the other emptyDirs have their folders; they are left out without it.
+        The parent of the folders of other emptyDirs; without it they are left out.
     """
     found: dict[str, Path] = {}
     for volume in pod_spec.get("volumes") or ():
@@ -246,7 +246,7 @@ def folders_of(
 
 
 def places(pod_spec: Mapping[str, Any], folders: Mapping[str, Path]) -> dict[str, str]:
-    """Return what the main container's mounts are on this machine, by their paths; see `redirect`."""
+    """Return the folders of the main container's mounts on this machine, by mount path; see `redirect`."""
     _, container = main_container(pod_spec)
     return {
         str(mount["mountPath"]).rstrip("/"): str(_inside(mount, folders[mount["name"]]))

@@ -1,6 +1,6 @@
-"""The kubelet of this machine: starts pods as processes, probes those that serve, and says how they end.
+"""The kubelet of this machine: starts pods as processes, probes servers, and reports how the pods end.
 
-A pod is a process that the supervisor keeps (`supervisor`), at a loopback address of its own (`addresses`),
+A pod is a process under the supervisor (`supervisor`), at a loopback address of its own (`addresses`),
 started as its manifest says (`container`). Everything here runs on one event loop.
 """
 
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-MESSAGE_BYTES = 4096  # of a termination log, as the kubelet keeps
+MESSAGE_BYTES = 4096  # of a termination log, as for the kubelet
 READY_POLL_SECONDS = 0.1
-READY_TELL_SECONDS = 60.0  # a server that is being started imports torch, and builds its model
+READY_TELL_SECONDS = 60.0  # a starting server imports torch and builds its model
 
 
 class Kubelet:
@@ -46,7 +46,7 @@ class Kubelet:
     now : callable
         The time of day.
     on_change : callable
-        Told of a pod that was created, started, became ready, ended, or is gone.
+        Called with a pod that was created, started, became ready, ended, or is gone.
     hold : sequence of int
         Descriptors that stay open until the last process is gone: the locks of the addresses.
     """
@@ -83,13 +83,13 @@ class Kubelet:
         await self._supervisor.close()
 
     async def supervisor_lost(self) -> None:
-        """Wait until the supervisor dies, which it should not: raises SupervisorLostError."""
+        """Wait until the supervisor dies unexpectedly, and raise SupervisorLostError."""
         if self._lost is None:
             raise RuntimeError("the kubelet has not been started: call start() first")
         await asyncio.shield(self._lost)
 
     def stop_all(self, *, grace_seconds: float | None = None) -> None:
-        """Stop every process, within `grace_seconds` or within the time that its pod gives it."""
+        """Stop every process, within `grace_seconds` or its pod's grace period."""
         for pod in self.pods:
             if not pod.ended:
                 self._supervisor.stop(pod.uid, pod.grace_seconds if grace_seconds is None else grace_seconds)
@@ -100,11 +100,11 @@ class Kubelet:
 
     @property
     def pods(self) -> tuple[LocalPod, ...]:
-        """The pods that there are now."""
+        """The existing pods."""
         return tuple(self._pods.values())
 
     def create(self, job: FleetJob, manifest: Mapping[str, Any]) -> None:
-        """Start a pod, if it has not been; ConflictError while another one has its name."""
+        """Start a pod, if it is new; ConflictError while another one has its name."""
         name = manifest["metadata"]["name"]
         if (existing := self._pods.get(name)) is not None:
             if existing.manifest["metadata"]["labels"] == manifest["metadata"]["labels"]:
@@ -119,7 +119,7 @@ class Kubelet:
         self._supervisor.launch(pod.uid, argv=command.argv, env=command.env, cwd=workdir, log=pod.log)
 
     def delete(self, name: str, uid: str, grace_seconds: int | None) -> None:
-        """Stop a pod, and forget it once it has ended; `grace_seconds` of None is the pod's own time."""
+        """Stop a pod, and forget it once it has ended; `grace_seconds` of None means the pod's own."""
         pod = self._pods.get(name)
         if pod is None or pod.uid != uid:
             return
@@ -133,7 +133,7 @@ class Kubelet:
             self._put(replace(pod, deleted_at=due))
 
     def _put(self, pod: LocalPod) -> None:
-        """Note a pod as it is now; one that was to be deleted is gone with its process."""
+        """Record a pod's state; a deleted one is gone with its process."""
         if pod.ended and pod.deleted_at is not None:
             del self._pods[pod.name]
         else:
@@ -177,7 +177,7 @@ class Kubelet:
         self._put(ended)
 
     async def _probe(self, pod: LocalPod, port: int) -> None:
-        """Wait until a parameter server accepts connections on its port; its exit ends the waiting."""
+        """Wait until a parameter server accepts connections on its port, or exits."""
         waited, tell_at = 0.0, READY_TELL_SECONDS
         while not await _accepts(pod.host, port):
             await asyncio.sleep(READY_POLL_SECONDS)
@@ -199,13 +199,13 @@ class Kubelet:
     def _supervisor_lost(self, error: SupervisorLostError) -> None:
         if self._lost is not None and not self._lost.done():
             self._lost.set_exception(error)
-        self._none_alive.set()  # no end will be reported any more: close() waits for the processes themselves
+        self._none_alive.set()  # no end will be reported: close() waits for the processes themselves
 
 
 def _last_words(pod: LocalPod, *, failed: bool) -> str | None:
-    """Return the termination message, else the end of the log, as FallbackToLogsOnError asks for.
+    """Return the termination message, or else the end of the log, as FallbackToLogsOnError does.
 
-    The progress that a plain script left before it failed is no message: it says nothing of the failure.
+    The progress that a plain script left before it failed does not count: it does not explain the failure.
     """
     words = ""
     with contextlib.suppress(OSError):

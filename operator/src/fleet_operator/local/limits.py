@@ -1,7 +1,7 @@
-"""Pure: what of a job this machine refuses, and what it leaves out.
+"""Pure: the fields of a job that this machine refuses, and those that it ignores.
 
-Refused is what would make the replica another program: files and values that only a cluster has. Left out,
-and listed once, is what only says where and how carefully a cluster runs it.
+It refuses what would make the replica another program: files and values that only a cluster has. It ignores, and
+lists once, what only concerns where and how a cluster runs it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ ROLES = ("pserver", "trainer")
 APPLIED_TO_POD = {
     "containers",
     "initContainers",  # refused
-    "volumes",  # refused, given, or an emptyDir
+    "volumes",  # refused, replaced, or an emptyDir
     "restartPolicy",
     "terminationGracePeriodSeconds",
 }
@@ -42,12 +42,12 @@ APPLIED_TO_CONTAINER = {
     "command",
     "args",
     "env",
-    "envFrom",  # refused, or given
-    "volumeMounts",  # of volumes that are given, or refused; an emptyDir's where its path is mentioned
+    "envFrom",  # refused, or replaced
+    "volumeMounts",  # of volumes that are replaced or refused; an emptyDir's if its path is mentioned
     "ports",
     "terminationMessagePath",
     "terminationMessagePolicy",
-    "workingDir",  # refused where it is relative, applied where it is a folder here
+    "workingDir",  # refused if relative, applied if it is a folder here
 }
 NOT_APPLIED_TO_JOB = (
     "nodePool",
@@ -65,7 +65,7 @@ NOT_APPLIED_TO_JOB = (
 
 
 def templates(spec: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """Return the pod templates that the job uses, by their path: a role's own, else the shared one."""
+    """Return the job's pod templates by their path: a role's own, or else the shared one."""
     used: dict[str, Mapping[str, Any]] = {}
     for role in ROLES:
         if (part := spec.get(role)) is None:
@@ -78,7 +78,7 @@ def templates(spec: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
 
 
 def refusals(document: Mapping[str, Any], given: Given | None = None) -> tuple[Problem, ...]:
-    """Return every field of a valid manifest that this machine cannot honour with what it is given."""
+    """Return every field of a valid manifest that this machine cannot honour."""
     spec, given = document["spec"], given or Given()
     return tuple(_job_refusals(spec, given)) + tuple(
         refusal
@@ -142,7 +142,7 @@ def _container_refusals(path: str, container: Mapping[str, Any], given: Given) -
 
 
 def _source_refusals(path: str, source: Any, given: Given) -> Iterator[Problem]:
-    """Refuse a Secret or ConfigMap of variables in whose place there is nothing."""
+    """Refuse a Secret or ConfigMap of variables without a replacement."""
     kind = repr(source)
     if isinstance(source, dict):
         kind = next((name for name in source if name != "prefix"), "an empty source")
@@ -154,7 +154,7 @@ def _source_refusals(path: str, source: Any, given: Given) -> Iterator[Problem]:
 
 
 def _mount_refusals(path: str, container: Mapping[str, Any], given: Given) -> Iterator[Problem]:
-    """Refuse mounts of given folders of whose place the script would not hear."""
+    """Refuse mounts of replaced volumes whose folder the script could not learn."""
     told = texts(container, given.variables)
     for index, mount in mounts(container):
         folder = given.volumes.get(mount["name"])
@@ -196,7 +196,7 @@ def _variable_refusals(path: str, entry: Mapping[str, Any], given: Given) -> Ite
 
 
 def _at(spec: Mapping[str, Any], path: str) -> Any:
-    """Return what a field of the spec holds, or None."""
+    """Return the value of a field of the spec, or None."""
     value: Any = spec
     for name in path.split("."):
         value = (value or {}).get(name)
@@ -204,14 +204,14 @@ def _at(spec: Mapping[str, Any], path: str) -> Any:
 
 
 def _is_asked(value: Any) -> bool:
-    """Whether a field asks for something; a number may ask for it with 0."""
+    """Whether a field is set; for a number 0 counts as set."""
     return value is not None and value is not False and value != {}
 
 
 def not_applied(
     document: Mapping[str, Any], workdirs: Collection[Path] = (), given: Given | None = None
 ) -> tuple[str, ...]:
-    """Return the names of what the manifest asks for and a run on this machine leaves out.
+    """Return the names of the fields that a run on this machine ignores.
 
     Parameters
     ----------
@@ -220,7 +220,7 @@ def not_applied(
     workdirs : collection of Path
         The working directories of the run: a ``workingDir`` among them is applied.
     given : Given, optional
-        What the run has in the place of volumes.
+        The replacements of volumes.
     """
     spec = document["spec"]
     names = [f"spec.{path}" for path in NOT_APPLIED_TO_JOB if _is_asked(_at(spec, path))]
@@ -242,7 +242,7 @@ def not_applied(
 
 
 def _volume_limits(pod_spec: Mapping[str, Any], container: Mapping[str, Any], given: Given) -> Iterator[str]:
-    """Return what is asked of volumes beyond being there, and the empty ones of which nothing tells."""
+    """Return ignored settings of volumes, and empty volumes whose path is not mentioned."""
     told = texts(container, given.variables)
     empty = [volume for volume in pod_spec.get("volumes") or () if "emptyDir" in volume]
     for volume in empty:

@@ -1,6 +1,6 @@
-"""The logs of the replicas of a run on this machine: one file for each, with all of its lives in it.
+"""The logs of the replicas of a run on this machine: one file for each, with all of its attempts.
 
-Each life begins with a head. The supervisor writes the time before each line that the replica prints; see
+Each attempt begins with a header. The supervisor writes the time before each line that the replica prints; see
 `supervisor.Log`.
 """
 
@@ -15,8 +15,8 @@ from fleet_operator.cluster import ClusterError
 if TYPE_CHECKING:
     from pathlib import Path
 
-# Of the log of a process that failed without a termination message. The kubelet keeps 2048 bytes and 80
-# lines, which torchrun's summary fills alone; the exception stands above it.
+# The end of the log of a process that failed without a termination message. The kubelet keeps 2048 bytes and 80
+# lines, which torchrun's summary fills alone; the exception is above it.
 TAIL_LINES = 400
 TAIL_BYTES = 16384 + TAIL_LINES * len("2026-11-22T18:30:00.000Z ")
 
@@ -26,30 +26,30 @@ _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 def without_times(text: str) -> str:
-    """Return lines as a replica has printed them, without the times with which the supervisor leads them."""
+    """Return lines as the replica printed them, without the supervisor's times."""
     return _STAMP.sub("", text)
 
 
 def split_time(line: str) -> tuple[datetime | None, str]:
-    """Return when a line was printed, where it says so, and the line itself."""
+    """Return the time of a line, if present, and the line itself."""
     if (found := _STAMP.match(line)) is None:
         return None, line
     return datetime.fromisoformat(found[1]), line[found.end() :]
 
 
 def printable(text: str) -> str:
-    """Return a line as a terminal would show it at last: a progress bar's last state, without colours."""
+    """Return a line as a terminal finally shows it: the last state of a progress bar, without colours."""
     shown = text.rstrip("\r").rpartition("\r")[2]
     return _CONTROLS.sub("", _ESCAPES.sub("", shown))
 
 
 def begin_log(path: Path, head: str) -> int:
-    """Begin the log of a replica's next life; return where in the file what it says begins.
+    """Begin the log of a replica's next attempt; return the offset of its output.
 
     Raises
     ------
     ClusterError
-        The file cannot be written: the disk is full, say. The next pass tries again.
+        The file cannot be written, for example because the disk is full. The next pass retries.
     """
     try:
         with path.open("ab") as log:
@@ -63,7 +63,7 @@ def begin_log(path: Path, head: str) -> int:
 
 
 def tail(log: Path, start: int) -> str:
-    """Return the last lines that a life said which began at `start`."""
+    """Return the last lines of an attempt that began at `start`."""
     return without_times("\n".join(last_lines(log, TAIL_LINES, start)))
 
 

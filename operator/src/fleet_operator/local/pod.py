@@ -1,4 +1,4 @@
-"""One life of a replica on this machine: what the run is given for it, its GPUs, and how far it is.
+"""An attempt of a replica on this machine: its settings, its GPUs, and its state.
 
 Each trainer gets a share of the machine's GPUs, as on a cluster.
 """
@@ -36,14 +36,14 @@ _RESOURCE = "nvidia.com/gpu"
 _DEVICE = re.compile(r"nvidia\d+")
 
 GRACE_SECONDS = 30
-"""terminationGracePeriodSeconds where the pod has none."""
+"""The default of terminationGracePeriodSeconds."""
 
 THREADS = "OMP_NUM_THREADS"
 
 
 @dataclass(frozen=True, slots=True)
 class LocalPod:
-    """One life of a replica on this machine."""
+    """An attempt of a replica on this machine."""
 
     manifest: Mapping[str, Any]
     uid: str
@@ -54,8 +54,8 @@ class LocalPod:
     log: Path
     termination_log: Path
     created_at: datetime
-    probed_port: int | None = None  # it is ready once it listens there; None: as soon as it runs
-    log_start: int = 0  # where this life begins in the log
+    probed_port: int | None = None  # it is ready once it listens here; None: as soon as it runs
+    log_start: int = 0  # the offset of this attempt in the log
     phase: PodPhase = PodPhase.PENDING
     ready: bool = False
     pid: int | None = None
@@ -88,7 +88,7 @@ class LocalPod:
         return GRACE_SECONDS if seconds is None else int(seconds)
 
     def observed(self) -> ObservedPod:
-        """Return what a plan sees of it."""
+        """Return the pod in the form of a plan."""
         _, container = main_container(self.manifest["spec"])
         variables = {each["name"]: each.get("value") for each in container.get("env") or ()}
         return ObservedPod(
@@ -114,7 +114,7 @@ class LocalPod:
 
 @dataclass(frozen=True, slots=True)
 class LocalSettings:
-    """What a run on this machine is given.
+    """The settings of a run on this machine.
 
     Attributes
     ----------
@@ -127,16 +127,16 @@ class LocalSettings:
     environ : mapping
         The environment that replicas inherit.
     given : Given
-        What stands for Secrets, ConfigMaps and volumes.
+        The replacements of Secrets, ConfigMaps and volumes.
     python : str
-        The interpreter that ``python`` and ``python3`` mean.
+        The interpreter for ``python`` and ``python3``.
     num_threads : int
-        OMP_NUM_THREADS where a template does not set it: a limit on CPUs, from which the built pod has its
+        OMP_NUM_THREADS if a template does not set it: the CPU limit, from which the built pod has its
         own, is not applied here.
     defaults, overrides : mapping
-        Variables for replicas that do not set them, and variables that win.
+        Variables for replicas that do not set them, and variables that override theirs.
     gpus : sequence of str
-        What trainers that ask for GPUs get their shares of, as of `visible_gpus`.
+        The GPUs to divide among the trainers that request some, from `visible_gpus`.
     """
 
     workdirs: Mapping[Role, Path]
@@ -151,7 +151,7 @@ class LocalSettings:
     gpus: Sequence[str] = ()
 
     def pod(self, job: FleetJob, manifest: Mapping[str, Any], hosts: Hosts, now: datetime) -> LocalPod:
-        """Return what becomes of a built pod here."""
+        """Return the local form of a built pod."""
         uid = str(uuid.uuid4())
         metadata = {**manifest["metadata"], "uid": uid}
         labels = metadata["labels"]
@@ -170,7 +170,7 @@ class LocalSettings:
         )
 
     def command(self, job: FleetJob, pod: LocalPod) -> LocalCommand:
-        """Return what to start for a pod; the folders that are its own are made."""
+        """Return the process of a pod, and create its own folders."""
         overrides = {**self.overrides, "FLEET_TERMINATION_LOG": str(pod.termination_log)}
         given = self.given.variables or {}
         variables = {variable.name for variable in job.template(pod.role).main_container.env or ()}
@@ -190,14 +190,14 @@ class LocalSettings:
         )
 
     def _places(self, job: FleetJob, pod: LocalPod) -> dict[str, str]:
-        """Return where the pod's volumes are here, and make the folders that are its own."""
+        """Return the folders of the pod's volumes, and create its own ones."""
         given = self.given.volumes
         spec, own = pod.manifest["spec"], self.scratch / f"{pod.uid}-volumes"
         folders = folders_of(spec, given, replica=pod.replica, own=own)
         for folder in folders.values():
             folder.mkdir(parents=True, exist_ok=True)
         found = places(spec, folders)
-        if job.spec.checkpoint is not None and CHECKPOINT in given:  # all roles hear of it, mounted or not
+        if job.spec.checkpoint is not None and CHECKPOINT in given:  # all roles get it, mounted or not
             found[job.spec.checkpoint.mount_path.rstrip("/")] = str(given[CHECKPOINT])
         return found
 
@@ -208,9 +208,9 @@ def visible_gpus(environ: Mapping[str, str], devices: Iterable[str]) -> tuple[st
     Parameters
     ----------
     environ : mapping
-        `VISIBLE` in it chooses; without it all are seen.
+        `VISIBLE` in it selects GPUs; without it all are visible.
     devices : iterable of str
-        The names in /dev. CUDA counts anew those that there are: in a container a few of a node's.
+        The names in /dev. CUDA renumbers the present ones: in a container a few of a node's.
     """
     if (chosen := environ.get(VISIBLE)) is not None:
         return tuple(each.strip() for each in chosen.split(",") if each.strip() not in ("", "-1"))
@@ -220,7 +220,7 @@ def visible_gpus(environ: Mapping[str, str], devices: Iterable[str]) -> tuple[st
 
 
 def too_few(gpus: Sequence[str], job: FleetJob) -> str:
-    """Return a sentence where this machine has GPUs, but not one for each that the job asks for; else ''."""
+    """Return a warning if this machine has GPUs, but fewer than the job requests; else ''."""
     wanted = _each(job) * job.replicas(Role.TRAINER)
     if not 0 < len(gpus) < wanted:
         return ""
@@ -228,12 +228,12 @@ def too_few(gpus: Sequence[str], job: FleetJob) -> str:
 
 
 def share_of(gpus: Sequence[str], job: FleetJob, role: Role, index: int) -> dict[str, str]:
-    """Return what lets a replica see its own GPUs only; nothing where it asks for none, or there are too few.
+    """Return the variable that limits a replica to its own GPUs; empty if it needs none, or too few exist.
 
     Parameters
     ----------
     gpus : sequence of str
-        As of `visible_gpus`.
+        The GPUs, from `visible_gpus`.
     job : FleetJob
         The job; `nodePool.gpusPerTrainer` counts for NVIDIA's, and the limit of the trainer's template.
     role, index : Role, int
@@ -246,7 +246,7 @@ def share_of(gpus: Sequence[str], job: FleetJob, role: Role, index: int) -> dict
 
 
 def _each(job: FleetJob) -> int:
-    """Return how many of NVIDIA's GPUs a trainer's main container asks for: the pool's word wins."""
+    """Return how many of NVIDIA's GPUs a trainer's main container requests; the pool takes precedence."""
     pool = job.spec.node_pool
     if pool is not None and pool.gpus_per_trainer and pool.resource_name == _RESOURCE:
         return pool.gpus_per_trainer

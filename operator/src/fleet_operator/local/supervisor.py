@@ -1,21 +1,21 @@
 """The supervisor of a local run: it starts the pods' processes, and none of them outlives the run.
 
 It is started once per run, as a file and with the standard library alone (``python -I -S supervisor.py``),
-so it is up in some 40 ms and shares nothing with the runner but the socket that is its standard input::
+so it starts in some 40 ms and shares nothing with the runner except the socket on its standard input::
 
     runner ──socket── supervisor ──socket── keeper of pserver-0 ── main process ── its descendants
                                ╰─socket── keeper of trainer-0 ── main process ── its descendants
 
-- A *keeper* stands for a pod's container: a fork of the supervisor, and a child subreaper. What the main
+- A *keeper* plays the part of a pod's container: a fork of the supervisor, and a child subreaper. What the main
   process leaves behind, double forks and new sessions included, becomes the keeper's child, so when the
   main process ends the keeper kills the rest, as the end of PID 1 empties a container.
 - A closed socket is the order to stop. When the runner dies, by kill -9 too, the kernel closes its end;
   the supervisor then closes the keepers'. When the supervisor itself dies, each keeper sees the same. When a
   keeper dies, its processes become the supervisor's children, and are killed there.
-- Who kills runner, supervisor and keepers at once leaves nobody to do that: then the kernel kills the main
-  processes (PR_SET_PDEATHSIG), and only what those have started may stay. The helpers' names are not the
-  runner's, so that a kill of all that is called fleetjob leaves them to their work.
-- To stop is SIGTERM, a grace period, then SIGKILL until nothing is left.
+- If runner, supervisor and keepers are killed at once, none of them is left to do that: the kernel kills the main
+  processes (PR_SET_PDEATHSIG), and only their children may stay. The helpers' process names differ from the
+  runner's, so that killing every process named fleetjob spares them.
+- Stopping means SIGTERM, a grace period, then SIGKILL until nothing is left.
 
 The protocol is one JSON object per line. Orders: ``{"op": "start", "id", "argv", "env", "cwd", "log"}``
 and ``{"op": "stop", "id", "grace"}``. Reports: ``{"event": "started", "id", "pid"}`` and
@@ -42,9 +42,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterator
     from io import RawIOBase
 
-GRACE_SECONDS = 3.0  # between SIGTERM and SIGKILL when nobody is left to ask for a longer one
-KILL_SECONDS = 30.0  # a process that SIGKILL has not ended by then sits in the kernel: give up on it
-LOG_BYTES = 1 << 16  # of a process's output at once, as much as a pipe holds
+GRACE_SECONDS = 3.0  # between SIGTERM and SIGKILL after the runner's death
+KILL_SECONDS = 30.0  # a process that survives SIGKILL for longer is stuck in the kernel
+LOG_BYTES = 1 << 16  # bytes of output per read, the capacity of a pipe
 START_ERROR = 128  # the exit code a container runtime gives to a command that cannot be started
 KILLED_KEEPER = 128 + signal.SIGKILL
 
@@ -54,7 +54,7 @@ PR_SET_CHILD_SUBREAPER = 36
 
 
 def become_subreaper(name: str) -> None:
-    """Have orphaned descendants become this process's children, where the system can (Linux)."""
+    """Adopt orphaned descendants, if the system supports it (Linux)."""
     if sys.platform != "linux":
         return
     libc = ctypes.CDLL(None, use_errno=True)
@@ -65,9 +65,9 @@ def become_subreaper(name: str) -> None:
 
 
 def die_with_parent() -> Callable[[], None] | None:
-    """Return what a new process does before it becomes its program, where the system can (Linux).
+    """Return the function that a new process runs before its program, if the system supports it (Linux).
 
-    It asks to be killed when the thread that has started it ends; here that is the parent's only one.
+    It asks the kernel to kill the process when its parent's thread, here the only one, ends.
     """
     if sys.platform != "linux":
         return None
@@ -75,7 +75,7 @@ def die_with_parent() -> Callable[[], None] | None:
 
     def ask() -> None:
         prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != parent:  # it ended before the request was made
+        if os.getppid() != parent:  # the parent ended before the request
             os._exit(KILLED_KEEPER)
 
     return ask
@@ -88,7 +88,7 @@ def _parents_from_proc() -> Iterator[tuple[int, int]]:
         try:
             stat = Path("/proc", entry.name, "stat").read_bytes()
         except OSError:
-            continue  # ended while we looked
+            continue  # it ended meanwhile
         # The second field is the command's name in parentheses, and may hold spaces and parentheses.
         state, parent = stat[stat.rindex(b")") + 2 :].split(maxsplit=2)[:2]
         if state not in b"ZX":
@@ -105,22 +105,22 @@ def _parents_from_ps() -> Iterator[tuple[int, int]]:
 
 
 def descendants(root: int, *, without: Container[int] = ()) -> list[int]:
-    """Return every living process below `root`, parents before children, whatever session it is in.
+    """Return every living descendant of `root` in any session, parents before children.
 
-    Processes in `without` are left out, with everything below them.
+    Processes in `without` and their descendants are left out.
     """
     children: dict[int, list[int]] = {}
     for pid, parent in _parents_from_proc() if sys.platform == "linux" else _parents_from_ps():
         if pid not in without:
             children.setdefault(parent, []).append(pid)
     found = list(children.get(root, ()))
-    for pid in found:  # grows while it is walked: breadth first
+    for pid in found:  # grows during the iteration: breadth first
         found += children.get(pid, ())
     return found
 
 
 def send_signal(pids: list[int], signum: int) -> None:
-    """Signal each process that is still there."""
+    """Signal each process that still exists."""
     for pid in pids:
         try:
             os.kill(pid, signum)
@@ -131,7 +131,7 @@ def send_signal(pids: list[int], signum: int) -> None:
 class Wake:
     """A selectable that becomes readable when a child ends or a signal asks this process to stop.
 
-    Handlers, not SIG_IGN: what a process ignores, the programs that it starts would ignore as well.
+    It uses handlers, not SIG_IGN, which started programs would inherit.
     """
 
     def __init__(self) -> None:
@@ -143,14 +143,14 @@ class Wake:
             signal.signal(signum, lambda *_: None)
 
     def clear(self) -> bytes:
-        """Take the signals that have come so far, one byte each."""
+        """Read the received signals, one byte each."""
         try:
             return os.read(self.reader, 4096)
         except BlockingIOError:
             return b""
 
     def close(self) -> None:
-        """Let go of the descriptors."""
+        """Close the descriptors."""
         signal.set_wakeup_fd(-1)
         os.close(self.reader)
         os.close(self._writer)
@@ -181,7 +181,7 @@ class Channel:
         return self.sock.fileno()
 
     def receive(self) -> list[dict[str, Any]] | None:
-        """Return the whole lines that one read brings, or None when the other side is gone."""
+        """Return the complete lines after one read, or None if the peer is gone."""
         try:
             data = self.sock.recv(1 << 20)
         except (BlockingIOError, InterruptedError):
@@ -194,7 +194,7 @@ class Channel:
         return [json.loads(line) for line in lines]
 
     def send(self, message: dict[str, Any]) -> None:
-        """Send one line; a reader that is gone is noticed by `receive`, not here."""
+        """Send one line; `receive` detects a peer that is gone, not this method."""
         try:
             self.sock.sendall(json.dumps(message).encode() + b"\n")
         except OSError:
@@ -216,10 +216,10 @@ def kill_all(wake: Wake, *, without: Container[int] = ()) -> dict[int, int]:
 
 
 class Log:
-    """The output of a process on its way into its file: each line is led by the time at which it came.
+    """Writes the output of a process to its file, with the time before each line.
 
-    Times are those of ``kubectl logs --timestamps``, to the millisecond. What finds no room on the disk is
-    dropped, and that it was is the next line that does: training does not end for want of a log.
+    Times have the form of ``kubectl logs --timestamps``, to the millisecond. Output for which the disk has no room is
+    dropped, and the next line that fits says so: a full disk does not end the training.
     """
 
     def __init__(self, file: RawIOBase) -> None:
@@ -235,7 +235,7 @@ class Log:
         return self._reader
 
     def take(self) -> bool:
-        """Write down what one read brings; return False if there is nothing now."""
+        """Write the output of one read; return False if there is none now."""
         try:
             data = os.read(self._reader, LOG_BYTES)
         except BlockingIOError:
@@ -267,7 +267,7 @@ def _stamp(seconds: float) -> bytes:
 
 
 class Keeper:
-    """A pod's container: its main process, and whatever that starts."""
+    """A pod's container: its main process, and all processes that it starts."""
 
     def __init__(self, channel: Channel, order: dict[str, Any]) -> None:
         self._channel = channel
@@ -278,7 +278,7 @@ class Keeper:
         self._exit_code: int | None = None
 
     def run(self) -> None:
-        """Start the main process and stay until it and all of its descendants are gone."""
+        """Start the main process and run until it and all of its descendants are gone."""
         become_subreaper("pod-keeper")
         try:
             pid = self._start()
@@ -290,9 +290,9 @@ class Keeper:
         while self._exit_code is None and not self._kill_is_due():
             self._wait(pid)
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(pid, signal.SIGKILL)  # where there are no subreapers, orphans are found by their group
+            os.killpg(pid, signal.SIGKILL)  # without subreapers orphans are found by their group
         codes = kill_all(self._wake)
-        while self._log is not None and self._log.take():  # whoever could write is gone
+        while self._log is not None and self._log.take():  # all writers are gone
             pass
         self._exited(codes.get(pid, KILLED_KEEPER) if self._exit_code is None else self._exit_code)
 
@@ -312,7 +312,7 @@ class Keeper:
             )
         finally:
             os.close(self._log.writer)
-        process.returncode = 0  # reap() collects it together with its orphans; Popen shall not look for it
+        process.returncode = 0  # reap() collects it together with its orphans; Popen must not
         return process.pid
 
     def _kill_is_due(self) -> bool:
@@ -337,7 +337,7 @@ class Keeper:
             if orders is None:
                 self._channel.sock.close()
                 told_to_stop = True
-        if told_to_stop:  # nobody is left to give orders: what shells and launchers started is told as well
+        if told_to_stop:  # the runner is gone: children of shells and launchers get the signal, too
             send_signal(descendants(os.getpid()), signal.SIGTERM)
             self._kill_within(GRACE_SECONDS)
         self._exit_code = dict(reap()).get(main)
@@ -351,7 +351,7 @@ class Keeper:
 
 
 class Supervisor:
-    """Passes orders and reports between the runner and the keepers, and ends what is left."""
+    """Passes orders and reports between the runner and the keepers, and kills what is left."""
 
     def __init__(self, runner: Channel) -> None:
         self._runner = runner
@@ -380,7 +380,7 @@ class Supervisor:
         self.stop()
 
     def stop(self) -> None:
-        """Have the keepers stop their pods, and kill what has not gone when their grace is over."""
+        """Make the keepers stop their pods, and kill what remains after the grace period."""
         for keeper in self._keepers.values():
             keeper.sock.close()
         deadline = time.monotonic() + GRACE_SECONDS + 1.0
@@ -406,7 +406,7 @@ class Supervisor:
         self._pids[pid] = order["id"]
 
     def _become_keeper(self, channel: Channel, ours: socket.socket, order: dict[str, Any]) -> NoReturn:
-        """Be a keeper from here on; this fork must not hold the sockets that tell others of a death."""
+        """Run as a keeper; this fork must close the sockets whose end signals a death."""
         status = 1
         try:
             self._wake.close()
@@ -433,12 +433,12 @@ class Supervisor:
         self._keepers.pop(identity).sock.close()
 
     def _lost(self, pid: int) -> None:
-        """Deal with the end of a child: a keeper that died silently, or an orphan that such a one left."""
+        """Handle the end of a child: a keeper that died silently, or an orphan of one."""
         identity = self._pids.pop(pid, None)
         if identity is None:
             return
         if identity in self._keepers:
-            self._forward(identity)  # what it said last may still be in the socket
+            self._forward(identity)  # its last report may still be in the socket
         codes = kill_all(self._wake, without=self._pids)
         if identity in self._keepers:
             self._forget(identity)
@@ -449,7 +449,7 @@ class Supervisor:
 
 
 def main() -> int:
-    """Guard the run whose runner holds the other end of standard input."""
+    """Supervise the run of the runner at the other end of standard input."""
     become_subreaper("pod-supervisor")
     runner = socket.socket(fileno=os.dup(0))
     with Path(os.devnull).open() as nothing:

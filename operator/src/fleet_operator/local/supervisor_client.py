@@ -37,10 +37,10 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class Exited:
-    """A pod's main process has ended, and everything that it had started is gone."""
+    """A pod's main process has ended, and so have all of its descendants."""
 
     id: str
-    code: int  # 128 + the signal, where one ended it
+    code: int  # 128 + the signal, if one ended it
     error: str | None = None  # why it could not be started
 
 
@@ -69,7 +69,7 @@ class SupervisorClient:
         self._process: asyncio.subprocess.Process | None = None
         self._reader: asyncio.Task[None] | None = None
         self._writer: asyncio.StreamWriter | None = None
-        self._pids: dict[str, int] = {}  # of the main processes that have not been reported as gone
+        self._pids: dict[str, int] = {}  # of the main processes that have not been reported as ended
         self._closing = False
         self._supervisor_died = False
 
@@ -86,7 +86,7 @@ class SupervisorClient:
                 stdout=asyncio.subprocess.DEVNULL,
                 cwd=os.sep,
                 pass_fds=self._hold,
-                start_new_session=True,  # a terminal's Ctrl-C reaches the runner alone
+                start_new_session=True,  # a terminal's Ctrl-C must reach only the runner
             )
         reader, self._writer = await asyncio.open_connection(sock=ours)
         self._reader = asyncio.create_task(self._listen(reader), name="supervisor")
@@ -94,7 +94,7 @@ class SupervisorClient:
     def launch(
         self, identity: str, *, argv: Sequence[str], env: Mapping[str, str], cwd: Path, log: Path
     ) -> None:
-        """Start a process; what it and its descendants print is appended to `log`."""
+        """Start a process; its output and that of its descendants is appended to `log`."""
         self._order(
             {
                 "op": "start",
@@ -111,7 +111,7 @@ class SupervisorClient:
         self._order({"op": "stop", "id": identity, "grace": grace_seconds})
 
     async def close(self) -> None:
-        """Stop whatever still runs, and return when all of it is gone."""
+        """Stop all running processes, and return when they are gone."""
         self._closing = True
         if self._writer is not None:
             self._writer.close()
@@ -128,7 +128,7 @@ class SupervisorClient:
             await self._outlast_keepers()
 
     async def _outlast_keepers(self) -> None:
-        """Wait for processes whose supervisor was killed: their keepers are ending them."""
+        """Wait for processes whose supervisor was killed, and whose keepers stop them."""
         deadline = asyncio.get_running_loop().time() + CLOSE_SECONDS
         while alive := [pid for pid in self._pids.values() if _is_alive(pid)]:
             if asyncio.get_running_loop().time() > deadline:

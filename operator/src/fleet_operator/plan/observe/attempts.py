@@ -64,9 +64,7 @@ class Ledger:
     failures: int = 0
     not_before: datetime | None = None
     quota: QuotaBackOff | None = None  # the back-off under a quota
-    unseen_restarts: int = (
-        0  # the latest consecutive restarts of the job after pods had vanished with unobserved ends
-    )
+    unseen_restarts: int = 0  # the latest consecutive restarts of the job after unobserved ends
     failures_in_a_row: int = 0  # consecutive failures that restarted the whole job
     incident: datetime | None = None  # the time of its first failure, by the operator's clock
     roles: Mapping[Role, RoleLedger] = field(default_factory=dict)

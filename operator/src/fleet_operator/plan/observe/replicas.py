@@ -1,7 +1,7 @@
-"""The replicas of a job in its present life, the pods that are theirs, and which of them find no peers.
+"""The replicas of a job in its present life, their pods, and the ones that find no peers.
 
-Servers wait for every trainer that has joined them, and then end well. A trainer that comes later finds
-nobody. In an elastic job such a trainer is not wanted any more; in any other, all replicas start anew.
+Servers wait for every trainer that has joined them, and then succeed. A later trainer finds no peer. An
+elastic job no longer needs such a trainer; any other job restarts all replicas.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = ["Replicas", "find_nobody", "late_trainers"]
 
 @dataclass(frozen=True)
 class Replicas:
-    """Which replicas are wanted, and which of the pods that are there is whose."""
+    """The needed replicas, and their pods."""
 
     job: FleetJob
     ledger: Ledger
@@ -36,7 +36,7 @@ class Replicas:
 
     @cached_property
     def wanted(self) -> tuple[Replica, ...]:
-        """Every replica that the job wants, in the order in which they are created."""
+        """Every needed replica, in the order of creation."""
         return tuple(each for each in self._pods if each not in self.late)
 
     @cached_property
@@ -47,44 +47,44 @@ class Replicas:
 
     @cached_property
     def departed(self) -> dict[Replica, ObservedPod]:
-        """The pods of the replicas' present attempts that were seen to be deleted, as they were last."""
+        """The last states of deleted pods of the replicas' present attempts."""
         found = {(pod.name, pod.attempt): pod for pod in self.observed.departed}
         known = ((each, found.get((self.name_of(each), self.ledger.attempt(each)))) for each in self._pods)
         return {replica: pod for replica, pod in known if pod is not None}
 
     @cached_property
     def _pods(self) -> dict[Replica, ObservedPod | None]:
-        """Every replica that the job asks for, and the pod of its present attempt."""
+        """Every replica in the manifest, and the pod of its present attempt."""
         asked_for = (Replica(role, i) for role in self.job.roles for i in range(self.job.replicas(role)))
         found = {(pod.name, pod.attempt): pod for pod in self.observed.pods if pod.owned}
         return {each: found.get((self.name_of(each), self.ledger.attempt(each))) for each in asked_for}
 
     @cached_property
     def late(self) -> frozenset[Replica]:
-        """Trainers of an elastic job that come too late, and are not wanted any more."""
+        """Trainers of an elastic job that come too late, and are no longer needed."""
         return late_trainers(self._pods, self.ledger) if self.job.elastic else frozenset()
 
     @cached_property
     def ended_late(self) -> tuple[ObservedPod, ...]:
-        """The pods of trainers that came too late and have ended: they are kept as those of the others."""
+        """The ended pods of late trainers, which are kept like those of the others."""
         found = (self._pods[each] for each in sorted(self.late))
         return tuple(pod for pod in found if pod is not None and has_started(pod))
 
     @cached_property
     def past(self) -> tuple[ObservedPod, ...]:
-        """The job's own pods that are not wanted: those of older attempts, and those that never join."""
+        """The job's own unneeded pods: those of older attempts, and those that never join."""
         kept = {pod.uid for pod in (*self.present.values(), *self.ended_late)}
         return tuple(pod for pod in self.observed.pods if pod.owned and pod.uid not in kept)
 
     @cached_property
     def missing(self) -> tuple[Replica, ...]:
-        """Replicas that have no present pod and should have one."""
+        """The replicas without a present pod that should have one."""
         absent = (each for each in self.wanted if each not in self.present)
         return tuple(each for each in absent if not self.ledger.has_completed(each))
 
     @cached_property
     def finding_nobody(self) -> frozenset[Replica]:
-        """Replicas that have found no peers, or will not."""
+        """The replicas that have found no peers, or will find none."""
         seen = {**self.departed, **self.present}
         servers = (each for each in seen if each.role is Role.PSERVER and self.ledger.has_completed(each))
         pods = {each: self.present.get(each) for each in self.wanted}
@@ -92,9 +92,9 @@ class Replicas:
 
     @cached_property
     def stranded(self) -> tuple[Replica, ...]:
-        """Trainers that are started again and find no servers any more, as these have ended well.
+        """Restarted trainers whose servers have succeeded.
 
-        Servers wait for every trainer, so each of them had told them that it was done before it failed.
+        Servers wait for every trainer, so each of these had reported its completion before it failed.
         """
         ledger = self.ledger
         if not ledger.roles[Role.PSERVER].completed:
@@ -108,12 +108,12 @@ class Replicas:
         return pod_name(self.job.name, replica.role, replica.index)
 
     def has_vanished(self, replica: Replica) -> bool:
-        """Whether a replica's present pod had been seen and is gone, though nobody here deleted it."""
+        """Whether a replica's present pod was observed and is gone, though the operator did not delete it."""
         seen = replica.index in self.ledger.roles[replica.role].created
         return seen and replica not in self.present and not self.ledger.has_completed(replica)
 
     def has_started(self, replica: Replica) -> bool:
-        """Whether a replica has got as far as to run, or has completed."""
+        """Whether a replica has run or completed."""
         pod = self.present.get(replica)
         return self.ledger.has_completed(replica) or (pod is not None and has_started(pod))
 
@@ -123,7 +123,7 @@ class Replicas:
         return pod is not None and (is_up(pod) or pod.started_at is not None or pod.exit_code is not None)
 
     def time_run(self, replica: Replica, now: datetime) -> timedelta | None:
-        """Return how long the main container of a replica's pod has run, or ran, if anybody knows."""
+        """Return how long the main container of a replica's pod has run, if known."""
         pod = self.present.get(replica) or self.departed.get(replica)
         if pod is None or pod.started_at is None:
             return None
@@ -141,19 +141,19 @@ class Replicas:
 
 
 def late_trainers(pods: Mapping[Replica, ObservedPod | None], ledger: Ledger) -> frozenset[Replica]:
-    """Return the trainers of an elastic job that have not joined before the others were done.
+    """Return the trainers of an elastic job that had not joined before the others completed.
 
-    Trainer 0 has completed then. Who runs says by its exit code that it found nobody any more, which counts
-    once the servers have ended well or nobody is left for whom they stay; who has not begun to run once they
-    have ended finds nobody either. One that had joined has been waited for by the servers, and so had one
-    that failed so shortly before their end that they cannot have given it up.
+    Trainer 0 has completed then. A running trainer that finds no servers exits with code 91, which counts
+    once the servers have succeeded or have no trainer left. A trainer that has not started to run when they
+    have ended finds none either. The servers have waited for those that had joined, and for those that failed
+    so shortly before the servers' end that these cannot have given them up.
 
     Parameters
     ----------
     pods : mapping of Replica to ObservedPod or None
-        Every replica that the job asks for, and the pod of its present attempt.
+        Every replica in the manifest, and the pod of its present attempt.
     ledger : Ledger
-        What has happened to the job.
+        The job's history.
     """
     if not ledger.has_completed(RANK_ZERO):
         return frozenset()
@@ -168,10 +168,10 @@ def late_trainers(pods: Mapping[Replica, ObservedPod | None], ledger: Ledger) ->
 
 
 def _failed_when_done(trainer: Replica, servers: list[ObservedPod], ledger: Ledger) -> bool:
-    """Whether a trainer failed so shortly before servers ended well that it was done with them.
+    """Whether a trainer failed so shortly before the servers succeeded that it had completed.
 
-    They had no time to give it up: they ended before its next pod might come, and the pause before that is
-    shorter than their patience.
+    They had no time to give it up: they ended before its next pod could be created, and that pause is
+    shorter than their deadline.
     """
     if not ledger.is_replaced(trainer):
         return False
@@ -183,25 +183,26 @@ def _failed_when_done(trainer: Replica, servers: list[ObservedPod], ledger: Ledg
 def find_nobody(
     pods: Mapping[Replica, ObservedPod | None], servers: Iterable[ObservedPod]
 ) -> frozenset[Replica]:
-    """Return the replicas that have found no peers, or will not.
+    """Return the replicas that have found no peers, or will find none.
 
-    They have not begun, or their peers have ended before. A server that ended well says after how many
-    restarts it knew a trainer: a later start of that has not joined it, and calls a port on which nobody
-    listens.
+    They have not started, or their peers have ended before. A server that succeeded reports after how many
+    restarts it knew a trainer: a later attempt of that trainer has not joined it, and connects to a closed
+    port.
+
 
     Parameters
     ----------
     pods : mapping of Replica to ObservedPod or None
-        Every replica that is wanted, and the pod of its present attempt.
+        Every needed replica, and the pod of its present attempt.
     servers : iterable of ObservedPod
-        Those of the servers that have completed.
+        The pods of the servers that have completed.
     """
     known = [parse_words(server.message).restarts for server in servers if has_succeeded(server)]
     return frozenset(each for each, pod in pods.items() if _finds_nobody(each, pod, known))
 
 
 def _finds_nobody(replica: Replica, pod: ObservedPod | None, known: Iterable[Mapping[int, int]]) -> bool:
-    """Whether one finds no peers: `known` is how often trainers had been restarted, as each server says."""
+    """Whether a replica finds no peers: `known` has each server's restart counts of the trainers."""
     if pod is None or not has_started(pod):
         return True
     if pod.exit_code is not None or replica.role is Role.PSERVER:

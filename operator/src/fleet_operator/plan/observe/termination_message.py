@@ -1,24 +1,24 @@
-"""What a pod says as it ends: its termination message, or the end of its log, as far as a plan needs it.
+"""The final message of a pod: its termination message or the end of its log, as far as plans need it.
 
-``fleet`` writes the message, and so may anything else that runs in a pod: what is odd says nothing. A replica
-that ended well leaves a line of JSON, whose ``completedTrainers`` are those that it knows to have completed,
-``0-2,4``; a server also says after how many restarts each did, ``completedAfter``, ``{"0": "0-2", "1":
-"4"}``. One that failed leaves a sentence, in which ``(not joined)``, ``(joined, no step made)`` or
+``fleet`` writes the message, and so may any other program in a pod: invalid ones are ignored. A replica
+that succeeded leaves a line of JSON, whose ``completedTrainers`` are those that it knows to have completed,
+``0-2,4``; a server adds after how many restarts each did, ``completedAfter``, ``{"0": "0-2", "1":
+"4"}``. A failed one leaves a sentence, in which ``(not joined)``, ``(joined, no step made)`` or
 ``(joined)`` follows its name.
 
-*Tracebacks.* An exception's line is the first line after a traceback's head that is indented no deeper. Where
-the head may have been cut off, an exception is known by its name and by what stands above it. What Python
-passes over as it ends, the errors of destructors say, is no cause of anything.
+*Tracebacks.* An exception's line is the first line after a traceback's head that is indented no deeper. If
+the head may be cut off, an exception is recognized by its name and the line above it. Errors that Python
+ignores at its end, such as those of destructors, are not causes.
 
 *torchrun* ends with a summary of the ranks that failed; its last line is a rule of ``=`` signs. The exception
-of the rank that failed first is in the summary where the script's ``main`` is decorated with ``record``; else
-it stands above, if the end of the log reaches so far.
+of the rank that failed first is in the summary if the script's ``main`` is decorated with ``record``; else
+it is above, if the end of the log contains it.
 
-*Permanent errors* would be the same however often a replica were started. They are few, and known by the very
-last words: the script, or what it imports, cannot be found or parsed, or it asks a person on standard input,
-which no replica has. Nothing else is judged so by one end alone: a name that cannot be resolved, a peer that
-does not answer or a full disk may be better a minute later. A run on one machine, before which a person sits,
-also ends by the second exception of the same kind at the same line.
+*Permanent errors* recur at every start of a replica. They are few, and recognized by the very last line: the
+script, or one of its imports, cannot be found or parsed, or it reads standard input, which no replica has. No
+other error is permanent after a single end: a name that cannot be resolved, an unresponsive peer or a full
+disk may recover within a minute. A run on one machine, which a person watches, also ends after the second
+exception of the same kind at the same line.
 """
 
 from __future__ import annotations
@@ -53,15 +53,17 @@ __all__ = [
 ]
 
 _HEAD = "Traceback (most recent call last):"
-_PREFIX = re.compile(r"(\[(?:rank|default)\d+\]:) ?", re.ASCII)  # of torch's own hook, and of torchrun --tee
+_PREFIX = re.compile(
+    r"(\[(?:rank|default)\d+\]:) ?", re.ASCII
+)  # of torch's exception hook, and of torchrun --tee
 _NAMED = re.compile(r"[^\W\d][\w.<>]*(?::.*)?")
 _EXCEPTION = re.compile(r" {0,2}(?:\w+\.)*\w*(?:Error|Exception|Interrupt|Exit)(?:: .*)?")
 PASSED_OVER = ("Exception ignored in", "Error in atexit._run_exitfuncs")
-"""How Python begins to tell of errors that it passes over as it ends."""
+"""The beginnings of Python's messages about ignored errors at its end."""
 
 _FRAME = re.compile(r" *File \"(.+)\", line (\d+)(?:, in .*)?", re.ASCII)
 _MOST_AFTER = 40
-"""Lines that a process may still say after its traceback; one further above was caught, and logged."""
+"""The lines that may follow a traceback; an earlier traceback was caught, and logged."""
 
 _OWN = "torch.distributed.elastic.multiprocessing.errors.ChildFailedError"
 
@@ -70,7 +72,7 @@ _RULE = re.compile(r"={20,}")
 _RANK = re.compile(r"\s*rank +: (\d+) \(local_rank: (\d+)\)", re.ASCII)
 _EXIT_CODE = re.compile(r"\s*exitcode +: (-?\d+) ", re.ASCII)
 _SIGNAL = re.compile(r"\s*traceback : (Signal \d+ .*)", re.ASCII)
-_ABORTED = "Signal 6 "  # often by threads that an exception left behind
+_ABORTED = "Signal 6 "  # often by remaining threads after an exception
 
 MOST_TRAINERS = 1000
 """More than a role may have."""
@@ -83,7 +85,7 @@ _FAILED = re.compile(r"(?:trainer|pserver) \d+ \((?P<not>not )?joined(?P<idle>, 
 _SENTENCE_OF_FLEET = re.compile(
     r"(?:trainer|pserver|worker|server) \d+(?:: | \(| failed with | was )", re.ASCII
 )
-"""How a sentence of `fleet` begins, which has been found with care: what stands above is only its log."""
+"""The beginning of a sentence of `fleet`, which has determined the cause: the lines above are its log."""
 
 NEVER_RAN = frozenset({"ContainerCannotRun", "StartError"})
 """Reasons of a container whose command could not be started."""
@@ -91,7 +93,7 @@ NEVER_RAN = frozenset({"ContainerCannotRun", "StartError"})
 _OF_WHOM = re.compile(
     r"\A(?:rank|(?:worker|server) \d+ (?:failed with exit status|was ended by signal)) \d+: "
 )
-"""Who of a pod's processes has failed, as torchrun's summary or a launcher of `fleet` tells it."""
+"""The failed process of a pod, from torchrun's summary or a launcher of `fleet`."""
 
 _PERMANENT_EXCEPTION = re.compile(
     r"((?:ModuleNotFoundError|ImportError|SyntaxError|IndentationError|TabError): .+"
@@ -112,13 +114,13 @@ _BY_EXIT_CODE = {
     2: (_INTERPRETER,),
     126: (_SHELL,),
     127: (_SHELL,),
-    134: (_PERMANENT_EXCEPTION,),  # SIGABRT: an exception left threads behind, which ended so
+    134: (_PERMANENT_EXCEPTION,),  # SIGABRT: how threads end that remain after an exception
 }
 _AFTERTHOUGHT = re.compile(r"\s.*|\[?[IWEF]\d{4} .*|\S+:\d+: \w*Warning: .*|terminate called .*|")
-"""What a process, and torch's C++, may still say as it ends; a line further in belongs to the one above."""
+"""Final messages of a process and of torch's C++ code; an indented line belongs to the one above."""
 
 _EXCEPTION_OF_FLEET = re.compile(r"\w+ \d+ (?:\([\w, ]+\))?: (?P<said>.*) \(at (?P<place>.+:\d+)\)", re.ASCII)
-"""An exception in the words of `fleet`: who, how far it had come, what and where."""
+"""An exception in `fleet`'s format: the replica, its stage, the error and its place."""
 
 _OF_CONNECTIONS = re.compile(
     r"connect|timed? ?out|unreachable|no route to host|broken ?pipe|address already in use|gaierror"
@@ -130,8 +132,8 @@ _UNNAMED_FILE = re.compile(r"\(<\w+>, line \d+\)")
 
 
 def exceptions(lines: Sequence[str]) -> Iterator[tuple[int, str, str]]:
-    """Yield the number of each line that names an exception, the prefix of its rank, and what it says."""
-    indents: dict[str, int] = {}  # of the traceback that each rank is writing
+    """Yield the number of each line with an exception, the prefix of its rank, and the exception."""
+    indents: dict[str, int] = {}  # of the current traceback of each rank
     headless, above = True, ""
     for number, line in enumerate(lines):
         prefix, text = _split(line)
@@ -152,19 +154,19 @@ def exceptions(lines: Sequence[str]) -> Iterator[tuple[int, str, str]]:
 
 
 def last_exception(lines: Sequence[str]) -> str:
-    """Return what the last traceback says, if few lines follow it; else nothing."""
+    """Return the exception of the last traceback, if few lines follow it; else an empty string."""
     number, _, said = max(exceptions(lines), default=(0, "", ""))
     return said if len(lines) - number <= _MOST_AFTER else ""
 
 
 def last_place(lines: Sequence[str]) -> str:
-    """Return where the exception of the last traceback was raised, as ``file:line``, if the lines say so."""
+    """Return where the exception of the last traceback was raised, as ``file:line``, if known."""
     frames = (match for line in last_traceback(lines) if (match := _FRAME.fullmatch(line)) is not None)
     return next((f"{frame[1]}:{frame[2]}" for frame in reversed(list(frames))), "")
 
 
 def last_traceback(lines: Sequence[str]) -> list[str]:
-    """Return the lines of the last traceback, or of what is left of it, without the prefix of their rank."""
+    """Return the lines of the last traceback, as far as present, without the prefix of their rank."""
     number, prefix, _ = max(exceptions(lines), default=(-1, "", ""))
     found: list[str] = []
     for line in reversed(lines[: number + 1]):
@@ -177,7 +179,7 @@ def last_traceback(lines: Sequence[str]) -> list[str]:
 
 
 def without_rank(text: str) -> str:
-    """Return lines without the prefixes of the ranks that wrote them."""
+    """Return lines without the prefixes of their ranks."""
     return "\n".join(_split(line)[1] for line in text.splitlines())
 
 
@@ -196,7 +198,7 @@ def find_root_cause(message: str) -> str:
     if not lines or not _RULE.fullmatch(lines[-1]):
         return ""
     start = max((number for number, line in enumerate(lines) if line.strip() == _ROOT), default=-1)
-    if start < 0:  # the summary is longer than what is left of the log
+    if start < 0:  # the summary is longer than the rest of the log
         return max(exceptions(lines), default=(0, "", ""))[2]
     above, root = lines[:start], lines[start:-1]
     rank, local_rank = _first(_RANK, root) or ("", "")
@@ -230,18 +232,18 @@ def _first(pattern: re.Pattern[str], lines: Sequence[str]) -> tuple[str, ...] | 
 
 @dataclass(frozen=True, slots=True)
 class LastWords:
-    """What a replica has said.
+    """A parsed termination message.
 
     Attributes
     ----------
     joined : bool, optional
-        Whether it had joined its job; None where no runtime said.
+        Whether the replica had joined its job; None without a runtime.
     completed : frozenset of int
-        Trainers that it knows to have completed.
+        The trainers that it knows to have completed.
     restarts : mapping of int to int
-        How often they had been started before, as far as it says.
+        How often each of them had been restarted, as far as known.
     stepped : bool, optional
-        Of one that failed, whether it had made a step of the training before; None where no runtime said.
+        For a failed one, whether it had made a step; None without a runtime.
     """
 
     joined: bool | None = None
@@ -251,7 +253,7 @@ class LastWords:
 
 
 def parse_words(message: str | None) -> LastWords:
-    """Read a termination message; whatever it is, this is no error."""
+    """Parse a termination message; invalid ones are no error."""
     text = (message or "").strip()
     if (failed := _FAILED.match(text)) is not None:
         has_joined = failed["not"] is None
@@ -283,21 +285,21 @@ def _parse_restarts(after: object) -> dict[int, int]:
 
 
 def last_sentence(message: str | None, *, with_place: bool = False) -> str:
-    """Return what a person is told of a message; empty if it tells of no error.
+    """Return the error in a message, for people; empty if there is none.
 
-    That is the exception of its last traceback, or what torchrun's summary has to say; else its last line.
+    It is the exception of its last traceback, or the error of torchrun's summary; else its last line.
 
     Parameters
     ----------
     message : str, optional
         A termination message.
     with_place : bool
-        Whether to say behind the exception of a traceback in which line of which file it was raised.
+        Whether to add the file and line of an exception.
     """
     text = (message or "").strip()
     document = _document(text)
     if isinstance(document.get("joined"), bool) or document.keys() >= {"role", "step"}:
-        return ""  # the progress of one that was about to end well
+        return ""  # the progress of one that was about to succeed
     last = without_rank(text.rpartition("\n")[2]).strip()
     lines = text.splitlines()
     exception = "" if _SENTENCE_OF_FLEET.match(last) else last_exception(lines)
@@ -308,16 +310,16 @@ def last_sentence(message: str | None, *, with_place: bool = False) -> str:
 
 
 def permanent_error(exit_code: int | None, reason: str | None, message: str | None) -> str | None:
-    """Return the error that would end a replica's every life alike, or None if the next may go better.
+    """Return the permanent error of a replica, or None if a retry may succeed.
 
     Parameters
     ----------
     exit_code : int, optional
-        The main container's.
+        The main container's exit code.
     reason : str, optional
-        The main container's, such as ``Error``.
+        The main container's reason, such as ``Error``.
     message : str, optional
-        What it said as it ended: its termination message, or the end of its log.
+        Its termination message, or the end of its log.
     """
     text = (message or "").strip()
     if reason in NEVER_RAN:
@@ -332,7 +334,7 @@ def permanent_error(exit_code: int | None, reason: str | None, message: str | No
 
 
 def is_repeated(error: str, exit_code: int | None, before: LastFailure | None) -> bool:
-    """Whether the failure before was the same: its exit code and its error."""
+    """Whether the previous failure was the same, by exit code and error."""
     if before is None or before.exit_code != exit_code:
         return False
     return permanent_error(before.exit_code, before.reason, before.termination_message) == error
@@ -341,8 +343,8 @@ def is_repeated(error: str, exit_code: int | None, before: LastFailure | None) -
 def raised_at(message: str | None) -> str | None:
     """Return the kind of an uncaught exception and its place, as ``ValueError at train.py:12``.
 
-    None where the last words name no exception or no place, and of an exception of connections: the next try
-    may find the peer.
+    None without an exception or a place, and for errors of connections: a retry
+    may reach the peer.
     """
     lines = (message or "").strip().splitlines()
     told = _EXCEPTION_OF_FLEET.fullmatch(lines[-1]) if lines else None
@@ -353,17 +355,17 @@ def raised_at(message: str | None) -> str | None:
 
 
 def _is_of_data(error: str, text: str) -> bool:
-    """Whether a text that a script has read does not parse (eval, ast.literal_eval), and not the script."""
+    """Whether the syntax error is in a text that the script has parsed (eval, ast.literal_eval)."""
     if not error.startswith("SyntaxError"):
         return False
     text = without_rank(text)
     files = _FILE.findall(text)
-    called = text.startswith("Traceback") or "\nTraceback" in text  # python -c has no traceback of its own
+    called = text.startswith("Traceback") or "\nTraceback" in text  # python -c shows no traceback
     return bool(_UNNAMED_FILE.search(error) or (called and files and files[-1].startswith("<")))
 
 
 def _went_on(error: str, text: str) -> bool:
-    """Whether the script had caught the error, and logged it: it has said more since."""
+    """Whether the script had caught and logged the error: more output follows."""
     if find_root_cause(text):
         return False
     log, _, sentence = text.rpartition("\n")

@@ -1,1 +1,1 @@
-"""What people and programs are told of a decision: the status, its reasons and the events."""
+"""The report of a decision: the status, its reasons and the events."""

@@ -1,4 +1,4 @@
-"""A plan from a decision: which events its status amounts to, whether it can wait, when to look again."""
+"""Builds the plan of a decision: its events, whether its status can wait, and when the next pass is due."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["joined_sentence", "news", "noted_sentence", "scaled_sentence", "tell", "too_late_sentence"]
 
-# What a person is told when a condition becomes True: the type and the reason of the event.
+# The type and the reason of the event when a condition becomes True.
 _BECOMES_TRUE: dict[str, tuple[str, str]] = {
     ConditionType.RUNNING: ("Normal", "Started"),
     ConditionType.SUSPENDED: ("Normal", "Suspended"),
@@ -29,7 +29,7 @@ _BECOMES_TRUE: dict[str, tuple[str, str]] = {
     ConditionType.FAILED: ("Warning", "Failed"),
 }
 
-# Reasons that a person is warned of when they are told for the first time.
+# Reasons that lead to a warning when they are first reported.
 _WARNINGS: dict[str, tuple[str, ...]] = {
     ConditionType.PODS_CREATED: ("NameTaken", "FeatureDisabled"),
     ConditionType.RUNNING: ("NodeNotReady",),
@@ -48,15 +48,15 @@ def tell(
     Parameters
     ----------
     context : Context
-        The moment.
+        The job's state.
     status : FleetJobStatus
-        The job's next status; what it says for the first time is told as events too.
+        The job's next status; its new conditions become events, too.
     actions : iterable of Action
-        What to do, in this order.
+        The actions, in this order.
     events : tuple of Event
-        What to tell beside.
+        Additional events.
     looks : iterable of datetime or None
-        When something is due; the first of them counts.
+        The times at which something is due; the earliest counts.
     """
     before, actions = context.job.status, tuple(actions)
     return Plan(
@@ -69,7 +69,7 @@ def tell(
 
 
 def _warnings(context: Context) -> tuple[Event, ...]:
-    """Return the events of what a new job's templates have that will hardly be what is meant."""
+    """Return warnings about probable mistakes in a new job's templates."""
     job = context.job
     if job.status.state is not None:
         return ()
@@ -82,7 +82,7 @@ def _warnings(context: Context) -> tuple[Event, ...]:
 
 
 def _scaled(context: Context, after: FleetJobStatus) -> tuple[Event, ...]:
-    """Return the event that the number of trainers has been changed, if it has."""
+    """Return the event about a changed number of trainers, if it has changed."""
     before, wanted = (status.role(Role.TRAINER).replicas for status in (context.job.status, after))
     if after.finished or not is_resized(before=before, wanted=wanted):
         return ()
@@ -94,7 +94,7 @@ def _scaled(context: Context, after: FleetJobStatus) -> tuple[Event, ...]:
 
 
 def news(before: FleetJobStatus, after: FleetJobStatus) -> tuple[Event, ...]:
-    """Return what a status says for the first time and people should hear of."""
+    """Return the events of new conditions in a status."""
     events = []
     for condition in after.conditions:
         old = before.condition(condition.type)
@@ -114,17 +114,17 @@ def news(before: FleetJobStatus, after: FleetJobStatus) -> tuple[Event, ...]:
 
 
 def scaled_sentence(*, before: int, wanted: int) -> str:
-    """Say what follows from another number of trainers where all of them must know it."""
+    """Return the consequence of another number of trainers if all of them must know it."""
     return f"trainer.replicas was {before} and is {wanted}: all replicas start anew with that number"
 
 
 def noted_sentence(*, before: int, wanted: int) -> str:
-    """Say what follows from another number of trainers where nothing runs."""
+    """Return the consequence of another number of trainers if nothing runs."""
     return f"trainer.replicas was {before} and is {wanted}: the job starts with that number"
 
 
 def joined_sentence(*, before: int, wanted: int) -> str:
-    """Say what follows from another number of trainers in an elastic job."""
+    """Return the consequence of another number of trainers in an elastic job."""
     changed = range(min(before, wanted), max(before, wanted))
     verb = "join" if wanted > before else "leave"
     who = (
@@ -134,7 +134,7 @@ def joined_sentence(*, before: int, wanted: int) -> str:
 
 
 def too_late_sentence(*, asked: int, had: int) -> str:
-    """Say why an elastic job has fewer trainers than it was asked for; empty if it has them all."""
+    """Return why an elastic job has fewer trainers than desired; empty if it has them all."""
     if asked <= had:
         return ""
     return f"; trainer.replicas is {asked}, but a trainer has completed, and none is added after that"

@@ -1,8 +1,8 @@
-"""Why a job does not run yet, in a word and a sentence, and what to do about it: for ``kubectl describe``.
+"""The pending reason of a job and its message with advice, for ``kubectl describe``.
 
-A gang waits for a queue that has not admitted it, or for places for enough of its pods at once. Schedulers
-say it in the conditions of the pods, and some in the status of the PodGroup. Kueue says it in a Workload,
-which is not the operator's to read: of Kueue's only the pods' scheduling gates are seen.
+A gang waits for its queue to admit it, or for enough of its pods to be schedulable at once. Schedulers report
+this in the conditions of the pods, and some in the status of the PodGroup. Kueue reports it in a Workload,
+which the operator may not read: it sees only the pods' scheduling gates.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _CREATE_AGAIN = "and create the job again"
 _IMAGE = "correct the image's name, or give imagePullSecrets"
 
 ADVICE = {
-    # of a pod that waits
+    # of a waiting pod
     "Unschedulable": "free or add nodes, or ask for less",
     "SchedulingGated": "whoever set the pod's schedulingGates must remove them",
     "ErrImagePull": _IMAGE,
@@ -59,7 +59,7 @@ ADVICE = {
     "RunContainerError": "correct the template's command, user or mounts",
     "CrashLoopBackOff": "the container's log says why it ends",
     "GangWaiting": "the events of its pods and of its PodGroup say more",
-    # of what cannot be created yet
+    # of an object that cannot be created yet
     "CreationRefused": "it is tried again: make room, or ask whoever set the limit or runs the webhook",
     "QuotaBackOff": "make room, ask for less, or ask whoever set the quota",
     "FeatureDisabled": "have it enabled under features in the values of the operator's chart",
@@ -76,23 +76,23 @@ ADVICE = {
 _REASON = re.compile(r"[A-Z][A-Za-z0-9]*")
 
 WAITS_FOR_OTHERS = frozenset({"Schedulable", "Undetermined"})
-"""What Volcano says of a pod that could have a place if the others had one."""
+"""Volcano's reason for a pod that is schedulable, unlike the others."""
 
 _KUEUES = "kueue.x-k8s.io/"
 
-# What every pod passes through; anything else that a pod waits for is worth telling.
+# Transient reasons of every pod; any other reason is worth reporting.
 PASSING = frozenset({"ContainerCreating", "PodInitializing"})
 
 
 class PendingReason(NamedTuple):
-    """Why something has not happened yet."""
+    """A pending reason with its message."""
 
     reason: str
     sentence: str
 
 
 def why_not_created(context: Context, *, backed_off: Iterable[Replica], gated: bool) -> PendingReason | None:
-    """Return why not all pods are there, or None if they are."""
+    """Return why not all pods exist, or None if they do."""
     missing, past, name_of = context.replicas.missing, context.replicas.past, context.replicas.name_of
     extras = ensure(context.extras, context.observed)
     incomplete = missing or extras or not context.observed.service
@@ -134,7 +134,7 @@ def why_not_created(context: Context, *, backed_off: Iterable[Replica], gated: b
 
 
 def given_back_sentence(context: Context) -> str:
-    """Say that the job waits with nothing because a quota has no room for all of it."""
+    """Return the message of a job without pods, because a quota has no room for all of them."""
     again = context.ledger.quota.not_before if context.ledger.quota is not None else None
     until = f"{again:%H:%M:%S} UTC" if again is not None else "soon"
     because = f": {context.observed.refused}" if context.observed.over_quota else ""
@@ -146,13 +146,13 @@ def given_back_sentence(context: Context) -> str:
 
 
 def _or_forced(context: Context, pods: Iterable[ObservedPod], sentence: str) -> str:
-    """Return a sentence about pods that are being deleted, with what to do about those that do not go."""
+    """Return a sentence about terminating pods, with advice about stuck ones."""
     command = how_to_force(pods, context.job.metadata.namespace, context.now)
     return "; ".join(filter(None, (sentence, command)))
 
 
 def _waiting_for_servers(context: Context) -> PendingReason:
-    """Return which servers the trainers wait for: those that are there, whose logs may say why, go first."""
+    """Return the servers that the trainers wait for; existing ones, whose logs may say why, come first."""
     reason = "WaitingForParameterServers"
     replicas = context.replicas
     slow = [each for each in replicas.wanted if each.role is Role.PSERVER and not replicas.is_ready(each)]
@@ -171,9 +171,9 @@ def _disabled(extra: Extra) -> str:
 
 
 def why_not_running(context: Context, not_created: PendingReason | None) -> PendingReason:
-    """Return why not every replica runs: the first trouble of any pod, else why pods are missing."""
+    """Return why not every replica runs: the first problem of a pod, else why pods are missing."""
     if not_created is not None and not_created.reason != "Creating" and _is_gang_incomplete(context):
-        return not_created  # no scheduler places a gang before its pods are there
+        return not_created  # no scheduler places a gang before its pods exist
     if (gang := _why_gang_waits(context)) is not None:
         return gang
     pod = trouble(context)
@@ -185,7 +185,7 @@ def why_not_running(context: Context, not_created: PendingReason | None) -> Pend
 
 
 def _is_gang_incomplete(context: Context) -> bool:
-    """Whether a gang has fewer pods than must find places together."""
+    """Whether a gang has fewer pods than its minimum."""
     there = len(context.replicas.wanted) - len(context.replicas.missing)
     return context.job.gang is not Gang.NONE and there < context.job.min_available
 
@@ -209,7 +209,7 @@ def _why_gang_waits(context: Context) -> PendingReason | None:
 
 
 def why_unended(context: Context, pods: Iterable[ObservedPod]) -> PendingReason | None:
-    """Return which of these pods do not go, though they are being deleted, until a person sees to it."""
+    """Return the stuck pods among these, which stay until a person acts."""
     pods = tuple(pods)
     stuck = stuck_pods(pods, context.now)
     if not stuck:
@@ -218,9 +218,9 @@ def why_unended(context: Context, pods: Iterable[ObservedPod]) -> PendingReason 
 
 
 def why_in_doubt(context: Context) -> PendingReason | None:
-    """Return why replicas that are taken to run may not do so: nobody has heard of a node for a while.
+    """Return why replicas that count as running may not run: a node is silent.
 
-    Or a pod was deleted, and nobody has said yet that it has ended.
+    Or a pod was deleted, and its end is not confirmed yet.
     """
     replicas = context.replicas
     if not context.silent_nodes:
@@ -235,7 +235,7 @@ def why_in_doubt(context: Context) -> PendingReason | None:
 
 
 def trouble(context: Context) -> ObservedPod | None:
-    """Return the first pod that waits for something that does not just pass, and not only for the others."""
+    """Return the first pod with a lasting problem of its own."""
     told = [pod for pod in _not_running(context) if pod.reason and pod.reason not in PASSING]
     return next((pod for pod in told if pod.reason not in WAITS_FOR_OTHERS), next(iter(told), None))
 
@@ -248,14 +248,14 @@ def _not_running(context: Context) -> Iterator[ObservedPod]:
 
 
 def _starting(context: Context) -> str:
-    """Name the pods that are there but do not run, though nobody has said yet that anything is wrong."""
+    """Name the existing pods that do not run without a known problem."""
     slow = [pod.name for pod in _not_running(context)]
     if not slow:
         return "the pods are there, but not all of them run yet"
     sentence = f"{some(slow)} is being started; if it stays so, its events say why"
     if (tls := context.job.tls) is None:
         return sentence
-    # The kubelet says it in an event only, which the operator may not read.
+    # The kubelet reports it only in an event, which the operator may not read.
     return f"{sentence}, such as a Secret {tls.secret_name} (spec.network.tls) that is not there"
 
 
@@ -269,22 +269,22 @@ def why_gang_waits(
     queue: str | None = None,
     held_back: str | None = None,
 ) -> tuple[str, str] | None:
-    """Return why pods of a gang have no node, in a word and a sentence; None if it is not for the gang.
+    """Return why pods of a gang have no node; None if the gang is not the reason.
 
     Parameters
     ----------
     gang : Gang
-        Who places it.
+        The gang scheduler.
     name, namespace : str
-        What it is called, and where it is.
+        The name and namespace of the job.
     pods : iterable of ObservedPod
-        Its pods.
+        The pods of the gang.
     wanted : int
-        How many of them must find places together.
+        How many of them must be scheduled together.
     queue : str, optional
-        The queue that it is in.
+        The queue of the gang.
     held_back : str, optional
-        What its PodGroup says while it waits.
+        The message of its waiting PodGroup.
     """
     waiting = [pod for pod in pods if pod.node is None and pod.phase is PodPhase.PENDING]
     if gang is Gang.NONE or not waiting:
@@ -297,7 +297,7 @@ def why_gang_waits(
 def _not_admitted(
     name: str, namespace: str, waiting: Sequence[ObservedPod], queue: str | None
 ) -> tuple[str, str] | None:
-    """Tell of a group that Kueue holds back; what else its pods wait for, each says for itself."""
+    """Return the reason of a group that Kueue holds back; its pods report other problems themselves."""
     gated = [pod for pod in waiting if any(gate.startswith(_KUEUES) for gate in pod.gates)]
     if not gated:
         return None
@@ -313,7 +313,7 @@ def _not_admitted(
 def _not_placed(
     name: str, waiting: Sequence[ObservedPod], wanted: int, held_back: str | None
 ) -> tuple[str, str]:
-    """Tell what the scheduler says of the pod that holds the others up, else of the group, if anything."""
+    """Return the scheduler's message about the pod that delays the others, else about the group, if any."""
     told = sorted((pod for pod in waiting if pod.reason), key=lambda pod: pod.reason in WAITS_FOR_OTHERS)
     places = "a place for 1 pod" if wanted == 1 else f"places for {wanted} pods together"
     without = "1 has" if len(waiting) == 1 else f"{len(waiting)} have"
@@ -330,11 +330,11 @@ def _not_placed(
 
 
 def advised(reason: str, sentence: str) -> str:
-    """Return a sentence with what to do about its reason, where somebody must do something."""
+    """Return a sentence with advice, if its reason requires action."""
     advice = ADVICE.get(reason)
     return f"{sentence.rstrip('. ')}; {advice}" if advice else sentence
 
 
 def as_reason(word: str | None, otherwise: str) -> str:
-    """Return a word that a node or a webhook has given, if a condition's reason may be it."""
+    """Return a reason from a node or a webhook, if it is valid as a condition's reason."""
     return word if word and _REASON.fullmatch(word) else otherwise

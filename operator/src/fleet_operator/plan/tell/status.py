@@ -1,4 +1,4 @@
-"""The status that tells a decision: conditions with reasons and sentences, counts, and the attempts."""
+"""The status of a decision: conditions with reasons and messages, counts, and the attempts."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 
 __all__ = ["Told", "build_status", "conditions", "only_counts_differ"]
 
-Told = tuple[bool, str, str]  # whether a condition holds, its reason, its sentence
+Told = tuple[bool, str, str]  # whether a condition holds, its reason, its message
 
 _ON_THE_WAY = frozenset({"Creating", "GangWaiting", "PodsCreated", "Starting"})
-"""Reasons that follow one another within moments if all goes well: one write tells of the last."""
+"""Reasons that normally follow each other quickly: one write reports the last."""
 
 
 def conditions(
@@ -41,13 +41,13 @@ def conditions(
     Parameters
     ----------
     before : FleetJobStatus
-        The last status. What is not told anew stays; what somebody else has told comes last.
+        The last status. Conditions not in `told` stay; those of other writers come last.
     told : mapping
-        What is known at this moment.
+        The conditions that are known now.
     generation : int
-        The job's, of which it is known.
+        The job's observed generation.
     now : datetime
-        The time of what changes.
+        The time of changes.
     """
     result = []
     for kind in ConditionType:
@@ -81,18 +81,18 @@ def build_status(
     start: datetime | None = None,
     completion: datetime | None = None,
 ) -> FleetJobStatus:
-    """Return the job's next status; fields that this build does not know stay in it as they were.
+    """Return the job's next status; fields that this build does not know are kept.
 
     Parameters
     ----------
     context : Context
-        The moment, with the ledger as it is to be remembered.
+        The job's state, with the ledger for the next status.
     state : JobState
         The state in one word.
     told : mapping
-        The conditions that are known at this moment; the others stay as they were.
+        The conditions that are known now; the others are kept.
     last_failure : LastFailure, optional
-        A new one; else the one before is kept.
+        A new failure; else the previous one is kept.
     start, completion : datetime, optional
         When the job started and ended, if it has.
     """
@@ -148,7 +148,7 @@ def _without_counts(status: FleetJobStatus) -> FleetJobStatus:
 
 
 def _what_stays(role: RoleStatus) -> RoleStatus:
-    """Return what of a role is remembered and no count: a completion that is lost is training done again."""
+    """Return the state of a role that must not be lost: a lost completion would repeat training."""
     return RoleStatus(role=role.role, restarts=role.restarts, completed_indexes=role.completed_indexes)
 
 
@@ -172,7 +172,7 @@ def _role_status(context: Context, role: Role) -> RoleStatus:
 
 
 def _up(context: Context, role: Role) -> int:
-    """Return how many replicas of a role do their part or have done it."""
+    """Return how many replicas of a role run or have completed."""
     if role is Role.PSERVER:
         return context.ready_or_completed(role)
     return sum(context.replicas.runs(each) for each in context.replicas.wanted if each.role is role)
