@@ -96,7 +96,7 @@ def _what_happened(before: Mapping[str, Any] | None, after: Mapping[str, Any]) -
 async def wait_for_end(
     session: Session, name: str, *, timeout_seconds: float | None, say: Callable[[str], None]
 ) -> int:
-    """Report each change until the job has finished; return 0 if it succeeded, 1 if not, 124 on a time-out."""
+    """Report changes until the job has finished; return 0 if it succeeded, 1 if not, 124 on a time-out."""
     said = ""
     try:
         async with asyncio.timeout(timeout_seconds), session.watching(PLURAL, job=name) as watched:

@@ -72,8 +72,8 @@ class Scalars:
 class EventFile:
     """The events of one trainer: each point of the loss once, and the other values whenever its step changes.
 
-    They are written synchronously, unlike by the package's own `EventFileWriter`: after a disk error its thread has
-    ended, and its queue blocks for ever.
+    They are written synchronously, unlike by the package's own `EventFileWriter`: after a disk error its
+    thread has ended, and its queue blocks for ever.
     """
 
     def __init__(self, folder: Path) -> None:

@@ -63,7 +63,7 @@ class Session:
         self.namespace = namespace
 
     def path(self, name: str, subresource: str = "") -> str:
-        """Return the path of a FleetJob, or of a part of it; never that of all, which could be deleted by it."""
+        """Return the path of a FleetJob, or of a part of it; never that of all, which could be deleted."""
         if name_problem(name) is not None:
             raise ValueError(f"{name!r} is no name of a FleetJob")
         return "/".join(part for part in (collection(PLURAL, self.namespace), name, subresource) if part)

@@ -1,9 +1,9 @@
 """Pure: reads YAML like ``kubectl apply``, within limits, and with the line of each value.
 
 PyYAML's libyaml turns the text into events; kubectl's parser is a port of the same library. But PyYAML builds
-other values than kubectl from the events (PyYAML reads ``1:30`` as 90 and ``y`` as text), so
-this module builds the values: by the rules of goyaml.v2, then in the form of JSON. Aliases share one value, and
-their expansion is bounded, because all later code sees the expanded manifest.
+other values than kubectl from the events (PyYAML reads ``1:30`` as 90 and ``y`` as text), so this module
+builds the values: by the rules of goyaml.v2, then in the form of JSON. Aliases share one value, and their
+expansion is bounded, because all later code sees the expanded manifest.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Node:
     elements: Sequence[Node] = ()  # of a list
 
     def lines(self, path: str = "") -> Iterator[tuple[str, int]]:
-        """Yield the line of each field in this node, by its path, such as spec.template.spec.containers[0]."""
+        """Yield the line of each field in this node, by path, such as spec.template.spec.containers[0]."""
         yield path, self.line
         for name, node in self.fields.items():
             yield from node.lines(f"{path}.{name}" if path else name)
@@ -218,7 +218,7 @@ class _Composer:
         return key
 
     def _to_merge(self, event: Any, depth: int) -> dict[str, Node]:
-        """Return the fields that ``<<`` merges into a map; in a list of maps the first one with a name counts."""
+        """Return the fields that ``<<`` merges into a map; of several maps the first with a name counts."""
         node = self._node(event, depth + 1)
         sources = node.elements if isinstance(node.value, list) else [node]
         if not all(isinstance(source.value, dict) for source in sources):

@@ -1,9 +1,9 @@
 """Loopback addresses for the pods of a local run: a /24 network, claimed for the duration of the run.
 
-Each pod gets its own address, so each uses the manifest's ports as in a cluster, and two runs never conflict. A
-claim is a lock on a file; the supervisor holds the lock as well, so that a network whose runner was
-killed stays claimed until the run's processes are gone. The ports are bound once while claiming, because
-other users' runs and other programs do not know of the lock files.
+Each pod gets its own address, so each uses the manifest's ports as in a cluster, and two runs never conflict.
+A claim is a lock on a file; the supervisor holds the lock as well, so that a network whose runner was killed
+stays claimed until the run's processes are gone. The ports are bound once while claiming, because other
+users' runs and other programs do not know of the lock files.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The local cluster: carries out the same plans with the same pods, as processes of this machine.
 
-It plays the part of the API server for one job, and has a kubelet (`kubelet`). Every change, such as an exit or a
-server that becomes ready, leads to a call of `changed`, after which the engine reconciles the job.
+It plays the part of the API server for one job, and has a kubelet (`kubelet`). Every change, such as an exit
+or a server that becomes ready, leads to a call of `changed`, after which the engine reconciles the job.
 """
 
 from __future__ import annotations

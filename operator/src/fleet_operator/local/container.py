@@ -5,8 +5,8 @@ known, ``$$`` is a dollar sign, and a value only sees the variables before it.
 
 Without privileges a process has no mounts of its own, so no folder can be mounted at a volume's path (user
 namespaces would allow it, but many distributions and most containers forbid them). Instead, each path in the
-command, the args and the variables that is inside a mount becomes the path in the folder. A path that is only in
-the script itself cannot be changed.
+command, the args and the variables that is inside a mount becomes the path in the folder. A path that is only
+in the script itself cannot be changed.
 """
 
 from __future__ import annotations

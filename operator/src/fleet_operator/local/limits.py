@@ -1,7 +1,7 @@
 """Pure: the fields of a job that this machine refuses, and those that it ignores.
 
-It refuses what would make the replica another program: files and values that only a cluster has. It ignores, and
-lists once, what only concerns where and how a cluster runs it.
+It refuses what would make the replica another program: files and values that only a cluster has. It ignores,
+and lists once, what only concerns where and how a cluster runs it.
 """
 
 from __future__ import annotations

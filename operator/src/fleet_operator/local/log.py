@@ -1,7 +1,7 @@
 """The logs of the replicas of a run on this machine: one file for each, with all of its attempts.
 
-Each attempt begins with a header. The supervisor writes the time before each line that the replica prints; see
-`supervisor.Log`.
+Each attempt begins with a header. The supervisor writes the time before each line that the replica prints;
+see `supervisor.Log`.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from fleet_operator.cluster import ClusterError
 if TYPE_CHECKING:
     from pathlib import Path
 
-# The end of the log of a process that failed without a termination message. The kubelet keeps 2048 bytes and 80
-# lines, which torchrun's summary fills alone; the exception is above it.
+# The end of the log of a process that failed without a termination message. The kubelet keeps 2048 bytes and
+# 80 lines, which torchrun's summary fills alone; the exception is above it.
 TAIL_LINES = 400
 TAIL_BYTES = 16384 + TAIL_LINES * len("2026-11-22T18:30:00.000Z ")
 

@@ -6,13 +6,15 @@ so it starts in some 40 ms and shares nothing with the runner except the socket 
     runner ──socket── supervisor ──socket── keeper of pserver-0 ── main process ── its descendants
                                ╰─socket── keeper of trainer-0 ── main process ── its descendants
 
-- A *keeper* plays the part of a pod's container: a fork of the supervisor, and a child subreaper. What the main
+- A *keeper* plays the part of a pod's container: a fork of the supervisor, and a child subreaper. What the
+main
   process leaves behind, double forks and new sessions included, becomes the keeper's child, so when the
   main process ends the keeper kills the rest, as the end of PID 1 empties a container.
 - A closed socket is the order to stop. When the runner dies, by kill -9 too, the kernel closes its end;
   the supervisor then closes the keepers'. When the supervisor itself dies, each keeper sees the same. When a
   keeper dies, its processes become the supervisor's children, and are killed there.
-- If runner, supervisor and keepers are killed at once, none of them is left to do that: the kernel kills the main
+- If runner, supervisor and keepers are killed at once, none of them is left to do that: the kernel kills the
+main
   processes (PR_SET_PDEATHSIG), and only their children may stay. The helpers' process names differ from the
   runner's, so that killing every process named fleetjob spares them.
 - Stopping means SIGTERM, a grace period, then SIGKILL until nothing is left.
@@ -218,8 +220,8 @@ def kill_all(wake: Wake, *, without: Container[int] = ()) -> dict[int, int]:
 class Log:
     """Writes the output of a process to its file, with the time before each line.
 
-    Times have the form of ``kubectl logs --timestamps``, to the millisecond. Output for which the disk has no room is
-    dropped, and the next line that fits says so: a full disk does not end the training.
+    Times have the form of ``kubectl logs --timestamps``, to the millisecond. Output for which the disk has no
+    room is dropped, and the next line that fits says so: a full disk does not end the training.
     """
 
     def __init__(self, file: RawIOBase) -> None:
