@@ -178,12 +178,12 @@ def test_without_a_whole_save_no_server_begins(tmp_path):
     digests = [flip_a_bit(trainer_part_of(path)) for path in tmp_path.glob("checkpoint-*")]
     with pytest.raises(CheckpointError) as caught, loopback(tmp_path, servers=2):
         pass
-    assert str(caught.value).startswith(f"no checkpoint in {tmp_path} is whole: ")
+    assert str(caught.value).startswith(f"no checkpoint in {tmp_path} is complete: ")
     assert all(digest in str(caught.value) for digest in digests)
     with loopback(servers=2) as job:
         trainer, _, _ = job.make_trainer()
         trainer.start()
-        with pytest.raises(ConfigurationError, match=r"no checkpoint in .* is whole"):
+        with pytest.raises(ConfigurationError, match=r"no checkpoint in .* is complete"):
             trainer.load(str(tmp_path))
 
 
@@ -196,7 +196,7 @@ def test_a_save_that_was_named_is_an_error_which_names_the_newest_whole_one(tmp_
         pass
     assert f"{path} has the SHA-256 {digest}, expected " in str(caught.value)
     assert str(caught.value).endswith(
-        f"The newest whole checkpoint there is {tmp_path}/checkpoint-0: name it, or {tmp_path}"
+        f"The newest complete checkpoint of that folder is {tmp_path}/checkpoint-0: name it, or {tmp_path}"
     )
 
 

@@ -539,7 +539,7 @@ def test_what_a_save_is_called_leads_to_no_other_folder(tmp_path: Path, save: st
         request = control_pb2.SaveRequest(trainer=TRAINER, directory=str(folder), save=save)
         with (
             calling(job.endpoints[0], KEY) as stub,
-            pytest.raises(grpc.RpcError, match="expected letters and digits, 64 at most"),
+            pytest.raises(grpc.RpcError, match="expected at most 64 letters and digits"),
         ):
             stub.Save(request, timeout=10)
     assert [*folder.iterdir(), *elsewhere.iterdir()] == []

@@ -1,4 +1,4 @@
-"""Folders of checkpoints: the newest whole one, what is removed, and the claims of writers."""
+"""Folders of checkpoints: the newest complete one, what is removed, and the claims of writers."""
 
 import contextlib
 import errno
@@ -23,8 +23,8 @@ from fleet.checkpoint import (
     find_checkpoint,
     leave_mark,
     list_checkpoints,
+    list_complete_numbers,
     list_numbers,
-    list_whole_numbers,
     removable_numbers,
     remove_numbers,
     tidy,
@@ -84,8 +84,9 @@ def test_a_damaged_one_is_passed_over_unless_it_is_named_and_the_newest_whole_on
     assert told.startswith(f"{broken}/manifest.json is truncated")
     with pytest.raises(CheckpointError, match="is truncated or not a manifest") as caught:
         find_checkpoint(broken)
-    assert f"The newest whole checkpoint there is {folder}/checkpoint-9: name it, or {folder}" in str(
-        caught.value
+    assert (
+        f"The newest complete checkpoint of that folder is {folder}/checkpoint-9: name it, or {folder}"
+        in str(caught.value)
     )
 
 
@@ -94,7 +95,7 @@ def test_where_none_is_whole_each_is_named(folder):
         (folder / f"checkpoint-{number}" / "manifest.json").write_text("{")
     with pytest.raises(CheckpointError) as caught:
         find_checkpoint(folder)
-    assert str(caught.value).startswith(f"no checkpoint in {folder} is whole: ")
+    assert str(caught.value).startswith(f"no checkpoint in {folder} is complete: ")
     for number in (1, 2, 9, 10):
         assert f"{folder}/checkpoint-{number}/manifest.json is truncated" in str(caught.value)
 
@@ -158,8 +159,10 @@ def test_what_is_no_file_where_one_was_neither_holds_a_save_up_nor_is_removed_as
 
 
 def keep(folder: Path, count: int) -> None:
-    """Remove all but the newest whole ones, as who has all files does."""
-    remove_numbers(folder, removable_numbers(list_numbers(folder), list_whole_numbers(folder, bool), count))
+    """Remove all but the newest complete ones, as a process that has all files does."""
+    remove_numbers(
+        folder, removable_numbers(list_numbers(folder), list_complete_numbers(folder, bool), count)
+    )
 
 
 def test_what_cannot_be_removed_is_named(folder, monkeypatch):
@@ -229,7 +232,7 @@ def write(directory: Path, step: int, save: str) -> Path:
 
 
 def verified(folder: Path) -> list[int]:
-    return list_whole_numbers(folder, lambda checkpoint: checkpoint.verify({}, [("w", 0, 4)]))
+    return list_complete_numbers(folder, lambda checkpoint: checkpoint.verify({}, [("w", 0, 4)]))
 
 
 @pytest.mark.parametrize("spoilt", ["missing", "truncated", "changed", "no-part"])

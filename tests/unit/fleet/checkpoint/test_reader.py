@@ -99,10 +99,10 @@ def test_a_directory_without_a_manifest_is_no_checkpoint(tmp_path):
 
 def test_the_trainers_part_comes_from_who_has_it(tmp_path):
     checkpoint = write(tmp_path)
-    assert checkpoint.trainer_part() == b"trainer"
+    assert checkpoint.part_of(0) == b"trainer"
     (tmp_path / checkpoint.manifest.trainer_part).unlink()
-    assert checkpoint.trainer_part() == b"trainer"  # kept, for trainers that come back
-    assert Checkpoint(tmp_path).trainer_part() is None
+    assert checkpoint.part_of(0) == b"trainer"  # kept, for trainers that come back
+    assert Checkpoint(tmp_path).part_of(0) is None
 
 
 def test_a_trainers_part_that_is_missing_or_truncated_is_told_before_anything_is_read(tmp_path):

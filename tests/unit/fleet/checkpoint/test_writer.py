@@ -70,7 +70,7 @@ def test_what_an_earlier_save_left_and_cannot_be_removed_is_named_as_that(tmp_pa
         raise PermissionError(13, "Permission denied", name)
 
     monkeypatch.setattr(os, "unlink", refuse)
-    with pytest.raises(FleetError, match=r"holds a whole checkpoint, but .*replaced\.json"):
+    with pytest.raises(FleetError, match=r"holds a complete checkpoint, but .*replaced\.json"):
         tidy(tmp_path)
 
 

@@ -74,7 +74,7 @@ class SavingCalls(ABC):
         *,
         state: Mapping[str, Any] | None = None,
     ) -> None:
-        """Save a checkpoint to exactly this directory. It is whole when this returns.
+        """Save a checkpoint to exactly this directory. It is complete when this returns.
 
         Every trainer makes this call. Trainer 0 saves, and every server writes its own part; another trainer
         hands in its `state` for the following checkpoints. A full disk skips the save with a warning. The

@@ -130,7 +130,7 @@ def export_tables(
     Raises
     ------
     CheckpointError
-        A checkpoint is not whole; or `since` is later, or of another model, optimizer or training.
+        A checkpoint is not complete; or `since` is later, or of another model, optimizer or training.
     ConfigurationError
         There is no such table or dtype.
     FleetError

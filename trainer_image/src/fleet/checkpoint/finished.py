@@ -5,8 +5,9 @@ with the same training (``FLEET_LIFE``), and they find here that no work is left
 suspension or a change of the number of trainers begins another training, and another job has another uid: the
 mark does not apply to those.
 
-Trainers beside servers receive ``FLEET_LIFE`` only if the end of the previous pod was not observed. A trainer
-that failed to save its result after all had completed must not end successfully without the result.
+In a parameter-server job a trainer receives ``FLEET_LIFE`` only if the end of its previous pod was not
+observed. Otherwise a trainer that failed to save its result after all had completed would end successfully
+without the result.
 """
 
 import errno

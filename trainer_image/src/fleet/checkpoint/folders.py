@@ -4,7 +4,7 @@ The checkpoint with the highest number is the newest. A claim keeps a replaced p
 of a lost node is replaced while it may still run there, with the same folder mounted. Each writer leaves its
 attempt in the folder before it writes, and looks for a higher one before every step of a save. The look and
 the write are two calls, so a write that was allowed just before the successor's claim may end just after it.
-Its checkpoint is then whole, or no checkpoint at all; files of two saves never mix.
+Its checkpoint is then complete, or no checkpoint at all; files of two saves never mix.
 """
 
 import contextlib
@@ -29,9 +29,9 @@ __all__ = [
     "Claims",
     "find_checkpoint",
     "list_checkpoints",
+    "list_complete_numbers",
     "list_numbers",
-    "list_whole_numbers",
-    "no_whole_checkpoint",
+    "no_complete_checkpoint",
     "removable_numbers",
     "remove_numbers",
     "warn_of_skipped",
@@ -47,13 +47,13 @@ _STALE_SECONDS: Final = 60.0
 
 
 def list_numbers(folder: Path) -> list[int]:
-    """Return the numbers in use, ascending, whether the checkpoints are whole or not."""
+    """Return the numbers in use, ascending, whether the checkpoints are complete or not."""
     matches = (_NUMBERED.fullmatch(name) for name in _names_in(folder))
     return sorted(int(match[1]) for match in matches if match)
 
 
 def find_checkpoint(folder: Path, read: Callable[[Checkpoint], object] = bool) -> Checkpoint | None:
-    """Return the newest whole checkpoint that a folder is or contains; None if there is no checkpoint.
+    """Return the newest complete checkpoint that a folder is or contains; None if there is no checkpoint.
 
     Parameters
     ----------
@@ -64,7 +64,7 @@ def find_checkpoint(folder: Path, read: Callable[[Checkpoint], object] = bool) -
     Raises
     ------
     CheckpointError
-        There are checkpoints, and none is whole.
+        There are checkpoints, and none is complete.
     """
     found, damage = list_checkpoints(folder)
     for checkpoint in found:
@@ -75,7 +75,7 @@ def find_checkpoint(folder: Path, read: Callable[[Checkpoint], object] = bool) -
         else:
             return checkpoint
     if damage:
-        raise no_whole_checkpoint(folder, damage, read)
+        raise no_complete_checkpoint(folder, damage, read)
     return None
 
 
@@ -88,7 +88,7 @@ def list_checkpoints(
     ----------
     folder : Path
     check : callable
-        Raises a CheckpointError if the checkpoint is not whole. It is called for every checkpoint, so it
+        Raises a CheckpointError if the checkpoint is not complete. It is called for every checkpoint, so it
         should not read large files.
 
     Returns
@@ -128,10 +128,10 @@ def list_checkpoints(
     return ([*own, *others] if own_first else [*others, *own]), damage
 
 
-def no_whole_checkpoint(
+def no_complete_checkpoint(
     folder: Path, damage: Sequence[CheckpointError | str], read: Callable[[Checkpoint], object]
 ) -> CheckpointError:
-    """Return the error for a folder in which no checkpoint is whole.
+    """Return the error for a folder in which no checkpoint is complete.
 
     Parameters
     ----------
@@ -140,18 +140,19 @@ def no_whole_checkpoint(
     damage : sequence of CheckpointError or str
         The reason against each checkpoint.
     read : callable
-        As in `find_checkpoint`. If `folder` is a numbered checkpoint, the message suggests the newest whole
-        one of its folder, which is never used without being asked for.
+        As in `find_checkpoint`. If `folder` is a numbered checkpoint, the message suggests the newest
+        complete one of its folder, which is never used unasked.
     """
     reasons = "; ".join(map(str, damage))
     if not _NUMBERED.fullmatch(folder.name):
         return CheckpointError(
-            reasons if len(damage) == 1 else f"no checkpoint in {folder} is whole: {reasons}"
+            reasons if len(damage) == 1 else f"no checkpoint in {folder} is complete: {reasons}"
         )
     with contextlib.suppress(CheckpointError):
-        if (whole := find_checkpoint(folder.parent, read)) is not None:
+        if (complete := find_checkpoint(folder.parent, read)) is not None:
+            found = complete.directory
             reasons += (
-                f". The newest whole checkpoint there is {whole.directory}: name it, or {folder.parent}"
+                f". The newest complete checkpoint of that folder is {found}: name it, or {folder.parent}"
             )
     return CheckpointError(reasons)
 
@@ -163,17 +164,17 @@ def warn_of_skipped(damage: Sequence[CheckpointError | str], used: str) -> None:
         _log.warning("skipped a damaged checkpoint: %s. Training continues from %s", reasons, used)
 
 
-def list_whole_numbers(folder: Path, check: Callable[[Checkpoint], object]) -> list[int]:
-    """Return the numbers of the whole checkpoints, ascending.
+def list_complete_numbers(folder: Path, check: Callable[[Checkpoint], object]) -> list[int]:
+    """Return the numbers of the complete checkpoints, ascending.
 
     Parameters
     ----------
     folder : Path
         Links in it do not count.
     check : callable
-        Raises a CheckpointError if the checkpoint is not whole.
+        Raises a CheckpointError if the checkpoint is not complete.
     """
-    whole = []
+    complete = []
     for number in list_numbers(folder):
         path = folder / f"{CHECKPOINT_PREFIX}{number}"
         if path.is_symlink() or not os.path.lexists(path / MANIFEST_NAME):
@@ -185,17 +186,17 @@ def list_whole_numbers(folder: Path, check: Callable[[Checkpoint], object]) -> l
         except CheckpointError as error:
             _log.warning("a damaged checkpoint does not count as one of those to keep: %s", error)
         else:
-            whole.append(number)
-    return whole
+            complete.append(number)
+    return complete
 
 
-def removable_numbers(numbers: Sequence[int], whole: Sequence[int], keep: int) -> list[int]:
-    """Return the numbers to remove so that the newest `keep` whole checkpoints remain.
+def removable_numbers(numbers: Sequence[int], complete: Sequence[int], keep: int) -> list[int]:
+    """Return the numbers to remove so that the newest `keep` complete checkpoints remain.
 
-    Numbers above the newest whole one stay, as those checkpoints may be in progress. Without a whole one all
-    stay.
+    Numbers above the newest complete one stay, as those checkpoints may be in progress. If none is complete,
+    all stay.
     """
-    kept, newest = set(whole[-keep:]), whole[-1] if whole else -1
+    kept, newest = set(complete[-keep:]), complete[-1] if complete else -1
     return [number for number in numbers if number not in kept and number < newest]
 
 
@@ -251,8 +252,8 @@ class Claims:
     def renew(self, directory: Path) -> None:
         """Claim a folder before a read, if this job has written there.
 
-        From then on an earlier attempt adds nothing that nobody would load. If the disk refuses, full or
-        read-only, the checkpoints are read anyway: `hold` claims the folder before the first write.
+        From then on an earlier attempt can add no checkpoint. If the disk refuses, full or read-only, the
+        checkpoints are read anyway: `hold` claims the folder before the first write.
 
         Raises
         ------

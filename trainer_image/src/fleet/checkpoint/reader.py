@@ -114,8 +114,7 @@ class Checkpoint:
         self.directory = directory
         self.manifest = Manifest.read(directory, name)
         self._verified: set[str] = set()
-        self._trainer_part: bytes | None = None
-        self._statuses: dict[int, bytes] = {}
+        self._parts: dict[int, bytes] = {}
         self._records: dict[str, list[tuple[BlockRecord, FileRecord]]] = {}
         for file in self.manifest.files:
             for block in file.blocks:
@@ -200,30 +199,22 @@ class Checkpoint:
                 f"{error}; load another checkpoint"
             ) from error
 
-    def trainer_part(self) -> bytes | None:
-        """Return trainer 0's part; None if there is none, or if only another server has it.
+    def part_of(self, trainer: int) -> bytes | None:
+        """Return a trainer's part; None if there is none in this directory.
 
         The result is kept: the file may be gone when a restarted trainer asks again.
-        """
-        for file in self.manifest.files if self._trainer_part is None else ():
-            if file.name == self.manifest.trainer_part and os.path.lexists(self.directory / file.name):
-                self._trainer_part = self._content(file)
-        return self._trainer_part
-
-    def status_of(self, trainer: int) -> bytes | None:
-        """Return the status of a trainer other than 0; None if it is not in this directory.
-
-        The result is kept, as that of `trainer_part`.
 
         Raises
         ------
         CheckpointError
-            The file is missing or damaged.
+            The file is damaged.
         """
-        for file in self.manifest.files if trainer not in self._statuses else ():
-            if file.trainer == trainer and file.name in self.manifest.here:
-                self._statuses[trainer] = self._content(file)
-        return self._statuses.get(trainer)
+        for file in self.manifest.files if trainer not in self._parts else ():
+            # The manifest names trainer 0's part, as format 1 does not record whose a file is.
+            is_wanted = file.trainer == trainer if trainer else file.name == self.manifest.trainer_part
+            if is_wanted and os.path.lexists(self.directory / file.name):
+                self._parts[trainer] = self._content(file)
+        return self._parts.get(trainer)
 
     def keep_parts(self) -> None:
         """Read the parts of all trainers now: the files may be gone when a trainer asks.
@@ -231,12 +222,10 @@ class Checkpoint:
         Raises
         ------
         CheckpointError
-            A file is missing or damaged.
+            A file is damaged.
         """
-        self.trainer_part()
-        for file in self.manifest.files:
-            if file.trainer > 0:
-                self.status_of(file.trainer)
+        for trainer in {0, *(file.trainer for file in self.manifest.files if file.trainer > 0)}:
+            self.part_of(trainer)
 
     def files_with(self, spans: Iterable[tuple[str, int, int]]) -> list[FileRecord]:
         """Return the files with some elements of parameters, and the trainers' parts in this directory.

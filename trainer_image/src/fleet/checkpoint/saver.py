@@ -54,7 +54,7 @@ class Saver(ABC):
 
     @abstractmethod
     def _keep_newest(self, folder: str, keep: int) -> None:
-        """Remove all checkpoints of a folder except the newest `keep` whole ones."""
+        """Remove all checkpoints of a folder except the newest `keep` complete ones."""
 
     def save(self, directory: str, status: TrainStatus) -> None:
         """Save a checkpoint. It is durable when this returns, unless the disk is full.
@@ -86,7 +86,7 @@ class Saver(ABC):
             As the process that writes sees it.
         status : TrainStatus
         keep : int
-            How many whole checkpoints to keep; 0 for all.
+            How many complete checkpoints to keep; 0 for all.
         incremental : bool
             Whether to save only the changed rows of tables.
 
@@ -126,7 +126,7 @@ class Saver(ABC):
         return number
 
     def clean(self, folder: str, keep: int) -> None:
-        """Remove all checkpoints of a folder except the newest `keep` whole ones."""
+        """Remove all checkpoints of a folder except the newest `keep` complete ones."""
         self.wait()
         self._keep_newest(folder, keep)
 

@@ -2,8 +2,8 @@
 
 A save announces each file in a small manifest of its own (``….begun``), then writes the file, and writes the
 manifest last. So an interrupted save leaves the previous checkpoint intact, and everything that it wrote is
-known by name. Cleaning removes only files that one of our manifests names, and follows no link below the
-directory. Any other file belongs to somebody else, and keeps its directory in place.
+known by name. Cleaning removes only files that a manifest names, and follows no link below the directory.
+Any other file stays, and so does its directory.
 """
 
 import contextlib
@@ -159,7 +159,7 @@ def tidy(directory: Path) -> None:
     except OSError as error:
         raise disk_error(
             error,
-            f"{directory} holds a whole checkpoint, but files of an earlier save in it could not be "
+            f"{directory} holds a complete checkpoint, but files of an earlier save in it could not be "
             f"removed: {error}; expected a directory whose files this process may remove: remove them by "
             "hand, or save elsewhere",
         ) from error

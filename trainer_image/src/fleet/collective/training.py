@@ -23,10 +23,10 @@ from fleet.checkpoint import (
     check_files,
     commit,
     list_checkpoints,
+    list_complete_numbers,
     list_numbers,
-    list_whole_numbers,
     named_state,
-    no_whole_checkpoint,
+    no_complete_checkpoint,
     removable_numbers,
     remove_numbers,
     restore_part,
@@ -160,7 +160,7 @@ class CollectiveTraining(Saver):
     def _keep_newest(self, folder: str, keep: int) -> None:
         path, spans = Path(folder), _spans(self._described()[1])
         self._claims.hold(path)
-        whole = list_whole_numbers(path, lambda checkpoint: checkpoint.verify(self._verified, spans))
+        whole = list_complete_numbers(path, lambda checkpoint: checkpoint.verify(self._verified, spans))
         remove_numbers(path, removable_numbers(list_numbers(path), whole, keep))
 
     def hand_in(self, status: TrainStatus) -> None:  # noqa: ARG002 (trainer 0's counts)
@@ -170,14 +170,14 @@ class CollectiveTraining(Saver):
     @for_saves.lent()
     @torch.no_grad()
     def load(self, directory: str) -> TrainStatus | None:
-        """Load the newest checkpoint in a directory that every trainer finds whole; see `Savable`.
+        """Load the newest checkpoint in a directory that is complete for every trainer; see `Savable`.
 
         Every trainer must call this, between two steps.
 
         Raises
         ------
         CheckpointError
-            The checkpoint is of another training, none is whole, or the trainers have found different ones.
+            The checkpoint is of another training, none is complete, or the trainers have found different ones.
         """
         self.wait()
         spec, source = self._described()
@@ -207,7 +207,7 @@ class CollectiveTraining(Saver):
             damage += self._with_trainers(by_rank)
         else:
             if damage:
-                raise no_whole_checkpoint(folder, damage, lambda beside: _read(beside, source))
+                raise no_complete_checkpoint(folder, damage, lambda beside: _read(beside, source))
             return None
         self._tell(damage, str(checkpoint.directory))
         for name, value in source.parameters.items():
@@ -298,7 +298,7 @@ def _read(checkpoint: Checkpoint, source: Source) -> tuple[dict[str, Piece], Tra
         name: checkpoint.piece(name, 0, value.numel(), tuple(value.shape))
         for name, value in source.parameters.items()
     }
-    part = checkpoint.trainer_part()
+    part = checkpoint.part_of(0)
     return pieces, TrainerPart.from_bytes(part, str(checkpoint.directory)) if part is not None else None
 
 

@@ -433,7 +433,7 @@ class Fleet(FleetCalls):
         if found is None:
             return None
         self._model_dir = directory
-        part = found.trainer_part()
+        part = found.part_of(0)
         if part is None:
             return TrainStatus(step=found.manifest.step)
         return TrainerPart.from_bytes(part, str(found.directory)).status

@@ -99,7 +99,7 @@ class CheckpointClient:
     def numbers(
         self, directory: str, timeout_seconds: float, *, verify: bool = False, remove: Iterable[int] = ()
     ) -> Pending[control_pb2.CheckpointsReply]:
-        """Remove numbered checkpoints, and ask which are left; with `verify`, also which are whole."""
+        """Remove numbered checkpoints, and ask which are left; with `verify`, also which are complete."""
         request = control_pb2.CheckpointsRequest(
             trainer=self._trainer, directory=directory, verify=verify, remove=remove
         )

@@ -229,7 +229,7 @@ class ShardCheckpointer:
                     remove_numbers(path, request.remove)
             return control_pb2.CheckpointsReply(
                 numbers=list_numbers(path),
-                whole=self._loader.whole_numbers(request.directory) if request.verify else (),
+                whole=self._loader.complete_numbers(request.directory) if request.verify else (),
             )
 
     def load(self, request: control_pb2.LoadRequest) -> control_pb2.LoadReply:
@@ -238,15 +238,17 @@ class ShardCheckpointer:
         trainer = request.trainer.id
         found = self._loader.load(request.directory, request.save)
         restored, step = self._loader.inform(trainer)
-        part = found.trainer_part() if found else None
-        status = self._statuses[trainer][1] if trainer in self._statuses else None
+        if trainer in self._statuses:
+            status = self._statuses[trainer][1]
+        else:
+            status = self._loader.part_of(trainer, found) if trainer else b""
         return control_pb2.LoadReply(
             directory=str(found.directory) if found else "",
             restored=restored,
             step=step,
-            part_bytes=self._parts.offer_download(trainer, part or b""),
+            part_bytes=self._parts.offer_download(trainer, self._loader.part_of(0, found)),
             saves=self._loader.candidates,
-            status=status if status is not None else self._loader.status_of(trainer, found) or b"",
+            status=status,
             apart=found is not None and str(trainer) in found.manifest.steps,
         )
 
@@ -388,20 +390,20 @@ class _Bases:
         """Those of the latest save, which may never be committed."""
 
     def updates_since(self, directory: Path) -> dict[int, int]:
-        """Return for each table with a base beside `directory` the updates that the base has."""
+        """Return the number of updates in each base in the folder of `directory`, by table."""
         found = {
             table: base.updates
             for table, base in self._committed.items()
             if base.directory.parent == directory.parent and _still_exists(base)
         }
         if not found:
-            _log.info("%s gets all rows: there is no checkpoint of all rows beside it yet", directory)
+            _log.info("%s gets all rows: its folder has no checkpoint of all rows yet", directory)
         return found
 
     def begin(
         self, directory: Path, save: str, copies: Collection[RowCopy]
     ) -> Mapping[int, BaseRecord | None]:
-        """Record a save that is about to write rows; return the base of each table's file.
+        """Record a save before it writes rows; return the base of each table's file.
 
         A table whose rows are all written has no base until the save is committed.
         """

@@ -17,8 +17,8 @@ from fleet.checkpoint import (
     check_files,
     cut_state,
     list_checkpoints,
-    list_whole_numbers,
-    no_whole_checkpoint,
+    list_complete_numbers,
+    no_complete_checkpoint,
     open_base,
     read_rows,
     row_files,
@@ -58,7 +58,7 @@ class ShardLoader:
         self.saved: list[str] = []
         """The saves committed here since then, oldest first."""
         self.candidates: list[str] = []
-        """The checkpoints that were whole here at the last load, newest first."""
+        """The checkpoints that were complete here at the last load, newest first."""
         self.disk_lock = threading.Lock()
         """Held while a checkpoint is read or written here, so that only one is."""
         self.claims = Claims(f"server-{shard.plan.server}", job)
@@ -143,20 +143,20 @@ class ShardLoader:
         directory : str
             A checkpoint, or a folder of numbered ones; empty for the directory of the last call.
         save : str
-            The random name of the checkpoint to load; empty for the newest whole one. A server that has
+            The random name of the checkpoint to load; empty for the newest complete one. A server that has
             loaded a checkpoint from this directory keeps it. If both are empty, nothing is loaded.
 
         Returns
         -------
         Checkpoint or None
-            The loaded checkpoint; if training goes on from it, the newest one that this server has saved
+            The loaded checkpoint; if training has begun with it, the newest one that this server has saved
             since. None if there is no checkpoint, or if the one named `save` is damaged, which is then not
             among the `candidates`.
 
         Raises
         ------
         CheckpointError
-            The checkpoint is of another model, or none is whole.
+            The checkpoint is of another model, or none is complete.
         ConfigurationError
             Training has begun with other values.
         """
@@ -184,18 +184,18 @@ class ShardLoader:
             elif chosen is None and begun and damage and not save:
                 chosen = self._loaded
             if chosen is None and damage and not save:
-                raise no_whole_checkpoint(folder, damage, self._check_alternative)
+                raise no_complete_checkpoint(folder, damage, self._check_alternative)
             used = str(chosen.directory) if chosen is not None else "a checkpoint that the other servers have"
             self._warn(damage, used)
             return chosen
 
-    def status_of(self, trainer: int, found: Checkpoint | None) -> bytes | None:
-        """Return the status of a trainer other than 0 in a checkpoint, if it is there."""
+    def part_of(self, trainer: int, found: Checkpoint | None) -> bytes:
+        """Return a trainer's part of a checkpoint; empty if there is none here."""
         with self.disk_lock:
-            return found.status_of(trainer) if found is not None and trainer else None
+            return (found.part_of(trainer) if found is not None else None) or b""
 
-    def whole_numbers(self, directory: str) -> list[int]:
-        """Return the numbers of a folder's whole checkpoints; only this server's own files are verified."""
+    def complete_numbers(self, directory: str) -> list[int]:
+        """Return the numbers of a folder's complete checkpoints, as far as this server's own files show."""
 
         def check(checkpoint: Checkpoint) -> None:
             spans = [(block.param, block.begin, block.end) for block in self._shard.blocks.values()]
@@ -204,7 +204,7 @@ class ShardLoader:
                 open_base(checkpoint, base).verify(self._digests, ())
 
         with self.disk_lock:
-            return list_whole_numbers(Path(directory), check)
+            return list_complete_numbers(Path(directory), check)
 
     def _take(self, checkpoint: Checkpoint, is_ours: bool, damage: list[CheckpointError]) -> bool:
         """Load a checkpoint, or read the trainers' parts of one of this training; False if it is damaged."""

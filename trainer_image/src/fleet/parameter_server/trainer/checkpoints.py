@@ -102,7 +102,7 @@ class TrainerCheckpoints(Saver):
                 found = {reply.directory or "none" for reply in replies}
                 raise CheckpointError(
                     "the parameter servers have found different checkpoints: "
-                    f"{', '.join(sorted(found))}; name one that every server has whole"
+                    f"{', '.join(sorted(found))}; name one that is complete on every server"
                 )
             replies = self._session.agree()
         other_values = any(reply.restored != self._session.restored for reply in replies)
