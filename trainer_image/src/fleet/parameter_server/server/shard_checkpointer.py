@@ -209,7 +209,7 @@ class ShardCheckpointer:
             self._claims.hold(path)
             commit(path, request.manifest)
             self._loader.saved.append(save)
-            self._bases.committed(save)
+            self._bases.commit(save)
         return control_pb2.CommitReply()
 
     def numbers(self, request: control_pb2.CheckpointsRequest) -> control_pb2.CheckpointsReply:
@@ -421,7 +421,7 @@ class _Bases:
                 self._begun[copy.table] = _Base(directory, save, copy.updates)
         return records
 
-    def committed(self, save: str) -> None:
+    def commit(self, save: str) -> None:
         """Use a save as a base from now on."""
         self._committed |= {table: base for table, base in self._begun.items() if base.save == save}
 
