@@ -54,7 +54,7 @@ class Process:
         if not line:
             raise SystemExit(f"a process of the benchmark ended with {self._process.wait()}; see above")
         self.last = json.loads(line)
-        self.bytes = self.last["bytes"]
+        self.bytes = int(self.last["bytes"])
         return float(self.last["seconds"])
 
     def close(self) -> None:
