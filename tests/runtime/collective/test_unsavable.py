@@ -43,7 +43,7 @@ def test_a_parameter_of_another_module_is_said_to_make_every_save_fail(trainers)
 
 def test_parameters_without_names_are_said_to_make_exports_fail(trainers):
     said = said_before_training(trainers, TWO_MODELS)
-    assert "parameters are told by their places in the optimizer (param_0_0, …)" in said
+    assert "parameters are named by position in the optimizer (param_0_0, …)" in said
     assert "fleet.export_state_dict and save_inference_model fail" in said
 
 

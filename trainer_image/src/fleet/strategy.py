@@ -150,7 +150,7 @@ class DistributedStrategy:
     transpiler: DistributeTranspilerConfig = field(default_factory=DistributeTranspilerConfig)
 
     def __new__(cls, **given: object) -> "DistributedStrategy":
-        """Refuse a field that there is not as setting it does, and not by its name alone."""
+        """Report unknown fields as attribute assignment does."""
         if unknown := [name for name in given if name not in _CHECKS]:
             raise TypeError(_unknown(unknown[0]))
         return super().__new__(cls)
@@ -199,13 +199,13 @@ class DistributedStrategy:
         self._check_mode()
 
     def parameters_averaged(self) -> LocalSGD | None:
-        """Return when trainers of a collective job average parameters; None where they average gradients."""
+        """Return when collective training averages parameters; None if it averages gradients."""
         if self.local_sgd is None and self.transpiler.collective_mode == "local_sgd":
             return LocalSGD()
         return self.local_sgd
 
     def check_works(self, where: Where) -> None:
-        """Check that a way to train carries out every field that is not at its default.
+        """Check that a way to train supports every field that differs from its default.
 
         Parameters
         ----------
@@ -227,7 +227,7 @@ class DistributedStrategy:
                         raise ConfigurationError(reason)
 
     def _check_averaging(self) -> None:
-        """Refuse two ways to average at once."""
+        """Refuse two ways of averaging at the same time."""
         asked = {
             "local_sgd": self.parameters_averaged(),
             "power_sgd": self.power_sgd,
@@ -251,7 +251,7 @@ class DistributedStrategy:
             )
 
     def _check_mode(self) -> None:
-        """Refuse a strategy whose parts ask for different modes."""
+        """Refuse a strategy whose fields request different modes."""
         try:
             asked = self.transpiler.asks_for()
         except TranspileError as error:
@@ -280,7 +280,7 @@ class DistributedStrategy:
             )
 
     def resolved(self, job_sync_mode: str) -> "DistributedStrategy":
-        """Return this strategy with what it leaves open taken from the job.
+        """Return this strategy, with open fields filled in from the job.
 
         Parameters
         ----------
@@ -344,7 +344,7 @@ class DistributedStrategy:
 
 
 def strategy_of(given: DistributedStrategy | DistributeTranspilerConfig | None) -> DistributedStrategy:
-    """Return the strategy that a script handed over: the original takes a transpiler's config for one too.
+    """Return the strategy that a script passed; like the original, accept a transpiler's config too.
 
     Raises
     ------
@@ -364,7 +364,7 @@ def strategy_of(given: DistributedStrategy | DistributeTranspilerConfig | None) 
 
 
 class StrategyFields(TypedDict, total=False):
-    """The fields of a `DistributedStrategy` but those of its mode, for who calls ``create_..._strategy``."""
+    """The fields of a `DistributedStrategy`, except its mode, for ``create_..._strategy``."""
 
     overlap: bool | None
     cross_step: bool
@@ -505,7 +505,7 @@ def _create(mode: DistributedMode, fields: StrategyFields, **of_config: Any) -> 
 
 
 def _config_for(mode: DistributedMode, config: DistributeTranspilerConfig) -> DistributeTranspilerConfig:
-    """Return a config that asks for a mode, unless it does so already."""
+    """Return a config that requests a mode; the same one if it does so already."""
     return config if config.asks_for() is mode else replace(config, **_FIELDS_OF_MODE[mode])
 
 

@@ -126,7 +126,13 @@ class CollectiveTraining(Saver):
         self._synchronizer.settle("a checkpoint")
         return super().save_numbered(folder, status, keep=keep, incremental=incremental)
 
-    def _copy(self, directory: str, status: TrainStatus, *, incremental: bool = False) -> Callable[[], None]:  # noqa: ARG002 - no tables
+    def _copy(
+        self,
+        directory: str,
+        status: TrainStatus,
+        *,
+        incremental: bool = False,  # noqa: ARG002 - there are no tables on servers
+    ) -> Callable[[], None]:
         spec, source = self._described()
         path, save, step = Path(directory), secrets.token_hex(4), self.current_step
         pieces = [

@@ -1,7 +1,7 @@
-"""What the `fleet` of a parameter-server job and that of a collective one have in common: their calls.
+"""The `fleet` of a job: the calls of a training script, for each kind of job.
 
-``from fleet.parameter_server import fleet`` and ``from fleet.collective import fleet`` answer the same calls.
-Those that follow from the role alone stand here, and so does what both do around the others.
+``from fleet.parameter_server import fleet`` and ``from fleet.collective import fleet`` have the same calls.
+`calls` has what they share; `parameter_server` and `collective` add how each kind of job trains.
 """
 
 from fleet.facade.calls import FleetCalls

@@ -1,4 +1,4 @@
-"""The calls of `fleet` that both kinds of job answer alike."""
+"""The calls of `fleet` that both kinds of job share."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
@@ -48,7 +48,7 @@ _OTHER_FLEET = {
 
 
 class FleetCalls(SavingCalls, LoopCalls, PublicNames):
-    """The place of this process in a job, and the way to train in it; each kind of job adds what differs."""
+    """The calls that both kinds of job share; a subclass adds how its kind trains."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -317,7 +317,7 @@ class Fleet(FleetCalls):
     def _synchronizer(
         self, copies: Copies, optimizer: torch.optim.Optimizer, strategy: DistributedStrategy
     ) -> Synchronizer:
-        """Return what keeps the copies one, as the strategy says."""
+        """Return the synchronizer that the strategy asks for."""
         if (plan := strategy.parameters_averaged()) is not None:
             return ParameterAverager(copies, optimizer, plan)
         if copies.group.world.size == 1:
@@ -334,7 +334,7 @@ class Fleet(FleetCalls):
         )
 
     def _compare(self, group: Group, optimizer: torch.optim.Optimizer, copies: Copies) -> None:
-        """Raise if another trainer would exchange other tensors: sums of different shapes never end."""
+        """Raise if another trainer would exchange other tensors: such sums never end."""
         lines = [f"the optimizer {type(optimizer).__name__}"]
         lines += copies.describe()
         lines += [
@@ -395,7 +395,7 @@ class Fleet(FleetCalls):
 
 
 def _check(optimizer: torch.optim.Optimizer) -> None:
-    """Refuse, before anything is exchanged, what cannot be distributed."""
+    """Refuse optimizers that cannot be distributed, before anything is exchanged."""
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise ConfigurationError(
             f"distributed_optimizer: found {type(optimizer).__name__}; expected a torch.optim.Optimizer"
@@ -414,7 +414,7 @@ def _check(optimizer: torch.optim.Optimizer) -> None:
 
 
 def _refuse_shared(copies: Copies, averaged: Iterable[Copies]) -> None:
-    """Refuse a parameter whose gradient is averaged for another optimizer: reducers share none."""
+    """Refuse a parameter whose gradient another optimizer averages: reducers cannot share one."""
     taken = {id(parameter) for each in averaged for _, parameter in each.whole}
     for name, parameter in copies.trained:
         if id(parameter) in taken:
@@ -432,13 +432,13 @@ def _compression(strategy: DistributedStrategy, group: Group) -> Compression | N
 
 
 def _pods(processes: int, environ: Mapping[str, str]) -> int:
-    """Return how many pods a job's processes are in: each of them is one trainer of the job."""
+    """Return the number of pods of a job's processes; each pod is one trainer of the job."""
     slots = environ.get("LOCAL_WORLD_SIZE", "")
     return processes // int(slots) if slots.isdecimal() and 0 < int(slots) <= processes else processes
 
 
 def _travelling(array: npt.NDArray[Any], mode: str) -> npt.NDArray[Any]:
-    """Return a copy, by rows, in a type that gloo combines; narrow integers travel as wide ones."""
+    """Return a row-major copy in a type that gloo can reduce; narrow integers become int64."""
     if array.dtype.kind in "iu" and array.dtype.itemsize < 8:
         return array.astype(np.int64, order="C")
     whole, complex_sum = array.dtype.name in _COMBINED, array.dtype.name in _SUMMED and mode == "sum"

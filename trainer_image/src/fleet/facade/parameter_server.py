@@ -351,7 +351,7 @@ class Fleet(FleetCalls):
         return server
 
     def _transpile(self, program: Program) -> None:
-        """Plan anew for a step that an executor makes, whose programs a script has at hand."""
+        """Plan a step that an executor makes, for which the script gets programs."""
         role = self._started_role()
         transpiler = DistributeTranspiler(self._strategy.transpiler, mode=self._strategy.mode)
         transpiler.transpile(
@@ -380,7 +380,7 @@ class Fleet(FleetCalls):
         return self._plan, self._source
 
     def _ready(self) -> tuple[JobPlan, Source]:
-        """Return what is planned, once the programs that show it were printed, or are found unedited."""
+        """Return the plan after its preview, if one is asked for; refuse programs that were edited."""
         planned = self._planned()
         if preview_asked():
             previewed(self.main_program)
@@ -389,7 +389,7 @@ class Fleet(FleetCalls):
         return planned
 
     def _rendered(self) -> tuple[Program, Program]:
-        """Return the main program and the startup program of this replica, the same at every call."""
+        """Return the main and the startup program of this replica; each call returns the same objects."""
         plan, source = self._planned()
         role = self._started_role()
         if self._programs is None:
@@ -439,7 +439,7 @@ class Fleet(FleetCalls):
         return TrainerPart.from_bytes(part, str(found.directory)).status
 
     def _session(self) -> Trainer | None:
-        """Return the session that `init_worker`, or an executor with this replica's program, has started."""
+        """Return the session that `init_worker` or an executor has started, if there is one."""
         if self._trainer is None and self._source is not None and self._started_role().is_worker:
             self._trainer = find_trainer(self._source)
         return self._trainer

@@ -1,4 +1,4 @@
-"""Collective training by an executor: the script's optimizer averages, as in a loop of one's own."""
+"""Collective training by an executor, whose optimizer averages gradients as in a script's own loop."""
 
 import os
 import weakref
@@ -24,7 +24,7 @@ _started: weakref.WeakSet[Optimizer] = weakref.WeakSet()
 
 
 def start(plan: CollectivePlan, source: Source, place: Place) -> Fleet:
-    """Meet the other trainers as a plan says, and have the optimizer average; once.
+    """Join the other trainers and distribute the optimizer, once.
 
     Raises
     ------
@@ -44,7 +44,7 @@ def start(plan: CollectivePlan, source: Source, place: Place) -> Fleet:
 
 
 def take_gpu(number: int, environ: MutableMapping[str, str], count: int) -> None:
-    """Make the GPU of a place this trainer's own, where the environment names none.
+    """Assign the GPU of a place to this trainer, unless the environment names one.
 
     `fleet.init` reads there which GPU is this trainer's, to decide whether NCCL can carry its tensors.
 
@@ -73,7 +73,7 @@ def take_gpu(number: int, environ: MutableMapping[str, str], count: int) -> None
 
 
 def check_started(program: Program, source: Source) -> None:
-    """Check that the startup program has run, where others train along.
+    """Check that the startup program has run, where there are other trainers.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Programs of collective training: what every trainer does beside its own computation.
+"""Programs of collective training: what a trainer does besides its own computation.
 
 They describe: `fleet.collective` carries the same out, with the gradients in buckets.
 """
@@ -64,7 +64,7 @@ def plan_collective(
 
 
 def collective_program(plan: CollectivePlan) -> Program:
-    """Return what a trainer of a collective job runs at each step."""
+    """Return the program that a trainer of a collective job runs at each step."""
     program = step_program(plan.spec)
     if plan.form == "collective" and plan.collective_mode == "local_sgd":
         _average_parameters(program.global_block(), len(plan.endpoints))
@@ -75,7 +75,7 @@ def collective_program(plan: CollectivePlan) -> Program:
 
 
 def collective_startup(plan: CollectivePlan) -> Program:
-    """Return what a trainer of a collective job runs first: it meets the others."""
+    """Return the startup program of a trainer of a collective job, which connects it to the others."""
     program = startup_program(plan.spec)
     block, endpoints = program.global_block(), list(plan.endpoints)
     if plan.form == "nccl2":
@@ -107,7 +107,7 @@ def _check_number(trainer_id: int, current_endpoint: str, endpoints: Sequence[st
 
 
 def refuse_argument(name: str, value: object, default: object) -> None:
-    """Raise TranspileError, which names an argument, if programs of collective training pass it over."""
+    """Raise a TranspileError that names an argument which collective training would ignore."""
     if (reason := refusal(name, value, default, Where(servers=False, by_executor=True))) is not None:
         raise TranspileError(reason)
 
@@ -128,7 +128,7 @@ def _endpoints(mode: str, trainers: str | Iterable[str] | int) -> list[str]:
 
 
 def _meet(block: Block, kind: str, name: str, trainer_id: int, endpoints: list[str]) -> None:
-    """Append the operator with which trainers find each other."""
+    """Append the operator by which trainers find each other."""
     others: list[Attribute] = [each for each in endpoints if each != endpoints[trainer_id]]
     block.create_var(Variable(name, (1,), "uint8", persistable=True))
     named: dict[str, Attribute] = (
@@ -154,7 +154,7 @@ def _start_up(block: Block, names: list[str], trainer_id: int, endpoints: list[s
 
 
 def _average_gradients(block: Block, num_trainers: int) -> None:
-    """Have each gradient averaged right behind the operator that gives it."""
+    """Average each gradient right after the operator that produces it."""
     gradients = {f"{parameter.name}@GRAD" for parameter in block.all_parameters()}
     computation, block.ops[:] = list(block.ops), []
     last = {
@@ -175,7 +175,7 @@ def _average_gradients(block: Block, num_trainers: int) -> None:
 
 
 def _average_parameters(block: Block, num_trainers: int) -> None:
-    """Have each parameter averaged behind the optimize operators."""
+    """Average each parameter after the optimize operators."""
     for parameter in block.all_parameters():
         _append_mean(block, parameter.name, num_trainers)
 

@@ -235,7 +235,7 @@ class Executor:
 
 
 def collective() -> Any:
-    """Return the module of collective training, which loads what only such jobs use."""
+    """Return the module of collective training, whose imports only such jobs need."""
     return import_module("fleet.fluid.collective_executor")
 
 
@@ -254,7 +254,7 @@ def _clip(clip: GradClip | None, parameters: Collection[Parameter]) -> None:
 
 
 def _check_unasked(feed: Feed | None, fetch_list: Sequence[str | Variable] | None) -> None:
-    """Refuse data and questions that are for a training step."""
+    """Refuse `feed` and `fetch_list` where no training step is made."""
     for name, given in (("feed", feed), ("fetch_list", fetch_list)):
         if given:
             raise ConfigurationError(
@@ -264,7 +264,7 @@ def _check_unasked(feed: Feed | None, fetch_list: Sequence[str | Variable] | Non
 
 
 def _of_one_device(feed: Feed | None) -> Mapping[str, Any]:
-    """Return what is fed: the original takes a list of it too, with an entry for each device."""
+    """Return the feed of this process; the original also takes a list with one feed per device."""
     if feed is None or isinstance(feed, Mapping):
         return feed or {}
     entries = list(feed) if isinstance(feed, (list, tuple)) else []
@@ -309,7 +309,7 @@ def _summary(value: object) -> str:
 
 
 class FetchedNumber(np.ndarray[Any, Any]):
-    """An array of shape ``(1,)`` that is a number too, wherever Python wants one.
+    """An array of shape ``(1,)`` that also works wherever Python expects a number.
 
     What is computed from it is of this kind where it has this shape, as a running sum of losses is, and
     NumPy's own otherwise. So is what a pickle or a file of it gives back.
@@ -332,7 +332,7 @@ class FetchedNumber(np.ndarray[Any, Any]):
         return format(self.item(), spec) if spec else str(self)
 
     def __array_wrap__(self, array: Any, context: Any = None, return_scalar: bool = False) -> Any:
-        """Return what a computation gives: of this kind where it is one number along one axis."""
+        """Return a result of this class if it has shape ``(1,)``, otherwise as NumPy does."""
         if array is self:  # computed in place
             return self
         plain = np.asarray(array)
@@ -341,11 +341,11 @@ class FetchedNumber(np.ndarray[Any, Any]):
         return plain.view(FetchedNumber) if plain.shape == (1,) else plain
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Pickle a plain array: who reads it may have no fleet."""
+        """Pickle as a plain array, which can be read without fleet."""
         return self.view(np.ndarray).__reduce_ex__(protocol)
 
     def __deepcopy__(self, memo: dict[int, Any] | None = None) -> "FetchedNumber":
-        """Return a copy of this kind, which NumPy would make a plain one."""
+        """Return a copy of this class; NumPy's own copy would be a plain array."""
         return self.copy()
 
     def __repr__(self) -> str:
@@ -353,5 +353,5 @@ class FetchedNumber(np.ndarray[Any, Any]):
 
 
 def fetched(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return an array as it is, and one without axes, or with one number along its axis, as a number."""
+    """Return an array, as a `FetchedNumber` if its shape is ``()`` or ``(1,)``."""
     return values.reshape(1).view(FetchedNumber) if values.shape in ((), (1,)) else values

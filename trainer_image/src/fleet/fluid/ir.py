@@ -2,10 +2,10 @@
 
 Variables and Operators are immutable; a Block is an ordered, editable list of operators over named
 variables; a program is a list of Blocks whose first, the global block, is the parent of the others.
-Programs are equal when they say the same; the Python objects that the runtime needs beside (`Source`)
-do not count, and neither does the startup program.
+Programs are equal when they say the same. Their plan, their startup program and the Python objects behind
+them (`Source`) do not count.
 
-What operators' attributes mean is known in the modules above, and not here.
+The modules above this one know what the attributes of operators mean.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -35,7 +35,7 @@ Attribute = bool | int | float | str | None | list["Attribute"] | dict[str, "Att
 
 
 class OpRole(IntEnum):
-    """What an operator is there for: its attribute `op_role`, with the original's numbers."""
+    """The role of an operator, its attribute `op_role`, with the original's numbers."""
 
     FORWARD = 0
     BACKWARD = 1

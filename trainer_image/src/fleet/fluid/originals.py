@@ -11,7 +11,7 @@ from fleet.errors import ConfigurationError
 __all__ = ["MINIMIZE", "PARALLEL_EXECUTOR", "PARALLEL_RUN", "RUN", "Argument", "check_arguments"]
 
 _SHOWN: Final = 80
-"""How long what was given may be for it to be shown; parameters are longer."""
+"""Longest text of a value that a message shows in full."""
 _log = logging.getLogger(__name__)
 
 _EXECUTED = "PyTorch runs the model, and has settings of its own"
@@ -19,7 +19,7 @@ _EXECUTED = "PyTorch runs the model, and has settings of its own"
 
 @dataclass(frozen=True, slots=True)
 class Argument:
-    """One of the original's arguments: its default, and why another value is refused, or changes nothing."""
+    """One of the original's arguments: its default, and why another value is refused or has no effect."""
 
     default: object
     text: str
@@ -34,7 +34,7 @@ PARALLEL_EXECUTOR: Final[Mapping[str, Argument]] = {
     "build_strategy": Argument(None, _EXECUTED),
     "scope": _SCOPE,
 }
-"""Of its constructor."""
+"""Arguments of the constructor."""
 PARALLEL_RUN: Final[Mapping[str, Argument]] = {"return_numpy": _RETURN_NUMPY}
 RUN: Final[Mapping[str, Argument]] = {
     "feed_var_name": Argument("feed", _NAMES, refused=False),
@@ -45,7 +45,7 @@ RUN: Final[Mapping[str, Argument]] = {
     "return_merged": Argument(True, "one process has one device, whose values are returned"),
     "use_prune": Argument(False, "each run of a training program is a whole step"),
 }
-"""Of `Executor.run`."""
+"""Arguments of `Executor.run`."""
 MINIMIZE: Final[Mapping[str, Argument]] = {
     "startup_program": Argument(
         None,
@@ -58,27 +58,27 @@ MINIMIZE: Final[Mapping[str, Argument]] = {
         None, "the module says what is not trained: call requires_grad_(False) of those parameters"
     ),
 }
-"""Of ``minimize``."""
+"""Arguments of ``minimize``."""
 
 
 def check_arguments(call: str, given: Mapping[str, object], known: Mapping[str, Argument]) -> None:
-    """Take the original's arguments that change nothing, with a line in the log, and refuse the others.
+    """Accept the original's arguments that have no effect, with a line in the log, and refuse the others.
 
     Parameters
     ----------
     call : str
-        What they were given to, for messages.
+        The call that got them, for messages.
     given : mapping
         By name.
     known : mapping
-        Those that the original has and `call` has not.
+        The arguments that only the original has.
 
     Raises
     ------
     TypeError
         The original has no such argument either.
     ConfigurationError
-        A value asks for what is not carried out; the message names the argument.
+        A value requests something unsupported; the message names the argument.
     """
     for name, value in given.items():
         if (argument := known.get(name)) is None:
@@ -95,5 +95,5 @@ def check_arguments(call: str, given: Mapping[str, object], known: Mapping[str, 
 
 @cache
 def _tell(call: str, name: str, text: str) -> None:
-    """Say once in a process that an argument changes nothing."""
+    """Log once per process that an argument has no effect."""
     _log.info("%s: %s changes nothing: %s", call, name, text)

@@ -77,7 +77,7 @@ class ParallelExecutor:
 
     @property
     def device_count(self) -> int:
-        """How many devices this process has: one."""
+        """The number of devices of this process: one."""
         return 1
 
     def run(
@@ -127,7 +127,7 @@ class ParallelExecutor:
             )
 
     def _place(self) -> Place:
-        """Return where the model is, and what is fed has to go."""
+        """Return the place of the model, which is also where feeds go."""
         parameter = next(iter(source_of(self._program).parameters.values()), None)
         device = torch.device("cpu") if parameter is None else parameter.device
         if (device.type == "cuda") != self._use_cuda:

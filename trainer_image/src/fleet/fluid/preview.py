@@ -1,4 +1,4 @@
-"""Programs shown in place of being run: what ``FLEET_PRINT_PROGRAM=1`` asks of a replica.
+"""Previews: with ``FLEET_PRINT_PROGRAM=1`` a replica prints its programs and does not run them.
 
 A replica that is about to join a job, or to serve it, prints what it would run and ends well. Nothing is
 bound and no peer is awaited, so each role can be looked at alone.

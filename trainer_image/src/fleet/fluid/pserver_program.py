@@ -1,4 +1,4 @@
-"""A parameter server's programs: one operator that listens, and one block of operators per slice it holds."""
+"""A parameter server's programs: an operator that listens, and a block of operators for each slice."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -122,7 +122,7 @@ def _optimize_operators(step: Block) -> dict[str, list[Operator]]:
 
 
 def _append_prefetch_blocks(root: Block, tables: Sequence[str]) -> list[Attribute]:
-    """Append to a server's program a block for each table, which answers look-ups; return which is whose."""
+    """Append a block that answers look-ups for each table; return the pairs of ids and block."""
     whose: list[Attribute] = []
     for name in tables:
         block = root.program.create_block()
@@ -149,7 +149,7 @@ def _attributes(plan: JobPlan, endpoint: str) -> dict[str, Attribute]:
 
 
 def _origin(piece: PlannedBlock) -> dict[str, Attribute]:
-    """Say where a slice lies in its parameter."""
+    """Return the attributes that locate a slice in its parameter."""
     return {
         "origin": piece.param,
         "origin_shape": list(piece.param_shape),
@@ -162,7 +162,7 @@ def _origin(piece: PlannedBlock) -> dict[str, Attribute]:
 def _append_step(
     block: Block, step: Block, operators: Sequence[Operator], piece: PlannedBlock, plan: JobPlan
 ) -> None:
-    """Append what a server does with what arrives for a slice."""
+    """Append the operators of a server's step of a slice."""
     if plan.geo:
         _append_addition(block, piece)
         return
@@ -175,7 +175,7 @@ def _append_step(
 
 
 def _declare_gradients(root: Block, piece: PlannedBlock, plan: JobPlan) -> list[str]:
-    """Declare a slice's gradient, and each trainer's where they have names of their own."""
+    """Declare a slice's gradient, and each trainer's if it has its own name; return the sent names."""
     sent = _sent_names(piece, plan)
     for name in dict.fromkeys((piece.grad, *sent)):
         root.create_var(Variable(name, piece.shape, piece.dtype))
@@ -199,7 +199,7 @@ def _append_mean(block: Block, piece: PlannedBlock, plan: JobPlan) -> None:
 
 
 def _backups(piece: PlannedBlock, plan: JobPlan) -> list[Variable]:
-    """Return the value that each trainer was sent last, which DC-ASGD compares with the present one."""
+    """Return the variables of the values that each trainer received last, which DC-ASGD compares."""
     if not plan.dc_asgd:
         return []
     names = [f"{piece.name}.trainer_{trainer}_bak" for trainer in range(plan.trainers)]
@@ -207,7 +207,7 @@ def _backups(piece: PlannedBlock, plan: JobPlan) -> list[Variable]:
 
 
 def _append_compensation(block: Block, piece: PlannedBlock, plan: JobPlan) -> None:
-    """Append DC-ASGD: the gradient, plus its square times what changed since its trainer got the value."""
+    """Append DC-ASGD: the gradient plus its square times the change since its trainer received the value."""
     root = block.program.global_block()
     backups = _backups(piece, plan)
     role: dict[str, Attribute] = {"op_role": _OPTIMIZE, "op_role_var": [piece.name, piece.grad]}
@@ -228,7 +228,7 @@ def _append_compensation(block: Block, piece: PlannedBlock, plan: JobPlan) -> No
 
 
 def _append_addition(block: Block, piece: PlannedBlock) -> None:
-    """Append what a server of GEO does: it adds what a trainer has changed."""
+    """Append the step of a server in GEO, which adds a trainer's change."""
     attrs: dict[str, Attribute] = {
         "param_group": piece.group,
         "op_role": _OPTIMIZE,
@@ -261,6 +261,6 @@ def _append_on_slice(block: Block, step: Block, op: Operator, piece: PlannedBloc
 
 
 def _on_slice(variable: Variable, piece: PlannedBlock) -> Variable:
-    """Return one of a parameter's variables as the slice has it: cut where it has the parameter's shape."""
+    """Return a parameter's variable for a slice, cut if it has the parameter's shape."""
     shape = piece.shape if variable.shape == piece.param_shape else variable.shape
     return replace(variable, name=variable.name + piece.suffix, shape=shape)

@@ -1,4 +1,4 @@
-"""Programs show plans: what a program is rendered from, and whether it still says that.
+"""Rendering: the program of a plan, and the check that a program still says what its plan says.
 
 The runtime follows the plan that a program carries. A program that somebody has edited is therefore refused
 before it runs: its operators would say one thing, and the runtime would do another.
@@ -24,7 +24,7 @@ _REMEDY = (
 
 
 def rendered(program: Program) -> Program:
-    """Return a program as its plan says it."""
+    """Render a program again from its plan."""
     plan, startup = program.plan, program.part == "startup"
     if isinstance(plan, TrainingSpec):
         return startup_program(plan) if startup else step_program(plan)
@@ -74,7 +74,7 @@ def check_unedited(program: Program) -> None:
 
 
 def _difference(program: Program, expected: Program) -> str:
-    """Say which is the first thing in which a program is not as expected; empty where there is none."""
+    """Return the first difference between a program and the expected one as text; empty if there is none."""
     if len(program.blocks) != len(expected.blocks):
         return f"it has {len(program.blocks)} blocks, expected {len(expected.blocks)}"
     for ours, theirs in zip(program.blocks, expected.blocks, strict=True):
@@ -112,7 +112,7 @@ def _operator_difference(
 
 
 def _name(op: Operator | None) -> str:
-    """Return what a message calls an operator: its type, and the parameter that it is about."""
+    """Return an operator's name for messages: its type and its parameter."""
     if op is None:
         return "no operator"
     about = op.attrs.get("op_role_var")
@@ -120,7 +120,7 @@ def _name(op: Operator | None) -> str:
 
 
 def trainer_plan(program: Program) -> TrainerPlan:
-    """Return what a trainer does that runs a transpiled program.
+    """Return the plan of the trainer that runs a transpiled program.
 
     Parameters
     ----------
@@ -139,7 +139,7 @@ def trainer_plan(program: Program) -> TrainerPlan:
 
 
 def server_plan(program: Program) -> ServerPlan:
-    """Return what a parameter server does that runs a transpiled program.
+    """Return the plan of the parameter server that runs a transpiled program.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Programs as JSON and back: what a program says and its plan, and nothing of the PyTorch objects behind it.
+"""Programs as JSON and back: their operators and their plans, without the PyTorch objects behind them.
 
 The text is an object with the format's name, its version, the program and, where there is one, its startup
 program; each of these with the plan that it shows. Numbers come back as the numbers they were; whatever is
@@ -185,7 +185,7 @@ def _names(where: str, found: object) -> tuple[str, ...]:
 
 
 def _fields(where: str, found: object, expected: Mapping[str, type]) -> dict[str, Any]:
-    """Return an object's fields, all of them there, none beside, each of its type."""
+    """Return the fields of an object, which must be exactly the expected ones."""
     if not isinstance(found, dict):
         refuse(where, found, f"an object with {_listed(expected)}")
     if missing := expected.keys() - found.keys():

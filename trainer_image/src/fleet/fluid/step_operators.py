@@ -1,4 +1,4 @@
-"""The operators of one process's training step, and of what prepares it, as a specification says them.
+"""The operators of a training step in one process, and of its startup program.
 
 The model's forward and backward are two opaque operators. After them each trainable parameter gets its
 gradient, last created first, which is about the order in which autograd finishes them; then come the
@@ -24,7 +24,7 @@ _LOSS: Final = "loss"
 
 @dataclass(frozen=True)
 class _Form:
-    """How the original shows an optimizer.
+    """How the original writes an optimizer.
 
     Attributes
     ----------
@@ -62,7 +62,7 @@ _FORMS = {
         {"AvgSquaredGrad": "_avg_squared_grad", "AvgSquaredUpdate": "_avg_squared_update"}, _EPSILON
     ),
 }
-"""By class; a subclass may compute anything, and so has no form."""
+"""By the path of the class. A subclass may compute anything, and so has no form."""
 
 
 def _form_of(group: GroupSpec) -> _Form:
@@ -72,7 +72,7 @@ def _form_of(group: GroupSpec) -> _Form:
 
 
 def append_step(block: Block, spec: TrainingSpec) -> None:
-    """Append a whole training step in one process to an empty block."""
+    """Append a whole training step to an empty block."""
     for name in spec.feeds:
         block.create_var(Variable(name, (-1,), "any", is_data=True))
     for parameter in spec.parameters:
@@ -93,7 +93,7 @@ def append_step(block: Block, spec: TrainingSpec) -> None:
 
 
 def append_startup(block: Block, variables: Iterable[Variable]) -> None:
-    """Append what creates each of a step's variables that persist, to an empty block.
+    """Append the operators that create a step's persistable variables to an empty block.
 
     Parameters start as the module has them; optimizer state starts as torch.optim starts it.
     """
@@ -109,7 +109,7 @@ def append_startup(block: Block, variables: Iterable[Variable]) -> None:
 
 
 def _append_look_up(block: Block, table: TableSpec) -> None:
-    """Append the operator that reads rows, before the model's own."""
+    """Append the operator that looks up rows, which comes before the model's."""
     rows = f"{table.name}@ROWS"
     for name in (table.name, rows, f"{table.name}@GRAD"):
         block.create_var(Variable(name, (table.num_embeddings, table.dimension)))
@@ -123,7 +123,7 @@ def _append_look_up(block: Block, table: TableSpec) -> None:
 
 
 def _append_row_gradients(block: Block, table: TableSpec) -> None:
-    """Append the operator that gives the rows that were read their gradients."""
+    """Append the operator that computes the gradients of looked-up rows."""
     grad = f"{table.name}@GRAD"
     attrs: Mapping[str, Attribute] = {
         "is_distributed": not table.own,
@@ -183,7 +183,7 @@ def _append_optimizer(
 
 
 def _clipping(clip: GradClip) -> tuple[str, dict[str, Attribute]]:
-    """Return the type and the attributes of the operator that clips so, by the original's names."""
+    """Return type and attributes of the clipping operator, by the original's names."""
     if isinstance(clip, ClipGradByValue):
         return "clip", {"min": clip.low, "max": clip.max}
     kind = "clip_by_norm" if isinstance(clip, ClipGradByNorm) else "clip_by_global_norm"
@@ -191,7 +191,7 @@ def _clipping(clip: GradClip) -> tuple[str, dict[str, Attribute]]:
 
 
 def _options(group: GroupSpec, form: _Form) -> dict[str, Attribute]:
-    """Return a group's options as attributes, by the original's names where it has them."""
+    """Return a group's options as attributes, by the original's names if it has them."""
     attrs: dict[str, Attribute] = {"hyper_parameters": list(group.options)}
     for name, value in group.options.items():
         names = form.attributes.get(name, (name,))

@@ -1,4 +1,4 @@
-"""A trainer's programs: its own computation, with sends, barriers and receives around it."""
+"""A trainer's programs: its own computation, surrounded by sends, barriers and receives."""
 
 from collections.abc import Sequence
 
@@ -101,7 +101,7 @@ def sent_name(plan: JobPlan, block: PlannedBlock, trainer_id: int) -> str:
 
 
 def _insert_sends(block: Block, plan: JobPlan, trainer_id: int) -> None:
-    """Put each gradient's split and send right behind the operator that writes the gradient."""
+    """Insert each gradient's split and send right after the operator that produces the gradient."""
     block.rename_vars(
         {
             f"{name}@GRAD": sent_name(plan, blocks[0], trainer_id)
@@ -134,7 +134,7 @@ def _append_send(block: Block, blocks: tuple[PlannedBlock, ...], plan: JobPlan, 
 
 
 def _append_push(block: Block, blocks: tuple[PlannedBlock, ...], plan: JobPlan, trainer_id: int) -> None:
-    """Append the send of what GEO exchanges: a parameter's change, cut by the sender."""
+    """Append the send of a parameter's change, which is what GEO exchanges; the sender cuts it."""
     attrs = _carried(blocks, trainer_id) | {
         "sections": _sections(blocks),
         "send_varnames": [piece.grad for piece in blocks],
@@ -171,7 +171,7 @@ def _append_barrier(
 
 
 def _append_receives(block: Block, plan: JobPlan, trainer_id: int, *, barrier: bool = False) -> None:
-    """Append what brings the servers' values in: receives, a barrier, and the joining of cut parameters."""
+    """Append the operators that fetch the servers' values: receives, a barrier, and concatenations."""
     by_param = plan.by_param
     for blocks in by_param.values():
         for piece in blocks if blocks[0].sliced else ():
@@ -192,7 +192,7 @@ def _append_receives(block: Block, plan: JobPlan, trainer_id: int, *, barrier: b
 
 
 def _show_tables(block: Block, plan: JobPlan, trainer_id: int) -> None:
-    """Show how rows of tables come and gradients of rows go, in place."""
+    """Replace look-ups by their fetches from the servers, and add the sends of row gradients."""
     own = {table.name for table in plan.spec.tables if table.own}
     captured, block.ops[:] = list(block.ops), []
     for op in captured:
@@ -221,7 +221,7 @@ def _append_look_up(block: Block, table: str, rows: str, endpoints: Sequence[str
 def _append_row_send(
     block: Block, table: str, endpoints: Sequence[str], trainer_id: int, *, own: bool
 ) -> None:
-    """Append what sends a table's gradient, and what receives the rows that a trainer holds."""
+    """Append the send of a table's gradient, and the receive of rows that the trainer holds too."""
     parts = [f"{table}@GRAD.{server}" for server in range(len(endpoints))]
     for name in parts:
         block.create_var(Variable(name, (-1,), "any"))

@@ -72,7 +72,7 @@ class DistributeTranspiler:
         startup_program: Program | None = None,
         current_endpoint: str = _ENDPOINT,
     ) -> None:
-        """Work out every replica's programs; the `get_` methods then return them in any order.
+        """Plan the job; the `get_` methods then return the replicas' programs, in any order.
 
         Parameters
         ----------
@@ -248,7 +248,7 @@ class DistributeTranspiler:
 
     @property
     def plan(self) -> JobPlan | CollectivePlan:
-        """What ``transpile`` has planned.
+        """The plan of the job.
 
         Raises
         ------
@@ -282,7 +282,7 @@ class DistributeTranspiler:
 def _for_servers(
     mode: object, sync_mode: bool, pservers: str | Iterable[str]
 ) -> list[tuple[str, object, object]]:
-    """Return what only servers give a meaning: name in `fleet.options`, value, default."""
+    """Return the arguments that only servers use: name in `fleet.options`, value, default."""
     return [
         ("DistributeTranspiler.mode", mode, None),
         ("transpile.sync_mode", sync_mode, True),
@@ -299,7 +299,7 @@ def _startup_of(main: Program, given: Program | None, startup: Program | None) -
 
 
 def _checked_servers(pservers: str | Iterable[str]) -> list[str]:
-    """Return the servers' endpoints; TranspileError for those that nobody could reach."""
+    """Return the servers' endpoints; raise TranspileError if one is malformed or repeated."""
     endpoints = split_endpoints(pservers)
     if (problem := endpoints_problem(endpoints)) is not None:
         raise TranspileError(
@@ -309,7 +309,7 @@ def _checked_servers(pservers: str | Iterable[str]) -> list[str]:
 
 
 def _spec_of(main: Program, startup: Program) -> TrainingSpec:
-    """Return what a captured program trains, unless it was transpiled already, or edited."""
+    """Return the specification of a captured program; refuse one that was transpiled or edited."""
     if "transpiled" in main.attrs or "role" in main.attrs:
         raise TranspileError(
             "program has been transpiled already; capture it anew, or transpile a clone taken before"

@@ -39,12 +39,12 @@ _trainers: "weakref.WeakKeyDictionary[Source, Trainer]" = weakref.WeakKeyDiction
 
 
 def find_trainer(source: Source) -> Trainer | None:
-    """Return the session that trains these objects, if there is one."""
+    """Return the session that trains a source, if there is one."""
     return _trainers.get(source)
 
 
 def train_as(source: Source, strategy: DistributedStrategy) -> None:
-    """Set how the sessions of these objects train, whether a script's loop or an Executor starts them."""
+    """Set the strategy of a source's sessions, whether a script's loop or an Executor starts them."""
     _strategies[source] = strategy
 
 
@@ -104,7 +104,7 @@ def _steps_made(find: Callable[[], Trainer | None]) -> int:
 
 
 def _end_if_completed(trainer: int, completed: Collection[int]) -> None:
-    """End this trainer well if the servers say that its process before has finished.
+    """End this trainer successfully if the servers say that its previous process had finished.
 
     Raises
     ------
@@ -119,7 +119,7 @@ def _end_if_completed(trainer: int, completed: Collection[int]) -> None:
 
 
 def _remind(find: Callable[[], Trainer | None], deadline_seconds: float) -> None:
-    """Say, as the process ends, what the servers will wait for; an error has been told already."""
+    """Warn at exit that the servers will wait for this trainer, unless an error was reported."""
     trainer = find()
     if trainer is not None and not trainer.completed and not lifecycle.failed():
         _log.warning(
@@ -185,7 +185,7 @@ def start_server(whole: ServerPlan, source: Source, job: JobIdentity, model_dir:
 
 
 def serve(server: Server) -> None:
-    """Serve until every trainer has completed, leave the mark of that, and the progress as the last words.
+    """Serve until every trainer has completed; then write the mark of completion and the last progress.
 
     Raises
     ------
@@ -203,7 +203,7 @@ def serve(server: Server) -> None:
 
 
 def _strategy_of(source: Source, plan: TrainerPlan | ServerPlan) -> DistributedStrategy:
-    """Return how a session trains; where the script transpiled by hand, say that its word counts."""
+    """Return the strategy of a session; log it if the script's mode overrides FLEET_SYNC_MODE."""
     if (strategy := _strategies.get(source)) is not None:
         return strategy
     asked = sync_mode_of(Variables(os.environ))
@@ -231,7 +231,7 @@ def _settings(strategy: DistributedStrategy) -> Settings:
 
 @cache
 def _tell_of_threads(name: str, value: str) -> None:
-    """Say once in a process that a number of the original's changes nothing."""
+    """Log once per process that a thread number of the original has no effect."""
     _log.info(
         "%s is %s, and changes nothing: one connection with a thread for each direction serves all dense "
         "parameters of a server",

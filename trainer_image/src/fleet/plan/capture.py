@@ -133,7 +133,7 @@ def _feeds(loss_fn: Callable[..., Any]) -> tuple[str, ...]:
 
 
 def _check_names(feeds: tuple[str, ...], parameters: Collection[str], tables: Collection[str]) -> None:
-    """Refuse two things of one name."""
+    """Refuse feeds, parameters and tables with equal names."""
     for name in feeds:
         if name in parameters or name == LOSS:
             other = "one of the model's parameters" if name in parameters else "the result"
@@ -174,7 +174,7 @@ def _refuse_sparse_modules(model: torch.nn.Module) -> None:
 
 
 def _refuse_shared_memory(names: Mapping[torch.nn.Parameter, str]) -> None:
-    """Refuse two Parameters over the same elements: one server would step what another one holds too."""
+    """Refuse two Parameters that share memory: two servers would step the same elements."""
     spans = sorted(
         (parameter.data_ptr(), parameter.data_ptr() + parameter.numel() * parameter.element_size(), name)
         for parameter, name in names.items()
@@ -194,7 +194,7 @@ def _trainable(
     placeholders: frozenset[int],
     trained: Collection[torch.nn.Parameter] | None,
 ) -> dict[torch.nn.Parameter, int]:
-    """Return the param group's index of each parameter that is trained; `placeholders` stand for tables."""
+    """Return the param group of each trained parameter; `placeholders` stand for tables."""
     group_of: dict[torch.nn.Parameter, int] = {}
     for index, group in enumerate(optimizer.param_groups):
         for position, parameter in enumerate(group["params"]):

@@ -53,7 +53,7 @@ class ClipGradByValue:
 
     @property
     def low(self) -> float:
-        """The least value: `min`, which is never None once this is made."""
+        """The lower bound: `min`, which is not None after construction."""
         return -self.max if self.min is None else self.min
 
 
@@ -100,19 +100,19 @@ GradClip = ClipGradByValue | ClipGradByNorm | ClipGradByGlobalNorm
 
 @dataclass(frozen=True, slots=True)
 class NormPlan:
-    """A norm over gradients of several blocks, by which each of them is clipped before it is stepped."""
+    """A norm over the gradients of several blocks, by which a server clips them before it steps."""
 
     key: str
     """The parameter's name; empty for the norm over all parameters."""
     max_norm: float
     blocks: tuple[int, ...]
-    """The blocks of this server that have a part in it, in order of id."""
+    """The blocks of this server that contribute to it, in order of id."""
     servers: tuple[int, ...]
-    """Every server that has a part in it, this one included, in ascending order."""
+    """All contributing servers, this one included, in ascending order."""
 
     @property
     def name(self) -> str:
-        """What messages call it."""
+        """Its name in messages."""
         return f"the gradient of {self.key}" if self.key else "all gradients"
 
 
@@ -121,20 +121,20 @@ class ClippingPlan:
     """How a server clips the gradients of its blocks."""
 
     ranges: Mapping[int, tuple[float, float]]
-    """Least and largest value of a gradient's elements, by block, where they are clipped by value."""
+    """Least and largest element of a gradient, by block; empty unless gradients are clipped by value."""
     norms: tuple[NormPlan, ...]
-    """The norms by which gradients are clipped, where they are."""
+    """The norms by which gradients are clipped; empty unless they are."""
 
 
 def in_floats(clip: GradClip) -> GradClip:
-    """Return a way to clip whose bounds are written as every process writes them: ``2`` as ``2.0``."""
+    """Return an equal way to clip whose bounds are floats, so that all processes write the same text."""
     if isinstance(clip, ClipGradByValue):
         return ClipGradByValue(float(clip.max), float(clip.low))
     return type(clip)(float(clip.clip_norm))
 
 
 def check_grad_clip(name: str, value: object) -> None:
-    """Refuse what is no way to clip.
+    """Check that a value is one of the three ways to clip.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""What the user may configure about transpiling: the original's fields, with its defaults."""
+"""The configuration of the transpiler: the original's fields, with its defaults."""
 
 import functools
 import logging
@@ -33,18 +33,18 @@ class DistributedMode(IntEnum):
 
 
 class TrainingMode(Protocol):
-    """What the programs say about a mode of the user's own; see `fleet.parameter_server.modes.Mode`."""
+    """The part of a user's own mode that a plan needs; see `fleet.parameter_server.modes.Mode`."""
 
     @property
     def name(self) -> str:
-        """What the mode is called."""
+        """The mode's name."""
 
     @property
     def programs(self) -> DistributedMode:
         """The mode whose programs it runs on."""
 
     def agreement(self) -> Mapping[str, str]:
-        """Return what every process must have in common, beside the name."""
+        """Return the options that every process must have in common, besides the name."""
 
 
 @dataclass(slots=True)
@@ -114,7 +114,7 @@ class DistributeTranspilerConfig:
     collective_mode: str | None = None
 
     def __new__(cls, *_: object, **given: object) -> "DistributeTranspilerConfig":
-        """Refuse a field that there is not as setting it does, and not by its name alone."""
+        """Report unknown fields as attribute assignment does."""
         known = [field.name for field in fields(cls)]
         if unknown := [name for name in given if name not in known]:
             raise TypeError(_unknown(unknown[0], known))
@@ -165,12 +165,12 @@ class DistributeTranspilerConfig:
             )
 
     def check_collective(self) -> None:
-        """Check that programs of collective training carry out every field that is not at its default.
+        """Check that collective training supports every field that differs from its default.
 
         Raises
         ------
         TranspileError
-            They do not; the message names the first such field.
+            It does not; the message names the first such field.
         """
         for field in fields(self):
             self._refuse(field.name, Where(servers=False, by_executor=True))
@@ -208,11 +208,11 @@ class DistributeTranspilerConfig:
         return mode
 
     def asks_for(self) -> DistributedMode | None:
-        """Return the mode that these fields ask for by themselves; None where they leave it open."""
+        """Return the mode that these fields request; None if they leave it open."""
         return self._mode(sync_mode=False) if self.mode_flags() else None
 
     def mode_flags(self) -> str:
-        """Return the fields that ask for a mode, as a script sets them; empty where none does."""
+        """Return the fields that request a mode, as a script sets them; empty if there are none."""
         set_fields = ["config.sync_mode = False"] if not self.sync_mode else []
         set_fields += [f"config.{name} = True" for name in _MODE_FLAGS if getattr(self, name)]
         return ", ".join(set_fields)
@@ -268,7 +268,7 @@ def _unknown(name: str, known: list[str]) -> str:
 
 @functools.cache
 def say_that_async_follows() -> None:
-    """Say once which asynchronous mode was chosen for the script, which asked for none by name."""
+    """Log once that the mode is async, which the script did not name."""
     _log.warning("config.enable_dc_asgd = True and sync_mode = False: the mode is async")
 
 

@@ -1,4 +1,4 @@
-"""Dispatch: which server holds which block.
+"""Dispatchers: how blocks are assigned to servers.
 
 A dispatcher is asked once, for all parameter blocks of the job in order, and a gradient follows its
 parameter; so the two always share a server.
@@ -13,7 +13,7 @@ __all__ = ["HashName", "Named", "PSDispatcher", "RoundRobin"]
 
 
 class Named(Protocol):
-    """What a dispatcher knows of a block."""
+    """The part of a block that a dispatcher sees."""
 
     @property
     def name(self) -> str:
@@ -21,7 +21,7 @@ class Named(Protocol):
 
 
 class PSDispatcher(ABC):
-    """The base of dispatchers: subclass it and give the class as `config.split_method`.
+    """Base class of dispatchers: set a subclass as `config.split_method`.
 
     Parameters
     ----------
@@ -43,12 +43,12 @@ class PSDispatcher(ABC):
         return list(self._eps)
 
     def reset(self) -> None:
-        """Begin anew, as if nothing had been dispatched."""
+        """Forget all earlier calls of `dispatch`."""
         self._step = 0
 
     @abstractmethod
     def dispatch(self, varlist: Sequence[Named]) -> list[str]:
-        """Return one endpoint for each block. The same on every process of the job: no chance, no clock.
+        """Return one endpoint for each block; every process of the job must return the same ones.
 
         Parameters
         ----------
@@ -58,12 +58,12 @@ class PSDispatcher(ABC):
         Returns
         -------
         list of str
-            Of each block, one of `eps`.
+            One of `eps` for each block.
         """
 
 
 class RoundRobin(PSDispatcher):
-    """One block to each server in turn.
+    """Assigns blocks to the servers in turn.
 
     Notes
     -----
@@ -81,14 +81,14 @@ class RoundRobin(PSDispatcher):
         Returns
         -------
         list of str
-            Of each block, one of `eps`.
+            One of `eps` for each block.
         """
         first, self._step = self._step, self._step + len(varlist)
         return [self._eps[(first + position) % len(self._eps)] for position in range(len(varlist))]
 
 
 class HashName(PSDispatcher):
-    """Each block by its name, wherever it stands: adding a parameter moves no other.
+    """Assigns each block by a hash of its name, so that a new parameter moves no other block.
 
     The hash is CRC-32, which every process computes alike; Python's own is salted per process.
 
@@ -108,6 +108,6 @@ class HashName(PSDispatcher):
         Returns
         -------
         list of str
-            Of each block, one of `eps`.
+            One of `eps` for each block.
         """
         return [self._eps[zlib.crc32(variable.name.encode()) % len(self._eps)] for variable in varlist]

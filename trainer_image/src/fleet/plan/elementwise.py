@@ -1,4 +1,4 @@
-"""What parameter servers may do with an optimizer's step: small tensors are stepped, and compared to the bit.
+"""Trials of an optimizer: whether parameter servers can make its step, and may step slices.
 
 A server steps each parameter, or a slice of it, by an optimizer of its own, which it builds anew from the
 options of the param group. So three things are tried: whether slices give what the whole gives; whether
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["Findings", "try_out"]
 
 _SHAPES = ((6, 4), (6, 4), (5, 3))
-"""Two dimensions because Muon takes no other; two of one shape for optimizers that stack equal ones."""
+"""Two-dimensional because Muon requires it; two of one shape for optimizers that stack equal shapes."""
 _STEPS = 4
 """Enough for moments and bias corrections to matter."""
 _RUNS = ((0.01, 1e-3), (1.0, 1.0), (0.01, 1e3))
@@ -36,16 +36,16 @@ _RUNS = ((0.01, 1e-3), (1.0, 1.0), (0.01, 1e3))
 is tried on the small ones, which come first. The user's rate is not among them: a schedule may begin at zero,
 where every optimizer looks element-wise."""
 _GROWTH = 6.0
-"""By which gradients grow from step to step, so that runs cover eight powers of ten."""
+"""Growth of gradients from step to step, so that the runs cover eight powers of ten."""
 _RATES = (0.7, 0.1, 0.05, 0.01, 3e-3, 1e-3, 3e-4, 1e-4)
-"""By one of these at least, arithmetic of float32 gives other bits than that of Python's numbers."""
+"""At least one of these gives other bits in float32 arithmetic than with Python's numbers."""
 
 _Options = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """What was found about an optimizer's step of one param group.
+    """Results of the trials of one param group.
 
     Attributes
     ----------
@@ -66,7 +66,7 @@ class Findings:
 def try_out(
     optimizer: "Optimizer", index: int, trained: Mapping[int, int], dtypes: Collection[torch.dtype] = ()
 ) -> Findings:
-    """Try what an optimizer's step does.
+    """Try an optimizer's step of one param group on small tensors.
 
     Parameters
     ----------
@@ -116,7 +116,7 @@ def _is_rate(name: str, value: object) -> bool:
 
 
 def _layout(trained: Mapping[int, int]) -> tuple[int, ...]:
-    """Return how many parameters each group has that are stepped together: three at most, as the user's."""
+    """Return the sizes of the trial's param groups: like the user's, with at most three parameters in all."""
     counts = [count for count in trained.values() if count]
     if sum(counts) < 2:
         return (1,)
@@ -127,7 +127,7 @@ def _layout(trained: Mapping[int, int]) -> tuple[int, ...]:
 
 @contextmanager
 def _script_untouched() -> Iterator[None]:
-    """Try as a server steps, whatever the script has set for this process, and leave that as it is.
+    """Isolate a trial from the script: its random state, default device and global optimizer hooks.
 
     Tensors are made on the CPU even where the default device is another one. The random numbers that the
     script draws stay the same, and none of its hooks on all optimizers is called.
@@ -154,7 +154,7 @@ def _try_out(
     layout: tuple[int, ...],
     dtypes: tuple[torch.dtype, ...],
 ) -> Findings:
-    """As `try_out`, of options without a learning rate: once for all groups that differ by that alone."""
+    """As `try_out`, without a learning rate, so that groups that differ only in it share a trial."""
     elementwise = True
     for dtype in dtypes:
         for number, (rate, size) in enumerate(_RUNS):
@@ -226,7 +226,7 @@ _CHANGES = (
 def _problem(
     count: int, size: float, dtype: torch.dtype, steps: int = _STEPS
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Return first values and, by step, gradients that point about the same way, as in a descent."""
+    """Return initial values and, by step, gradients of similar direction, as in a descent."""
     generator = torch.Generator("cpu").manual_seed(0)
 
     def normal(*shape: int) -> Tensor:
@@ -241,7 +241,7 @@ def _problem(
 
 @dataclass(frozen=True, slots=True)
 class _Outcome:
-    """What steps have left, by parameter: its value, its state, and the options of its group."""
+    """The result of a trial, by parameter: its value, its state and the options of its group."""
 
     values: list[Tensor]
     states: list[_Options]
@@ -255,7 +255,7 @@ class _Outcome:
         )
 
     def changed(self, options: _Options) -> list[str]:
-        """Return the options that the first group does not have as they were given."""
+        """Return the options that the first group's steps have changed."""
         return [name for name, value in options.items() if not _same(self.groups[0][name], value)]
 
 
@@ -276,7 +276,7 @@ def _train(
     *,
     served: bool = False,
 ) -> _Outcome:
-    """Make the steps; `served` as a server does, which is given the options anew in each."""
+    """Run a trial; `served`: as a server does, which receives the options again in each step."""
     parameters = [torch.nn.Parameter(start.clone()) for start in starts]
     groups, remaining = [], list(parameters)
     for count in layout:
@@ -301,7 +301,7 @@ def _train(
 
 
 def _same(one: Any, other: Any) -> bool:
-    """Whether two results are equal to the bit, NaN to NaN; of two objects of one class nobody can tell."""
+    """Whether two results are equal to the bit, NaN included; objects of one class count as equal."""
     if isinstance(one, Tensor) and isinstance(other, Tensor):
         alike = one.shape == other.shape and one.dtype == other.dtype
         return alike and torch.allclose(one, other, rtol=0.0, atol=0.0, equal_nan=True)
@@ -317,7 +317,7 @@ def _same(one: Any, other: Any) -> bool:
 
 
 def _number_types(kind: "type[Optimizer]", group: _Options, options: _Options) -> tuple[dict[str, str], str]:
-    """Return the options that servers must have as tensors; or why an option's type cannot be kept there."""
+    """Return the options that are tensors, or the reason why servers cannot keep an option's type."""
     tensors: dict[str, str] = {}
     for name in options:
         value = group[name]
@@ -335,7 +335,7 @@ def _number_types(kind: "type[Optimizer]", group: _Options, options: _Options) -
 
 
 def _computes_as_numbers(kind: "type[Optimizer]", name: str, value: object, options: _Options) -> bool:
-    """Whether a step has the same bits with Python's numbers as with an option of another type."""
+    """Whether a step gives the same bits with Python's numbers as with an option of another type."""
     for rate in _RATES:
         plain: dict[str, Any] = dict(options)
         if "foreach" in plain:  # which torch refuses to combine with tensors
@@ -356,7 +356,7 @@ def _has_array(value: object) -> bool:
 
 
 def _like(value: Any, plain: Any) -> Any:
-    """Return plain numbers in the types of others."""
+    """Return plain numbers, converted to the types of other values."""
     if isinstance(value, tuple | list):
         return tuple(map(_like, value, plain))
     if isinstance(value, Tensor):
@@ -372,7 +372,7 @@ def _kind_of(value: object) -> str:
 
 
 def _of_arguments(optimizer: "Optimizer", options: _Options) -> str:
-    """Refuse an argument of the constructor that is no option of a param group, so that servers lose it."""
+    """Return why servers would lose a constructor argument that is no option of a param group."""
     kind = type(optimizer)
     rebuilt = build_optimizer(kind, [torch.nn.Parameter(torch.zeros(_SHAPES[0]))], options)
     for name in list(inspect.signature(kind).parameters)[1:]:  # the first takes the parameters

@@ -1,4 +1,4 @@
-"""What optimizers are made of: their classes, and the options of their param groups as plain values."""
+"""Optimizers as data: their classes by path, and the options of their param groups as plain values."""
 
 import inspect
 from collections.abc import Iterable, Mapping
@@ -24,7 +24,7 @@ __all__ = [
 HyperParameter = bool | int | float | str | tuple[float | None, ...] | None
 
 KERNEL_FLAGS = frozenset({"foreach", "fused", "capturable", "differentiable"})
-"""Options that choose how a step is computed, not what: they follow the device."""
+"""Options that select a kernel and do not change the mathematics; they depend on the device."""
 
 _COUPLED = frozenset(
     f"torch.optim.{path}"
@@ -63,7 +63,7 @@ def has_coupled_decay(path: str, options: Mapping[str, HyperParameter]) -> bool:
 
 
 def optimizer_class_at(path: str, optimizer: "Optimizer | None") -> "type[Optimizer]":
-    """Return the class of a path: that of an optimizer at hand, or PyTorch's own.
+    """Return the class at a path: the class of the given optimizer, or one of PyTorch's.
 
     A plan may have been read from a text, and a text must not choose what is imported.
 

@@ -1,7 +1,7 @@
-"""Where the parts of parameters lie: a value that servers hand to each trainer that joins them.
+"""Placement: which server holds which part of which parameter, as servers announce it to trainers.
 
-What a server holds its own program says, in pieces or whole. A trainer cuts its gradients as the servers do,
-whatever its own program says: it takes the parts that it is told, once they are all that it trains.
+Servers hold blocks, whole or in pieces. A trainer cuts its gradients as the servers announce, whatever its
+own plan says, after it has checked that their parts cover what it trains.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,12 +20,12 @@ _REMEDY: Final = "; run one script with the same settings on all parameter serve
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A run of a parameter that lies on one server: a block, or a piece of one."""
+    """A contiguous range of a parameter on one server: a block, or a piece of one."""
 
     block: int
-    """The number by which frames and calls name it."""
+    """Its number in frames and calls."""
     name: str
-    """Its block's: ``w.block1``; all pieces of a block have it."""
+    """The name of its block, ``w.block1``, which all pieces of the block share."""
     index: int
     """Position of its block among those of the parameter."""
     param: str
@@ -38,13 +38,13 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """What one server holds.
+    """The parts that one server holds.
 
     Attributes
     ----------
     parts : tuple of Part
     version : int
-        Of what lies where on all servers; rises with each change.
+        Version of the placement on all servers; rises with each change.
     """
 
     parts: tuple[Part, ...]
@@ -52,34 +52,34 @@ class Placement:
 
 
 def part_of(block: PlannedBlock) -> Part:
-    """Return what a server tells of one of its blocks."""
+    """Return a block as a server announces it."""
     return Part(block.id, block.name, block.index, block.param, block.dtype, block.begin, block.shape)
 
 
 def blocks_told(
     own: Iterable[PlannedBlock], endpoints: Sequence[str], told: Sequence[Placement]
 ) -> dict[str, tuple[PlannedBlock, ...]]:
-    """Return the blocks that servers hold, for a trainer with these of its own.
+    """Return the blocks that the servers announced, as blocks of a trainer.
 
     Parameters
     ----------
     own : iterable of PlannedBlock
-        As the trainer's program cuts the parameters.
+        The blocks of the trainer's own plan.
     endpoints : sequence of str
         The servers'.
     told : sequence of Placement
-        In the servers' order.
+        What each server announced, in the order of `endpoints`.
 
     Returns
     -------
     dict of str to tuple of PlannedBlock
-        By parameter, in the order of the names, and of the offsets.
+        By parameter, sorted by name, and by offset within each.
 
     Raises
     ------
     ConfigurationError
-        The servers tell of different versions; or they do not hold each element of each parameter once, in
-        the parameter's dtype.
+        The servers announced different versions, or do not hold each element of each parameter once, in the
+        parameter's dtype.
     """
     if len({each.version for each in told}) > 1:
         pairs = zip(endpoints, told, strict=True)
@@ -104,7 +104,7 @@ def blocks_told(
 
 
 def _block(own: Mapping[str, PlannedBlock], part: Part, server: int, endpoint: str) -> PlannedBlock:
-    """Return a part as a block of a trainer that has these."""
+    """Return a part as one of a trainer's blocks, given the trainer's own by parameter."""
     trained = own.get(part.param)
     if trained is None or trained.dtype != part.dtype:
         found = "which this trainer does not train" if trained is None else f"expected {trained.dtype}"
@@ -131,7 +131,7 @@ def _grad_of(trained: PlannedBlock, name: str) -> str:
 
 
 def _check_whole(trained: PlannedBlock, run: Sequence[PlannedBlock]) -> None:
-    """Check that the parts of a parameter follow each other from its first element to its last."""
+    """Check that the parts of a parameter cover its elements without a gap or an overlap."""
     end, numel = 0, prod(trained.param_shape)
     for block in run:
         if block.begin != end:

@@ -1,4 +1,4 @@
-"""The PyTorch objects that a job trains, and what is found out about them.
+"""The PyTorch objects that a job trains, and checks of them.
 
 Torch is imported where a function needs it, so that programs and plans are read and printed without it.
 """
@@ -28,11 +28,11 @@ __all__ = [
 ]
 
 WITHOUT_NAMES = (
-    "parameters are told by their places in the optimizer (param_0_0, …), as no single module holds them "
-    "all; model=model in fleet.distributed_optimizer, or an optimizer that is built from named parameters, "
+    "parameters are named by position in the optimizer (param_0_0, …), as no single module holds all of "
+    "them; model=model in fleet.distributed_optimizer, or an optimizer that is built from named parameters, "
     "gives them names"
 )
-"""What a trainer's log says where `find_module` found none, and the optimizer has no names."""
+"""The log line of a trainer whose parameters have no names."""
 _IN_GEO: Final = (
     "; or train in the mode geo, in which trainers step by themselves (config.geo_sgd_mode = True)"
 )
@@ -44,11 +44,11 @@ class CapturedTable:
 
     name: str
     declared: Any
-    """What has its `placeholder`: a `fleet.nn.DistributedTable` that the model reads, or an `OwnTable`."""
+    """The owner of its `placeholder`: a `fleet.nn.DistributedTable` of the model, or an `OwnTable`."""
     config: Any
-    """What servers make it of: a `fleet.tables.TableConfig`, or the `OwnTable`."""
+    """Its configuration on servers: a `fleet.tables.TableConfig`, or the `OwnTable`."""
     group: int | None
-    """The param group whose options each step brings; None where the table has a rule of its own."""
+    """The param group whose options apply in each step; None where the table has its own rule."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,32 +60,32 @@ class OwnTable:
     """The weight."""
     optimizer_class: "type[Optimizer]"
     options: Mapping[str, Any]
-    """Of its param group."""
+    """The options of its param group."""
 
     @property
     def num_embeddings(self) -> int:
-        """How many rows there are."""
+        """Number of rows."""
         return int(self.placeholder.shape[0])
 
     @property
     def dimension(self) -> int:
-        """Elements of a row."""
+        """Number of elements in a row."""
         return int(self.placeholder.shape[1])
 
 
 @dataclass(frozen=True, eq=False)
 class Source:
-    """The live PyTorch objects a Program was made from: what the runtime needs and operators cannot carry."""
+    """The live PyTorch objects of a training: what the runtime needs, and a plan cannot hold as data."""
 
     optimizer: "Optimizer"
     parameters: "Mapping[str, Parameter]"
-    """The trainable parameters by their name in the Program, in order of creation."""
+    """The trained parameters by name, in order of creation."""
     module: "Module | None" = None
     loss_fn: Callable[..., Any] | None = None
     named: bool = True
-    """False when the names are positions (``param_0_3``), because nothing gave better ones."""
+    """False where names are positions (``param_0_3``), for lack of better ones."""
     tables: tuple[CapturedTable, ...] = ()
-    """Those of the model, by name."""
+    """The tables of the model, sorted by name."""
 
     @property
     def own_tables(self) -> "Mapping[str, Parameter]":
@@ -125,7 +125,7 @@ def find_module(optimizer: "Optimizer") -> "Module | None":
 
 
 def without_wrapper(module: "Module") -> "Module":
-    """Return what ``torch.compile`` has wrapped, whose names a script knows; else the module itself."""
+    """Return the module inside a ``torch.compile`` wrapper, or the module itself."""
     from torch.nn import Module
 
     wrapped = getattr(module, "_orig_mod", None)
@@ -150,13 +150,13 @@ def parameter_names(optimizer: "Optimizer", model: "Module | None") -> "tuple[di
 
 
 class LeftOut:
-    """Finds parameters that are trained although no other trainer, and no server, hears of it.
+    """Detects parameters that a script trains without exchanging their gradients.
 
     Parameters
     ----------
     optimizer : torch.optim.Optimizer
     exchanged : iterable of Tensor
-        The optimizer's parameters that are not left out.
+        The optimizer's parameters whose gradients are exchanged.
     module : torch.nn.Module, optional
         Gives names.
     """
@@ -179,12 +179,12 @@ class LeftOut:
         self._number = self._count()
 
     def check(self) -> None:
-        """Check that a step changes only what is exchanged.
+        """Check that a step changes only exchanged parameters.
 
         Raises
         ------
         ConfigurationError
-            It would change another parameter, which is named.
+            It would change another parameter; the message names it.
         """
         for name, parameter in self._frozen:
             if parameter.grad is not None:
@@ -209,18 +209,18 @@ def _position(group: int, index: int) -> str:
 
 
 def refuse_forward_writes(source: Source | None, *, steps_alone: bool) -> None:
-    """Refuse a module that changes a trained parameter of its own in forward, if the module is known.
+    """Refuse a known module whose forward pass changes one of its trained parameters.
 
     Parameters
     ----------
     source : Source or None
     steps_alone : bool
-        Whether a trainer steps its own values, as in GEO; its rows are copies beside the weight even there.
+        Whether a trainer steps its own values, as in GEO; rows of tables are copies even then.
 
     Raises
     ------
     TranspileError
-        There is one; it is named.
+        There is one; the message names it.
     """
     if source is None or source.module is None:
         return

@@ -1,4 +1,4 @@
-"""The tables of a job as a plan has them, read from the objects behind a program."""
+"""The plans of tables, and how tables are found in a model."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -24,17 +24,17 @@ __all__ = ["TablePlan", "find_tables", "placeholders_of", "served", "shards_on",
 
 @dataclass(frozen=True, slots=True)
 class TablePlan:
-    """One table: every server holds some of its shards."""
+    """The plan of one table, of which every server holds some shards."""
 
     number: int
     """The same on every trainer and server: its position among the tables, by name."""
     config: "TableConfig"
     group: int | None
-    """Index of the optimizer's param group whose options each step brings; None where it has its own."""
+    """The param group whose options apply in each step; None where the table has its own rule."""
     own: "Parameter | None" = None
-    """The module's weight, where trainers hold the table too: each is told of the rows that have changed."""
+    """The module's weight, where trainers hold the table too and receive its changed rows."""
     warm_start: "Callable[[], tuple[Any, Any]] | None" = None
-    """Returns ids and vectors with which the table begins, on servers."""
+    """Returns the ids and vectors that the table starts with; servers call it."""
 
     @property
     def name(self) -> str:
@@ -43,11 +43,11 @@ class TablePlan:
 
     @property
     def row_bytes(self) -> int:
-        """The bytes of a row as it travels: float32, however it is stored."""
+        """Size of a row on the wire in bytes: float32, whatever type the table stores."""
         return 4 * self.config.dimension
 
     def options(self, hyper_parameters: "HyperParameters") -> "Mapping[str, Any]":
-        """Return the options of a step: those of the table's param group, unless it has a rule of its own."""
+        """Return the options of a step from the table's param group; empty where it has its own rule."""
         from fleet.tables.rules import options_of  # here: programs are made and read without torch
 
         return {} if self.group is None else options_of(self.config.rule, hyper_parameters[self.group])
@@ -56,16 +56,16 @@ class TablePlan:
 def find_tables(
     optimizer: "torch.optim.Optimizer", model: "torch.nn.Module | None", *, served: bool = True
 ) -> tuple[CapturedTable, ...]:
-    """Return the tables of a model, by name, each with what the optimizer says of it.
+    """Return the tables of a model, sorted by name, with their param groups.
 
-    Where it is not `served`, an embedding with sparse gradients is a parameter as any other.
+    Without servers (`served` False), an embedding with sparse gradients is a parameter like any other.
 
     Raises
     ------
     TranspileError
         Two tables have one name; or the optimizer holds a table of no known model.
     ConfigurationError
-        Nobody says how a table is stepped; see `fleet.nn.DistributedTable.config`.
+        A table has neither a rule nor an optimizer; see `fleet.nn.DistributedTable.config`.
     """
     modules = model.modules() if model is not None else ()
     declared = {id(each): each for module in modules for each in getattr(module, "distributed_tables", ())}
@@ -133,7 +133,7 @@ def _refuse_unknown(optimizer: "torch.optim.Optimizer", known: frozenset[int]) -
 
 
 def shards_on(server: int, num_servers: int) -> tuple[int, ...]:
-    """Return the virtual shards of every table that one of so many servers holds."""
+    """Return the virtual shards that a server holds of each table."""
     from fleet.tables import Placement  # as above
 
     return Placement.over(num_servers).shards_of(server)
@@ -164,7 +164,7 @@ def table_plans(names: "Sequence[str]", source: Source | None) -> tuple[TablePla
 
 
 def served(plans: "Sequence[TablePlan]", mode: DistributedMode) -> tuple[TablePlan, ...]:
-    """Return tables as servers have them: in GEO they add what trainers have changed.
+    """Return the plans of tables on servers; in GEO, servers add the trainers' changes.
 
     Raises
     ------
@@ -179,20 +179,20 @@ def served(plans: "Sequence[TablePlan]", mode: DistributedMode) -> tuple[TablePl
 
 
 def table_spec(table: CapturedTable) -> TableSpec:
-    """Return what a plan says about a table."""
+    """Return the specification of a table."""
     config, own = table.config, isinstance(table.config, OwnTable)
     return TableSpec(table.name, config.num_embeddings or -1, config.dimension, own, _describe(table))
 
 
 def _named(option: object) -> object:
-    """Return an option, of a schedule what it is called: where it lies in memory is each process's own."""
+    """Return an option as text sees it: a schedule by its name, as its address differs between processes."""
     if not callable(option):
         return option
     return f"{option.__module__}.{getattr(option, '__qualname__', type(option).__qualname__)}"
 
 
 def _describe(table: CapturedTable) -> str:
-    """Say what a table is: what must be equal in every process, and in a checkpoint."""
+    """Return the facts of a table that must be equal in every process and in a checkpoint."""
     config = table.config
     if isinstance(config, OwnTable):
         return (
