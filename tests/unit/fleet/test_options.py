@@ -388,10 +388,6 @@ class _Completed:
     completed = True
     current_step = 0
 
-    def start(self, look: Callable[[], None], told: Callable[[tuple[int, ...]], None]) -> None:
-        look()
-        told(())
-
 
 @pytest.mark.parametrize(
     ("job", "said"),
@@ -399,7 +395,7 @@ class _Completed:
 )
 def test_a_script_that_transpiles_by_hand_says_that_its_mode_counts(monkeypatch, caplog, job, said):
     monkeypatch.setenv("FLEET_SYNC_MODE", job)
-    monkeypatch.setattr(sessions, "Trainer", lambda *_, **__: _Completed())
+    monkeypatch.setattr(sessions.Trainer, "join", lambda *_, **__: _Completed())
     transpiler, program = package.DistributeTranspiler(), captured()
     transpiler.transpile(0, program=program, trainers=2)
     assert program.source is not None

@@ -278,13 +278,33 @@ def _flat(metric: str, what: str, values: Any) -> npt.NDArray[Any]:
 
 
 def check_operation(mode: object) -> None:
-    """Refuse a mode that is not one of `OPERATIONS`."""
+    """Check the name of a reduction.
+
+    Parameters
+    ----------
+    mode : object
+        Should be one of `OPERATIONS`.
+
+    Raises
+    ------
+    ConfigurationError
+        It is not.
+    """
     if mode not in OPERATIONS:
         raise ConfigurationError(f"all_reduce_worker: mode is {mode!r}; expected {', '.join(OPERATIONS)}")
 
 
 def numbers_of(values: Any) -> npt.NDArray[Any]:
     """Return a trainer's argument of ``all_reduce_worker`` as an array.
+
+    Parameters
+    ----------
+    values : number, array or Tensor
+
+    Returns
+    -------
+    numpy.ndarray
+        Booleans as int64, everything else in its own type.
 
     Raises
     ------
@@ -303,7 +323,22 @@ def numbers_of(values: Any) -> npt.NDArray[Any]:
 
 
 def like(values: Any, numbers: npt.NDArray[Any], output: npt.NDArray[Any] | None) -> Any:
-    """Return combined numbers in the form of a trainer's own `values`; `output` receives them too."""
+    """Return combined numbers in the form of a trainer's own values.
+
+    Parameters
+    ----------
+    values : number, array or Tensor
+        The trainer's own.
+    numbers : numpy.ndarray
+        The combined numbers.
+    output : numpy.ndarray, optional
+        Receives the combined numbers too.
+
+    Returns
+    -------
+    numpy.ndarray or Tensor
+        A tensor on the device of `values` if that is a tensor.
+    """
     if output is not None:
         output[...] = numbers
     return torch.from_numpy(numbers.copy()).to(values.device) if isinstance(values, Tensor) else numbers
