@@ -114,10 +114,12 @@ def train_together(
 def _run(job: Loopback, training: Training, *, cross_step: bool) -> list[Values]:
     ended: dict[int, Values] = {}
     errors: list[BaseException] = []
+    # Not in the threads: two captures at once may wait in torch for each other's generator and the GIL.
+    made = [job.make_trainer(index, cross_step=cross_step) for index in range(len(training.steps))]
 
     def train(index: int) -> None:
         try:
-            trainer, model, wrapped = job.make_trainer(index, cross_step=cross_step)
+            trainer, model, wrapped = made[index]
             optimizer = DistributedOptimizer(wrapped, never_minimized)
             trainer.start()
             optimizer.bind(trainer)

@@ -72,7 +72,7 @@ def traced(model: Callable[[], torch.nn.Module]) -> Iterator[tuple[Trace, Any, A
     threading.setprofile(trace.profile)
     try:
         # With rare heartbeats, no watchdog probes a connection that is silent for a moment.
-        settings = replace(QUICK, transport="tcp", heartbeat_seconds=5.0)
+        settings = replace(QUICK, transport="tcp", heartbeat_seconds=1.0)
         with loopback(model=model, settings=settings) as job:
             trainer, module, _ = job.make_trainer()
             trainer.start()
