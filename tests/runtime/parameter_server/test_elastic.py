@@ -170,7 +170,7 @@ def test_digits_are_learned_by_one_trainer_then_three_then_two(tmp_path):
         surplus.process.send_signal(signal.SIGTERM)
         surplus.wait()
         for server in servers:
-            server.wait_for_output("trainer 2 lost its connection.* goes on with trainers 0 and 1")
+            server.wait_for_output("trainer 2 lost its connection.* training continues with trainers 0 and 1")
         enough.touch()
         for trainer in trainers:
             trainer.expect(0, "accuracy 0.9", seconds=60)

@@ -79,7 +79,7 @@ def test_state_that_cannot_travel_is_refused_by_name():
         trainer.step()
         store = job.servers[0].server._shard.store
         store.apply(Put(0, store.values()[0][1], {"seen": {1, 2}}))
-        with pytest.raises(ConfigurationError, match="seen is a set, which no"):
+        with pytest.raises(ConfigurationError, match="seen is a set, which a checkpoint cannot hold"):
             trainer.fetch_state()
 
 
