@@ -19,9 +19,9 @@ import fleet
 from tests.support.parameter_server import QUICK, loopback
 
 PACKAGE = Path(fleet.__file__).parent
-MOST_FILES = {"gradient": 35, "look-up": 35}
-MOST_FUNCTIONS = {"gradient": 136, "look-up": 85}
-MOST_OF_ONE_NAME = 7
+MOST_FILES = {"gradient": 25, "look-up": 28}
+MOST_FUNCTIONS = {"gradient": 93, "look-up": 65}
+MOST_OF_ONE_NAME = 6
 """Functions of one way that share a name."""
 EARLIER_STEPS = 5
 """In the first steps, a trainer looks at every gradient twice."""
