@@ -1,4 +1,4 @@
-"""``python -m fleet_operator`` is ``fleetjob``."""
+"""The entry point of ``python -m fleet_operator``, equivalent to ``fleetjob``."""
 
 from fleet_operator.cli import main
 

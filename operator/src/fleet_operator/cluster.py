@@ -46,19 +46,19 @@ class ConflictError(ClusterError):
 
 
 class Cluster(Protocol):
-    """Reads come from memory and never block; several writes of one job may run at the same time."""
+    """The engine's view of a cluster, with reads that never block and concurrent writes."""
 
     def job(self, key: Key) -> FleetJob | None:
         """Return the newest known version of a job, or None if it is gone."""
 
     def observe(self, job: FleetJob) -> Observed | None:
-        """Return the objects of `job`, or None while they, or our own writes, have not been observed yet."""
+        """Return the objects of `job`, or None until they and our own writes have been observed."""
 
     def hosts(self, job: FleetJob) -> Hosts:
         """Return the hosts of the replicas of `job`."""
 
     async def write_status(self, job: FleetJob, status: FleetJobStatus) -> FleetJob:
-        """Replace the job's status; ConflictError if `job` is not its newest version."""
+        """Replace the job's status; raise ConflictError if `job` is not its newest version."""
 
     async def apply(self, job: FleetJob, action: Action) -> None:
         """Carry out one action. Repeating an action is not an error."""

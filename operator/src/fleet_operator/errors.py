@@ -45,11 +45,11 @@ class Problem(NamedTuple):
     path: str  # the field, as kubectl writes it: spec.template.spec.containers[0].image
     found: str  # the present value, or "nothing"
     expected: str  # a valid value, and if helpful what to do
-    file: str | None = None  # its location in the manifest's file, if there is one
+    file: str | None = None  # the manifest's file, if there is one
     line: int | None = None  # counted from 1
 
     def __str__(self) -> str:
-        """Return the problem in one sentence, after its location in the form of a compiler."""
+        """Return the problem in one sentence, prefixed with ``file:line:`` if known."""
         place = "" if self.file is None else f"{self.file}:{self.line}: "
         return f"{place}{self.path}: found {self.found}, expected {self.expected}"
 

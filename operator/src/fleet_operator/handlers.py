@@ -1,7 +1,7 @@
 """kopf's handlers. They only pass events on; they decide and write nothing.
 
-There are no create, update or resume handlers, timers or daemons: with these kopf would write annotations and
-finalizers on the user's objects, and would report changes only, never the present state.
+There are no create, update or resume handlers, timers or daemons. With these, kopf would write annotations
+and finalizers to the user's objects, and would report changes only, never the present state.
 """
 
 from __future__ import annotations
@@ -76,9 +76,9 @@ def registry_for(
 
 
 class NoEssence(kopf.DiffBaseStorage):
-    """Stores no previous state of objects: only handlers of changes would need it.
+    """Stores no previous state of objects, which only change handlers would need.
 
-    kopf copies every object twice per event for it, whether there are such handlers or not.
+    By default kopf copies every object twice per event to store it, even without such handlers.
     """
 
     def build(self, *, body: object, extra_fields: object = None) -> BodyEssence:  # noqa: ARG002 as the base
@@ -93,10 +93,10 @@ class NoEssence(kopf.DiffBaseStorage):
 
 
 class Backoffs:
-    """kopf's delays between attempts, without end, like those of our own watches.
+    """An endless sequence of delays between kopf's attempts, like those of our own watches.
 
-    If they ended, kopf and with it the term would end: for a deleted namespace, for example, which the API
-    server refuses to serve.
+    After the last delay of a finite sequence, kopf and with it the term would end, for example for a deleted
+    namespace, which the API server refuses to serve.
     """
 
     def __iter__(self) -> Iterator[float]:
@@ -105,7 +105,7 @@ class Backoffs:
 
 
 def kopf_settings() -> kopf.OperatorSettings:
-    """Return kopf's settings: it never gives up, posts no events of its own, and ends quickly."""
+    """Return settings for kopf to retry forever, post no events of its own, and exit quickly."""
     settings = kopf.OperatorSettings()
     settings.persistence.diffbase_storage = NoEssence()
     settings.posting.enabled = False
@@ -117,5 +117,5 @@ def kopf_settings() -> kopf.OperatorSettings:
     settings.networking.request_timeout = 30
     settings.networking.error_backoffs = Backoffs()
     settings.queueing.exit_timeout = 0.5
-    settings.process.ultimate_exiting_timeout = None  # the process survives when kopf ends by itself
+    settings.process.ultimate_exiting_timeout = None  # the process must survive if kopf ends by itself
     return settings

@@ -48,7 +48,7 @@ class HttpServer:
         self._runner = web.AppRunner(application, access_log=None, shutdown_timeout=1.0)
 
     async def start(self, host: str, port: int) -> int:
-        """Listen, on all interfaces for an empty host; return the port, which is chosen if 0 was given."""
+        """Listen, on all interfaces if `host` is empty; return the port, which the system chooses for 0."""
         await self._runner.setup()
         await web.SockSite(self._runner, _listening(host, port)).start()
         bound: int = self._runner.addresses[0][1]

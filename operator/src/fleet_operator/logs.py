@@ -12,7 +12,7 @@ class TextFormatter(logging.Formatter):
     """``2026-01-02T03:04:05.678Z INFO default/digits fleet_operator.engine: a pass failed``."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return one line, and below it the traceback if there is one."""
+        """Return one line, followed by the traceback if there is one."""
         job = getattr(record, "job", None)
         about = f"{job} " if job else ""
         line = f"{_moment(record)} {record.levelname} {about}{record.name}: {record.getMessage()}"

@@ -127,7 +127,7 @@ class Metrics(Observer):
         self.registry.register(_Watches(failing))
 
     def seen(self, job: FleetJob) -> None:
-        """Start the series of a job's namespace at zero: a new series at one shows no increase."""
+        """Start the series of a job's namespace at zero, because a new series at one shows no increase."""
         labels = (job.metadata.namespace, str(job.spec.mode))
         self._successful.labels(*labels)
         self._restarted.labels(*labels)
@@ -186,7 +186,7 @@ class Metrics(Observer):
             self._duration.labels(*labels, str(status.state)).observe(taken)
 
     def applied(self, job: FleetJob, action: Action) -> None:
-        """Count pods."""
+        """Count a created or deleted pod, and observe how long a new job has waited for its pods."""
         if isinstance(action, DeletePod):
             self._pods_deleted.inc()
         elif isinstance(action, CreatePod):
@@ -205,7 +205,7 @@ class Metrics(Observer):
 
 
 def _is_first_life(job: FleetJob) -> bool:
-    """Whether a job's age equals its waiting time: it was neither restarted nor held back."""
+    """Return whether a job's age equals its waiting time: it was neither restarted nor held back."""
     status = job.status
     anew = status.restarts or status.job_restarts
     return not anew and status.condition(ConditionType.SUSPENDED) is None

@@ -1,9 +1,9 @@
 """The operator's process: the order in which its parts start, and how it ends.
 
-It serves probes and metrics throughout its lifetime, and is active in terms: for as long as it holds the
-Lease. An operator that has lost it becomes a standby again instead of exiting, so that after an outage of the
-API server no operator is in a back-off of the kubelet. The signal handlers are taken back from kopf at once,
-so that running passes and open connections end first.
+It serves probes and metrics throughout its lifetime. It is active in terms, each of which lasts as long as it
+holds the Lease. An operator that has lost the Lease becomes a standby again instead of exiting. Otherwise the
+kubelet would delay its restart by CrashLoopBackOff after an outage of the API server. The operator restores
+its signal handlers as soon as kopf has replaced them, so that running passes and open connections end first.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from fleet_operator.kubernetes.login import Connection
 
-logger = logging.getLogger("fleet_operator.startup")  # also if run as a program
+logger = logging.getLogger("fleet_operator.startup")  # the same name if this module runs as __main__
 
 AGAIN_SECONDS = 1.0
 """The delay after a term that ended by itself."""
@@ -155,7 +155,7 @@ class Operator:
 
         async def close_server() -> None:
             if stop.is_set():
-                await self._server.close()  # kopf would wait for its connections, which are newer
+                await self._server.close()  # kopf would wait for its tasks, which are newer
 
         try:
             await self._term.run(
@@ -166,7 +166,7 @@ class Operator:
             self._term = None
             keeping.cancel()
             stopping.cancel()
-        if not ending.is_set():  # it ended by itself: do not retry at once
+        if not ending.is_set():  # the term ended by itself: do not retry immediately
             await unless(stop, asyncio.sleep(AGAIN_SECONDS))
 
     async def _before_write(self) -> None:
@@ -186,10 +186,10 @@ class Operator:
 
 
 def _collect_rarely() -> None:
-    """Exclude imported modules from garbage collection, and collect less often.
+    """Exclude imported modules from garbage collection, and reduce its frequency.
 
-    Almost no cached object is part of a cycle, but each collection would traverse them all, in pauses that a
-    thousand jobs make long.
+    Almost no cached object is part of a cycle, but each collection would traverse all of them, and its pauses
+    are long with a thousand jobs.
     """
     gc.collect()
     gc.freeze()
@@ -197,7 +197,7 @@ def _collect_rarely() -> None:
 
 
 def _tell_of_loop(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Log exceptions of the loop as by default, except for generators that it closes at its end.
+    """Log the loop's exceptions as asyncio does, except those of generators that it closes at its end.
 
     kopf leaves the generator of its watch open if it is stopped during an event, and closing it then raises.
     Nothing is lost, but a traceback would suggest it.

@@ -1,8 +1,8 @@
 """A term: an operator's work while it is the leader, from the first lists to the last pass.
 
-Our own tasks start before kopf, because at its end kopf waits for, and then cancels, every newer task. kopf
-takes over the signals while it starts; the caller takes them back at once, or a signal would end kopf alone.
-A term keeps nothing for the next one, which starts with new lists.
+Our own tasks start before kopf, because at its end kopf waits for every newer task and then cancels it. kopf
+replaces the signal handlers while it starts. The caller restores its own at once, because otherwise a signal
+would end only kopf. A term keeps no state for the next one, which lists everything again.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ class Term:
     connection : Connection
         The connection to the API server.
     client : ApiClient
-        The client, limited in rate and to the time of our leadership.
+        The client, which limits the rate of writes and refuses them unless we are the leader.
     metrics : Metrics
-        Counts what is done.
+        Counts passes, writes and actions.
     """
 
     def __init__(
@@ -89,14 +89,14 @@ class Term:
         on_signals_taken: Callable[[], None],
         before_kopf_ends: Callable[[], Awaitable[None]],
     ) -> None:
-        """Serve FleetJobs until `ending` is set, or until a part of the term ends by itself.
+        """Serve FleetJobs until `ending` is set, or until a component of the term ends by itself.
 
         Parameters
         ----------
         ending : asyncio.Event
             Set to end the term.
         on_signals_taken : callable
-            Called as soon as kopf has taken over the signals.
+            Called as soon as kopf has replaced the signal handlers.
         before_kopf_ends : callable
             Awaited after the last pass, to end tasks that kopf would wait for.
         """
@@ -116,7 +116,7 @@ class Term:
         return self._view.failing()
 
     def problem(self) -> str | None:
-        """Return the part that has ended unexpectedly, or None."""
+        """Return the component that has ended unexpectedly, or None."""
         ended = [task.get_name() for task in self._tasks if task.done()] + self._view.ended()
         return f"ended: {', '.join(ended)}" if ended else None
 
@@ -132,7 +132,7 @@ class Term:
         on_signals_taken: Callable[[], None],
         before_kopf_ends: Callable[[], Awaitable[None]],
     ) -> None:
-        """Reconcile until stopped, or until a part ends by itself."""
+        """Reconcile until stopped, or until a component ends by itself."""
         engine = self._engine()
         stop_kopf = asyncio.Event()
         working = asyncio.create_task(engine.run(), name="engine")
@@ -174,7 +174,7 @@ class Term:
     async def _until_given_up(self) -> None:
         """Return only if kopf does not start watching in time.
 
-        It may have looked for the CRD before it was served, and does not look again.
+        kopf may have looked for the CRD before the API server served it, and does not look again.
         """
         try:
             async with asyncio.timeout(WATCH_SECONDS):
@@ -187,7 +187,8 @@ class Term:
     async def _until_restored(self) -> None:
         """Return once the API server's history has gone back.
 
-        kopf would continue to watch from a version that the server has not reached yet, and receive nothing.
+        kopf would continue to watch from a resourceVersion that the server has not reached yet, and receive
+        nothing.
         The next term lists everything again.
         """
         await self._view.restored.wait()

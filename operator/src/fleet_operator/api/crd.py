@@ -29,7 +29,7 @@ _KEPT = (
 )  # fmt: skip
 _LIST_MAP_KEYS = {"conditions": "type", "roles": "role", "restarts": "index"}
 _QUANTITY = {
-    # Text or any number; x-kubernetes-int-or-string would refuse 0.5, which pods accept.
+    # Text or any number: x-kubernetes-int-or-string would reject 0.5, which is valid in pods.
     "x-kubernetes-preserve-unknown-fields": True,
     "maxItems": 0,
     "maxProperties": 0,
@@ -87,7 +87,7 @@ def build_crd() -> dict[str, Any]:
 
 
 def render_crd() -> str:
-    """Return the definition as YAML, as it is committed."""
+    """Return the CustomResourceDefinition as YAML, in the committed form."""
     return _HEADER + yaml.dump(build_crd(), Dumper=_Dumper, sort_keys=False, width=110)
 
 
@@ -102,8 +102,8 @@ class _Dumper(yaml.SafeDumper):
 def _object_schema() -> dict[str, Any]:
     spec = _structural(FleetJobSpec.model_json_schema(mode="validation"))
     status = _structural(FleetJobStatus.model_json_schema(mode="validation"), with_defaults=False)
-    # Only the operator writes it, and always as a whole: managedFields would make each job larger and each
-    # write of its status slower.
+    # Atomic, because only the operator writes the status, and always as a whole. With managedFields for each
+    # field, jobs would be larger and status writes slower.
     status["x-kubernetes-map-type"] = "atomic"
     for rule in (*RULES, *IMMUTABLE, *CHANGES):
         for validation in rule.validations():
@@ -144,7 +144,7 @@ def _add_validation(spec: dict[str, Any], validation: Validation) -> None:
 
 
 def _structural(schema: dict[str, Any], *, with_defaults: bool = True) -> dict[str, Any]:
-    """Turn pydantic's JSON schema into a structural one with inlined references.
+    """Convert pydantic's JSON schema into a structural schema with inlined references.
 
     A status has no defaults in the schema: only the operator writes it, and it writes every value.
     """

@@ -449,7 +449,7 @@ class FleetJob(Model):
 
     @property
     def least_trainers(self) -> int:
-        """The number of trainers without which the job does not run."""
+        """The minimum number of trainers with which the job runs."""
         fewest = self.spec.trainer.min_replicas if self.elastic else None
         return fewest or self.spec.trainer.replicas
 
@@ -466,7 +466,7 @@ class FleetJob(Model):
 
     @property
     def tls(self) -> Tls | None:
-        """The certificates with which the replicas encrypt their traffic; None without encryption."""
+        """The certificates with which the replicas encrypt their traffic; None for plain text."""
         return self.spec.network.tls if self.spec.network is not None else None
 
     @property
@@ -501,7 +501,7 @@ class FleetJob(Model):
 
     @property
     def start_deadline_seconds(self) -> int:
-        """How long a replica may wait for peers that have never run, and may still pull their images."""
+        """How long a replica may wait for peers that have never run and may still be pulling their images."""
         return self.spec.run_policy.pending_deadline_seconds or START_DEADLINE_SECONDS
 
     @property
@@ -515,7 +515,7 @@ class FleetJob(Model):
 
     @property
     def failure_action(self) -> FailureAction:
-        """What a failed replica leads to, by the policy or by the mode's default."""
+        """The action after a replica's failure: the policy's, or else the mode's default."""
         if self.spec.failure_policy.action is not None:
             return self.spec.failure_policy.action
         collective = self.spec.mode is Mode.COLLECTIVE
@@ -531,7 +531,7 @@ class FleetJob(Model):
         return self.model_copy(update={"status": status})
 
     def to_manifest(self) -> dict[str, Any]:
-        """Return the job as a manifest, without the fields that its author left out."""
+        """Return the job as a manifest, without fields that its author did not set."""
         document = self.model_dump(mode="json", by_alias=True, exclude_unset=True)
         return {"apiVersion": self.api_version, "kind": self.kind, **document}
 

@@ -1,4 +1,4 @@
-"""The roles of a job's replicas, and the names of everything that a job owns, which follow from its own."""
+"""The roles of a job's replicas, and the names of a job's objects, which are derived from the job's name."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ TLS_SERVER_NAME = "FLEET_TLS_SERVER_NAME"  # and the name in the servers' certif
 METRICS_PORT = 6180  # each replica serves its metrics and progress here
 
 # A pod's name is also its host name, a DNS label of at most 63 characters: "-pserver-" and an index must
-# fit behind the job's name. The Service has the job's own name, and a Service's starts with a letter.
+# fit after the job's name. The Service has the job's name, and the name of a Service starts with a letter.
 MAX_NAME_LENGTH = 48
 NAME_PATTERN = "^[a-z]([-a-z0-9]*[a-z0-9])?$"
 
@@ -83,16 +83,18 @@ def service_name(job_name: str) -> str:
 def cluster_host(job_name: str, namespace: str, role: Role, index: int) -> str:
     """Return the DNS name of one replica inside a cluster, known before its pod exists.
 
-    Notes ----- ``{pod}.{service}.{namespace}.svc`` is not fully qualified, because the operator does not know
-    the cluster's domain. It has three dots, fewer than the five (``ndots``) from which a pod's resolver
-    considers a name complete, so the resolver tries the pod's search path, whose last entry is the cluster's
-    domain. Unlike ``{pod}.{service}`` it means the same in every namespace.
+    Notes
+    -----
+    ``{pod}.{service}.{namespace}.svc`` is not fully qualified, because the operator does not know the
+    cluster's domain. It has three dots, fewer than a pod's ``ndots`` of five, so the pod's resolver tries its
+    search path, whose last entry is the cluster's domain. Unlike ``{pod}.{service}``, the name resolves to
+    the same pod from every namespace.
     """
     return f"{pod_name(job_name, role, index)}.{service_name(job_name)}.{namespace}.svc"
 
 
 def claim_name(job_name: str, server: int | None = None) -> str:
-    """Return the name of a checkpoint's claim: the job's, or that of one of its parameter servers."""
+    """Return the name of the checkpoint claim of a job, or of one of its parameter servers."""
     whose = "" if server is None else f"-pserver-{server}"
     return f"{job_name}-checkpoint{whose}"
 

@@ -75,10 +75,10 @@ def parse_job(document: Mapping[str, Any]) -> FleetJob:
 
 
 def read_job(stored: Mapping[str, Any], known: FleetJob | None = None) -> FleetJob:
-    """Return an object of the API server, which has already validated it, as a job.
+    """Return an object from the API server, which has already validated it, as a job.
 
-    During an upgrade of the operator an object may have fields that this build does not know: those of the
-    spec are dropped, those of the status are kept.
+    During an upgrade of the operator, an object may have fields that this build does not know. Unknown fields
+    of the spec are dropped, and those of the status are kept.
 
     Parameters
     ----------
@@ -90,7 +90,7 @@ def read_job(stored: Mapping[str, Any], known: FleetJob | None = None) -> FleetJ
     Raises
     ------
     InvalidJob
-        The object does not have the shape of a job that this build knows.
+        The object does not match this build's schema of a job.
     """
     metadata = {key: value for key, value in stored["metadata"].items() if key != "managedFields"}
     document = without_nulls({**stored, "metadata": metadata})
@@ -111,7 +111,7 @@ def read_job(stored: Mapping[str, Any], known: FleetJob | None = None) -> FleetJ
 
 
 def _is_generation_of(known: FleetJob, metadata: Mapping[str, Any]) -> bool:
-    """Whether an object has the same spec as a known job."""
+    """Return whether an object has the same spec as a known job."""
     return (known.metadata.uid, known.metadata.generation) == (
         metadata.get("uid"),
         metadata.get("generation"),
@@ -132,7 +132,7 @@ def _without_unknown_fields(document: Mapping[str, Any], error: ValidationError)
 
 
 def shown_name(document: Mapping[str, Any]) -> str:
-    """Return the name of a manifest for messages."""
+    """Return the name of a manifest, as shown in messages."""
     metadata = document.get("metadata")
     name = metadata.get("name") if isinstance(metadata, dict) else None
     return name if isinstance(name, str) else "without a name"
@@ -147,7 +147,7 @@ def name_problems(document: Mapping[str, Any]) -> list[Problem]:
 
 
 def rule_problems(job: FleetJob) -> list[Problem]:
-    """Return the rules across fields that a job violates."""
+    """Return the problems of a job that violates rules across fields."""
     return [
         Problem(f"spec.{rule.field}", rule.found(job), rule.expected) for rule in RULES if not rule.holds(job)
     ]
@@ -163,7 +163,7 @@ def without_nulls(value: Any) -> Any:
 
 
 def problems_of(error: ValidationError, document: Mapping[str, Any]) -> Iterator[Problem]:
-    """Translate pydantic's errors; of several errors of a union, keep the first."""
+    """Convert pydantic's errors to problems, with only the first error of each union."""
     seen = set()
     for detail in error.errors(include_url=False):
         location = _location(detail, document)
@@ -174,14 +174,14 @@ def problems_of(error: ValidationError, document: Mapping[str, Any]) -> Iterator
 
 
 def _is_echo(detail: ErrorDetails) -> bool:
-    """Whether a list is reported as too short only because of invalid items, which are reported already."""
+    """Return whether a list counts as too short only because of invalid items, which are already reported."""
     return detail["type"] == "too_short" and len(detail["input"]) >= detail["ctx"]["min_length"]
 
 
 def _location(detail: ErrorDetails, document: Mapping[str, Any]) -> tuple[int | str, ...]:
     """Return the location of an error without the union members that pydantic inserts."""
     loc = detail["loc"]
-    if loc[-1] == "[key]":  # an invalid key: the map is the field, for the API server as well
+    if loc[-1] == "[key]":  # the API server also reports the map as the field of an invalid key
         loc = loc[:-2]
     result: list[int | str] = []
     value: Any = document

@@ -2,9 +2,9 @@
 
 One table holds both, with one message for both: ``fleetjob validate`` and the API server report the same.
 
-The API server also evaluates every rule on each write of a status, and selecting a field costs as much as
-the enclosing object has fields. So each rule is attached to the deepest field that contains everything it
-needs, and first evaluates the condition that decides it for most jobs.
+The API server also evaluates every rule on each status write, and the cost of selecting a field grows with
+the number of fields in the enclosing object. So each rule is attached to the deepest field that contains
+everything it needs, and first evaluates the condition that decides most jobs.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Validation(NamedTuple):
 
     node: str  # the field below spec to which it is attached, and which `self` denotes; empty for spec
     cel: str  # true if the object is valid
-    field: str  # the field below spec to point at
+    field: str  # the field below spec that the error reports
     expected: str
 
 
@@ -48,12 +48,12 @@ class Validation(NamedTuple):
 class Rule:
     """One rule of the spec."""
 
-    field: str  # the field to point at, below spec
-    expected: str  # the message of both
+    field: str  # the field below spec that the error reports
+    expected: str  # the message of both forms
     cel: str  # true if the spec is valid
     holds: Callable[[FleetJob], bool]  # the same in Python
     found: Callable[[FleetJob], str]
-    nodes: tuple[str, ...] = ("",)  # the fields below spec that `self` denotes, one after the other
+    nodes: tuple[str, ...] = ("",)  # the fields below spec that `self` denotes, one for each CEL rule
 
     def validations(self) -> Iterator[Validation]:
         """Yield the rules of the API server."""
@@ -100,8 +100,9 @@ def _is_below(field: str, node: str) -> bool:
     return not node or field == node or field.startswith(f"{node}.")
 
 
-# Pods are built from the spec whenever one is restarted: were it to change meanwhile, the replicas of one job
-# would differ. Only runPolicy says nothing about pods; but whoever manages a job has begun to.
+# A restarted pod is built from the current spec: after a change of the spec, the replicas of one job would
+# differ. Only runPolicy does not affect pods, but its managedBy is immutable too, because the controller that
+# it names has already started to manage the job.
 IMMUTABLE = (
     TransitionRule("mode", optional=False),
     TransitionRule("template", optional=True),

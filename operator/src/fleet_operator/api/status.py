@@ -1,7 +1,7 @@
-"""The status of a job: what the operator reports about it, and all that it remembers.
+"""The status of a job: the operator's report about the job, and all of its memory of it.
 
 A plan is made from the spec, from the objects in the cluster and from the status; nothing else is stored.
-Times have whole seconds, as those of Kubernetes, so that a written status reads back equal.
+Times have whole seconds, as in Kubernetes, so that a status that is written and read again is equal.
 """
 
 # No `from __future__ import annotations` here: pydantic reads the annotations when the class is made.
@@ -88,7 +88,7 @@ class StatusModel(BaseModel):
 
     @property
     def extras(self) -> dict[str, Any]:
-        """The fields that this build does not know, which it writes back."""
+        """The fields that this build does not know, and writes back unchanged."""
         return dict(self.model_extra or {})
 
 
@@ -244,12 +244,12 @@ class FleetJobStatus(StatusModel):
         return next((each for each in self.conditions if each.type == kind), None)
 
     def is_true(self, kind: str) -> bool:
-        """Whether a condition is present and True."""
+        """Return whether a condition is present and True."""
         condition = self.condition(kind)
         return condition is not None and condition.status is ConditionStatus.TRUE
 
     def role(self, role: Role) -> RoleStatus:
-        """Return the status of one role; an empty one while nothing is known."""
+        """Return the status of one role, or an empty one if nothing is known about it."""
         return next((each for each in self.roles if each.role == role), RoleStatus(role=role))
 
     @property

@@ -1,4 +1,4 @@
-"""Pure: builds the manifests of a job's pods, its Service and its other objects."""
+"""Pure: builds the manifests of a job's pods, Service and other objects."""
 
 from fleet_operator.build.commands import one_machine_sentence, script_of, unlaunched_sentence
 from fleet_operator.build.env import Start, overwritten_sentence, role_env

@@ -1,8 +1,9 @@
 """Recognizes the script and the launcher in the command of a template.
 
-A pod of several slots has no rank of its own: a launcher assigns one to each process. A command that starts
-python on a script would train in each pod alone. The operator warns and does not refuse it: the script may
-start its processes itself. It also warns about launcher options for one machine in a job of several pods.
+A pod of several slots has no rank of its own: a launcher assigns one to each process. A command that runs a
+script with python directly would train each pod separately. The operator only warns about such a command,
+because the script may start its processes itself. It also warns about launcher options for one machine in a
+job of several pods.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ def script_of(words: Sequence[str]) -> str | None:
 
 
 def unlaunched_sentence(job: FleetJob) -> str | None:
-    """Return a warning if python starts a trainer's script once in a pod of several slots; else None."""
+    """Return a warning if python runs a trainer's script only once in a pod of several slots, else None."""
     path, words = _trainers_command(job)
     script = _own_script(words) if words else None
     if job.slots_per_pod == 1 or script is None or not script.endswith(".py"):
@@ -70,7 +71,7 @@ def unlaunched_sentence(job: FleetJob) -> str | None:
 
 
 def one_machine_sentence(job: FleetJob) -> str | None:
-    """Return a warning if a launcher is set up for one machine in a job of several pods; else None."""
+    """Return a warning if a launcher is set up for one machine in a job of several pods, else None."""
     path, words = _trainers_command(job)
     num_pods = job.replicas(Role.TRAINER)
     if job.spec.mode is not Mode.COLLECTIVE or num_pods == 1 or not words:
@@ -95,7 +96,7 @@ def one_machine_sentence(job: FleetJob) -> str | None:
 
 
 def _is_for_one_machine(options: Mapping[str, str]) -> bool:
-    """Whether accelerate is set up for several processes on one machine; its config file is unknown."""
+    """Return whether options make accelerate start several processes on one machine, config files aside."""
     several = _ACCELERATE_SEVERAL & options.keys() and "config_file" not in options
     return bool(several) and options.get("num_machines", "1") == "1"
 
@@ -116,7 +117,7 @@ def _launcher_options(words: Sequence[str]) -> tuple[str, dict[str, str]]:
 
 
 def _trainers_command(job: FleetJob) -> tuple[str, list[str]]:
-    """Return the field of the trainers' command, and the command with its args; empty if the image's runs."""
+    """Return the field of the trainers' command, and the command and args, empty for the image's default."""
     container = job.template(Role.TRAINER).main_container
     command, args = (_words((container.model_extra or {}).get(name)) for name in ("command", "args"))
     part = "template" if job.spec.trainer.template is None else "trainer.template"
@@ -126,7 +127,7 @@ def _trainers_command(job: FleetJob) -> tuple[str, list[str]]:
 
 
 def _words(written: object) -> list[str]:
-    """Return a list of strings; anything else is empty here, and the API server refuses it."""
+    """Return `written` if it is a list of strings, else an empty list: the API server rejects others."""
     words = written if isinstance(written, list) else []
     return words if all(isinstance(each, str) for each in words) else []
 
@@ -140,7 +141,7 @@ def _own_script(words: Sequence[str]) -> str | None:
 
 
 def _python_runs(words: Sequence[str]) -> tuple[str, list[str]]:
-    """Return python's module and its arguments; or an empty module, and the script with its arguments."""
+    """Return the module that python runs and its arguments, or an empty string and the script's command."""
     left = list(words)
     while left:
         word = left.pop(0)

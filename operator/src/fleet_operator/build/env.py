@@ -1,4 +1,4 @@
-"""The environment contract, by which each replica knows its role. ``contract/env/*.yaml`` are its examples.
+"""The environment contract, which tells each replica its role; ``contract/env/*.yaml`` has examples.
 
 Parameter-server variables are absent in mode Collective and vice versa, because PaddleCloudRoleMaker chooses
 its path by the variables that it finds. For the same reason ``PADDLE_TRAINER_IPS`` is never set in
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 __all__ = ["FIRST_START", "Start", "overwritten_sentence", "role_env"]
 
 _RENDEZVOUS = "PET_RDZV_CONF"
-_TORCHRUN_SECONDS = 900  # torchrun's own time limit for the other pods
-_LONGEST_LIST = 32 << 10  # bytes of names; beyond, a pattern replaces the list of endpoints
+_TORCHRUN_SECONDS = 900  # torchrun's default time limit for the other pods
+_LONGEST_LIST = 32 << 10  # bytes; for longer lists, a pattern replaces the list of endpoints
 _TRAINING_ROLE = {Role.PSERVER: "PSERVER", Role.TRAINER: "TRAINER"}
 _ROLE_INDEX = {Role.PSERVER: "PADDLE_PSERVER_ID", Role.TRAINER: "PADDLE_TRAINER_ID"}
 
@@ -48,7 +48,7 @@ class Start:
     key : str, optional
         The key of the job's present life; only the main container has it.
     ports : tuple of int
-        On the nodes' network, the ports of the listening replicas, as the pods of this life know them.
+        On the nodes' network, the ports of the listening replicas, as stored in the pods of this life.
     """
 
     life: int = 0
@@ -111,8 +111,8 @@ def role_env(
     if job.spec.checkpoint is not None:
         env["FLEET_CHECKPOINT_DIR"] = job.spec.checkpoint.mount_path
     env |= _grace(job, role)
-    # A replica may find that its training has completed: servers know it, and so does a marker of
-    # checkpoints.
+    # A replica may learn that its training has already completed, from the servers or from a marker beside
+    # the checkpoints.
     by_mark = job.spec.mode is Mode.COLLECTIVE and job.spec.checkpoint is not None
     by_servers = job.spec.mode is not Mode.COLLECTIVE and (start.unseen or role is Role.PSERVER)
     if by_mark or by_servers:
@@ -125,7 +125,7 @@ def role_env(
 
 
 def _grace(job: FleetJob, role: Role) -> dict[str, str]:
-    """Return how long a script may take to save and end, if the template sets it."""
+    """Return the variable with the time that a script has to save and exit, if the template sets one."""
     seconds = (job.template(role).spec.model_extra or {}).get("terminationGracePeriodSeconds")
     return {"FLEET_GRACE_SECONDS": str(seconds)} if role is Role.TRAINER and isinstance(seconds, int) else {}
 
@@ -143,7 +143,7 @@ def _parameter_server(
         "PADDLE_TRAINERS_NUM": num_trainers,
         _ROLE_INDEX[role]: str(index),
     }
-    if job.host_ports is None:  # on the nodes' network servers have no common port
+    if job.host_ports is None:  # on the nodes' network, servers have no common port
         port = str(job.port(Role.PSERVER))
         env |= {"PADDLE_PSERVER_IPS": ",".join(servers), "PADDLE_PSERVER_PORT": port, "PADDLE_PORT": port}
     elif role is Role.PSERVER:
@@ -191,7 +191,7 @@ def _collective(job: FleetJob, index: int, hosts: Hosts, ports: list[int]) -> di
 
 
 def _patience(job: FleetJob) -> str:
-    """Return torchrun's time limits for pods that pull their images, in the options of each of its backends.
+    """Return torchrun's rendezvous options with time limits that let the other pods pull their images.
 
     ``timeout`` is for the static backend; c10d has one limit until all have joined, and one for its store.
     """
@@ -200,9 +200,9 @@ def _patience(job: FleetJob) -> str:
 
 
 def _listed(job: FleetJob, hosts: Hosts, ports: list[int]) -> str:
-    """Return the endpoints of all processes of a collective job; thousands of them as a pattern.
+    """Return the endpoints of all processes of a collective job, as a pattern if there are thousands.
 
-    Linux limits a variable to 128 KiB, and a pod's manifest repeats this one in each container.
+    Linux limits an environment variable to 128 KiB, and a pod's manifest repeats this one in each container.
     """
     num_nodes, slots = job.replicas(Role.TRAINER), job.slots_per_pod
     names = [hosts(Role.TRAINER, node) for node in range(num_nodes)]

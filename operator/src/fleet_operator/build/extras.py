@@ -36,7 +36,7 @@ def asks_for_network_policy(job: FleetJob) -> bool:
 
 
 def wants_network_policy(job: FleetJob) -> bool:
-    """Return whether a job gets a NetworkPolicy: not if it opts out or uses its nodes' network."""
+    """Return whether a job gets a NetworkPolicy: it must not opt out or use its nodes' network."""
     network = job.spec.network
     if network is None or network.policy is None:
         return network is None or not network.host_network
@@ -51,8 +51,8 @@ def build_network_policy(job: FleetJob, readers: Sequence[Mapping[str, Any]] | N
     job : FleetJob
         The job.
     readers : sequence of mapping, optional
-        The additional readers of the metrics port, as peers of a NetworkPolicy; none if empty, everyone if
-        None.
+        The additional readers of the metrics port, as peers of a NetworkPolicy. An empty sequence admits no
+        additional reader, and None admits every client.
 
     Notes
     -----
@@ -81,7 +81,7 @@ def build_network_policy(job: FleetJob, readers: Sequence[Mapping[str, Any]] | N
 
 
 def _reading(readers: Sequence[Mapping[str, Any]] | None, ports: Sequence[int]) -> list[dict[str, Any]]:
-    """Return the ingress rule for readers; a rule without peers would admit everyone."""
+    """Return the ingress rules for readers, if any: a rule without peers would admit every client."""
     shown = {"ports": [{"port": port, "protocol": "TCP"} for port in ports]}
     if readers is None:
         return [shown]
@@ -161,7 +161,7 @@ def build_extras(
     readers : sequence of mapping
         The readers of its metrics in addition to its own pods, as peers of a NetworkPolicy.
     metrics_open : bool
-        Whether everyone may read the metrics if the manifest does not require a NetworkPolicy.
+        Whether any client may read the metrics if the manifest does not require a NetworkPolicy.
     """
     found = [
         Extra("spec.checkpoint.volumeClaimTemplate", claim, while_held=True, after_end=True)

@@ -60,7 +60,7 @@ class Coscheduling:
 
 
 class Kueue:
-    """Kueue's groups of plain pods: its webhook holds them back until its queue admits them all."""
+    """Kueue's groups of plain pods, which its webhook gates until its queue admits the whole group."""
 
     def pod_group(self, job: FleetJob) -> dict[str, Any] | None:  # noqa: ARG002  Kueue makes its own objects
         """Return None: Kueue reads the pods' labels."""

@@ -39,7 +39,7 @@ def place(spec: dict[str, Any], container: dict[str, Any], job: FleetJob, role: 
         spec.setdefault("priorityClassName", scheduling.priority_class_name)
     if job.host_ports is not None:
         spec["hostNetwork"] = True
-        # By default the pod would use its node's resolver, which does not know the names of its peers.
+        # By default the pod would use its node's resolver, which cannot resolve the names of its peers.
         spec.setdefault("dnsPolicy", "ClusterFirstWithHostNet")
         if job.spec.mode is Mode.COLLECTIVE:
             _tell_address(container)
@@ -72,7 +72,7 @@ def _tell_address(container: dict[str, Any]) -> None:
 
 
 def _nccl(job: FleetJob) -> dict[str, str]:
-    """Return the variables that make NCCL report failures; a checkpoint volume keeps its dump."""
+    """Return the variables that make NCCL report failures, with dumps in the checkpoint volume, if any."""
     if job.spec.mode is not Mode.COLLECTIVE:
         return _NCCL
     checkpoint = job.spec.checkpoint
@@ -102,7 +102,7 @@ def _share_memory(spec: dict[str, Any], container: dict[str, Any], job: FleetJob
 
 
 def _has_devices(container: dict[str, Any]) -> bool:
-    """Whether a container gets devices such as GPUs, from the pool, its template or a claim.
+    """Return whether a container gets devices such as GPUs, from the pool, its template or a claim.
 
     A device plugin's resources have a domain in their names.
     """

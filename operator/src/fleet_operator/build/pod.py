@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 __all__ = ["build_pod"]
 
 _MAIN_ONLY = frozenset({JOB_KEY, TLS_DIR, TLS_SERVER_NAME})  # only for the main container
-_MOST_CORES = 10_000  # no node has more: a higher limit is no limit
+_MOST_CORES = 10_000  # more than any node has: a higher limit does not limit anything
 _UNITS = {"m": Decimal("0.001"), "": Decimal(1), "k": Decimal(1000)}
 
 
@@ -121,7 +121,7 @@ def _complete_container(container: dict[str, Any], env: dict[str, str]) -> None:
 
 
 def _complete_main(container: dict[str, Any], job: FleetJob, role: Role, own: ReplicaPorts) -> None:
-    """Complete the main container: the ports, the servers' probe, the number of threads."""
+    """Complete the main container: its ports, a server's probe, and the number of threads."""
     ports = container.setdefault("ports", [])
     taken = {entry.get("containerPort") for entry in ports} | {entry.get("name") for entry in ports}
     ports += [

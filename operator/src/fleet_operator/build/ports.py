@@ -1,12 +1,12 @@
-"""The ports of a replica: the manifest's, or its own share of its node's ports.
+"""The ports of a replica: those of the manifest, or its own block of its node's ports.
 
 Pods that share their node's network must not share ports. Each replica gets a block of the range by its index
-in the job, so its peers know its ports before it exists, whatever its node will be. Jobs start at different
+in the job, so its peers know its ports before it exists and on any node. Jobs start at different
 offsets of the range. Because the ports are part of the pod, the scheduler keeps pods with equal ports on
 different nodes.
 
-If the range is divided differently, by another version of the operator for example, a replacement pod still
-listens on the port that its peers know: the operator reads it from the peers' environment.
+A new version of the operator, for example, may divide the range differently. A replacement pod still listens
+on the port that its peers know, because the operator reads it from the peers' environment.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class ReplicaPorts(NamedTuple):
 
 
 def listening_role(job: FleetJob) -> Role:
-    """Return the role whose replicas listen, so that all replicas need their ports."""
+    """Return the role of the replicas that listen, whose ports all replicas need."""
     return Role.TRAINER if job.spec.mode is Mode.COLLECTIVE else Role.PSERVER
 
 
@@ -91,7 +91,7 @@ def told_ports(env: Mapping[str, str | None]) -> tuple[int, ...]:
 
 @lru_cache(maxsize=256)
 def _first_of_each(listed: str, slots: int) -> tuple[int, ...]:
-    """Return the port of the first endpoint of each replica; cached, because pods of a job share the list."""
+    """Return the port of each replica's first endpoint; cached, because all pods of a job share the list."""
     if (pattern := _PATTERN.search(listed)) is not None:
         last, first, apart = (int(each) for each in pattern.groups())
         return tuple(range(first, first + last * apart + 1, apart))

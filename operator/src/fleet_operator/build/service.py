@@ -29,7 +29,7 @@ def job_labels(job: FleetJob) -> dict[str, str]:
 
 
 def owner_references(job: FleetJob) -> list[dict[str, Any]]:
-    """Return the owner reference that deletes an object with its job, and identifies it as this job's.
+    """Return the owner reference by which an object belongs to this job and is deleted with it.
 
     ``blockOwnerDeletion`` makes a foreground deletion of the job wait for the object. If the API server
     enforces it, setting it requires the right to update the job's finalizers (docs/adr/0079).

@@ -1,4 +1,4 @@
-"""The volumes that the operator adds to pods: checkpoints, which outlive them, and certificates."""
+"""The volumes that the operator adds to pods: checkpoints, which outlive the pods, and certificates."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _CHECKPOINT_VOLUME = "fleet-checkpoint"
 
 
 def build_claims(job: FleetJob) -> list[dict[str, Any]]:
-    """Return the claims of a job: one, one for each parameter server, or none.
+    """Return the claims of a job: one for the job, one for each parameter server, or none.
 
     A claim that outlives its job has no owner. A later job of the same name recognizes it by the job's
     labels.

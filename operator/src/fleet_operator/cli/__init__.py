@@ -1,4 +1,4 @@
-"""``fleetjob``: run a job on this machine or a cluster, look after it, or be the operator."""
+"""The ``fleetjob`` command: runs a job on this machine, manages jobs on a cluster, or runs the operator."""
 
 from fleet_operator.cli.app import app, main
 

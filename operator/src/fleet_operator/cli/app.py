@@ -1,4 +1,4 @@
-"""The command line ``fleetjob``, also ``kubectl fleet``: what needs no cluster, and how mistakes are told."""
+"""The command line ``fleetjob``, also ``kubectl fleet``: its local commands, and its error messages."""
 
 # No `from __future__ import annotations` here: Typer reads these annotations.
 import json
@@ -30,7 +30,7 @@ from fleet_operator.cli.options import (
 from fleet_operator.cli.remote import register
 from fleet_operator.errors import OperatorError
 
-PLUGIN = "kubectl-fleet"  # what kubectl runs for `kubectl fleet`
+PLUGIN = "kubectl-fleet"  # the executable that kubectl runs for `kubectl fleet`
 UNKNOWN_UID = "00000000-0000-0000-0000-000000000000"
 
 app = typer.Typer(
@@ -123,7 +123,7 @@ def render(filename: Manifest) -> None:
     manifests = [build_service(job), *(extra.manifest for extra in extras)]
     for role in job.roles:
         manifests += [build_pod(job, role, index, Attempt(), hosts) for index in range(job.replicas(role))]
-    copies = json.loads(json.dumps(manifests))  # what they share would be written as references
+    copies = json.loads(json.dumps(manifests))  # PyYAML would write shared objects as aliases
     typer.echo(yaml.safe_dump_all(copies, sort_keys=False, width=110), nl=False)
 
 
@@ -163,7 +163,7 @@ register(app)
 
 
 def main() -> NoReturn:
-    """Run the command line; a mistake of the user's is a sentence, never a traceback."""
+    """Run the command line; report a user's mistake in one sentence, without a traceback."""
     try:
         app(prog_name="kubectl fleet" if Path(sys.argv[0]).name == PLUGIN else None)
     except OperatorError as error:

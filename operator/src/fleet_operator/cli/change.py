@@ -1,4 +1,4 @@
-"""``fleetjob submit``, ``suspend``, ``resume``, ``scale``, ``delete``: changes of a job on a cluster."""
+"""The commands that change a job on a cluster: ``submit``, ``suspend``, ``resume``, ``scale``, ``delete``."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ async def submit(
     timeout_seconds : float, optional
         How long to wait at most.
     as_json : bool
-        Whether the result is the API server's object, for programs.
+        Whether to show the API server's object as JSON instead of a sentence.
     force : bool
-        Whether to take over fields that other managers have set differently.
+        Whether to take over fields that other field managers have set differently.
     show, say : callable
-        Receive the result, and messages while waiting.
+        Called with the result, and with messages while waiting.
     """
     name = manifest["metadata"]["name"]
     own = manifest["metadata"].get("namespace") or session.namespace
@@ -147,7 +147,7 @@ async def scale(session: Session, name: str, *, trainers: int, say: Callable[[st
 async def delete(
     session: Session, name: str, *, wait: bool, timeout_seconds: float, say: Callable[[str], None]
 ) -> int:
-    """Delete a job; with `wait`, return once nothing of it is left."""
+    """Delete a job; with `wait`, return once its pods are gone."""
     with session.explained(name):
         await session.client.delete(session.path(name), {"propagationPolicy": "Background"})
     if not wait:

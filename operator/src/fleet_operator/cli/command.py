@@ -1,4 +1,4 @@
-"""The command around a run: the display before it, the summary and the picture after it."""
+"""The ``run`` command: the display during a run, and the summary and the loss curves after it."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def _last_words(result: RunResult, logs: Path) -> list[str]:
 
 
 def _draw(result: RunResult, path: Path, display: Display) -> Picture | str:
-    """Draw the loss curves, and write them to a file; return why there are none if there are none."""
+    """Draw the loss curves and write them to a file; return them, or the reason why there are none."""
     curves = {
         replica.name: replica.progress.history
         for replica in result.view.replicas.values()
@@ -125,10 +125,10 @@ def _draw(result: RunResult, path: Path, display: Display) -> Picture | str:
 
 
 def _write_page(result: RunResult, logs: Path, picture: Picture | str, display: Display) -> None:
-    """Write the summary for a browser into the folder of the logs."""
+    """Write the summary as an HTML page into the log folder."""
     tails: dict[str, list[str]] = {}
     for replica in result.view.replicas.values():
-        with contextlib.suppress(FileNotFoundError):  # it was not started
+        with contextlib.suppress(FileNotFoundError):  # the replica was never started, and has no log
             tails[replica.name] = last_lines(logs / f"{replica.name}.log", PAGE_LINES)
     page = logs / PAGE
     try:

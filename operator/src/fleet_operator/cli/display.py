@@ -28,7 +28,7 @@ class Display(Protocol):
     """A display of a run."""
 
     def say(self, line: str) -> None:
-        """Show one line, now."""
+        """Show one line immediately."""
 
     def showing(self, view: JobView) -> contextlib.AbstractContextManager[None]:
         """Show `view` while the context lasts."""
@@ -69,7 +69,7 @@ class LineDisplay:
             self._view = None
 
     def refresh(self) -> None:
-        """Print changed progress and what replicas wait for, every few seconds at most."""
+        """Print changed progress, and what replicas wait for, at most every few seconds."""
         moment = time.monotonic()
         if self._view is None or moment < self._next_progress:
             return
@@ -85,7 +85,7 @@ class LineDisplay:
 
 
 class TableDisplay:
-    """A table that is redrawn in place, with the lines above it."""
+    """A table that is redrawn in place, below the printed lines."""
 
     def __init__(self, console: Console, now: Callable[[], datetime]) -> None:
         self._console = console
@@ -94,7 +94,7 @@ class TableDisplay:
 
     def say(self, line: str) -> None:
         """Print a line above the table."""
-        self._console.print(escape(line), highlight=False, soft_wrap=True)  # paths stay whole to be copied
+        self._console.print(escape(line), highlight=False, soft_wrap=True)  # so that paths can be copied
 
     @contextlib.contextmanager
     def showing(self, view: JobView) -> Iterator[None]:

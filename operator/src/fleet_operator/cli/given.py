@@ -16,17 +16,17 @@ if TYPE_CHECKING:
 
     from fleet_operator.api import FleetJob
 
-_NAME = re.compile(r"[-._a-zA-Z][-._a-zA-Z0-9]*")  # of a variable, as Kubernetes allows it
+_NAME = re.compile(r"[-._a-zA-Z][-._a-zA-Z0-9]*")  # a name of a variable that Kubernetes accepts
 
 
 class GivenError(OperatorError):
-    """A value of the command line is unusable."""
+    """A value on the command line is unusable."""
 
     exit_status = 2
 
 
 def read_given(volumes: Sequence[str], env_files: Sequence[Path]) -> Given:
-    """Parse ``--volume NAME=FOLDER`` and ``--env-file FILE``; of duplicates the last counts.
+    """Parse ``--volume NAME=FOLDER`` and ``--env-file FILE``; the last of several duplicates wins.
 
     Raises
     ------
@@ -43,7 +43,7 @@ def _volume(text: str) -> tuple[str, Path]:
     name, _, folder = text.partition("=")
     if not (name and folder):
         raise GivenError(f"--volume {text}: expected NAME=FOLDER, such as data=./data")
-    return name, Path(os.path.abspath(Path(folder).expanduser()))  # noqa: PTH100  a link stays one
+    return name, Path(os.path.abspath(Path(folder).expanduser()))  # noqa: PTH100  symbolic links are not resolved
 
 
 def _variables(path: Path) -> Iterator[tuple[str, str]]:
@@ -64,12 +64,12 @@ def _variables(path: Path) -> Iterator[tuple[str, str]]:
 
 
 def check_folders(job: FleetJob, given: Given) -> None:
-    """Refuse folders that replace nothing or do not exist; those of emptyDirs are created.
+    """Reject folders that replace no volume or do not exist; create those of emptyDirs and the checkpoint.
 
     Raises
     ------
     GivenError
-        With the first of them.
+        A folder is rejected.
     """
     spec = job.to_manifest()["spec"]
     volumes: dict[str, Mapping[str, Any]] = {CHECKPOINT: {}} if "checkpoint" in spec else {}
@@ -96,7 +96,7 @@ def check_folders(job: FleetJob, given: Given) -> None:
 
 
 def describe(job: FleetJob, given: Given) -> Iterator[str]:
-    """Return remarks about replaced paths, and about ignored lines of ``--env-file``."""
+    """Yield remarks about replaced paths, and about ignored lines of ``--env-file``."""
     shown = dict[str, str]()
     for template in templates(job.to_manifest()["spec"]).values():
         shown |= places(template["spec"], folders_of(template["spec"], given.volumes))

@@ -1,4 +1,4 @@
-"""The local form of a job: its manifest without the parts of a cluster, and its replicas' settings."""
+"""The local form of a job: its manifest without cluster settings, and the settings of its replicas."""
 
 from __future__ import annotations
 
@@ -62,9 +62,9 @@ class RunOptions:
 def prepare(job: FleetJob, given: Given | None = None, *, no_restart: bool = False) -> FleetJob:
     """Return the local form of a job, with a uid.
 
-    If the manifest has no ``startupPolicy``, all replicas start together. Trainers wait for the
-    servers' ports anyway, and on one machine nothing is saved by starting them later. With `no_restart` the
-    first failure fails the job.
+    If the manifest has no ``startupPolicy``, all replicas start together. Trainers wait for the servers'
+    ports anyway, and starting them later saves nothing on one machine. With `no_restart`, the first failure
+    fails the job.
 
     Raises
     ------
@@ -75,8 +75,8 @@ def prepare(job: FleetJob, given: Given | None = None, *, no_restart: bool = Fal
         raise InvalidJob(f"{job.name}, as a run on this machine,", problems)
     metadata = {"uid": str(uuid.uuid4()), "resource_version": "1", "creation_timestamp": now()}
     spec = job.spec
-    # With InOrder a run would wait for the import of torch twice. On a cluster InOrder is the default:
-    # trainers there would occupy their nodes while servers still pull their image.
+    # With InOrder, a run would wait twice for the import of torch. On a cluster InOrder is the default,
+    # because trainers would otherwise occupy their nodes while servers still pull their image.
     if "startup_policy" not in spec.model_fields_set:
         spec = spec.model_copy(update={"startup_policy": StartupPolicy.ANY_ORDER})
     if no_restart:
@@ -86,10 +86,10 @@ def prepare(job: FleetJob, given: Given | None = None, *, no_restart: bool = Fal
 
 
 def without_cluster(job: FleetJob) -> FleetJob:
-    """Remove settings that have no use here but would have effects.
+    """Remove settings that are useless on one machine but would have effects.
 
-    Each pod has an address of its own, and so all of the manifest's ports; the job ends with its run, whose
-    servers end by themselves before.
+    Each pod has its own address, and can use all of the manifest's ports. The job ends with its run, and its
+    servers exit by themselves before that.
     """
     policy = job.spec.run_policy.model_copy(update={"ttl_seconds_after_finished": None})
     spec = job.spec.model_copy(update={"network": None, "run_policy": policy})
@@ -97,7 +97,7 @@ def without_cluster(job: FleetJob) -> FleetJob:
 
 
 def claim_port(job: FleetJob, options: RunOptions, display: Display, claims: list[Claim]) -> FleetJob:
-    """Give a collective job a port for its rendezvous that no other run of this machine uses."""
+    """Assign a rendezvous port that no other run on this machine uses to a collective job."""
     if job.spec.mode is not Mode.COLLECTIVE:
         return job
     wanted = job.port(Role.TRAINER)
@@ -129,7 +129,7 @@ def local_settings(job: FleetJob, options: RunOptions, scratch: Path) -> LocalSe
 
 
 def _defaults(job: FleetJob, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return default variables of the replicas; the user's own tunables are kept."""
+    """Return default variables for the replicas, except those that the user has set."""
     defaults = {"PYTHONUNBUFFERED": "1"}
     if job.spec.mode is Mode.PARAMETER_SERVER and COPY_PAST_CACHES.keys().isdisjoint(environ):
         defaults |= COPY_PAST_CACHES

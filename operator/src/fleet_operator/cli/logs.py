@@ -1,10 +1,10 @@
-"""``fleetjob logs``: what the replicas of a job say, merged, through all of their lives.
+"""``fleetjob logs``: the merged logs of a job's replicas, across their restarts.
 
-While it follows, each pod has a task that reads its log; a pod that comes in the place of another, with a uid
-of its own, gets one too. Lines wait in one short queue, so a replica that writes faster than the terminal
-takes is slowed down by its own connection, and memory stays small however much is written. A log whose
-connection breaks is opened again where it broke: every line carries its time, which is not shown. A log is
-asked for once the container that is wanted has started, which may be long after another one of its pod.
+With ``--follow``, one task reads the log of each pod, including pods that replace others. The lines pass
+through one short queue. When replicas write faster than the terminal accepts, the queue applies back-pressure
+to their connections, so memory use is bounded. Every line is requested with its timestamp, so that a log
+whose connection breaks is continued from the last line. A log is requested once the selected container has
+started, which may be long after another container of the same pod.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ if TYPE_CHECKING:
     from fleet_operator.cli.session import Session, Watched
 
 LINE_BYTES = 64 * 1024
-"""A line that is longer is shown in pieces."""
+"""The length limit of a line; longer ones are shown in pieces."""
 
 QUEUED_LINES = 256
 RETRY_SECONDS = 1.0
 LAST_SECONDS = 3.0
-"""How long a pod that has ended may be silent before its log is given up: a lost node never ends it."""
+"""How long the log of an ended pod may be silent before it is closed: a lost node never closes it."""
 
 LAST_TRIES = 3
-"""How often the log of a pod that has ended is asked for: what it said last matters most."""
+"""How often the log of an ended pod is requested after errors: its last lines matter most."""
 
 _STAMP = re.compile(rb"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(Z|[+-]\d\d:\d\d) ?")
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Which lines of which replicas."""
+    """The selection of replicas and of their log lines."""
 
     role: Role | None = None
     index: int | None = None
@@ -55,18 +55,18 @@ class Wanted:
     timestamps: bool = False
 
     def takes(self, pod: Mapping[str, Any]) -> bool:
-        """Whether a pod is of a replica that is wanted."""
+        """Return whether a pod belongs to a selected replica."""
         labels = pod["metadata"].get("labels") or {}
         return (self.role is None or labels.get(LABEL_ROLE) == self.role.value) and (
             self.index is None or labels.get(LABEL_INDEX) == str(self.index)
         )
 
     def container_of(self, pod: Mapping[str, Any]) -> str:
-        """Return the name of the container that is wanted of a pod; the pod may not have it."""
+        """Return the name of the selected container, which a pod may not have."""
         return self.container or main_container(pod)
 
     def params(self, pod: Mapping[str, Any]) -> dict[str, str]:
-        """Return what to ask the API server for."""
+        """Return the query parameters of the log request."""
         params = {"container": self.container_of(pod), "timestamps": "true"}
         if self.tail is not None:
             params["tailLines"] = str(self.tail)
@@ -77,12 +77,12 @@ class Wanted:
 
 @dataclass(slots=True, eq=False)
 class _Reading:
-    """The log of one pod, as it is read."""
+    """The state of reading one pod's log."""
 
     pod: Mapping[str, Any]
     reader: asyncio.Task[None]
-    lines: int = 0  # read so far
-    release: asyncio.Task[None] | None = None  # has the reader end once the pod has
+    lines: int = 0  # the number of lines read so far
+    release: asyncio.Task[None] | None = None  # stops the reader after the pod has ended
 
 
 class Logs:
@@ -95,11 +95,11 @@ class Logs:
     job : str
         The job's name.
     wanted : Wanted
-        Which lines.
+        The selection of replicas and lines.
     show : callable
-        Takes a replica's name, such as ``trainer-1``, and one of its lines.
+        Called with a replica's name, such as ``trainer-1``, and one of its lines.
     note : callable
-        Takes a sentence about what happens meanwhile.
+        Called with messages about the job and its pods.
     """
 
     def __init__(
@@ -117,13 +117,13 @@ class Logs:
         self._show = show
         self._note = note
         self._lines: asyncio.Queue[tuple[str, bytes]] = asyncio.Queue(QUEUED_LINES)
-        self._readings: dict[str, _Reading] = {}  # by the pods' uids
-        self._seen: set[str] = set()  # replicas of which a life was read
-        self._opened: set[str] = set()  # pods of which a log could be
+        self._readings: dict[str, _Reading] = {}  # by pod uid
+        self._seen: set[str] = set()  # replicas with at least one pod whose log was followed
+        self._opened: set[str] = set()  # the uids of pods whose log could be opened
         self._told_why_not = False
 
     async def print_once(self) -> int:
-        """Show what there is, one replica after the other."""
+        """Show the present logs, one replica after the other; return the exit status."""
         await self._session.job(self._job)
         pods = [pod for pod in await self._session.pods(self._job) if self._wanted.takes(pod)]
         started = [pod for pod in pods if has_started(pod, self._wanted.container_of(pod))]
@@ -142,12 +142,12 @@ class Logs:
         return 1 if unread == len(started) else 0
 
     async def follow(self) -> int:
-        """Show what there is and what comes, until the job has finished and its replicas have.
+        """Show present and new lines until the job and its replicas have finished.
 
         Returns
         -------
         int
-            The exit status: 1 if not a single log could be read; why is told.
+            The exit status: 1 if no log could be read, after a message with the reason.
         """
         await self._session.job(self._job)
         async with (
@@ -159,7 +159,7 @@ class Logs:
             try:
                 await asyncio.wait({printing, minding}, return_when=asyncio.FIRST_COMPLETED)
                 if printing.done():
-                    printing.result()  # whoever reads what we print is gone
+                    printing.result()  # printing ends only with an error, such as a closed pipe
                 minding.result()
                 await self._lines.join()
             finally:
@@ -191,7 +191,7 @@ class Logs:
         return f"FleetJob {self._job} has no pods; `fleetjob status {self._job}` says why"
 
     def _lacking(self, pods: Sequence[Mapping[str, Any]]) -> str | None:
-        """Return that no pod has the container that is wanted, if there are pods and none has."""
+        """Return a message if there are pods, but none with the selected container."""
         containers = dict.fromkeys(name for pod in pods for name in containers_of(pod))
         wanted = self._wanted.container
         if wanted is None or not pods or wanted in containers:
@@ -206,7 +206,7 @@ class Logs:
             self._lines.task_done()
 
     async def _mind(self, jobs: Watched, pods: Watched) -> None:
-        """Have each life of each replica read, and return when no other will come."""
+        """Start a reader for each pod, and return once the job has finished and all readers have ended."""
         said, first = "", True
         while True:
             present = [pod for pod in pods.all() if self._wanted.takes(pod)]
@@ -218,7 +218,7 @@ class Logs:
             self._release({pod["metadata"]["uid"] for pod in present if has_not_ended(pod)})
             known = [Summary.of(job) for job in jobs.all()]
             if not self._told_why_not and (lacking := self._lacking(present)):
-                self._told_why_not = True  # but a container of this name may still be added to a pod
+                self._told_why_not = True  # keep on: an ephemeral container may still be added
                 self._note(lacking)
             if known and (line := f"{known[0].state}: {known[0].sentence}") != said:
                 said = line
@@ -240,14 +240,14 @@ class Logs:
             self._note(f"{replica} has started again (attempt {attempt})")
         self._seen.add(replica)
         params = self._wanted.params(pod)
-        if not at_first:  # of what starts while we look, everything is new
+        if not at_first:  # show the whole log of a pod that starts later
             params.pop("tailLines", None)
             params.pop("sinceSeconds", None)
         following = self._follow_pod(pod, {**params, "follow": "true"})
         self._readings[uid] = _Reading(pod, asyncio.create_task(following, name=f"read {replica}"))
 
     def _release(self, running: set[str]) -> None:
-        """Have the readers of pods that have ended end too."""
+        """Let the readers of ended pods finish, and stop those that receive nothing more."""
         for uid, reading in self._readings.items():
             if uid not in running and reading.release is None:
                 reading.release = asyncio.create_task(self._let_go(reading), name=f"let go of {uid}")
@@ -264,7 +264,7 @@ class Logs:
                 return
 
     async def _follow_pod(self, pod: Mapping[str, Any], params: dict[str, str]) -> None:
-        """Read one pod's log to its end, however often the connection breaks."""
+        """Read one pod's log to its end, reconnecting after errors."""
         reading, last = self._readings[pod["metadata"]["uid"]], b""
         tries_left = LAST_TRIES
         while True:
@@ -273,17 +273,17 @@ class Logs:
                 async for line in self._read(pod, params):
                     stamp = _stamp(line)
                     if stamp and stamp <= last:
-                        continue  # sent again: places in a log are named by the second
+                        continue  # a repeated line: sinceTime has a resolution of one second
                     last = stamp or last
                     reading.lines += 1
                     await self._lines.put((replica_of(pod), self._stripped(line)))
             except ApiError as error:
                 if error.status == 404:
-                    return  # the pod is gone, and its log with it
+                    return  # the pod was deleted, and its log with it
                 if error.status in (401, 403):
                     self._tell_unread(pod, error)
                     return
-                problem = error  # a 400, too: the kubelet may know a container later than its status does
+                problem = error  # even a 400: the kubelet may lag behind the pod's status
             except (aiohttp.ClientError, TimeoutError) as error:
                 problem = error
             if not await self._lives_on(pod):
@@ -300,7 +300,7 @@ class Logs:
             await asyncio.sleep(RETRY_SECONDS)
 
     async def _lives_on(self, pod: Mapping[str, Any]) -> bool:
-        """Whether this very pod still runs, so that its log goes on."""
+        """Return whether this pod, by its uid, still runs, so that more lines may follow."""
         name, uid = pod["metadata"]["name"], pod["metadata"]["uid"]
         try:
             found = await self._session.client.get(f"{collection('pods', self._session.namespace)}/{name}")
@@ -323,7 +323,7 @@ class Logs:
 
 
 async def lines_of(chunks: AsyncIterator[bytes], limit: int = LINE_BYTES) -> AsyncIterator[bytes]:
-    """Cut bytes into lines, and lines that are too long into pieces."""
+    """Split bytes into lines, and lines longer than `limit` into pieces."""
     held = b""
     async for chunk in chunks:
         held += chunk
@@ -345,7 +345,7 @@ def replica_of(pod: Mapping[str, Any]) -> str:
 
 
 def has_started(pod: Mapping[str, Any], container: str) -> bool:
-    """Whether a pod's container has got so far as to have a log."""
+    """Return whether a pod's container has started, and so has a log."""
     status = pod.get("status", {})
     for kind in ("containerStatuses", "initContainerStatuses", "ephemeralContainerStatuses"):
         for each in status.get(kind) or ():
@@ -356,13 +356,13 @@ def has_started(pod: Mapping[str, Any], container: str) -> bool:
 
 
 def containers_of(pod: Mapping[str, Any]) -> list[str]:
-    """Return the names of a pod's containers, the main ones first."""
+    """Return the names of a pod's containers, followed by its init and ephemeral containers."""
     kinds = ("containers", "initContainers", "ephemeralContainers")
     return [each["name"] for kind in kinds for each in pod["spec"].get(kind) or ()]
 
 
 def has_not_ended(pod: Mapping[str, Any]) -> bool:
-    """Whether a pod has not ended."""
+    """Return whether a pod has not ended."""
     return pod.get("status", {}).get("phase") not in ("Succeeded", "Failed")
 
 
@@ -372,13 +372,13 @@ def _order(pod: Mapping[str, Any]) -> tuple[str, int]:
 
 
 def _stamp(line: bytes) -> bytes:
-    """Return a line's time so that times compare as bytes; empty if it has none."""
+    """Return a line's timestamp in a form that compares as bytes, or b"" if the line has none."""
     found = _STAMP.match(line)
     return b"" if found is None else found[1] + (found[2] or b"").ljust(9, b"0")
 
 
 async def _first(*events: asyncio.Event) -> None:
-    """Wait until one of some events is set, and clear all of them."""
+    """Wait until any of the events is set, then clear all of them."""
     waits = [asyncio.create_task(event.wait()) for event in events]
     try:
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
@@ -390,7 +390,7 @@ async def _first(*events: asyncio.Event) -> None:
 
 
 def print_with(*, prefixes: bool, colour: bool, write: Callable[[str], None]) -> Callable[[str, bytes], None]:
-    """Return what shows a line behind its replica's name, in a colour of the replica's own."""
+    """Return a function that writes a line after the name of its replica, which has its own colour."""
     colours = ("cyan", "green", "magenta", "yellow", "blue", "bright_cyan", "bright_green", "bright_magenta")
     chosen: dict[str, str] = {}
 

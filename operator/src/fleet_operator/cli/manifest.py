@@ -26,7 +26,7 @@ STDIN_NAME = "standard input"
 MAX_BYTES = 3 << 20
 """The size limit of a file; the API server accepts no larger request."""
 
-CARET_COLUMNS = 60  # how much of a long line is shown on each side of what is wrong
+CARET_COLUMNS = 60  # how much of a long line is shown on each side of an error
 
 
 class ManifestError(OperatorError):
@@ -69,7 +69,7 @@ class Manifest:
     _root: Node = field(repr=False)
 
     def located(self, error: InvalidJob) -> InvalidJob:
-        """Return an error with the lines of its problems; for a missing field its parent's."""
+        """Return the error with the line of each problem; a missing field has the line of its parent."""
         lines = dict(self._root.lines())
         problems = []
         for problem in error.problems:
@@ -83,12 +83,12 @@ class Manifest:
 def load_manifest(path: Path) -> Manifest:
     """Return the FleetJob in a YAML or JSON file, or on standard input for ``-``.
 
-    Values mean what they mean to ``kubectl apply``; keys that come twice are refused.
+    Values have the same meaning as for ``kubectl apply``. Duplicate keys are rejected.
 
     Raises
     ------
     ManifestError
-        The file cannot be read, is too large, is not YAML, or does not hold one object.
+        The file cannot be read, is too large, is not YAML, or does not contain exactly one object.
     """
     source = STDIN_NAME if path == STDIN else str(path)
     try:
@@ -121,8 +121,8 @@ def _read(path: Path) -> bytes:
 
 
 def _with_caret(lines: Sequence[str], line: int, column: int) -> str:
-    """Return a line of a text with a mark below one of its columns."""
-    shown = lines[line] if line < len(lines) else ""  # an error may lie behind the last line
+    """Return a line of a text with a caret below one of its columns."""
+    shown = lines[line] if line < len(lines) else ""  # an error may be past the last line
     start = max(0, column - CARET_COLUMNS)
     shown = "".join(each if each.isprintable() else " " for each in shown[start : column + CARET_COLUMNS])
     return f"    {shown}\n    {' ' * (column - start)}^"
@@ -151,15 +151,15 @@ def check_manifest(
     manifest : Manifest
         The manifest.
     allow_unknown_fields : bool
-        Whether a template's fields that the known version of Kubernetes does not have are only warned of.
+        Whether a template's unknown fields only cause warnings: a newer cluster may know them.
     warn : callable
-        Takes each warning: also of variables that a template sets in vain, and of a script without a
-        launcher in a pod of several slots.
+        Called with each warning, including those about variables that the operator overrides, and about a
+        script without a launcher in a pod of several slots.
 
     Raises
     ------
     InvalidJob
-        With every problem of the manifest and its line.
+        The manifest is invalid; the error has every problem with its line.
     """
     from fleet_operator.cli import pod_fields
 

@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from fleet_operator.cli.session import Session
 
 PATIENCE_SECONDS = 2.0
-"""How long a person who has pressed Tab waits for the cluster; a credential program's time comes on top."""
+"""How long shell completion waits for the cluster, in addition to the time of a credential program."""
 
 
 def complete_jobs(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Return the names of jobs that begin so; none where the cluster does not answer."""
+    """Return the names of jobs with this prefix; none if the cluster does not respond."""
     import asyncio
 
     from fleet_operator.cli.session import Where, in_session
@@ -43,7 +43,7 @@ def complete_jobs(ctx: typer.Context, incomplete: str) -> list[str]:
 
 
 class Output(StrEnum):
-    """For whom something is printed."""
+    """The output format: text for people, or JSON for programs."""
 
     TEXT = "text"
     JSON = "json"
@@ -51,7 +51,7 @@ class Output(StrEnum):
 
 @contextlib.contextmanager
 def refusals_told(output: Output) -> Iterator[None]:
-    """Print an object for programs, too, where what a person gave cannot be used: a manifest, say."""
+    """With JSON output, print errors such as an invalid manifest as an object, then raise them again."""
     from fleet_operator.errors import OperatorError
 
     try:

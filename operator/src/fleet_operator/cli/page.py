@@ -33,7 +33,7 @@ DARK: dict[Any, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """One picture as a PNG, for pages of both kinds."""
+    """One picture as two PNGs, for light and dark pages."""
 
     light: bytes
     dark: bytes
@@ -54,7 +54,7 @@ def draw_loss_curves(curves: Mapping[str, Mapping[int, float]], title: str) -> P
     ImportError
         matplotlib is not installed.
     """
-    # Here and not above: it takes a second, and is an extra that the operator's image leaves out.
+    # Imported here, because the import takes a second and the operator's image lacks this extra.
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
@@ -79,7 +79,7 @@ def draw_loss_curves(curves: Mapping[str, Mapping[int, float]], title: str) -> P
 
 COLUMNS = ("replica", "state", "started", "ran for", "restarts", "exit codes", "step", "loss")
 
-# The policy lets nothing in, whatever a log may say: no script, no address.
+# The Content-Security-Policy blocks scripts and external resources, whatever a log contains.
 _HEAD = """<!doctype html>
 <html lang="en">
 <head>
@@ -111,7 +111,7 @@ pre {{ white-space: pre-wrap; overflow-wrap: anywhere; }}
 
 
 def render_page(result: RunResult, picture: Picture | str, logs: Mapping[str, Sequence[str]]) -> str:
-    """Return the page, which lies in the folder of the logs.
+    """Return the page, which is meant for the log folder.
 
     Parameters
     ----------
@@ -147,7 +147,7 @@ def render_page(result: RunResult, picture: Picture | str, logs: Mapping[str, Se
 
 
 def _trouble(replica: ReplicaView, result: RunResult) -> int:
-    """Return the place of a replica: the failure that ended the job, other failures, all else."""
+    """Return a replica's sort key: the failure that ended the job, then other failures, then the rest."""
     if replica is result.failing:
         return 0
     return 1 if replica.state == "Failed" else 2
@@ -175,7 +175,7 @@ def _row(replica: ReplicaView, result: RunResult) -> tuple[str, ...]:
         loss = f"{progress.loss:.6g}"
     ran = ABSENT
     if started is not None:
-        # One without an end of its own went with the run.
+        # A replica that did not end by itself was stopped with the run.
         seconds = replica.elapsed_seconds(started + timedelta(seconds=result.wall_seconds))
         ran = ABSENT if seconds is None else duration(seconds)
     codes = ", ".join(map(str, replica.exit_codes)) or ABSENT

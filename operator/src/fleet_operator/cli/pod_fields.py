@@ -1,9 +1,9 @@
-"""Pure: typing errors in what a manifest holds of Kubernetes' own types, found without a cluster.
+"""Pure: a check of Kubernetes' own types in a manifest for unknown fields and wrong types, without a cluster.
 
-The definition of a FleetJob leaves a pod's spec open, so an API server says what is wrong with it only when
-a pod is created. What Kubernetes knew at the version that this project is tested with is in
-``pod_fields.json`` (`tools.pod_fields` writes it). A newer cluster may know more fields, so those that are
-unknown can be let pass; a value of another kind is wrong in any version.
+The CustomResourceDefinition of FleetJob does not restrict a pod's spec, so the API server reports mistakes in
+it only when a pod is created. ``pod_fields.json`` has the fields of the version of Kubernetes that this
+project is tested with; `tools.pod_fields` generates it. A newer cluster may know more fields, so callers may
+accept unknown ones, but a value of the wrong type is invalid in any version.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ROOTS = {
     "nodePool.tolerations": "[Toleration]",
     "checkpoint.volumeClaimTemplate.spec": "PersistentVolumeClaimSpec",
 }
-"""Where a FleetJob's spec holds what, as ``pod_fields.json`` writes it."""
+"""The type of each Kubernetes object in a FleetJob's spec, in the notation of ``pod_fields.json``."""
 
 _SCALARS: dict[str, tuple[type | tuple[type, ...], str]] = {
     "string": (str, "text (in quotes, where YAML would read a number or a truth value)"),
@@ -41,15 +41,15 @@ _SCALARS: dict[str, tuple[type | tuple[type, ...], str]] = {
 
 
 class Findings(NamedTuple):
-    """What is wrong with the parts of a manifest that are Kubernetes' own."""
+    """The problems in the parts of a manifest that have Kubernetes' own types."""
 
     kubernetes: str  # the version whose fields are known
     unknown: tuple[Problem, ...]  # fields that this version does not have
-    misfit: tuple[Problem, ...]  # values of another kind than their field's
+    misfit: tuple[Problem, ...]  # values of the wrong type
 
 
 class _Place(NamedTuple):
-    """A map of the manifest: where it is, and the fields that it may have."""
+    """A map in the manifest: its path, and the fields that it may have."""
 
     path: str
     fields: Mapping[str, str]
@@ -61,7 +61,7 @@ def find(document: Mapping[str, Any]) -> Findings:
     Parameters
     ----------
     document : mapping
-        A FleetJob; what is wrong with it otherwise, in whatever way, is passed over.
+        A FleetJob. Problems in its other parts are ignored.
     """
     known = json.loads(files(__package__).joinpath("pod_fields.json").read_text(encoding="utf-8"))
     version, types = known["kubernetes"], known["types"]
@@ -78,14 +78,14 @@ def find(document: Mapping[str, Any]) -> Findings:
 def _problems(
     value: Any, kind: str, places: tuple[_Place, ...], types: Types
 ) -> Iterator[tuple[Problem, bool]]:
-    """Give each problem of a value, and whether it is an unknown field; `places` lead to the value."""
+    """Yield each problem of a value, and whether it is an unknown field; `places` leads to the value."""
     path = places[-1].path
-    if value is None or kind == "any":  # an empty field is as good as none, to the API server as well
+    if value is None or kind == "any":  # the API server also treats null as an absent field
         return
     if kind in _SCALARS:
         wanted, words = _SCALARS[kind]
         if kind == "integer" and isinstance(value, float) and value.is_integer():
-            return  # 30.0 is written as 30 on its way to the cluster
+            return  # 30.0 is sent to the cluster as 30
         if not isinstance(value, wanted) or (isinstance(value, bool) and kind != "boolean"):
             yield Problem(path, _shown(value), words), False
     elif kind.startswith("["):
@@ -119,14 +119,14 @@ def _problems_of_fields(
 
 
 def _no_resources(names: Iterable[str], path: str) -> Iterator[Problem]:
-    """Give the names that no resource of a container can have, such as a GPU's without a domain."""
+    """Yield the invalid names of container resources, such as that of a GPU without a domain."""
     for name in names:
         if not re.fullmatch(RESOURCE_NAME, str(name)):
             yield Problem(path, repr(name), PATTERNS[RESOURCE_NAME])
 
 
 def _meant(name: str, around: tuple[_Place, ...], types: Types) -> str:
-    """Say what was probably meant: a field misspelt, one of a map around or below, or none of these."""
+    """Return a suggestion for an unknown field: another level, a similar name, or all known fields."""
     here = around[-1].fields
     for place in reversed(around[:-1]):
         if name in place.fields:

@@ -1,4 +1,4 @@
-"""The commands that speak to a cluster: ``fleetjob submit``, ``status``, ``logs`` and so on."""
+"""The commands that use a cluster, such as ``fleetjob submit``, ``status`` and ``logs``."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
     Work = Callable[[Session], Awaitable[int]]
 
 RoleName = Literal["pserver", "trainer"]
-"""A `fleet_operator.api.Role`, by its value: the class comes with all of the API."""
+"""The values of `fleet_operator.api.Role`: importing that class would import the whole API package."""
 
 
 def register(app: typer.Typer) -> None:
-    """Add the commands."""
+    """Register the commands with the application."""
     for command in (submit, status, list_jobs, logs, events, suspend, resume, scale, delete):
         app.command(command.__name__.partition("_")[0])(command)
 
@@ -244,7 +244,7 @@ def delete(
 
 
 def _exit_after(work: Work, where: tuple[Path | None, str | None, str | None]) -> NoReturn:
-    """Do some work in a session with the cluster, and exit with the status that it returns."""
+    """Run `work` in a session with the cluster, and exit with the status that it returns."""
     from fleet_operator.cli.session import Where, in_session
 
     raise typer.Exit(in_session(Where(*where), work))

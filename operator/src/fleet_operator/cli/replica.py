@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from fleet_operator.plan.observe.progress import Progress
 
 PATIENCE_SECONDS = 5.0
-"""How long after its start a replica's waiting is not shown."""
+"""How long after a replica's start its waiting is not shown."""
 
 SILENT_SECONDS = 60.0
-"""How long a script that may not use `fleet` counts as importing its modules."""
+"""How long a script that may not use `fleet` is assumed to be importing its modules."""
 
 PACE_READINGS = 60
 """The number of readings, one per second, for the estimated pace."""
@@ -42,7 +42,7 @@ class ReplicaView:
     exit_codes: list[int] = field(default_factory=list)
     started_at: datetime | None = None
     progress: Progress | None = None
-    uses_fleet: bool = False  # whether its script must use `fleet`, and so will respond
+    uses_fleet: bool = False  # whether its script certainly uses `fleet`, and so will respond
     heard: bool = False  # whether its latest attempt has responded
     readings: deque[tuple[datetime, int]] = field(default_factory=lambda: deque(maxlen=PACE_READINGS))
 
@@ -76,7 +76,7 @@ class ReplicaView:
     def _is_joining(self) -> bool:
         """Whether a running trainer has not started training yet."""
         if self.role is Role.PSERVER:
-            return False  # it is ready: it listens
+            return False  # for a server only its readiness counts
         return self._waits_for is not None if self.heard else self.uses_fleet
 
     @property
@@ -84,7 +84,7 @@ class ReplicaView:
         return self.progress.waits_for if self.progress is not None else None
 
     def waiting(self, now: datetime) -> str | None:
-        """Return what the replica waits for, after a few seconds."""
+        """Return what the replica waits for, once it has waited for a few seconds."""
         pod = self.pod
         if pod is None or pod.phase is not PodPhase.RUNNING or pod.deleted_at is not None:
             return None
@@ -100,7 +100,7 @@ class ReplicaView:
         return IMPORTS if not self.heard and (self.uses_fleet or seconds < SILENT_SECONDS) else None
 
     def hear(self, progress: Progress, now: datetime | None = None) -> None:
-        """Store a reading of its latest attempt."""
+        """Store a progress report of its latest attempt."""
         self.heard = True
         self.progress = progress.after(self.progress)
         if now is not None and progress.step is not None:

@@ -58,7 +58,7 @@ def refusal_to_json(error: OperatorError | OSError) -> dict[str, Any]:
 
 
 def to_text(result: RunResult) -> str:
-    """Return the summary that a run ends with."""
+    """Return the summary of a finished run as text."""
     view = result.view
     lines = [f"{view.job.name}: {result.state}, {duration(result.wall_seconds)}"]
     if result.state != JobState.SUCCEEDED and result.message:

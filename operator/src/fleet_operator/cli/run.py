@@ -1,8 +1,8 @@
 """``fleetjob run``: one job on this machine, from its manifest to its summary.
 
-The engine drives the local cluster with the same plans as in Kubernetes. Tasks of their own read the
-replicas' progress, show the table or the lines, and wait for the end. However the run ends, it leaves no
-process behind: the cluster's `close` returns when the supervisor has seen the last one end.
+The engine drives the local cluster with the same plans as in Kubernetes. Separate tasks read the replicas'
+progress, show the table or the lines, and wait for the end. A run never leaves a process behind: the
+cluster's `close` returns when the supervisor has seen the last one end.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from fleet_operator.cli.replica import ReplicaView
 
 READ_BYTES = 1 << 18
-"""The bytes per read; the output of a replica that prints faster is shown later."""
+"""The bytes per read; faster output of a replica is shown with a delay."""
 
 
 class Follower:
@@ -289,7 +289,7 @@ class Run:
         return RunResult(self._view, self._logs, loop.time() - started, self._stopped_by, self._problem)
 
     async def _drive(self) -> None:
-        """Run the engine and its companions until the first of them ends, then stop what still runs."""
+        """Run the engine and its companions until the first of them ends, then stop the others."""
         engine = Engine(self._cluster, workers=1, observer=Stuck(self._give_up))
 
         def changed(key: Key) -> None:
@@ -329,7 +329,7 @@ class Run:
             await asyncio.gather(shown, *watchers, return_exceptions=True)
 
     async def _finished(self) -> None:
-        """Wait until the job has finished and its processes have ended, or their time is over."""
+        """Wait until the job has finished and its processes have ended, or their time to end is over."""
         while (job := self._cluster.job(self._key)) is not None and not job.status.finished:
             self._changed.clear()
             await self._changed.wait()
@@ -352,7 +352,7 @@ class Run:
         return CLEAN_UP_SECONDS + max((pod.grace_seconds for pod in self._cluster.kubelet.pods), default=0)
 
     async def _stop_pods(self) -> None:
-        """Stop what still runs; a second signal kills it."""
+        """Stop the processes that still run; a second signal kills them."""
         alive = [pod.grace_seconds for pod in self._cluster.kubelet.pods if not pod.ended]
         grace = min(max(alive, default=0), STOP_GRACE_SECONDS)
         self._cluster.kubelet.stop_all(grace_seconds=grace)
@@ -377,7 +377,7 @@ class Run:
         self._stop.set()
 
     async def _poll(self) -> None:
-        """Read the progress of the running replicas, without end."""
+        """Read the progress of the running replicas until cancelled."""
         while True:
             asked = [
                 (replica, replica.pod)
@@ -402,7 +402,7 @@ class Run:
             self._scalars = None
 
     async def _show(self) -> None:
-        """Update the display, without end."""
+        """Update the display until cancelled."""
         while True:
             self._view.tell_failures(older_than=now() - timedelta(seconds=TELL_FAILURE_SECONDS))
             if self._follower is not None:
@@ -412,5 +412,5 @@ class Run:
 
 
 def _is_ignored(signum: int) -> bool:
-    """Whether the run was started by nohup, and so must outlive its terminal."""
+    """Return whether the run was started by nohup, and so must outlive its terminal."""
     return signum == signal.SIGHUP and signal.getsignal(signum) is signal.SIG_IGN

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class ScalarsError(OperatorError):
-    """Scalars cannot be written here."""
+    """The scalars cannot be written."""
 
 
 class Scalars:
@@ -72,8 +72,8 @@ class Scalars:
 class EventFile:
     """The events of one trainer: each point of the loss once, and the other values whenever its step changes.
 
-    They are written synchronously, unlike by the package's own `EventFileWriter`: after a disk error its
-    thread has ended, and its queue blocks for ever.
+    The events are written synchronously. The package's own `EventFileWriter` uses a thread, which ends after
+    a disk error and leaves a queue that blocks forever.
     """
 
     def __init__(self, folder: Path) -> None:

@@ -54,7 +54,7 @@ class Session:
     server : str
         Its address, for messages.
     namespace : str
-        The namespace that is meant.
+        The namespace of the session's requests.
     """
 
     def __init__(self, client: ApiClient, server: str, namespace: str) -> None:
@@ -63,7 +63,7 @@ class Session:
         self.namespace = namespace
 
     def path(self, name: str, subresource: str = "") -> str:
-        """Return the path of a FleetJob, or of a part of it; never that of all, which could be deleted."""
+        """Return the path of a FleetJob or a subresource; never of the collection, which could be deleted."""
         if name_problem(name) is not None:
             raise ValueError(f"{name!r} is no name of a FleetJob")
         return "/".join(part for part in (collection(PLURAL, self.namespace), name, subresource) if part)
@@ -88,7 +88,7 @@ class Session:
 
     @contextlib.contextmanager
     def explained(self, job: str | None = None) -> Iterator[None]:
-        """Turn an error of the API server into a sentence that says what to do."""
+        """Convert errors of the API server into a `ClusterRefusal`, which says what to do."""
         try:
             yield
         except ApiError as error:
@@ -172,7 +172,7 @@ class Watched:
         return [entry.value for entry in sorted(self.store, key=lambda entry: entry.key)]
 
     async def change(self, seconds: float | None = None) -> bool:
-        """Wait for the next change; False on a time-out."""
+        """Wait for the next change; return False on a time-out."""
         try:
             async with asyncio.timeout(seconds):
                 await self.changed.wait()
@@ -196,7 +196,7 @@ async def open_session(where: Where) -> AsyncIterator[Session]:
 
 
 def in_session(where: Where, work: Callable[[Session], Awaitable[T]]) -> T:
-    """Run a coroutine function in a session of its own, from synchronous code."""
+    """Run `work` in its own session and event loop, from synchronous code."""
 
     async def run() -> T:
         async with open_session(where) as session:

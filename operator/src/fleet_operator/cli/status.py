@@ -54,7 +54,7 @@ async def show_status(
 async def watch_status(
     session: Session, name: str | None, *, everywhere: bool, say: Callable[[str], None]
 ) -> int:
-    """Show jobs until interrupted; one job until it has finished, and then return 0 if it succeeded."""
+    """Show all jobs until interrupted, or one until it has finished; return 0 if it succeeded, 1 if not."""
     if name is not None:
         await session.job(name)  # an unknown name is a mistake, not something to wait for
     console = Console()
@@ -73,7 +73,7 @@ async def _table(watched: Watched, name: str | None, *, everywhere: bool, consol
             live.refresh()
             if (ended := _end(watched, name)) is not None:
                 return ended
-            await watched.change(REDRAW_SECONDS)  # ages grow without changes
+            await watched.change(REDRAW_SECONDS)  # the displayed ages grow without events
 
 
 async def _lines(watched: Watched, name: str | None, *, everywhere: bool, say: Callable[[str], None]) -> int:

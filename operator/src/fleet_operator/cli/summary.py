@@ -1,4 +1,4 @@
-"""Pure: the summary of a FleetJob of an API server, of any version of the operator."""
+"""Pure: the summary of a FleetJob from an API server, with the status of any version of the operator."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class Summary:
         return ABSENT if self.created is None else age((now - self.created).total_seconds())
 
     def line(self) -> str:
-        """Return everything that changes, in one line."""
+        """Return all changing values in one line."""
         status = self.status
         counts = [f"pservers {status.pservers}"] if status.pservers else []
         counts += [f"trainers {status.trainers}"] if status.trainers else []

@@ -1,8 +1,8 @@
 """Pure: the live table of a run, which fits its terminal.
 
-Servers and trainers have a table each, below a bar with the progress of trainer 0. What does not fit is left
-out column by column: a replica's name, its state and its step are always shown. With more replicas than
-rows those in trouble are shown, then as many of the others as fit; a last row counts the rest.
+Servers and trainers have a table each, below a bar with the progress of trainer 0. Columns that do not fit
+are left out one by one, but never a replica's name, state and step. If there are more replicas than rows,
+those in trouble are shown first, then as many of the others as fit, and a last row counts the rest.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ TROUBLE = ("Failed", "Restarting", "Stopping", "Starting", "Waiting")
 """The states that are shown first if there are more replicas than rows, the most severe first."""
 
 GAP = 2  # columns between two cells
-LEAST_ROWS = 2  # of a table, on any terminal
-BAR_COLUMNS = 40  # at most
-MOST_WAITING = 4  # lines about what replicas wait for
+LEAST_ROWS = 2  # the minimum for each table, on any terminal
+BAR_COLUMNS = 40  # the maximum
+MOST_WAITING = 4  # the maximum number of lines about what replicas wait for
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class _Column:
     """A column of a table."""
 
     heading: str
-    rank: int  # if not all columns fit, the one of the highest rank is left out first; 0 stays
+    rank: int  # if not all columns fit, those of the highest rank are left out first; rank 0 stays
     cell: Callable[[ReplicaView, datetime], str]
     stays_empty: bool = True  # whether it is shown even if it is empty
 
@@ -115,8 +115,8 @@ COLUMNS = {
 
 
 def render(view: JobView, now: datetime, *, width: int, height: int) -> Group:
-    """Return what a terminal of `width` columns and `height` rows shows of a job at this moment."""
-    width = max(1, width)  # COLUMNS may say 0
+    """Return the display of a job at this moment for a terminal of `width` columns and `height` rows."""
+    width = max(1, width)  # the environment variable COLUMNS may be 0
     title = Text(f"{view.job.name}: {view.state}", style=f"bold {STYLES.get(view.state, '')}".strip())
     bar = _bar(view, width)
     head = [title] if bar is None else [title, bar]
@@ -136,7 +136,7 @@ def render(view: JobView, now: datetime, *, width: int, height: int) -> Group:
 
 
 def _shared(rows: int, wanted: Sequence[int]) -> list[int]:
-    """Divide the rows of a terminal among tables; one that needs less than its share leaves the rest."""
+    """Divide the rows of a terminal among tables; small tables leave unused rows to the others."""
     shares = dict[int, int]()
     for place, number in sorted(enumerate(wanted), key=lambda each: each[1]):
         fair = max(LEAST_ROWS, rows // (len(wanted) - len(shares)))
@@ -146,7 +146,7 @@ def _shared(rows: int, wanted: Sequence[int]) -> list[int]:
 
 
 def _bar(view: JobView, width: int) -> RenderableType | None:
-    """Return the job's progress, that of the first trainer with a known number of steps."""
+    """Return a progress bar for the first trainer with a known number of steps, or None."""
     replica = next((each for each in view.replicas.values() if each.percentage is not None), None)
     if replica is None or replica.percentage is None:
         return None
@@ -159,7 +159,7 @@ def _bar(view: JobView, width: int) -> RenderableType | None:
 
 
 def _table(replicas: Sequence[ReplicaView], rows: int, now: datetime, width: int) -> RenderableType:
-    """Return a table of at most so many rows, below its headings."""
+    """Return a table of at most `rows` rows below its headings."""
     shown = _chosen(replicas, rows) if rows < len(replicas) else replicas
     columns = [
         (column, [column.cell(replica, now) for replica in shown]) for column in COLUMNS[replicas[0].role]
@@ -192,7 +192,7 @@ def _table(replicas: Sequence[ReplicaView], rows: int, now: datetime, width: int
 
 
 def _chosen(replicas: Sequence[ReplicaView], rows: int) -> list[ReplicaView]:
-    """Return the replicas to show if one row counts the rest: failing ones come first."""
+    """Return the replicas to show if the last row counts the rest, with failing ones first."""
     rank = {state: position for position, state in enumerate(TROUBLE)}
     ranked = sorted(replicas, key=lambda replica: rank.get(replica.state, len(TROUBLE)))
     kept = {replica.index for replica in ranked[: max(1, rows - 1)]}

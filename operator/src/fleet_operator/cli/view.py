@@ -57,7 +57,7 @@ class JobView:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The trainers' reported metrics by name; of several reports that of the lowest index counts."""
+        """The trainers' reported metrics by name; if several report one, the lowest index wins."""
         merged: dict[str, float] = {}
         for replica in reversed(self.replicas.values()):
             if replica.role is Role.TRAINER and replica.progress is not None:

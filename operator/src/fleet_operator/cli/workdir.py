@@ -78,7 +78,7 @@ def choose_workdirs(
     Raises
     ------
     InvalidJob
-        A script does not exist; the message has the tried paths and the working directory.
+        A script does not exist; the message names the tried paths and the working directory.
     """
     used = templates(job.to_manifest()["spec"])
     commands = {
@@ -109,7 +109,7 @@ def _command(
     words = [redirect(word, here) for word in words]
     wanted = redirect(container.get("workingDir") or "", here)
     folder = None
-    if asked is None and wanted and os.path.isdir(wanted):  # noqa: PTH112  no error where it may not be read
+    if asked is None and wanted and os.path.isdir(wanted):  # noqa: PTH112  Path.is_dir may raise PermissionError
         folder = Path(wanted)
     return _Command(f"{path}.containers[{index}]", script_of(words), folder)
 

@@ -1,9 +1,9 @@
 """Pure: reads YAML like ``kubectl apply``, within limits, and with the line of each value.
 
-PyYAML's libyaml turns the text into events; kubectl's parser is a port of the same library. But PyYAML builds
-other values than kubectl from the events (PyYAML reads ``1:30`` as 90 and ``y`` as text), so this module
-builds the values: by the rules of goyaml.v2, then in the form of JSON. Aliases share one value, and their
-expansion is bounded, because all later code sees the expanded manifest.
+PyYAML's libyaml parses the text into events; kubectl's parser is a port of the same library. But PyYAML and
+kubectl build different values from the events (PyYAML reads ``1:30`` as 90 and ``y`` as text). So this module
+builds the values itself: by the rules of goyaml.v2, then in the form of JSON. Aliases share one value, and
+their expansion is bounded, because all later code sees the expanded manifest.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ MAX_UNFOLDED = 3 << 19
 MAX_DEPTH = 100
 """The limit of nested collections."""
 
-_PARSER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the latter without libyaml
+_PARSER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # SafeLoader if PyYAML was built without libyaml
 _TAG = "tag:yaml.org,2002:"
 _UNPRINTABLE = re.compile("[^\t\n\r -~\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _INTEGER = re.compile(r"([-+]?)(?:0[bB]([01]+)|0[oO]([0-7]+)|0[xX]([0-9a-fA-F]+)|(0[0-7]*)|([1-9][0-9]*))")
-_BASES = (2, 8, 16, 8, 10)  # of the groups behind the sign
+_BASES = (2, 8, 16, 8, 10)  # the bases of the groups after the sign
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
 _NOT_FINITE = re.compile(r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
 _WORDS: dict[str, bool | None] = {
@@ -69,8 +69,8 @@ class Node:
     line: int  # counted from 0; of a value in a map, that of its key
     size: int  # in characters, expanded
     height: int = 0  # the depth of nesting
-    fields: Mapping[str, Node] = field(default_factory=dict)  # of a map
-    elements: Sequence[Node] = ()  # of a list
+    fields: Mapping[str, Node] = field(default_factory=dict)  # the fields, if it is a map
+    elements: Sequence[Node] = ()  # the elements, if it is a list
 
     def lines(self, path: str = "") -> Iterator[tuple[str, int]]:
         """Yield the line of each field in this node, by path, such as spec.template.spec.containers[0]."""
@@ -87,10 +87,10 @@ def read_documents(text: str) -> list[Node]:
     Raises
     ------
     YamlProblem
-        The text is not YAML; a key comes twice in a map; an alias has no anchor, or lies in what it names; a
-        document unfolds to more than `MAX_UNFOLDED` characters or is more than `MAX_DEPTH` deep; or it holds
-        what JSON cannot: other tags, numbers that are not finite, keys that are neither text, a whole number
-        nor a truth value.
+        The text is not YAML; a map has a duplicate key; an alias has no anchor, or is inside the value that
+        it refers to; a document expands to more than `MAX_UNFOLDED` characters, or is nested deeper than
+        `MAX_DEPTH`; or it has values that JSON does not allow: other tags, non-finite numbers, or keys that
+        are not strings, integers or booleans.
     """
     if (found := _UNPRINTABLE.search(text)) is not None:
         before = text[: found.start()].splitlines(keepends=True) or [""]
@@ -105,7 +105,7 @@ def read_documents(text: str) -> list[Node]:
 
 
 def _problem_of(error: yaml.MarkedYAMLError, text: str) -> YamlProblem:
-    """Return what the parser says, at a place that there is: a list without an end is told behind it."""
+    """Return the parser's problem at a position inside the text, for example for an unclosed list."""
     written = text.rstrip().splitlines() or [""]
     places = [
         (mark.line, mark.column) for mark in (error.problem_mark, error.context_mark) if mark is not None
@@ -153,7 +153,7 @@ class _Composer:
         return node
 
     def _named(self, event: Any, depth: int) -> Node:
-        """Return what an alias stands for."""
+        """Return the node that an alias refers to."""
         if event.anchor not in self._anchors:
             _refuse(event, f"*{event.anchor} names nothing; expected &{event.anchor} at a value before it")
         node = self._anchors[event.anchor]
@@ -175,7 +175,7 @@ class _Composer:
 
     def _map(self, start: Any, depth: int) -> Node:
         fields = dict[str, Node]()
-        merged = set[str]()  # names that `<<` has brought, which the map's own may replace
+        merged = set[str]()  # keys from `<<`, which later keys of the map override
         merge_line: int | None = None
         size, height = 2, 0
         while not isinstance(event := next(self._events), yaml.MappingEndEvent):
@@ -207,7 +207,7 @@ class _Composer:
         return Node(values, start.start_mark.line, size, height + 1, fields=fields)
 
     def _key(self, event: Any, depth: int) -> str:
-        """Return a key's name in JSON."""
+        """Return a key as the string that JSON uses for it."""
         key = self._node(event, depth + 1).value
         if isinstance(key, bool):
             return "true" if key else "false"
@@ -218,7 +218,7 @@ class _Composer:
         return key
 
     def _to_merge(self, event: Any, depth: int) -> dict[str, Node]:
-        """Return the fields that ``<<`` merges into a map; of several maps the first with a name counts."""
+        """Return the fields that ``<<`` merges into a map; earlier maps of a list take precedence."""
         node = self._node(event, depth + 1)
         sources = node.elements if isinstance(node.value, list) else [node]
         if not all(isinstance(source.value, dict) for source in sources):
@@ -249,7 +249,7 @@ def _scalar(event: Any) -> Any:
 
 
 def _resolve(event: Any, text: str) -> Any:
-    """Return the value of an unquoted scalar by kubectl's rules, as its JSON has it."""
+    """Return the value of an unquoted scalar by kubectl's rules, in the form of JSON."""
     if text in _WORDS:
         return _WORDS[text]
     if _NOT_FINITE.fullmatch(text):

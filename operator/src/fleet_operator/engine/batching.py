@@ -94,7 +94,7 @@ def _only_counts(plan: Plan) -> bool:
 
 
 def _only_begins(job: FleetJob, plan: Plan) -> bool:
-    """Whether a job's first plan needs no status: it has no effects to remember and no events."""
+    """Return whether a job's first plan needs no status: it has no effects to remember and no events."""
     creates = all(isinstance(action, CreatePod | CreateService) for action in plan.actions)
     few = len(plan.actions) <= MOST_OBJECTS
     # If it may change, the status remembers the number of trainers in the pods' environment.
@@ -103,7 +103,7 @@ def _only_begins(job: FleetJob, plan: Plan) -> bool:
 
 
 def _tell_of_as_many(one: FleetJobStatus, other: FleetJobStatus) -> bool:
-    """Whether two statuses have the same number of running or completed replicas."""
+    """Return whether two statuses have the same number of running or completed replicas."""
     return (_up(one.pservers), _up(one.trainers)) == (_up(other.pservers), _up(other.trainers))
 
 

@@ -106,7 +106,7 @@ class Engine:
         self._wake.set()
 
     def _has_begun(self, key: Key) -> bool:
-        """Whether a job is not new to us or to the previously active operator."""
+        """Return whether a job is not new to us or to the previously active operator."""
         if key in self._known:
             return True
         job = self._cluster.job(key)

@@ -330,12 +330,12 @@ def _resource_of(ref: ObjectRef) -> Resource:
 
 
 def _is_owned(entry: Entry[Any], job: FleetJob) -> bool:
-    """Whether this job, by its uid, owns an object."""
+    """Return whether this job, by its uid, owns an object."""
     return entry.owner is not None and entry.owner.uid == job.metadata.uid
 
 
 def _is_left_over(entry: Entry[Any], job: FleetJob) -> bool:
-    """Whether an object belongs to a deleted job of the same name."""
+    """Return whether an object belongs to a deleted job of the same name."""
     return entry.owner is not None and entry.owner.kind == KIND and entry.owner.name == job.metadata.name
 
 
@@ -363,5 +363,5 @@ class UnseenDeletions:
         self._until[uid] = now + UNSEEN_SECONDS
 
     def __contains__(self, uid: str) -> bool:
-        """Whether a pod was deleted that recently."""
+        """Return whether a pod was deleted that recently."""
         return self._until.get(uid, 0.0) > self._monotonic()

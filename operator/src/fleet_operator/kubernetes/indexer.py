@@ -71,7 +71,7 @@ class Store(Generic[T]):
         return len(self._entries)
 
     def __contains__(self, key: object) -> bool:
-        """Whether an object of this namespace and name is known."""
+        """Return whether an object of this namespace and name is known."""
         return key in self._entries
 
     def get(self, key: Key) -> Entry[T] | None:

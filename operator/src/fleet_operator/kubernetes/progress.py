@@ -240,7 +240,7 @@ class ProgressReader:
 
 
 def _moved(before: JobProgress | None, after: JobProgress) -> bool:
-    """Whether the progress has changed, apart from the time."""
+    """Return whether the progress has changed, apart from the time."""
     if before is None:
         return True
     return (before.step, before.total_steps, before.loss) != (after.step, after.total_steps, after.loss)

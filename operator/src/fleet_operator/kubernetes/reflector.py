@@ -214,7 +214,7 @@ class ListWatch(Generic[T]):
 
 
 def is_refusal(error: Exception) -> bool:
-    """Whether a server has refused the request itself, and not only at this moment."""
+    """Return whether a server has refused the request itself, and not only at this moment."""
     return isinstance(error, ApiError) and error.status not in _NO_ANSWER
 
 

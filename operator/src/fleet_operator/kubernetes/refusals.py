@@ -42,7 +42,7 @@ class Refusals:
         return _sentence(self._for_now.get(Key.of(job)), job)
 
     def is_over_quota(self, job: FleetJob) -> bool:
-        """Whether a quota caused the refusal of `for_now`."""
+        """Return whether a quota caused the refusal of `for_now`."""
         refusal = self._for_now.get(Key.of(job))
         return refusal is not None and refusal.over_quota and self.for_now(job) is not None
 
@@ -106,14 +106,14 @@ def is_for_good(error: ApiError, kind: str, name: str) -> bool:
 
 
 def is_over_quota(error: ApiError, name: str) -> bool:
-    """Whether the API server has refused an object of this name because of a quota."""
+    """Return whether the API server has refused an object of this name because of a quota."""
     if error.details is None or "exceeded quota: " not in str(error):
         return False
     return (error.status, error.reason, error.details.get("name")) == (403, "Forbidden", name)
 
 
 def needs_somebody(error: ApiError) -> bool:
-    """Whether a refusal for now requires action by a person, and so must be reported.
+    """Return whether a refusal for now requires action by a person, and so must be reported.
 
     These are quotas, admission rules, missing rights and unresponsive webhooks: the object stays refused
     until a person acts, though the HTTP status is that of an overloaded API server.

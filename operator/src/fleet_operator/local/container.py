@@ -69,7 +69,7 @@ def expand(text: str, variables: Mapping[str, str]) -> str:
 
 
 def is_mentioned(path: str, texts: Iterable[str]) -> bool:
-    """Whether one of some texts contains `path`, or a path in it."""
+    """Return whether one of some texts contains `path`, or a path in it."""
     return any(_paths((path,)).search(text) for text in texts)
 
 
@@ -214,7 +214,7 @@ def texts(container: Mapping[str, Any], variables: Mapping[str, str] | None) -> 
 
 
 def needs_no_mention(mount: Mapping[str, Any], folder: Path) -> bool:
-    """Whether a folder has the path of the volume's mount."""
+    """Return whether a folder has the path of the volume's mount."""
     return _inside(mount, folder) == PurePath(mount["mountPath"])
 
 

@@ -204,7 +204,7 @@ def _at(spec: Mapping[str, Any], path: str) -> Any:
 
 
 def _is_asked(value: Any) -> bool:
-    """Whether a field is set; for a number 0 counts as set."""
+    """Return whether a field is set; for a number 0 counts as set."""
     return value is not None and value is not False and value != {}
 
 

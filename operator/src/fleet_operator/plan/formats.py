@@ -16,7 +16,7 @@ _INDEXES = re.compile(r"\d{1,5}(-\d{1,5})?(,\d{1,5}(-\d{1,5})?)*", re.ASCII)
 
 
 def is_ahead(now: datetime, moment: datetime, *, at_most: timedelta) -> bool:
-    """Whether a time that was delayed by at most `at_most` is still to come.
+    """Return whether a time that was delayed by at most `at_most` is still to come.
 
     A later one comes from a clock that has been set back since, and does not count.
     """

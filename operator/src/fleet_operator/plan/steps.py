@@ -125,7 +125,7 @@ def hold(context: Context) -> Plan:
 
 
 def _is_pausing(context: Context, creation: Creation) -> bool:
-    """Whether a replica is between two attempts: its pod is not gone yet, or the next is delayed."""
+    """Return whether a replica is between two attempts: its pod is not gone yet, or the next is delayed."""
     replicas = context.replicas
     leaving = {pod.name for pod in replicas.past}
     return bool(creation.backed_off) or any(replicas.name_of(each) in leaving for each in replicas.missing)

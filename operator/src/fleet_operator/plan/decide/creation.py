@@ -100,13 +100,13 @@ def create_actions(context: Context, due: Iterable[Replica]) -> tuple[Action, ..
 
 
 def _peers_run(context: Context, replica: Replica) -> bool:
-    """Whether all other replicas have run, so that this one need not wait for their start."""
+    """Return whether all other replicas have run, so that this one need not wait for their start."""
     replicas = context.replicas
     return all(replicas.has_started(each) for each in replicas.wanted if each != replica)
 
 
 def may_start_trainers(policy: StartupPolicy, *, gang: bool, servers: int, up: int) -> bool:
-    """Whether trainers may be created if `up` of the job's servers are ready or have completed.
+    """Return whether trainers may be created if `up` of the job's servers are ready or have completed.
 
     A gang schedules all pods or none, so all of its pods must exist. A job without parameter servers never
     waits. Running trainers are unaffected by their servers: this concerns new ones only.

@@ -77,7 +77,7 @@ def given_up_at(grace_ends: datetime, node_lost: datetime | None = None) -> date
 
 
 def may_be_forced(pod: ObservedPod) -> bool:
-    """Whether an overdue pod may be deleted without its node's confirmation."""
+    """Return whether an overdue pod may be deleted without its node's confirmation."""
     return is_on_lost_node(pod) or pod.phase in (PodPhase.SUCCEEDED, PodPhase.FAILED)
 
 

@@ -169,7 +169,7 @@ def find_failures(context: Context) -> tuple[Failure, ...]:
 
 
 def loses_parameters(context: Context, failures: Sequence[Failure]) -> bool:
-    """Whether a server's end lost parameters that trainers still need.
+    """Return whether a server's end lost parameters that trainers still need.
 
     Each of these trainers would end with exit code 90 once it met the next server; no need to wait for that.
     With a checkpoint the next server continues from it, and reports if it cannot.
@@ -257,7 +257,7 @@ def _disturbed(context: Context) -> frozenset[Replica]:
 
 
 def _is_of_the_last_incident(context: Context, failure: Failure) -> bool:
-    """Whether a replica that gave up a peer ran at the previous failure, and ended soon after it.
+    """Return whether a replica that gave up a peer ran at the previous failure, and ended soon after it.
 
     The ledger has the replicas that failed themselves in the incident.
     """
@@ -270,7 +270,7 @@ def _is_of_the_last_incident(context: Context, failure: Failure) -> bool:
 
 
 def _was_there(context: Context, replica: Replica) -> bool:
-    """Whether a replica's pod was created before the replacement of the pod that failed last.
+    """Return whether a replica's pod was created before the replacement of the pod that failed last.
 
     Both times are the API server's. The time of the failure itself comes from the clock of a node, which may
     be some seconds off. A failure that restarted the whole job has left no pod.
@@ -284,7 +284,7 @@ def _was_there(context: Context, replica: Replica) -> bool:
 
 
 def _outlived_a_server(context: Context, trainer: Replica) -> bool:
-    """Whether a server was replaced since this trainer was created."""
+    """Return whether a server was replaced since this trainer was created."""
     born = context.replicas.present[trainer].created_at
     for server in (each for each in context.replicas.wanted if each.role is Role.PSERVER):
         pod = context.replicas.present.get(server)
@@ -306,7 +306,7 @@ def _kind(pod: ObservedPod, main: str, *, refused_again: bool) -> Kind:
 
 
 def _is_disrupted(pod: ObservedPod, *, refused_again: bool) -> bool:
-    """Whether a pod was ended from outside; only then is an end by SIGTERM not a failure.
+    """Return whether a pod was ended from outside; only then is an end by SIGTERM not a failure.
 
     A node that cannot provide a device may just have lost it. If the same replica is refused again, another
     pod will be refused, too.
@@ -315,7 +315,7 @@ def _is_disrupted(pod: ObservedPod, *, refused_again: bool) -> bool:
 
 
 def _ended_before_work(pod: ObservedPod) -> bool:
-    """Whether a replica ended before it had joined its job.
+    """Return whether a replica ended before it had joined its job.
 
     The message says so. Without a runtime, a script that ends within a minute has not joined: argparse and
     shells end with this code for wrong arguments, and other programs may for any reason.
@@ -329,7 +329,7 @@ def _ended_before_work(pod: ObservedPod) -> bool:
 
 
 def _gave_up_starting(context: Context, replica: Replica, pod: ObservedPod) -> bool:
-    """Whether a replica that found no peer can only have waited for those that have not run yet."""
+    """Return whether a replica that found no peer can only have waited for those that have not run yet."""
     began = not_running_since(context.job.status)
     patience = timedelta(seconds=context.job.start_deadline_seconds)
     if pod.exit_code != EXIT_PEER_LOST or began is None or context.now >= began + patience:
@@ -340,7 +340,7 @@ def _gave_up_starting(context: Context, replica: Replica, pod: ObservedPod) -> b
 
 
 def _is_permanent(context: Context, replica: Replica, pod: ObservedPod) -> bool:
-    """Whether a replica's script can never run.
+    """Return whether a replica's script can never run.
 
     On one machine its first end is conclusive. On a cluster it is retried, maybe on another node, which may
     have another image under the same name, or another file system: only a repetition is conclusive.
@@ -370,7 +370,7 @@ def _is_repeated_here(context: Context, replica: Replica, pod: ObservedPod) -> b
 
 
 def _ended_by_node(pod: ObservedPod) -> bool:
-    """Whether a node ended or refused the pod (such as OutOfcpu)."""
+    """Return whether a node ended or refused the pod (such as OutOfcpu)."""
     reason = pod.reason or ""
     return reason in _DISRUPTIVE or (pod.exit_code is None and reason.startswith(_OUT_OF))
 

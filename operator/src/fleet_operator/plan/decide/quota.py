@@ -72,7 +72,7 @@ def with_pods_given_back(context: Context) -> Context:
 
 
 def is_pausing(context: Context) -> bool:
-    """Whether a job has released its pods and does not request them again yet."""
+    """Return whether a job has released its pods and does not request them again yet."""
     quota = context.ledger.quota
     if quota is None or quota.not_before is None:
         return False
@@ -80,7 +80,7 @@ def is_pausing(context: Context) -> bool:
 
 
 def _has_had_all(context: Context) -> bool:
-    """Whether the present life of a job has had enough pods to run at some time."""
+    """Return whether the present life of a job has had enough pods to run at some time."""
     replicas, ledger = context.replicas, context.ledger
     had = [
         each
@@ -95,7 +95,7 @@ def _has_had_all(context: Context) -> bool:
 
 
 def _may_give_back(context: Context) -> bool:
-    """Whether a job holds pods that cannot train without the others.
+    """Return whether a job holds pods that cannot train without the others.
 
     Only Sync and mode Collective wait for every trainer. In other modes the existing ones train.
     """

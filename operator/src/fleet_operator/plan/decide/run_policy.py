@@ -32,7 +32,7 @@ EXIT_PATIENCE = timedelta(seconds=30)
 
 
 def is_satisfied(policy: SuccessPolicy, *, replicas: int, succeeded: Collection[int]) -> bool:
-    """Whether enough trainers, given by index, have succeeded. Parameter servers do not count."""
+    """Return whether enough trainers, given by index, have succeeded. Parameter servers do not count."""
     return {
         SuccessPolicy.ALL: len(succeeded) == replicas,
         SuccessPolicy.ANY: len(succeeded) > 0,

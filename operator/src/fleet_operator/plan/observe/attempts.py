@@ -110,11 +110,11 @@ class Ledger:
         return Attempt(self.job_restarts, restarts.count if restarts else 0)
 
     def has_completed(self, replica: Replica) -> bool:
-        """Whether a replica has completed in the present life of the job."""
+        """Return whether a replica has completed in the present life of the job."""
         return replica.index in self.roles[replica.role].completed
 
     def is_replaced(self, replica: Replica) -> bool:
-        """Whether a replica was restarted in the present life of the job.
+        """Return whether a replica was restarted in the present life of the job.
 
         Only restarts of this life have the time of the next pod.
         """

@@ -205,7 +205,7 @@ def _with_own_ends(context: Context, role: Role) -> Ledger:
 
 
 def is_unseen(context: Context, replica: Replica) -> bool:
-    """Whether a replica may have ended unobserved: it has no pod, or had none when it was replaced."""
+    """Return whether a replica may have ended unobserved: it has no pod, or had none when it was replaced."""
     replicas, ledger = context.replicas, context.ledger
     if ledger.has_completed(replica):
         return False
@@ -225,7 +225,7 @@ def _has_served(context: Context, server: ObservedPod) -> bool:
 
 
 def _may_have_served(context: Context) -> bool:
-    """Whether a server that succeeded can have completed.
+    """Return whether a server that succeeded can have completed.
 
     Every trainer must have run, in its present pod or an earlier one; in an elastic job trainer 0, as the
     others may have come too late.
@@ -239,7 +239,7 @@ def _may_have_served(context: Context) -> bool:
 
 
 def _may_have_run(context: Context, trainer: Replica) -> bool:
-    """Whether a trainer runs or has run in the present life of the job, or may have unobserved."""
+    """Return whether a trainer runs or has run in the present life of the job, or may have unobserved."""
     replicas = context.replicas
     if replicas.has_started(trainer) or context.ledger.is_replaced(trainer):
         return True
@@ -278,7 +278,7 @@ def _seen(context: Context) -> Iterator[tuple[Replica, ObservedPod]]:
 
 
 def brings_own_key(job: FleetJob) -> bool:
-    """Whether a template of the job sets the key itself, from a Secret for example."""
+    """Return whether a template of the job sets the key itself, from a Secret for example."""
     variables = (each for role in job.roles for each in job.template(role).main_container.env or ())
     return any(variable.name in (JOB_KEY, JOB_KEY_FILE) for variable in variables)
 
@@ -300,7 +300,7 @@ def key_of_life(pods: Iterable[ObservedPod], life: int, new: str | None) -> tupl
 
 
 def is_resized(*, before: int, wanted: int) -> bool:
-    """Whether the desired number of trainers differs from that of the last status; 0 is a new job."""
+    """Return whether the desired number of trainers differs from that of the last status; 0 is a new job."""
     return before not in (0, wanted)
 
 

@@ -48,42 +48,42 @@ _NODE_IS_TAINTED = "DeletionByTaintManager"
 
 
 def has_succeeded(pod: ObservedPod) -> bool:
-    """Whether the main container succeeded; a sidecar may still run, or have failed."""
+    """Return whether the main container succeeded; a sidecar may still run, or have failed."""
     return pod.exit_code == 0 if pod.exit_code is not None else pod.phase is PodPhase.SUCCEEDED
 
 
 def has_failed(pod: ObservedPod) -> bool:
-    """Whether the main container failed, or the pod ended without it."""
+    """Return whether the main container failed, or the pod ended without it."""
     return pod.exit_code != 0 if pod.exit_code is not None else pod.phase is PodPhase.FAILED
 
 
 def has_ended(pod: ObservedPod) -> bool:
-    """Whether the main container has ended, or can never run."""
+    """Return whether the main container has ended, or can never run."""
     return pod.exit_code is not None or pod.phase in _ENDED
 
 
 def has_started(pod: ObservedPod) -> bool:
-    """Whether the main container runs or has run."""
+    """Return whether the main container runs or has run."""
     return pod.phase is not PodPhase.PENDING or pod.exit_code is not None
 
 
 def is_up(pod: ObservedPod) -> bool:
-    """Whether the main container runs, as far as is known: a silent node does not end a pod."""
+    """Return whether the main container runs, as far as is known: a silent node does not end a pod."""
     return pod.phase in (PodPhase.RUNNING, PodPhase.UNKNOWN) and pod.exit_code is None
 
 
 def is_active(pod: ObservedPod) -> bool:
-    """Whether the pod still holds resources of a node, or will."""
+    """Return whether the pod still holds resources of a node, or will."""
     return pod.phase not in _ENDED
 
 
 def is_on_silent_node(pod: ObservedPod) -> bool:
-    """Whether a pod was running when its node became silent."""
+    """Return whether a pod was running when its node became silent."""
     return is_up(pod) and pod.not_ready_reason in _REASONS
 
 
 def is_on_lost_node(pod: ObservedPod) -> bool:
-    """Whether a pod's node is silent, so that it will not report the pod's end.
+    """Return whether a pod's node is silent, so that it will not report the pod's end.
 
     A person may have set the taint on a healthy node: it counts if the kubelet reports neither
     that the pod is ready nor that its container has ended.

@@ -113,12 +113,12 @@ class Replicas:
         return seen and replica not in self.present and not self.ledger.has_completed(replica)
 
     def has_started(self, replica: Replica) -> bool:
-        """Whether a replica has run or completed."""
+        """Return whether a replica has run or completed."""
         pod = self.present.get(replica)
         return self.ledger.has_completed(replica) or (pod is not None and has_started(pod))
 
     def has_run(self, replica: Replica) -> bool:
-        """Whether the main container of a replica's pod runs or has run."""
+        """Return whether the main container of a replica's pod runs or has run."""
         pod = self.present.get(replica)
         return pod is not None and (is_up(pod) or pod.started_at is not None or pod.exit_code is not None)
 
@@ -130,12 +130,12 @@ class Replicas:
         return (pod.finished_at or now) - pod.started_at
 
     def runs(self, replica: Replica) -> bool:
-        """Whether a replica runs or has completed."""
+        """Return whether a replica runs or has completed."""
         pod = self.present.get(replica)
         return self.ledger.has_completed(replica) or (pod is not None and is_up(pod))
 
     def is_ready(self, replica: Replica) -> bool:
-        """Whether a replica is ready or has completed."""
+        """Return whether a replica is ready or has completed."""
         pod = self.present.get(replica)
         return self.ledger.has_completed(replica) or (pod is not None and pod.ready)
 
@@ -168,7 +168,7 @@ def late_trainers(pods: Mapping[Replica, ObservedPod | None], ledger: Ledger) ->
 
 
 def _failed_when_done(trainer: Replica, servers: list[ObservedPod], ledger: Ledger) -> bool:
-    """Whether a trainer failed so shortly before the servers succeeded that it had completed.
+    """Return whether a trainer failed so shortly before the servers succeeded that it had completed.
 
     They had no time to give it up: they ended before its next pod could be created, and that pause is
     shorter than their deadline.
@@ -202,7 +202,7 @@ def find_nobody(
 
 
 def _finds_nobody(replica: Replica, pod: ObservedPod | None, known: Iterable[Mapping[int, int]]) -> bool:
-    """Whether a replica finds no peers: `known` has each server's restart counts of the trainers."""
+    """Return whether a replica finds no peers: `known` has each server's restart counts of the trainers."""
     if pod is None or not has_started(pod):
         return True
     if pod.exit_code is not None or replica.role is Role.PSERVER:

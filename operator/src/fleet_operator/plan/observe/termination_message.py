@@ -334,7 +334,7 @@ def permanent_error(exit_code: int | None, reason: str | None, message: str | No
 
 
 def is_repeated(error: str, exit_code: int | None, before: LastFailure | None) -> bool:
-    """Whether the previous failure was the same, by exit code and error."""
+    """Return whether the previous failure was the same, by exit code and error."""
     if before is None or before.exit_code != exit_code:
         return False
     return permanent_error(before.exit_code, before.reason, before.termination_message) == error
@@ -355,7 +355,7 @@ def raised_at(message: str | None) -> str | None:
 
 
 def _is_of_data(error: str, text: str) -> bool:
-    """Whether the syntax error is in a text that the script has parsed (eval, ast.literal_eval)."""
+    """Return whether the syntax error is in a text that the script has parsed (eval, ast.literal_eval)."""
     if not error.startswith("SyntaxError"):
         return False
     text = without_rank(text)
@@ -365,7 +365,7 @@ def _is_of_data(error: str, text: str) -> bool:
 
 
 def _went_on(error: str, text: str) -> bool:
-    """Whether the script had caught and logged the error: more output follows."""
+    """Return whether the script had caught and logged the error: more output follows."""
     if find_root_cause(text):
         return False
     log, _, sentence = text.rpartition("\n")

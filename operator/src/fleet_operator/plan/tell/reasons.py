@@ -185,7 +185,7 @@ def why_not_running(context: Context, not_created: PendingReason | None) -> Pend
 
 
 def _is_gang_incomplete(context: Context) -> bool:
-    """Whether a gang has fewer pods than its minimum."""
+    """Return whether a gang has fewer pods than its minimum."""
     there = len(context.replicas.wanted) - len(context.replicas.missing)
     return context.job.gang is not Gang.NONE and there < context.job.min_available
 
