@@ -1,8 +1,8 @@
-"""How long events of a job, and writes of its status, may wait, so that one pass and one write cover several.
+"""Delays for a job's events and status writes, so that one pass and one write cover several of them.
 
-Between its creation and its start each pod changes several times: it gets a node, it is initialized, its
-containers start. In a burst of jobs most passes would be for such events, and writes of statuses take the API
-server's time from the creation of pods.
+Each pod changes several times between its creation and its start: it gets a node, it is initialized, and its
+containers start. In a burst of jobs, most passes would handle such events, and status writes would compete
+with pod creations for the API server.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ COUNTS = timedelta(seconds=0.5)
 """How long a write may wait if only counts have changed. With the request it takes less than a second."""
 
 QUIET = timedelta(seconds=2)
-"""How long a write may wait if no more replicas run than before: existing pods mostly run soon."""
+"""How long a write may wait if no more replicas run than before: existing pods usually run soon."""
 
 FIRST = timedelta(seconds=0.75)
-"""How long a job may have pods without a status: if it runs by then, one write covers both."""
+"""How long a job may have pods without a status: if it runs by then, one write reports both."""
 
 MOST_OBJECTS = 32
 """How many objects may be created before the first status, so that they do not delay it."""
@@ -39,8 +39,8 @@ MOST_OBJECTS = 32
 def debounce(status: FleetJobStatus) -> timedelta | None:
     """Return how long events of a job may wait after the last pass; None if not at all.
 
-    Before all pods exist, the next one may depend on the latest event; once the job runs, people wait for its
-    end.
+    Before all pods exist, the next creation may depend on the latest event. Once the job runs, its end should
+    be reported without delay.
     """
     comes_up = status.state in (JobState.PENDING, JobState.RESTARTING)
     return COMING_UP if comes_up and status.is_true(ConditionType.PODS_CREATED) else None
@@ -50,7 +50,7 @@ class StatusBatching:
     """Tracks how long statuses have been waiting to be written."""
 
     def __init__(self) -> None:
-        # Since when a status waits, and since when its number of running replicas has changed.
+        # The time since when a status waits, and since when its number of running replicas has changed.
         self._waiting: dict[Key, tuple[float, float | None]] = {}
 
     def wait(self, key: Key, job: FleetJob, plan: Plan, now: float) -> timedelta | None:
@@ -97,7 +97,7 @@ def _only_begins(job: FleetJob, plan: Plan) -> bool:
     """Return whether a job's first plan needs no status: it has no effects to remember and no events."""
     creates = all(isinstance(action, CreatePod | CreateService) for action in plan.actions)
     few = len(plan.actions) <= MOST_OBJECTS
-    # If it may change, the status remembers the number of trainers in the pods' environment.
+    # If the number of trainers may change, the status must record the one in the pods' environment.
     number_is_fixed = job.spec.trainer.max_replicas is None
     return creates and few and number_is_fixed and plan.status.state is JobState.PENDING and not plan.events
 

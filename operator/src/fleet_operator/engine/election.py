@@ -1,21 +1,24 @@
-"""Leader election: of several operators the one that holds a Lease of coordination.k8s.io is active.
+"""Leader election: of several operators, the one that holds a coordination.k8s.io Lease is active.
 
-Invariants ---------- Every attempt has a time-out, and any error counts as a failed renewal. The holder
-relies on the lease for two thirds of its duration since it *sent* the last successful renewal; another
-operator takes the lease only after it has observed it unchanged for the whole duration. Both use their own
-monotonic clocks, and never compare times of day: whatever the clocks of two machines show, and however long a
-process was paused, the holder has sent its last write before the other starts. A release is final: an attempt
-in progress ends before it, or was cancelled; its renewal then either came before the release or finds another
-version of the lease.
+Invariants
+----------
+- Every attempt has a time-out, and any error counts as a failed renewal.
+- The holder relies on the lease for two thirds of its duration since it *sent* the last successful renewal.
+  Another operator takes the lease only after it has observed it unchanged for the whole duration.
+- Both use their own monotonic clocks and never compare times of day. Regardless of clock differences and
+  paused processes, the holder has sent its last write before the other operator starts.
+- A release is final: an attempt in progress ends before it or is cancelled. The renewal of a cancelled
+  attempt either came before the release, or fails because the lease has another version.
 
 A lease that is missing or has no holder may have been held a moment ago, and then been deleted or replaced.
-Its holder creates it again while it relies on it; any other operator waits for a whole duration, also at the
+Its holder creates it again while it relies on it. Any other operator waits for a whole duration, even at the
 very first installation, which looks the same. Only a release marks the lease as free.
 
-A request in flight may still take effect afterwards: no lease can revoke it. Therefore each request carries
-what makes it harmless: a status the version on which it is based, a deletion the uid of its object, and a
-creation a unique name. The same holds for the lease itself: if a process is terminated while it takes the
-lease, the request may succeed later, and no operator is active until the lease expires.
+A request in flight may still take effect after the lease is lost, because no lease can revoke it. Therefore
+each request is harmless if it is late: a status write has the version on which it is based, a deletion the
+uid of its object, and a creation a unique name. The same holds for the lease itself: if a process is
+terminated while it takes the lease, the request may succeed later, and no operator is active until the lease
+expires.
 """
 
 from __future__ import annotations
@@ -39,7 +42,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 BELIEVED = 2 / 3
-"""The part of its duration for which the holder relies on a renewed lease."""
+"""The fraction of its duration for which the holder relies on a renewed lease."""
 
 TRIES = 5
 """How often per duration a lease is renewed by its holder, or read by the others."""
@@ -89,10 +92,10 @@ class Election:
             clock=self._clock,
         )
         self._until = float("-inf")
-        self._may_hold = False  # whether one of our writes has taken it, or was cancelled and may have
+        self._may_hold = False  # whether one of our writes has taken the lease, or was cancelled and may have
         self._trying = asyncio.Lock()
         self._releases = 0
-        self._seen: tuple[str, float] = ("", 0.0)  # another's lease: its resourceVersion, and since when
+        self._seen: tuple[str, float] = ("", 0.0)  # the resourceVersion of another's lease, and since when
         self._gone_since: float | None = None  # since when the lease is missing
         self._holder: str | None = None
         self.asked = False
@@ -160,7 +163,7 @@ class Election:
                 async with asyncio.timeout(self._pause):
                     taken = await (self._take() if self._lease.held is None else self._renew())
                 known = True
-            except Exception as error:  # noqa: BLE001 whatever it is, the lease was not renewed
+            except Exception as error:  # noqa: BLE001 any error means that the lease was not renewed
                 logger.warning("the lease %s: %s", self._lease.name, str(error) or type(error).__name__)
                 return False
             finally:
@@ -231,7 +234,7 @@ class Lease:
     client : ApiClient
         The API server.
     namespace, name : str
-        Where it is.
+        The namespace and name of the object.
     identity : str
         Our identity.
     seconds : float
@@ -263,22 +266,22 @@ class Lease:
             return None
 
     async def make(self) -> None:
-        """Create it as ours."""
+        """Create the lease with us as the holder."""
         self.held = await self._client.create(self._collection, self._manifest({}))
 
     async def take(self, found: dict[str, Any]) -> None:
-        """Take it over; a conflict is an error: another operator has written it meanwhile."""
+        """Take the lease over; raise an error on a conflict, because another operator has written it."""
         found["spec"] = self._manifest(found.get("spec") or {})["spec"]
         self.held = await self._client.replace(self._path, found)
 
     async def renew(self) -> None:
-        """Renew it; a conflict is an error: only its holder may write it."""
+        """Renew the lease; raise an error on a conflict, because only the holder may write it."""
         lease = self.held or {}
         lease["spec"] |= {"renewTime": self._now()}
         self.held = await self._client.replace(self._path, lease)
 
     async def empty(self) -> None:
-        """Clear the holder, if the lease is ours, whichever of our attempts wrote it last."""
+        """Clear the holder if the lease is ours, regardless of which of our attempts wrote it last."""
         while True:
             lease = self.held or await self.read()
             if lease is None or (lease.get("spec") or {}).get("holderIdentity") != self.identity:
@@ -295,7 +298,7 @@ class Lease:
             return
 
     def _manifest(self, before: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the lease with us as the holder; its transitions count the changes of the holder."""
+        """Return the lease with us as the holder, and a higher leaseTransitions if the holder changes."""
         transitions, holder = before.get("leaseTransitions") or 0, before.get("holderIdentity")
         now = self._now()
         return {

@@ -1,7 +1,7 @@
 """The engine: workers that take keys from the queue and reconcile them until they are stopped.
 
-It drives any `fleet_operator.cluster.Cluster`, be it an API server or this machine.
-Everything runs on one event loop; `enqueue` and `stop` are called from it.
+It drives any `fleet_operator.cluster.Cluster`, either an API server or this machine. Everything runs on one
+event loop, from which `enqueue` and `stop` must be called.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 SHARE_OF_NEW_JOBS = 1 / 4
-"""The part of the workers that may reconcile new jobs.
+"""The fraction of the workers that may reconcile new jobs.
 
 Pods created faster than a scheduler places them do not run sooner, and cause more events.
 """
@@ -87,11 +87,11 @@ class Engine:
         )
         self._cluster = cluster
         self._known: set[Key] = set()
-        # The statuses of jobs with pods must not be late because many new jobs arrive at once.
+        # A burst of new jobs must not delay the statuses of jobs that already have pods.
         self._queue: WorkQueue[Key] = WorkQueue(
             ahead=self._has_begun, others_at_once=max(1, round(workers * SHARE_OF_NEW_JOBS))
         )
-        self._news: dict[Key, float] = {}  # since when there have been events that no pass has processed
+        self._news: dict[Key, float] = {}  # the time of the first event that no pass has processed
         self._wake = asyncio.Event()
         self._stopping = False
         self._passes: set[asyncio.Task[None]] = set()
@@ -106,7 +106,7 @@ class Engine:
         self._wake.set()
 
     def _has_begun(self, key: Key) -> bool:
-        """Return whether a job is not new to us or to the previously active operator."""
+        """Return whether we, or a previously active operator, have already reconciled a job."""
         if key in self._known:
             return True
         job = self._cluster.job(key)
@@ -177,7 +177,7 @@ class Engine:
         self._observer.passed(key, outcome.result, now - started)
 
     def _settle(self, key: Key, outcome: Outcome, now: float) -> None:
-        """Return the key to the queue, with the time of the next pass."""
+        """Hand a key back to the queue, with the time of the next pass."""
         if outcome.result is Result.GONE:
             self._known.discard(key)
         else:

@@ -57,12 +57,11 @@ class Outcome:
     result : Result
         How it ended.
     after : timedelta, optional
-        When the next pass is due even without events; also after a failure, when it does not wait for the
-        retry.
+        When the next pass is due even without events. After a failure, the pass may be due before the retry.
     debounce : timedelta, optional
         How long events may wait.
     at_least : timedelta, optional
-        The shortest delay that the cluster asks for after a failure. Nothing shortens it.
+        The delay that the cluster requires after a failure. Events do not shorten it.
     """
 
     result: Result

@@ -57,10 +57,10 @@ class WorkQueue(Generic[K]):
         self._running: set[K] = set()
         self._changed: set[K] = set()  # keys that were added while they were processed
         self._held: set[K] = set()  # keys whose delay the cluster asked for: no event shortens it
-        self._resting: dict[K, float] = {}  # until when events of a key have to wait; may have passed
+        self._resting: dict[K, float] = {}  # the end of each key's rest, possibly in the past
 
     def __len__(self) -> int:
-        """Return how many keys are ready, counting delays up to the last `take`."""
+        """Return how many keys are ready, including those whose delay was over at the last `take`."""
         return len(self._ready)
 
     def add(self, key: K) -> None:
@@ -222,7 +222,7 @@ class ReadyKeys(Generic[K]):
             (self._first if self._ahead(key) else self._others).append(key)
 
     def pop(self) -> K | None:
-        """Take the next key; None if there is none, or if too many without priority are being processed."""
+        """Take the next key; None if there is none, or if too many keys without priority are in progress."""
         has_room = self._others_at_once is None or len(self._others_out) < self._others_at_once
         its_turn = self._others and has_room and self._in_a_row >= AHEAD_IN_A_ROW
         if self._first and not its_turn:

@@ -1,4 +1,4 @@
-"""One pass over a job: takes a snapshot, plans, writes the status once, carries out the actions.
+"""One pass over a job: takes a snapshot, plans, writes the status once, and carries out the actions.
 
 The status is written first: with a stale snapshot the write conflicts before anything is created or deleted,
 and the plan is discarded. Only a job's first status may wait until its pods run (`engine.batching`): until
@@ -50,12 +50,12 @@ class _Untold:
     """Statuses whose writes seem to have failed, and their events."""
 
     uid: str | None
-    before: FleetJobStatus  # on which they are based
+    before: FleetJobStatus  # the status on which they are based
     tries: tuple[tuple[FleetJobStatus, tuple[Event, ...]], ...]
 
 
 class Reconciler:
-    """Carries plans out.
+    """Carries out plans.
 
     Parameters
     ----------
@@ -78,7 +78,7 @@ class Reconciler:
         self._observer = observer or Observer()
         self._batching = StatusBatching()
         self._untold: dict[Key, _Untold] = {}
-        self._refusals: dict[Key, tuple[str, str]] = {}  # the last reported one, by the job's uid
+        self._refusals: dict[Key, tuple[str, str]] = {}  # the last reported one, with the job's uid
 
     async def reconcile(self, key: Key) -> Outcome:
         """Bring a job one step closer to its spec."""
@@ -132,7 +132,7 @@ class Reconciler:
         """
         untold, job = self._untold.get(key), self._cluster.job(key)
         if untold is None or job is None or (untold.uid == job.metadata.uid and untold.before == job.status):
-            return  # not observed yet, or never written: then it is written again
+            return  # not observed yet, or never written and so written again
         del self._untold[key]
         written = (events for status, events in untold.tries if status == job.status)
         for event in next(written, ()) if untold.uid == job.metadata.uid else ():
@@ -162,7 +162,7 @@ class Reconciler:
             for number, action in waiting:
                 try:
                     await self._cluster.apply(job, action)
-                except Exception as refusal:  # noqa: BLE001 whatever it is, the next pass tries again
+                except Exception as refusal:  # noqa: BLE001 after any error the next pass tries again
                     refused[number] = refusal
                 else:
                     self._observer.applied(job, action)
@@ -179,7 +179,7 @@ class Reconciler:
     async def _refused(
         self, key: Key, job: FleetJob, plan: Plan, refused: Iterable[tuple[Action, Exception]]
     ) -> Outcome:
-        """Handle refusals: a conflict leads to another pass; of the others the first is reported.
+        """Handle refusals: a conflict leads to another pass, and the first of the others is reported.
 
         The plan's status has been written, so its deadlines stay.
         """
@@ -197,7 +197,7 @@ class Reconciler:
         return Outcome(result, plan.requeue_after, at_least=wait or None)
 
     async def _tell_refusal(self, key: Key, job: FleetJob, action: Action, refusal: Exception) -> None:
-        """Log and record a refused action, once for each different refusal in a row.
+        """Log and record a refused action, unless its refusal equals the previous one.
 
         An overloaded or unavailable cluster is not reported: the job's owner could not correct it.
         """
@@ -238,7 +238,7 @@ def _settles_key(action: Action) -> bool:
 
 
 def retry_after(refusal: Exception) -> timedelta | None:
-    """Return how long the cluster asks clients to wait, if it does."""
+    """Return how long the cluster asks clients to wait, or None."""
     seconds = refusal.retry_after_seconds if isinstance(refusal, ClusterError) else 0.0
     return timedelta(seconds=seconds) if seconds else None
 

@@ -1,1 +1,1 @@
-"""Carries out plans on Kubernetes: reads come from an informer cache, writes go to the API server."""
+"""Carries out plans on Kubernetes: reads from an informer cache, and writes to the API server."""

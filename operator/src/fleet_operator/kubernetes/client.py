@@ -4,8 +4,8 @@ Objects are plain mappings. A response other than a success raises an `ApiError`
 message. The client never retries: its callers know whether a retry makes sense. A token bucket limits the
 rate of writes, so that a burst of jobs does not overload the API server.
 
-Every job has pods and a Service. The operator may see and create the other kinds only if the chart grants it
-the right to: `Settings.features` names those that are enabled.
+Every job has pods and a Service. The operator may read and create the other kinds only if the chart grants it
+the permission. `Settings.features` names the enabled kinds.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ FEATURES = {
     "volcano": Resource("scheduling.volcano.sh/v1beta1", "PodGroup", "podgroups"),
     "coscheduling": Resource("scheduling.x-k8s.io/v1alpha1", "PodGroup", "podgroups"),
 }
-"""The optional resources, by the name of the chart's value that enables each."""
+"""The optional resources, by the chart value that enables each of them."""
 
 
 RESOURCES = {each.key: each for each in FEATURES.values()}
@@ -88,7 +88,7 @@ def collection(resource: str, namespace: str | None) -> str:
 REQUEST_SECONDS = 30.0
 CONNECT_SECONDS = 5.0
 TOKEN_SECONDS = 60.0
-"""How long an Authorization header is used before the connection is asked for a new one."""
+"""How long an Authorization header is reused before a new one is requested from the `Connection`."""
 
 RETRY_AFTER_LIMIT_SECONDS = 60.0
 """The longest Retry-After that is honoured."""
@@ -177,7 +177,7 @@ class ApiClient:
         Called after each request with its verb, its resource, the HTTP status (0 without a response), and the
         seconds it took. A watch has the verb WATCH; an endless request counts as ended with its headers.
     before_write : callable, optional
-        Awaited before each write; it may wait, or refuse by a ClusterError.
+        Awaited before each write. It may wait, or raise a ClusterError to refuse the write.
     """
 
     def __init__(
@@ -237,7 +237,7 @@ class ApiClient:
         return await self._request("POST", path, params=params, body=manifest)
 
     async def replace(self, path: str, manifest: Mapping[str, Any]) -> dict[str, Any]:
-        """Replace the object at `path`, under the resourceVersion in its metadata if there is one."""
+        """Replace the object at `path`; if the manifest has a resourceVersion, it must match."""
         return await self._request("PUT", path, body=manifest)
 
     async def merge_patch(
@@ -266,7 +266,7 @@ class ApiClient:
     async def stream(
         self, path: str, params: Mapping[str, str], *, silence_seconds: float
     ) -> AsyncIterator[AsyncIterator[bytes]]:
-        """Open a watch: the lines of a response that lasts until one side ends it.
+        """Open a watch, and return the lines of its response until one side ends it.
 
         Raises
         ------
@@ -282,7 +282,7 @@ class ApiClient:
     async def chunks(
         self, path: str, params: Mapping[str, str], *, silence_seconds: float | None = None
     ) -> AsyncIterator[AsyncIterator[bytes]]:
-        """Open an endless response, such as a log: its bytes as they arrive.
+        """Open an endless response, such as a log, and return its bytes as they arrive.
 
         Raises
         ------
@@ -363,7 +363,7 @@ class ApiClient:
 
 
 class _Token:
-    """Our Authorization header, renewed periodically: a file may get another token."""
+    """Our Authorization header, renewed periodically, because a token file may change."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -371,7 +371,7 @@ class _Token:
         self._read_at = -TOKEN_SECONDS
 
     def headers(self) -> dict[str, str]:
-        """Return the header, if there is one; ApiError if the credentials are unavailable."""
+        """Return the header, if there is one; raise ApiError if the credentials are unavailable."""
         now = time.monotonic()
         if now - self._read_at >= TOKEN_SECONDS:
             try:
@@ -487,7 +487,7 @@ def _error(status: int, answer: bytes, retry_after: str = "") -> ApiError:
 
 def _encode(body: Mapping[str, Any], content_type: str) -> bytes:
     if content_type == APPLY_PATCH:
-        # The API server reads it as YAML, which requires some escapes, and does not know surrogate pairs.
+        # The API server parses this body as YAML, which requires some escapes and has no surrogate pairs.
         text = json.dumps(body, ensure_ascii=False)
         return re.sub("[\x7f-\uffff]", lambda found: f"\\u{ord(found[0]):04x}", text).encode()
     try:

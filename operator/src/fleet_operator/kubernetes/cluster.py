@@ -1,8 +1,8 @@
-"""A Kubernetes cluster: reads come from memory, writes go to the API server.
+"""A Kubernetes cluster: reads from memory, and writes to the API server.
 
-The response to a write counts as an event, so nothing waits for the watch. Only a deletion leaves doubt,
-because the server may respond with the pod before its deletion: until the watch confirms it, `observe`
-returns None.
+The response to a write counts as an event, so a write need not wait for the watch. A deletion is different,
+because the server may respond with the pod's state before the deletion. Until the watch confirms the
+deletion, `observe` returns None.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ UNSEEN_SECONDS = 5.0
 """How long a deletion may stay unconfirmed before the pod counts as present again."""
 
 _NOT_THE_AUTHORS = (SERVICES, FEATURES["networkPolicies"].key)
-"""Objects without content from a job's author: a refusal is never the job's mistake."""
+"""Kinds without content from a job's author, so that a refusal is never the job's mistake."""
 
 _WRITTEN_BY_AUTHORS = (PODS, FEATURES["checkpointClaims"].key)
-"""Objects made from a template in which a field may be misspelt."""
+"""Kinds that are built from a template, in which a field may be misspelt."""
 
 
 class KubernetesCluster:
@@ -68,7 +68,7 @@ class KubernetesCluster:
     metrics_readers : sequence of mapping
         The readers of the metrics of jobs with a NetworkPolicy, as its peers.
     metrics_open : bool
-        Whether everyone may read the metrics of jobs that do not require that policy.
+        Whether any client may read the metrics of jobs that do not require that policy.
     progress : ProgressReader, optional
         Reads the progress of jobs.
     monotonic : callable
@@ -101,7 +101,7 @@ class KubernetesCluster:
         return self._view.jobs.get(key)
 
     def observe(self, job: FleetJob) -> Observed | None:
-        """Return the objects of `job`, or None while they, or our own writes, have not all been observed."""
+        """Return the objects of `job`, or None until they and our own writes have all been observed."""
         key = Key.of(job)
         if not self._view.scope_of(key.namespace).shows_what_jobs_own:
             return None
@@ -127,7 +127,7 @@ class KubernetesCluster:
         for resource, store in self._view.extras(key.namespace):
             unserved.discard((resource.api_version, resource.kind))
             for extra in store.of_job(key):
-                # Only a claim may outlive its job, and has no owner then.
+                # Only a claim may outlive its job, and such a claim has no owner.
                 retained = extra.owner is None and resource == FEATURES["checkpointClaims"]
                 if retained or _is_owned(extra, job):
                     objects[ObjectRef(resource.api_version, resource.kind, extra.key.name)] = extra.value
@@ -173,7 +173,7 @@ class KubernetesCluster:
         return ClusterHosts(job)
 
     async def write_status(self, job: FleetJob, status: FleetJobStatus) -> FleetJob:
-        """Replace the job's status; ConflictError if `job` is not its newest version."""
+        """Replace the job's status; raise ConflictError if `job` is not its newest version."""
         metadata = job.metadata
         body = {
             "apiVersion": API_VERSION,
@@ -237,9 +237,9 @@ class KubernetesCluster:
             if resource not in _NOT_THE_AUTHORS and is_for_good(error, KINDS[resource], name):
                 told = f"{KINDS[resource]} {name}: {error}"
                 self._refusals.rejected(job, Refusal.of(job, name, told))
-                self._view.notify(key)  # the key by which a deleted job's entry is removed
+                self._view.notify(key)  # the next pass removes the entry if the job is deleted
                 raise ConflictError(told) from error  # the next pass decides again
-            # The entry of a job that is gone would stay for ever.
+            # The entry of a deleted job would never be removed.
             if needs_somebody(error) and self._view.jobs.get(key) is not None:
                 over_quota = resource == PODS and is_over_quota(error, name)
                 refusal = Refusal.of(job, name, str(error), over_quota=over_quota)
@@ -277,7 +277,7 @@ class KubernetesCluster:
     async def _delete_own(
         self, job: FleetJob, resource: str, name: str, options: Mapping[str, Any]
     ) -> Mapping[str, Any] | None:
-        """Delete an object as `_delete` does; on a conflict read it, because the watch may be late."""
+        """Delete an object as `_delete` does; after a conflict read the object, because the watch may lag."""
         try:
             return await self._delete(f"{collection(resource, job.metadata.namespace)}/{name}", options)
         except ConflictError:
@@ -285,7 +285,7 @@ class KubernetesCluster:
             raise
 
     async def _delete(self, path: str, options: Mapping[str, Any]) -> Mapping[str, Any] | None:
-        """Delete an object; return the response, or None if it was gone; ConflictError if it has changed."""
+        """Delete an object unless it has changed (ConflictError); return the response, or None if gone."""
         try:
             return await self._client.delete(path, options)
         except ApiError as error:
@@ -304,7 +304,7 @@ class KubernetesCluster:
 def metrics_readers(
     namespace: str, others: Sequence[Mapping[str, Any]] = ()
 ) -> tuple[Mapping[str, Any], ...]:
-    """Return the readers of the metrics of jobs with a NetworkPolicy: the operator's namespace, and others.
+    """Return the readers of the metrics of jobs with a NetworkPolicy: the operator's namespace and others.
 
     Parameters
     ----------
@@ -344,7 +344,7 @@ def _job_path(job: FleetJob) -> str:
 
 
 class UnseenDeletions:
-    """The uids of pods that we have deleted, and that the cache may still show for a while.
+    """The uids of pods that we have deleted, but that the cache may still contain for a while.
 
     Parameters
     ----------
@@ -363,5 +363,5 @@ class UnseenDeletions:
         self._until[uid] = now + UNSEEN_SECONDS
 
     def __contains__(self, uid: str) -> bool:
-        """Return whether a pod was deleted that recently."""
+        """Return whether a pod was deleted within the last `UNSEEN_SECONDS`."""
         return self._until.get(uid, 0.0) > self._monotonic()

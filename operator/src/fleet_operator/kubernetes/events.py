@@ -75,7 +75,7 @@ class EventRecorder:
             trying.add_done_callback(self._trying.discard)
 
     async def close(self) -> None:
-        """Drop the events that are still to be recorded."""
+        """Discard the events that have not been recorded yet."""
         trying = list(self._trying)
         for task in trying:
             task.cancel()
@@ -90,7 +90,7 @@ class EventRecorder:
             last = await self._tell(news)
 
     async def _tell(self, news: _News) -> ClusterError | None:
-        """Create an event, or count it on an equal one; return the failure, if any."""
+        """Create an event, or increase the count of an equal one; return the failure, if any."""
         same = (news.job.uid, news.event)
         told = self._told.pop(same, None)
         try:
@@ -110,7 +110,7 @@ class EventRecorder:
         return None
 
     async def _repeat(self, told: _Told, news: _News) -> bool:
-        """Increase an event's count; False if it is gone (the server keeps events for an hour)."""
+        """Increase an event's count; return False if it is gone (the server keeps events for an hour)."""
         try:
             await self._client.merge_patch(told.path, {"count": told.times + 1, "lastTimestamp": news.at})
         except ApiError as error:

@@ -1,9 +1,9 @@
 """The cached objects of one kind, reduced to what decisions need.
 
-Updates come from two sources that overtake each other, the watch and the responses to our own writes. Three
-rules make their order irrelevant: a put never replaces a newer resourceVersion; an object deleted at one
-version never returns with an older one; a new list does not remove objects newer than itself. The rules hold
-within one history: after a restore from a backup, earlier versions are meaningless.
+Updates come from two sources in no fixed order: the watch, and the responses to our own writes. Three rules
+make their order irrelevant. A put never replaces a newer resourceVersion. An object deleted at one version
+never returns with an older one. A new list does not remove objects newer than itself. The rules hold within
+one history: after a restore from a backup, earlier versions are meaningless.
 
 A `Cache` reduces each observed object, stores it, and notifies of changes.
 """
@@ -67,7 +67,7 @@ class Store(Generic[T]):
         self._dead: dict[str, int] = {}  # uid: the version at which it was seen deleted
 
     def __len__(self) -> int:
-        """Return how many objects are known."""
+        """Return the number of known objects."""
         return len(self._entries)
 
     def __contains__(self, key: object) -> bool:
@@ -102,7 +102,8 @@ class Store(Generic[T]):
     def remove(self, key: Key, uid: str, version: int, last: Entry[T] | None = None) -> Entry[T] | None:
         """Record that an object was gone at `version`; return its known entry, if any.
 
-        It may only have lost its label, and return with a newer version when it gets it back.
+        An object that only lost its label also counts as gone. It returns with a newer version if it gets the
+        label back.
 
         Parameters
         ----------

@@ -1,4 +1,4 @@
-"""The cached state of a Kubernetes cluster: every FleetJob, and every object with the label of one.
+"""The cached state of a Kubernetes cluster: every FleetJob, and every object labelled with one.
 
 This module watches pods, Services and additional objects (`extras`); kopf watches FleetJobs. No watch reports
 another owner's object with a name that a job needs: such objects are looked up.
@@ -67,7 +67,7 @@ class OwnedObjects:
         }
 
     def put(self, resource: str, manifest: Mapping[str, Any]) -> None:
-        """Take an object as it is now."""
+        """Store an object's present state."""
         self._caches[resource].put(manifest)
 
     def watch(
@@ -105,7 +105,7 @@ class OwnedObjects:
 
 
 class ForeignObjects:
-    """The other owners of names that jobs need.
+    """Objects of other owners, with names that jobs need.
 
     Parameters
     ----------
@@ -129,7 +129,7 @@ class ForeignObjects:
         self._known: dict[Key, dict[str, tuple[str, str]]] = {}  # job: {"Kind/name": (resource, name)}
 
     def of(self, key: Key) -> tuple[str, ...]:
-        """Return other owners' objects with names of a job, as ``Kind/name``."""
+        """Return the objects of other owners that have names of this job's objects, as ``Kind/name``."""
         return tuple(self._known.get(key, ()))
 
     def forget(self, key: Key) -> None:
@@ -137,7 +137,7 @@ class ForeignObjects:
         self._known.pop(key, None)
 
     async def meet(self, key: Key, resource: str, name: str) -> None:
-        """Check who owns an existing object of this name: this job, not yet observed, or another owner."""
+        """Check whether an existing object of this name is this job's, but not observed yet, or foreign."""
         shown = f"{KINDS[resource]}/{name}"
         found: Mapping[str, Any] | None = None
         try:
@@ -146,11 +146,11 @@ class ForeignObjects:
             if error.status != 404:
                 raise
         if self._jobs.get(key) is None:
-            return  # deleted meanwhile: an entry for it would stay for ever
+            return  # the job was deleted meanwhile, so its entry would never be removed
         known = self._known.get(key, {})
         entry = None if found is None else self._owned.reduce(resource, found)
         if entry is not None and entry.job == key:
-            # It is watched, so its deletion will be observed, whoever owns it.
+            # The object is watched, so its deletion will be observed for any owner.
             self._owned.stores[resource].put(entry)
             known.pop(shown, None)
         elif found is None:
@@ -162,7 +162,7 @@ class ForeignObjects:
         self._on_change(key)
 
     async def check_forever(self) -> None:
-        """Look them up periodically."""
+        """Look up these objects periodically."""
         while True:
             await asyncio.sleep(FOREIGN_SECONDS)
             for key in list(self._known):
@@ -226,8 +226,8 @@ class ClusterView:
     async def start(self) -> None:
         """Start watching; return when all existing objects have been listed.
 
-        A namespace in which a list was refused, because it was deleted for example, is not waited for if
-        another one can be served. It is served as soon as it has been listed.
+        A namespace in which a list was refused, for example because the namespace was deleted, does not delay
+        the start if another one can be served. It is served as soon as it has been listed.
 
         Raises
         ------
@@ -259,7 +259,7 @@ class ClusterView:
             ) from None
 
     async def _notify_when(self, seen: Callable[[], Awaitable[object]], scope: Scope) -> None:
-        """Enqueue every job of a namespace again when more of it has been listed, which may be late."""
+        """Enqueue every job of a namespace again once more of its objects have been listed, possibly late."""
         await seen()
         if scope.shows_what_jobs_own:
             self._serves.set()
@@ -282,7 +282,7 @@ class ClusterView:
         return self._serves.is_set() and all(each.answered for each in self._scopes.values())
 
     def ended(self) -> list[str]:
-        """Return the watch that has ended unexpectedly: without it, changes are missed."""
+        """Return the watches that have ended unexpectedly, and without which changes are missed."""
         ended = [task for task in self._keepers if task.done() and not task.cancelled()]
         return [f"{task.get_name()} ({task.exception()})" for task in ended]
 

@@ -46,11 +46,11 @@ class FleetJobs:
     client : ApiClient
         The API server.
     events : EventRecorder
-        Where people are told of FleetJobs that cannot be understood.
+        Records events about FleetJobs that cannot be parsed.
     on_change : callable
         Called with each changed FleetJob.
     on_deleted : callable
-        Told of each FleetJob that is gone.
+        Called with each deleted FleetJob.
     """
 
     def __init__(
@@ -95,8 +95,7 @@ class FleetJobs:
     def put(self, manifest: Mapping[str, Any], *, tells: bool = True) -> FleetJob | None:
         """Store a job's present state; return it, or None if it cannot be parsed or a newer one is known.
 
-        A status written by us needs no notification: a plan made from the status that it wrote is the same
-        plan.
+        A status that we wrote ourselves needs no notification, because it would lead to the same plan.
         """
         entry = self._reduce(manifest)
         if entry is None:
@@ -106,7 +105,7 @@ class FleetJobs:
         return entry.value if entry.version == version_of(manifest) else None
 
     async def refresh(self, job: FleetJob) -> None:
-        """Read a job again that turned out to be outdated or deleted."""
+        """Read a job again after it turned out to be outdated or deleted."""
         metadata = job.metadata
         try:
             self.put(await self._client.get(f"{collection(PLURAL, metadata.namespace)}/{metadata.name}"))
@@ -116,18 +115,18 @@ class FleetJobs:
             self._drop(Key.of(job), metadata.uid or "", int(metadata.resource_version or 0))
 
     def list_again(self) -> None:
-        """List FleetJobs soon: their watch may have missed deletions."""
+        """Request a new list of FleetJobs, because their watch may have missed deletions."""
         self._relist.set()
 
     async def list_forever(self, scopes: Iterable[Scope]) -> None:
-        """List them periodically; a namespace that cannot be listed does not affect the others."""
+        """List FleetJobs periodically; a namespace that cannot be listed does not affect the others."""
         everywhere = tuple(scopes)
         scopes, tries, loop = everywhere, 0, asyncio.get_running_loop()
         while True:
             self._relist.clear()
             if scopes is everywhere:
                 listed_at = loop.time()
-            failed: dict[Scope, float] = {}  # and how long the API server asks us to wait
+            failed: dict[Scope, float] = {}  # the failed scopes, and how long the API server asks us to wait
             for scope in scopes:
                 try:
                     await self._list(scope.namespace)
@@ -163,7 +162,7 @@ class FleetJobs:
         key, uid = key_of(manifest), manifest["metadata"]["uid"]
         known = self._store.get(key)
         if known is not None and known.uid == uid and known.version >= version_of(manifest):
-            return known  # avoids parsing, which takes most of a list's time
+            return known  # skips parsing, which takes most of a list's time
         try:
             job = read_job(manifest, None if known is None else known.value)
         except InvalidJob as error:

@@ -1,14 +1,14 @@
-"""The API server's address and our credentials: the service account of our pod, or a person's login.
+"""The API server's address and our credentials: our pod's service account, or a user's login.
 
-People log in by any method of a kubeconfig, through the loader of the `kubernetes` package. The package is
-large. It is imported only for a login, and the operator's image leaves it out: a service account needs no
-loader. The loader behaves like kubectl, except for what this module corrects:
+Users log in by any method that a kubeconfig supports, through the loader of the `kubernetes` package. This
+large package is imported only for a login, and the operator's image does not have it, because a service
+account needs no loader. The loader differs from kubectl in ways that this module corrects:
 
-- It uses the current context of the last of several files, kubectl that of the first.
-- It resolves a user's relative paths against the file of the cluster.
-- It only logs why a credential program failed, and continues unauthenticated.
+- It uses the current context of the last of several files, whereas kubectl uses that of the first.
+- It resolves a user's relative paths against the file that defines the cluster.
+- After a credential program has failed, it only logs the error and continues unauthenticated.
 - Its errors quote the whole entry of a kubeconfig, secrets and all.
-- It reads a token's file once, and never requests a new certificate from a program.
+- It reads a token file only once, and never requests a new certificate from a program.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ LOGIN_SECONDS = 120.0
 """How long a login may take: a program may wait for a person to sign in."""
 
 EARLY = timedelta(seconds=60)
-"""How long before it expires a credential is renewed."""
+"""How long before its expiry a credential is renewed."""
 
 CHANGING = {"auth-provider", "client-certificate", "tokenFile"}
 """The fields of a user whose files are read again for each header: other programs may rewrite them."""
@@ -115,7 +115,7 @@ def from_pod(environ: Mapping[str, str], folder: Path = SERVICE_ACCOUNT) -> Conn
 
 
 def connect(environ: Mapping[str, str]) -> Connection:
-    """Find the API server as the operator does: that of our pod, or else of the user's kubeconfig.
+    """Find the API server as the operator does: in our pod's environment, or else in the kubeconfig.
 
     Raises
     ------
@@ -130,7 +130,7 @@ def connect(environ: Mapping[str, str]) -> Connection:
 def connect_user(
     environ: Mapping[str, str], *, kubeconfig: Path | None = None, context: str | None = None
 ) -> Connection:
-    """Find the API server as kubectl does: that of a kubeconfig, or else of our pod.
+    """Find the API server as kubectl does: in the kubeconfig, or else in our pod's environment.
 
     Parameters
     ----------
@@ -156,7 +156,7 @@ def connect_user(
     if paths:
         return from_kubeconfig(*paths, context=context)
     if context is None and environ.get("KUBERNETES_SERVICE_HOST"):
-        # The operator's image, in which people may run commands too, has no loader.
+        # The operator's image has no loader, but users may run commands in it.
         there = importlib.util.find_spec("kubernetes") is not None
         return from_pod_loaded(environ) if there else from_pod(environ)
     raise ConnectionSettingsError(
@@ -179,12 +179,12 @@ def from_pod_loaded(environ: Mapping[str, str], folder: Path = SERVICE_ACCOUNT) 
 
 
 def from_kubeconfig(*paths: Path, context: str | None = None) -> Connection:
-    """Connect by the current context of some kubeconfigs, or by the given one.
+    """Connect with the current context of the kubeconfigs, or with the given one.
 
     Raises
     ------
     ConnectionSettingsError
-        They are unusable, a program gave no credentials, or the loader is not installed.
+        The files are unusable, a program returned no credentials, or the loader is not installed.
     """
     joined = os.pathsep.join(map(str, paths))
     if not any(path.exists() for path in paths):
@@ -283,7 +283,7 @@ class _Login:
             try:
                 self._load()
                 done.set_result(None)
-            except BaseException as error:  # noqa: BLE001 whoever waits raises it
+            except BaseException as error:  # noqa: BLE001 the waiting caller raises it
                 done.set_exception(error)
 
         threading.Thread(target=work, name="log in", daemon=True).start()
@@ -387,7 +387,7 @@ def _entry(config: Any, kind: str, name: object) -> Any:
 
 @contextlib.contextmanager
 def _explained(shown: str, hint: str | None = None) -> Iterator[None]:
-    """Turn the loader's exceptions, and its messages to the root logger, into one sentence."""
+    """Convert the loader's exceptions, and its messages to the root logger, into one sentence."""
     told: list[str] = []
 
     class Listener(logging.Handler):
@@ -402,7 +402,7 @@ def _explained(shown: str, hint: str | None = None) -> Iterator[None]:
     except ConnectionSettingsError:
         raise
     except Exception as error:  # noqa: BLE001 the loader's own, and those of HTTP, OAuth, YAML, files and JSON
-        bare = isinstance(error, LookupError | TypeError | AttributeError)  # its message alone says nothing
+        bare = isinstance(error, LookupError | TypeError | AttributeError)  # its message alone is meaningless
         told.append(f"{type(error).__name__}: {error}" if bare else str(error))
         cause = error
     finally:

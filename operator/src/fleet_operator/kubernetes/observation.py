@@ -27,12 +27,12 @@ WAITING_PHASES = ("Pending", "Inqueue", "PreScheduling", "Scheduling")
 
 
 def observe_pod(manifest: Mapping[str, Any]) -> ObservedPod | None:
-    """Reduce a pod to what decisions need; None if its labels do not say which replica it is.
+    """Reduce a pod to what decisions need; None if its labels do not identify a replica.
 
-    The main container is the one that the pod was built around. Its exit code, reason and message are the
-    pod's. If it never ran, those of the container that kept it from running count: a failed init container,
-    or one whose image cannot be pulled, because the pod stays Pending for it. If no container ran at all,
-    those of the pod itself count (Unschedulable, Evicted, …).
+    The exit code, reason and message are those of the main container, which an annotation names. If it never
+    ran, they are those of the container that kept it from running: a failed init container, or one whose
+    image cannot be pulled, so that the pod stays Pending. If no container ran at all, they are those of the
+    pod itself (Unschedulable, Evicted, …).
     """
     metadata, status = manifest["metadata"], manifest.get("status") or {}
     labels = metadata.get("labels") or {}
@@ -139,7 +139,7 @@ def _why(
 
 
 def _why_not_ready(ready: Mapping[str, Any]) -> str | None:
-    """Return the reason of Ready=False; the node controller gives none for a silent kubelet."""
+    """Return the reason of Ready=False, or one for a silent kubelet, for which the controller sets none."""
     if ready.get("status") not in ("False", "Unknown"):
         return None
     return ready.get("reason") or "NodeNotReady"

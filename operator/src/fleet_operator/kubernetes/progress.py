@@ -1,8 +1,8 @@
-"""Reads the progress of running jobs in the background: no plan and no write ever waits for it.
+"""Reads the progress of running jobs in the background, so that plans and writes never wait for it.
 
-Neither the training pods nor the operator need additional rights: the operator reads ``/progress`` on the
-pod's address. The job's own code responds there, so redirects are not followed, long responses are cut off,
-and their numbers are checked (`fleet_operator.plan.observe.progress`).
+Neither the training pods nor the operator need additional permissions: the operator reads ``/progress`` at
+the pod's address. Because the job's own code responds, redirects are not followed, long responses are cut
+off, and numbers are checked (`fleet_operator.plan.observe.progress`).
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ TICK_SECONDS = 1.0
 """How often the due jobs are determined."""
 
 CONCURRENT = 32
-"""How many are read at once: a thousand unresponsive jobs take 32 s, and one after another 17 min.
+"""How many are read at once: a thousand unresponsive jobs take 32 s, instead of 17 min one by one.
 
 Their longest responses take 3 MiB together.
 """
@@ -101,15 +101,15 @@ class Target(NamedTuple):
 def targets(view: ClusterView, now: datetime, is_due: IsDue = lambda *_: True) -> Iterator[Target]:
     """Return trainer 0 of each running job, at its pod's address.
 
-    Its start time comes from its node's clock: a pod that by our clock starts in the future is read, too.
+    The start time comes from the node's clock, so a pod that starts in the future by our clock is also read.
 
     Parameters
     ----------
     view : ClusterView
     now : datetime
     is_due : callable, optional
-        Whether the given job's trainer 0, by its uid, is due now. It avoids the closer look at most jobs, of
-        which each is due every 15 s or less often.
+        Whether the given job's trainer 0, by its uid, is due now. It avoids inspecting most jobs, because
+        each of them is due at most every 15 s.
     """
     for job in view.jobs:
         if job.status.state not in (JobState.RUNNING, JobState.RESTARTING):
@@ -138,7 +138,7 @@ class _Heard:
     steps: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=PACE_READINGS))
 
     def interval_seconds(self) -> float:
-        """Return the interval until the next reading: a script that has just started will respond soon."""
+        """Return the interval until the next reading, which is short for a script that has just started."""
         if self.told is not None:
             return INTERVAL_SECONDS
         return min(SILENT_SECONDS, FIRST_AGAIN_SECONDS * 2.0 ** (self.unanswered - 1))
@@ -188,7 +188,7 @@ class ProgressReader:
         return heard.told if heard is not None and heard.pod_uid == pod_uid else None
 
     async def run(self) -> None:
-        """Read periodically, without end."""
+        """Read periodically until cancelled."""
         while True:
             await self.ask()
             await asyncio.sleep(TICK_SECONDS)
@@ -224,7 +224,7 @@ class ProgressReader:
         progress = None
         try:
             progress = await self._fetch(target.host, target.port)
-        except Exception:  # a user's code responded: whatever it sent, the other jobs continue
+        except Exception:  # user code responded: an invalid response must not affect other jobs
             logger.exception("reading the progress", extra={"job": str(target.job)})
         heard.asked_at = loop.time()
         if self._on_read is not None:

@@ -1,9 +1,9 @@
 """Keeps a cache in sync with the API server: lists once, then watches, for the lifetime of the process.
 
 Lists are paged. The watch continues from the list's resourceVersion, and takes a newer one from every event
-and bookmark, so that a lost connection costs only a new one. When the server no longer has that version
-(410), everything is listed again, and missing objects count as deleted; `on_relist` is called, because other
-watches have missed deletions in the gap, too.
+and bookmark, so that a lost connection requires only a new watch. When the server no longer has that version
+(410), everything is listed again, and missing objects count as deleted. `on_relist` is then called, because
+other watches have also missed deletions in the gap.
 
 A server whose etcd was restored from a backup continues from the backup's resourceVersion. A watch from the
 previous version would receive nothing until that version is reached again, so each new watch first requests
@@ -47,7 +47,7 @@ WATCH_SECONDS = 300
 """How long the server is asked to keep a watch open."""
 
 SILENCE_SECONDS = 75.0
-"""A bookmark comes every minute: a connection that is silent for longer is dead."""
+"""The time-out of a silent connection, which is longer than the minute between two bookmarks."""
 
 WELL_SECONDS = 10.0
 """How long a watch without events may stay open: there may be no events."""
@@ -112,7 +112,7 @@ class ListWatch(Generic[T]):
         self.failing = Failing()
         self.synced = asyncio.Event()
         self.answered = asyncio.Event()  # a list has arrived, or was refused
-        self.heard = asyncio.Event()  # the same; cleared by the one who waits for the next one
+        self.heard = asyncio.Event()  # the same, but cleared by the task that waits for the next list
 
     async def run(self) -> None:
         """List, then watch; runs until it is cancelled."""
@@ -127,7 +127,7 @@ class ListWatch(Generic[T]):
                 self.failing.tried(went_well=False)
                 logger.info("%s: listing again: %s", self.path, expired)
                 self._version = ""
-                await asyncio.sleep(next(self._backoff))  # the version may expire at once again
+                await asyncio.sleep(next(self._backoff))  # the new version may expire immediately as well
             except (ApiError, aiohttp.ClientError, TimeoutError, ValueError) as error:
                 if is_refusal(error):
                     self._note_answer()
@@ -145,7 +145,7 @@ class ListWatch(Generic[T]):
             version = page["metadata"]["resourceVersion"]
         restored = int(version) < self._newest
         self._cache.replace(entries, int(version), self._namespace, restored=restored)
-        self._version = version  # not before: after an incomplete list the watch would leave gaps
+        self._version = version  # only now: after an incomplete list, the watch would miss objects
         self._newest = int(version)
         if restored:
             logger.warning("%s: the server's history has gone back: it was restored from a backup", self.path)
@@ -195,7 +195,7 @@ class ListWatch(Generic[T]):
             if error.status == 410:
                 raise ExpiredError(str(error)) from error
             raise
-        if silent:  # a server that ends watches at once must not get the next one at once
+        if silent:  # do not reopen immediately: the server may end every watch immediately
             self._note_well()
             await asyncio.sleep(next(self._backoff))
 
@@ -214,7 +214,7 @@ class ListWatch(Generic[T]):
 
 
 def is_refusal(error: Exception) -> bool:
-    """Return whether a server has refused the request itself, and not only at this moment."""
+    """Return whether a server has refused the request itself, and not only for the moment."""
     return isinstance(error, ApiError) and error.status not in _NO_ANSWER
 
 
@@ -227,7 +227,7 @@ async def list_pages(
         try:
             page = await client.get(path, {**(params or {}), "limit": str(PAGE), "continue": token})
         except ApiError as error:
-            if error.status == 410:  # the pages took too long; the ones read so far are useless
+            if error.status == 410:  # the continue token has expired, so the pages read so far are useless
                 raise ExpiredError(str(error)) from error
             raise
         yield page
@@ -266,7 +266,7 @@ class Scope:
         self._jobs_listed, self._jobs_answered = asyncio.Event(), asyncio.Event()
         self._shown = asyncio.Event()
         self._listing, self._noticing = Failing(), Failing()
-        self._noticing.tried(went_well=False)  # the watch of its FleetJobs may never start
+        self._noticing.tried(went_well=False)  # failing until the watch of its FleetJobs has started
 
     def watches(self) -> Iterator[ListWatch[Any]]:
         """Return all reflectors."""
@@ -287,7 +287,7 @@ class Scope:
 
     @property
     def shows_what_jobs_own(self) -> bool:
-        """Whether the objects of its jobs have been listed: none of its jobs is reconciled before."""
+        """Whether the objects of its jobs have been listed: before that, no job is reconciled."""
         return self._shown.is_set()
 
     @property
@@ -296,9 +296,9 @@ class Scope:
         return self._jobs_answered.is_set() and all(watch.answered.is_set() for watch in self.watches())
 
     async def until_seen(self) -> None:
-        """Wait until its jobs can be served: required lists have arrived, the others have or were refused.
+        """Wait until its jobs can be served: required lists have arrived, and others arrived or were refused.
 
-        If everything was refused at first, because the namespace was deleted for example, the additional
+        If all lists were refused at first, for example because the namespace was deleted, the additional
         kinds are listed again.
         """
         await self.until_answered()

@@ -1,4 +1,4 @@
-"""Objects that the API server has refused to create, for now or for good; a job's status reports them."""
+"""Objects that the API server refuses to create, temporarily or permanently, for a job's status to report."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Refusals:
         self._for_good: dict[Key, Refusal] = {}
 
     def for_now(self, job: FleetJob) -> str | None:
-        """Return the message of a refusal for now, if it concerns this generation of this job."""
+        """Return the message of a temporary refusal, if it concerns this generation of this job."""
         return _sentence(self._for_now.get(Key.of(job)), job)
 
     def is_over_quota(self, job: FleetJob) -> bool:
@@ -47,23 +47,23 @@ class Refusals:
         return refusal is not None and refusal.over_quota and self.for_now(job) is not None
 
     def for_good(self, job: FleetJob) -> str | None:
-        """Return the message of a refusal for good, if it concerns this generation of this job."""
+        """Return the message of a permanent refusal, if it concerns this generation of this job."""
         return _sentence(self._for_good.get(Key.of(job)), job)
 
     def last(self, key: Key) -> Refusal | None:
-        """Return a job's refusal for now, before a new attempt to create an object."""
+        """Return a job's temporary refusal, before a new attempt to create an object."""
         return self._for_now.get(key)
 
     def created(self, key: Key, before: Refusal | None) -> None:
-        """Forget the refusal, unless another object was refused meanwhile."""
+        """Forget the temporary refusal, unless another object was refused meanwhile."""
         if self._for_now.get(key) is before:
             self._for_now.pop(key, None)
 
     def refused(self, key: Key, refusal: Refusal, before: Refusal | None) -> None:
-        """Record why an object cannot be created for now.
+        """Record why an object cannot be created at present.
 
-        Of several objects created at the same time the first by name counts: the last response would be a
-        different one each time, and change the status each time.
+        If several objects are created at the same time, the first by name counts. The order of the responses
+        varies, so keeping the last one would change the status each time.
         """
         known = self._for_now.get(key)
         if known is None or known is before or known.name >= refusal.name:
@@ -81,7 +81,7 @@ class Refusals:
 
 
 def is_for_good(error: ApiError, kind: str, name: str) -> bool:
-    """Whether an object can never be created as written: the job's mistake, which only a new spec corrects.
+    """Return whether an object can never be created as written, so that only a new spec can correct it.
 
     Only the API server's own response about this object counts. A proxy responds with 400 for reasons of its
     own, and so does the API server to a damaged request. A denial by a webhook or a policy of the cluster
@@ -92,7 +92,7 @@ def is_for_good(error: ApiError, kind: str, name: str) -> bool:
     error : ApiError
         The response to the request that creates the object.
     kind, name : str
-        The object's.
+        The kind and name of the object.
     """
     said = str(error)
     if said.startswith("admission webhook") or "ValidatingAdmissionPolicy" in said:
@@ -100,7 +100,7 @@ def is_for_good(error: ApiError, kind: str, name: str) -> bool:
     if error.details is None:
         return False
     if (error.status, error.reason) == (400, "BadRequest"):
-        # The details do not name an object that could not be decoded; the message begins with the kind.
+        # The details do not name an object that could not be decoded, but the message starts with its kind.
         return said.startswith(f"{kind} in version ")
     return (error.status, error.reason, error.details.get("name")) == (422, "Invalid", name)
 
@@ -113,7 +113,7 @@ def is_over_quota(error: ApiError, name: str) -> bool:
 
 
 def needs_somebody(error: ApiError) -> bool:
-    """Return whether a refusal for now requires action by a person, and so must be reported.
+    """Return whether a temporary refusal requires action by a person, and so must be reported.
 
     These are quotas, admission rules, missing rights and unresponsive webhooks: the object stays refused
     until a person acts, though the HTTP status is that of an overloaded API server.

@@ -1,1 +1,1 @@
-"""Carries out plans on this machine: runs the same pods as processes, under its own kubelet."""
+"""Carries out plans on this machine, where its own kubelet runs the same pods as processes."""

@@ -1,9 +1,9 @@
 """Loopback addresses for the pods of a local run: a /24 network, claimed for the duration of the run.
 
 Each pod gets its own address, so each uses the manifest's ports as in a cluster, and two runs never conflict.
-A claim is a lock on a file; the supervisor holds the lock as well, so that a network whose runner was killed
+A claim is a lock on a file. The supervisor also holds the lock, so that a network whose runner was killed
 stays claimed until the run's processes are gone. The ports are bound once while claiming, because other
-users' runs and other programs do not know of the lock files.
+users' runs and other programs do not use these lock files.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from fleet_operator.api import FleetJob
 
-FIRST_HOST = 2  # 127.0.0.1 is shared, so .1 is left out in the other networks as well
+FIRST_HOST = 2  # 127.0.0.1 is shared, so .1 is skipped in all networks
 LAST_HOST = 254
 MAX_HOSTS = LAST_HOST - FIRST_HOST + 1
 TRIES = 64
@@ -37,11 +37,11 @@ LAST_PORT = 65535
 
 
 class AddressError(OperatorError):
-    """The run gets no loopback addresses on this machine; the message says what to do."""
+    """No loopback addresses are available for the run; the message says what to do."""
 
 
 def network(number: int) -> str:
-    """Return the first three bytes of the `number`-th network: 127.1.0 to 127.254.255, then again."""
+    """Return the first three bytes of the `number`-th network, from 127.1.0 to 127.254.255 in a cycle."""
     number %= 254 * 256
     return f"127.{1 + number // 256}.{number % 256}"
 
@@ -57,7 +57,7 @@ def lock_folder(environ: Mapping[str, str]) -> Path:
     Raises
     ------
     AddressError
-        The path is taken by another object, or by another user's folder.
+        The path exists, but is not a folder of this user.
     """
     parent = environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
     if not Path(parent).is_dir():
@@ -137,7 +137,7 @@ class Claim:
 def _networks(start: int) -> Iterator[str]:
     for offset in range(TRIES):
         yield network(start + offset)
-    yield "127.0.0"  # on macOS only configured aliases exist: 127.0.0.2 and its neighbours
+    yield "127.0.0"  # macOS has only configured aliases, usually 127.0.0.2 and the following ones
 
 
 def claim_addresses(ports: Sequence[Sequence[int]], *, start: int, environ: Mapping[str, str]) -> Claim:
@@ -177,8 +177,8 @@ def claim_addresses(ports: Sequence[Sequence[int]], *, start: int, environ: Mapp
 def claim_ports(first: int, count: int, *, environ: Mapping[str, str]) -> Claim:
     """Claim `count` consecutive ports that are free on every address, starting at `first` if possible.
 
-    Only the rendezvous of a collective job needs this: torch's store listens on all addresses, regardless of
-    MASTER_ADDR, so only one run of this machine at a time can use the manifest's port.
+    Only the rendezvous of a collective job needs this: torch's TCPStore listens on all addresses, regardless
+    of MASTER_ADDR, so only one run on this machine can use the manifest's port at a time.
 
     Raises
     ------

@@ -1,6 +1,6 @@
 """The local cluster: carries out the same plans with the same pods, as processes of this machine.
 
-It plays the part of the API server for one job, and has a kubelet (`kubelet`). Every change, such as an exit
+It plays the role of the API server for one job, and has a kubelet (`kubelet`). Every change, such as an exit
 or a server that becomes ready, leads to a call of `changed`, after which the engine reconciles the job.
 """
 
@@ -61,7 +61,7 @@ class ProcessCluster:
     now : callable
         The time of day.
     listener : Listener
-        Notified of everything worth showing.
+        Notified of the changes to show.
     hold : sequence of int
         Descriptors that stay open until the last process is gone: the locks of the addresses.
     """
@@ -105,7 +105,7 @@ class ProcessCluster:
         return self._hosts
 
     async def write_status(self, job: FleetJob, status: FleetJobStatus) -> FleetJob:
-        """Replace the job's status; ConflictError if `job` is not its newest version."""
+        """Replace the job's status; raise ConflictError if `job` is not its newest version."""
         if self._job is None or job.metadata.resource_version != self._job.metadata.resource_version:
             raise ConflictError(f"{self._key} has changed since it was read")
         version = str(int(job.metadata.resource_version or 0) + 1)
@@ -122,7 +122,7 @@ class ProcessCluster:
                 self._service = True
             case DeleteService():
                 self._service = False
-            case CreatePod(manifest):  # no other controller creates any here
+            case CreatePod(manifest):  # no other controller creates pods here
                 self.kubelet.create(job, manifest)
             case DeletePod(name, uid, grace_period_seconds):
                 self.kubelet.delete(name, uid, grace_period_seconds)

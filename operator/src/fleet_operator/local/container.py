@@ -1,7 +1,7 @@
 """Pure: the process of a built pod's main container, and its volumes, on this machine.
 
-Kubernetes' own rules: ``$(NAME)`` in command, args and values of variables is replaced when the variable is
-known, ``$$`` is a dollar sign, and a value only sees the variables before it.
+The rules of Kubernetes apply: ``$(NAME)`` in the command, args and variable values is replaced if the
+variable is known, ``$$`` is a dollar sign, and a value can only refer to the variables before it.
 
 Without privileges a process has no mounts of its own, so no folder can be mounted at a volume's path (user
 namespaces would allow it, but many distributions and most containers forbid them). Instead, each path in the
@@ -27,8 +27,8 @@ INTERPRETERS = ("python", "python3")
 _REFERENCE = re.compile(r"\$(?:\$|\(([^)]*)\))")
 _SUBSCRIPT = re.compile(r"metadata\.(labels|annotations)\['([^']+)'\]")
 
-# Variables of the runner's shell must not reach a replica: its role comes from the manifest alone.
-# A Slurm job is such a shell: Lightning would use its task as the rank. Its CPUs and GPUs are kept.
+# Role variables of the runner's shell must not reach a replica, whose role comes from the manifest alone. In
+# a Slurm job, for example, Lightning would use the task as the rank. Slurm's CPUs and GPUs are kept.
 _ROLE_VARIABLE = re.compile(
     r"(PADDLE|FLEET|PET|TORCHELASTIC)_.*"
     r"|TRAINING_ROLE|POD_IP|MASTER_ADDR|MASTER_PORT|RANK|WORLD_SIZE|LOCAL_RANK|LOCAL_WORLD_SIZE"
@@ -59,7 +59,7 @@ def main_container(pod_spec: Mapping[str, Any]) -> tuple[int, Mapping[str, Any]]
 
 
 def expand(text: str, variables: Mapping[str, str]) -> str:
-    """Replace each known ``$(NAME)``; others are kept, and ``$$(NAME)`` is ``$(NAME)``."""
+    """Replace each known ``$(NAME)``; others are kept, and ``$$(NAME)`` becomes ``$(NAME)``."""
 
     def replacement(match: re.Match[str]) -> str:
         name = match.group(1)
@@ -69,7 +69,7 @@ def expand(text: str, variables: Mapping[str, str]) -> str:
 
 
 def is_mentioned(path: str, texts: Iterable[str]) -> bool:
-    """Return whether one of some texts contains `path`, or a path in it."""
+    """Return whether any of the texts contains `path`, or a path inside it."""
     return any(_paths((path,)).search(text) for text in texts)
 
 
@@ -93,7 +93,7 @@ def field_value(pod: Mapping[str, Any], path: str, host: str) -> str | None:
     path : str
         The reference's ``fieldPath``.
     host : str
-        The address that stands for the pod's and for its node's.
+        The address to use as that of the pod and of its node.
     """
     metadata = pod.get("metadata", {})
     if (subscript := _SUBSCRIPT.fullmatch(path)) is not None:
@@ -118,7 +118,7 @@ def container_variables(
 ) -> dict[str, str]:
     """Return the container's own ``env`` with its references resolved; a later entry wins.
 
-    `given` comes before it, like ``envFrom``, and has the values that in a cluster come from other objects.
+    `given` comes before it, like ``envFrom``, and has the values that come from other objects in a cluster.
     """
     resolved = dict(given)
     for entry in container.get("env") or ():
@@ -214,7 +214,7 @@ def texts(container: Mapping[str, Any], variables: Mapping[str, str] | None) -> 
 
 
 def needs_no_mention(mount: Mapping[str, Any], folder: Path) -> bool:
-    """Return whether a folder has the path of the volume's mount."""
+    """Return whether a folder has the same path as the mount, so that no path must be changed."""
     return _inside(mount, folder) == PurePath(mount["mountPath"])
 
 

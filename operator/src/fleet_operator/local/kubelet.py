@@ -89,7 +89,7 @@ class Kubelet:
         await asyncio.shield(self._lost)
 
     def stop_all(self, *, grace_seconds: float | None = None) -> None:
-        """Stop every process, within `grace_seconds` or its pod's grace period."""
+        """Stop every process within `grace_seconds`, or within its pod's grace period if None."""
         for pod in self.pods:
             if not pod.ended:
                 self._supervisor.stop(pod.uid, pod.grace_seconds if grace_seconds is None else grace_seconds)
@@ -104,7 +104,7 @@ class Kubelet:
         return tuple(self._pods.values())
 
     def create(self, job: FleetJob, manifest: Mapping[str, Any]) -> None:
-        """Start a pod, if it is new; ConflictError while another one has its name."""
+        """Start a pod if it is new; raise ConflictError while another pod has its name."""
         name = manifest["metadata"]["name"]
         if (existing := self._pods.get(name)) is not None:
             if existing.manifest["metadata"]["labels"] == manifest["metadata"]["labels"]:
@@ -119,7 +119,7 @@ class Kubelet:
         self._supervisor.launch(pod.uid, argv=command.argv, env=command.env, cwd=workdir, log=pod.log)
 
     def delete(self, name: str, uid: str, grace_seconds: int | None) -> None:
-        """Stop a pod, and forget it once it has ended; `grace_seconds` of None means the pod's own."""
+        """Stop a pod, and forget it once it has ended; `grace_seconds` is the pod's own if None."""
         pod = self._pods.get(name)
         if pod is None or pod.uid != uid:
             return
@@ -133,7 +133,7 @@ class Kubelet:
             self._put(replace(pod, deleted_at=due))
 
     def _put(self, pod: LocalPod) -> None:
-        """Record a pod's state; a deleted one is gone with its process."""
+        """Record a pod's state, and remove a deleted pod once its process has ended."""
         if pod.ended and pod.deleted_at is not None:
             del self._pods[pod.name]
         else:
@@ -203,9 +203,10 @@ class Kubelet:
 
 
 def _last_words(pod: LocalPod, *, failed: bool) -> str | None:
-    """Return the termination message, or else the end of the log, as FallbackToLogsOnError does.
+    """Return the termination message, or else the end of the log, as with FallbackToLogsOnError.
 
-    The progress that a plain script left before it failed does not count: it does not explain the failure.
+    A progress report that a script wrote before it failed does not count, because it does not explain the
+    failure.
     """
     words = ""
     with contextlib.suppress(OSError):

@@ -1,7 +1,8 @@
-"""Pure: the fields of a job that this machine refuses, and those that it ignores.
+"""Pure: the fields of a job that a run on this machine refuses, and those that it ignores.
 
-It refuses what would make the replica another program: files and values that only a cluster has. It ignores,
-and lists once, what only concerns where and how a cluster runs it.
+It refuses fields that determine what a replica does and that only a cluster can provide, such as files and
+values from other objects. It ignores fields that only concern where and how a cluster runs the replica, and
+lists them once.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ def templates(spec: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
 
 
 def refusals(document: Mapping[str, Any], given: Given | None = None) -> tuple[Problem, ...]:
-    """Return every field of a valid manifest that this machine cannot honour."""
+    """Return a problem for every field of a valid manifest that this machine cannot support."""
     spec, given = document["spec"], given or Given()
     return tuple(_job_refusals(spec, given)) + tuple(
         refusal
@@ -142,7 +143,7 @@ def _container_refusals(path: str, container: Mapping[str, Any], given: Given) -
 
 
 def _source_refusals(path: str, source: Any, given: Given) -> Iterator[Problem]:
-    """Refuse a Secret or ConfigMap of variables without a replacement."""
+    """Yield the problem of a Secret or ConfigMap whose variables have no replacement."""
     kind = repr(source)
     if isinstance(source, dict):
         kind = next((name for name in source if name != "prefix"), "an empty source")
@@ -154,7 +155,7 @@ def _source_refusals(path: str, source: Any, given: Given) -> Iterator[Problem]:
 
 
 def _mount_refusals(path: str, container: Mapping[str, Any], given: Given) -> Iterator[Problem]:
-    """Refuse mounts of replaced volumes whose folder the script could not learn."""
+    """Yield the mounts of replaced volumes whose folder the script could not learn."""
     told = texts(container, given.variables)
     for index, mount in mounts(container):
         folder = given.volumes.get(mount["name"])
@@ -242,7 +243,7 @@ def not_applied(
 
 
 def _volume_limits(pod_spec: Mapping[str, Any], container: Mapping[str, Any], given: Given) -> Iterator[str]:
-    """Return ignored settings of volumes, and empty volumes whose path is not mentioned."""
+    """Yield ignored settings of volumes, and emptyDirs whose path is not mentioned."""
     told = texts(container, given.variables)
     empty = [volume for volume in pod_spec.get("volumes") or () if "emptyDir" in volume]
     for volume in empty:

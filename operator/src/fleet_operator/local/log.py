@@ -15,8 +15,8 @@ from fleet_operator.cluster import ClusterError
 if TYPE_CHECKING:
     from pathlib import Path
 
-# The end of the log of a process that failed without a termination message. The kubelet keeps 2048 bytes and
-# 80 lines, which torchrun's summary fills alone; the exception is above it.
+# The length of the end of a log that replaces a missing termination message. The kubelet keeps 2048 bytes and
+# 80 lines, but torchrun's summary alone fills these, and the exception is above it.
 TAIL_LINES = 400
 TAIL_BYTES = 16384 + TAIL_LINES * len("2026-11-22T18:30:00.000Z ")
 
@@ -38,7 +38,7 @@ def split_time(line: str) -> tuple[datetime | None, str]:
 
 
 def printable(text: str) -> str:
-    """Return a line as a terminal finally shows it: the last state of a progress bar, without colours."""
+    """Return a line in its final form on a terminal: the last state of a progress bar, without colours."""
     shown = text.rstrip("\r").rpartition("\r")[2]
     return _CONTROLS.sub("", _ESCAPES.sub("", shown))
 
@@ -68,7 +68,7 @@ def tail(log: Path, start: int) -> str:
 
 
 def last_lines(log: Path, count: int, start: int = 0) -> list[str]:
-    """Return the last lines of a log from `start` on, with their times; of long ones, fewer."""
+    """Return at most `count` last lines of a log from `start` on, with their times."""
     with log.open("rb") as file:
         end = file.seek(0, 2)
         file.seek(max(start, end - TAIL_BYTES))

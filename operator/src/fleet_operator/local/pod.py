@@ -54,7 +54,7 @@ class LocalPod:
     log: Path
     termination_log: Path
     created_at: datetime
-    probed_port: int | None = None  # it is ready once it listens here; None: as soon as it runs
+    probed_port: int | None = None  # the pod is ready once it listens here, or as soon as it runs if None
     log_start: int = 0  # the offset of this attempt in the log
     phase: PodPhase = PodPhase.PENDING
     ready: bool = False
@@ -88,7 +88,7 @@ class LocalPod:
         return GRACE_SECONDS if seconds is None else int(seconds)
 
     def observed(self) -> ObservedPod:
-        """Return the pod in the form of a plan."""
+        """Return the pod in the form that plans observe."""
         _, container = main_container(self.manifest["spec"])
         variables = {each["name"]: each.get("value") for each in container.get("env") or ()}
         return ObservedPod(
@@ -210,7 +210,7 @@ def visible_gpus(environ: Mapping[str, str], devices: Iterable[str]) -> tuple[st
     environ : mapping
         `VISIBLE` in it selects GPUs; without it all are visible.
     devices : iterable of str
-        The names in /dev. CUDA renumbers the present ones: in a container a few of a node's.
+        The names in /dev. CUDA renumbers the present devices; a container may have only a few of the node's.
     """
     if (chosen := environ.get(VISIBLE)) is not None:
         return tuple(each.strip() for each in chosen.split(",") if each.strip() not in ("", "-1"))
@@ -220,7 +220,7 @@ def visible_gpus(environ: Mapping[str, str], devices: Iterable[str]) -> tuple[st
 
 
 def too_few(gpus: Sequence[str], job: FleetJob) -> str:
-    """Return a warning if this machine has GPUs, but fewer than the job requests; else ''."""
+    """Return a warning if this machine has GPUs, but fewer than the job requests, else an empty string."""
     wanted = _each(job) * job.replicas(Role.TRAINER)
     if not 0 < len(gpus) < wanted:
         return ""

@@ -6,17 +6,15 @@ so it starts in some 40 ms and shares nothing with the runner except the socket 
     runner ──socket── supervisor ──socket── keeper of pserver-0 ── main process ── its descendants
                                ╰─socket── keeper of trainer-0 ── main process ── its descendants
 
-- A *keeper* plays the part of a pod's container: a fork of the supervisor, and a child subreaper. What the
-main
-  process leaves behind, double forks and new sessions included, becomes the keeper's child, so when the
-  main process ends the keeper kills the rest, as the end of PID 1 empties a container.
-- A closed socket is the order to stop. When the runner dies, by kill -9 too, the kernel closes its end;
-  the supervisor then closes the keepers'. When the supervisor itself dies, each keeper sees the same. When a
-  keeper dies, its processes become the supervisor's children, and are killed there.
-- If runner, supervisor and keepers are killed at once, none of them is left to do that: the kernel kills the
-main
-  processes (PR_SET_PDEATHSIG), and only their children may stay. The helpers' process names differ from the
-  runner's, so that killing every process named fleetjob spares them.
+- A *keeper* plays the role of a pod's container: it is a fork of the supervisor, and a child subreaper. The
+  processes that the main process leaves behind, including double forks and new sessions, become the keeper's
+  children. When the main process ends, the keeper kills them, as the end of PID 1 empties a container.
+- A closed socket is the order to stop. When the runner dies, even by kill -9, the kernel closes its end, and
+  the supervisor then closes its sockets to the keepers. When the supervisor itself dies, each keeper sees the
+  same. When a keeper dies, its processes become children of the supervisor, which kills them.
+- If the runner, the supervisor and the keepers are all killed at once, the kernel kills the main processes
+  (PR_SET_PDEATHSIG), and only the descendants of these may survive. The helpers' process names differ from
+  the runner's, so that killing every process named fleetjob spares them.
 - Stopping means SIGTERM, a grace period, then SIGKILL until nothing is left.
 
 The protocol is one JSON object per line. Orders: ``{"op": "start", "id", "argv", "env", "cwd", "log"}``
@@ -56,7 +54,7 @@ PR_SET_CHILD_SUBREAPER = 36
 
 
 def become_subreaper(name: str) -> None:
-    """Adopt orphaned descendants, if the system supports it (Linux)."""
+    """Make this process adopt orphaned descendants, if the system supports it (Linux)."""
     if sys.platform != "linux":
         return
     libc = ctypes.CDLL(None, use_errno=True)
@@ -77,7 +75,7 @@ def die_with_parent() -> Callable[[], None] | None:
 
     def ask() -> None:
         prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != parent:  # the parent ended before the request
+        if os.getppid() != parent:  # the parent ended before prctl took effect
             os._exit(KILLED_KEEPER)
 
     return ask
@@ -183,7 +181,7 @@ class Channel:
         return self.sock.fileno()
 
     def receive(self) -> list[dict[str, Any]] | None:
-        """Return the complete lines after one read, or None if the peer is gone."""
+        """Read once; return the messages of all complete lines, or None if the peer is gone."""
         try:
             data = self.sock.recv(1 << 20)
         except (BlockingIOError, InterruptedError):
@@ -196,7 +194,7 @@ class Channel:
         return [json.loads(line) for line in lines]
 
     def send(self, message: dict[str, Any]) -> None:
-        """Send one line; `receive` detects a peer that is gone, not this method."""
+        """Send one line; a closed peer is ignored here, and detected by `receive`."""
         try:
             self.sock.sendall(json.dumps(message).encode() + b"\n")
         except OSError:
@@ -220,8 +218,8 @@ def kill_all(wake: Wake, *, without: Container[int] = ()) -> dict[int, int]:
 class Log:
     """Writes the output of a process to its file, with the time before each line.
 
-    Times have the form of ``kubectl logs --timestamps``, to the millisecond. Output for which the disk has no
-    room is dropped, and the next line that fits says so: a full disk does not end the training.
+    Times have the form of ``kubectl logs --timestamps``, to the millisecond. A full disk does not end the
+    training: output that does not fit is dropped, and the next line that fits reports the gap.
     """
 
     def __init__(self, file: RawIOBase) -> None:
@@ -292,7 +290,7 @@ class Keeper:
         while self._exit_code is None and not self._kill_is_due():
             self._wait(pid)
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(pid, signal.SIGKILL)  # without subreapers orphans are found by their group
+            os.killpg(pid, signal.SIGKILL)  # without a subreaper, orphans are found by their process group
         codes = kill_all(self._wake)
         while self._log is not None and self._log.take():  # all writers are gone
             pass
@@ -339,7 +337,7 @@ class Keeper:
             if orders is None:
                 self._channel.sock.close()
                 told_to_stop = True
-        if told_to_stop:  # the runner is gone: children of shells and launchers get the signal, too
+        if told_to_stop:  # the runner is gone, so children of shells and launchers must get the signal, too
             send_signal(descendants(os.getpid()), signal.SIGTERM)
             self._kill_within(GRACE_SECONDS)
         self._exit_code = dict(reap()).get(main)
@@ -408,7 +406,7 @@ class Supervisor:
         self._pids[pid] = order["id"]
 
     def _become_keeper(self, channel: Channel, ours: socket.socket, order: dict[str, Any]) -> NoReturn:
-        """Run as a keeper; this fork must close the sockets whose end signals a death."""
+        """Run as a keeper, after closing the inherited sockets whose end of file signals a death."""
         status = 1
         try:
             self._wake.close()
@@ -435,7 +433,7 @@ class Supervisor:
         self._keepers.pop(identity).sock.close()
 
     def _lost(self, pid: int) -> None:
-        """Handle the end of a child: a keeper that died silently, or an orphan of one."""
+        """Handle the end of a child: a keeper that died without a report, or an orphan of such a keeper."""
         identity = self._pids.pop(pid, None)
         if identity is None:
             return
@@ -455,7 +453,7 @@ def main() -> int:
     become_subreaper("pod-supervisor")
     runner = socket.socket(fileno=os.dup(0))
     with Path(os.devnull).open() as nothing:
-        os.dup2(nothing.fileno(), 0)  # descriptor 0 stays taken, so that no pipe ever lands on it
+        os.dup2(nothing.fileno(), 0)  # descriptor 0 stays in use, so that no pipe ever gets this number
     Supervisor(Channel(runner)).run()
     return 0
 

@@ -69,7 +69,7 @@ class SupervisorClient:
         self._process: asyncio.subprocess.Process | None = None
         self._reader: asyncio.Task[None] | None = None
         self._writer: asyncio.StreamWriter | None = None
-        self._pids: dict[str, int] = {}  # of the main processes that have not been reported as ended
+        self._pids: dict[str, int] = {}  # the main processes that have not been reported as ended
         self._closing = False
         self._supervisor_died = False
 
@@ -128,7 +128,7 @@ class SupervisorClient:
             await self._outlast_keepers()
 
     async def _outlast_keepers(self) -> None:
-        """Wait for processes whose supervisor was killed, and whose keepers stop them."""
+        """Wait until the keepers have stopped the processes of a killed supervisor."""
         deadline = asyncio.get_running_loop().time() + CLOSE_SECONDS
         while alive := [pid for pid in self._pids.values() if _is_alive(pid)]:
             if asyncio.get_running_loop().time() > deadline:
@@ -164,6 +164,6 @@ class SupervisorClient:
 def _is_alive(pid: int) -> bool:
     try:
         os.kill(pid, 0)
-    except (ProcessLookupError, PermissionError):  # gone, or another user's by now
+    except (ProcessLookupError, PermissionError):  # gone, or by now the pid of another user's process
         return False
     return True

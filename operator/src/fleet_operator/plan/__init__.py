@@ -1,4 +1,4 @@
-"""Pure: all decisions about a job."""
+"""Pure: the decisions about a job."""
 
 from fleet_operator.plan.plan import plan
 

@@ -16,15 +16,15 @@ _INDEXES = re.compile(r"\d{1,5}(-\d{1,5})?(,\d{1,5}(-\d{1,5})?)*", re.ASCII)
 
 
 def is_ahead(now: datetime, moment: datetime, *, at_most: timedelta) -> bool:
-    """Return whether a time that was delayed by at most `at_most` is still to come.
+    """Return whether `moment` is in the future, by at most `at_most`.
 
-    A later one comes from a clock that has been set back since, and does not count.
+    A later moment does not count, because it was set before the clock was set back.
     """
     return timedelta() < moment - now <= at_most
 
 
 def stamp(moment: datetime) -> datetime:
-    """Return a time as in a status, in whole seconds."""
+    """Return a time in whole seconds, as in a status."""
     return moment.replace(microsecond=0)
 
 
@@ -35,7 +35,7 @@ def until(now: datetime, *moments: datetime | None) -> timedelta | None:
 
 
 def format_indexes(indexes: Collection[int]) -> str:
-    """Format indexes as sorted ranges."""
+    """Format indexes as sorted ranges, such as ``0-2,4``."""
     ranges = []
     for _, group in groupby(enumerate(sorted(indexes)), key=lambda pair: pair[1] - pair[0]):
         members = [index for _, index in group]
@@ -64,5 +64,5 @@ def parse_indexes(text: str) -> frozenset[int]:
 
 
 def some(names: Sequence[str]) -> str:
-    """Name the first of some pods; the sentence stays short, and the same while others are added."""
+    """Name the first of some pods, so that a sentence stays short, and does not change with further pods."""
     return names[0] if len(names) == 1 else f"{names[0]} (and {len(names) - 1} more)"

@@ -1,7 +1,7 @@
 """The inputs and outputs of a plan: observed objects, actions, and events.
 
-Everything here is a frozen value, so that tests compare whole plans, and both clusters carry out the same
-actions.
+Everything here is a frozen value, so that tests can compare whole plans and both kinds of cluster can carry
+out the same actions.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Attempt:
 
 
 class PodPhase(StrEnum):
-    """The phase of a pod, in the API server's words."""
+    """The phase of a pod, as in its status."""
 
     PENDING = "Pending"
     RUNNING = "Running"
@@ -55,7 +55,7 @@ class PodPhase(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ObservedPod:
-    """A pod of the job, or one that only has the name of one, reduced to what decisions need."""
+    """A pod of the job, or a foreign pod with the name of one, reduced to what decisions need."""
 
     name: str
     uid: str
@@ -63,7 +63,7 @@ class ObservedPod:
     index: int
     attempt: Attempt
     phase: PodPhase
-    owned: bool = True  # controlled by this job, by uid; otherwise only the name is the same
+    owned: bool = True  # whether this job controls it, by uid; otherwise only the name matches
     ready: bool = False
     not_ready_reason: str | None = None  # reason of Ready=False, e.g. NodeNotReady
     not_ready_since: datetime | None = None  # when Ready became False
@@ -72,7 +72,7 @@ class ObservedPod:
     created_at: datetime | None = None
     started_at: datetime | None = None
     finished_at: datetime | None = None
-    container: str | None = None  # the main container, whose exit_code, reason and message these are
+    container: str | None = None  # the container that exit_code, reason and message belong to
     exit_code: int | None = None
     reason: str | None = None  # terminated.reason, waiting.reason, or the pod's own (Evicted, …)
     message: str | None = None  # the termination message, or why it waits (the scheduler's message)
@@ -98,7 +98,7 @@ class ObjectRef(NamedTuple):
 
     @classmethod
     def of(cls, manifest: Mapping[str, Any]) -> ObjectRef:
-        """Return the reference to what a manifest describes."""
+        """Return a reference to the object of a manifest."""
         return cls(manifest["apiVersion"], manifest["kind"], manifest["metadata"]["name"])
 
 
@@ -106,7 +106,7 @@ class ObjectRef(NamedTuple):
 class ObservedObject:
     """An additional object of the job, reduced to what decisions need."""
 
-    made_from: str | None = None  # its annotation; None if it has none or is being deleted
+    made_from: str | None = None  # the digest in its annotation; None if it has none or is being deleted
     held_back: str | None = None  # of a waiting PodGroup: its phase, and its scheduler's message
 
 
@@ -117,14 +117,14 @@ class Observed:
     pods: tuple[ObservedPod, ...] = ()
     service: bool = False  # whether the job's own headless Service exists
     objects: Mapping[ObjectRef, ObservedObject] = field(default_factory=dict)  # claims, …
-    metrics_readers: tuple[Mapping[str, Any], ...] = ()  # metrics' readers: peers of a NetworkPolicy
-    metrics_open: bool = False  # whether everyone may read metrics of jobs that require no NetworkPolicy
+    metrics_readers: tuple[Mapping[str, Any], ...] = ()  # the readers of metrics: peers of a NetworkPolicy
+    metrics_open: bool = False  # whether any client may read metrics of jobs that require no NetworkPolicy
     unserved: frozenset[tuple[str, str]] = frozenset()  # (apiVersion, kind) that the operator may not create
     foreign: tuple[str, ...] = ()  # "Kind/name" of other owners' objects with our names
     left_over: tuple[str, ...] = ()  # "Kind/name" of remaining objects of a deleted job of our name
-    refused: str | None = None  # the API server's message of its last refusal for now
+    refused: str | None = None  # the API server's message of its last temporary refusal
     over_quota: bool = False  # whether a quota refused a pod
-    rejected: str | None = None  # the API server's message of a refusal for good
+    rejected: str | None = None  # the API server's message of a permanent refusal
     progress: JobProgress | None = None  # the latest progress of the present trainer 0
     one_machine: bool = False  # whether every attempt of a replica has the same files and programs
     new_key: str | None = field(default=None, repr=False, compare=False)  # random, for a life without a key
@@ -142,8 +142,8 @@ class CreateService:
 class CreatePod:
     """Create a replica's pod.
 
-    The first pod of a life determines the key of all others. It is created alone. If one of its name exists
-    already, that one may have another key, and another pass follows.
+    The first pod of a life determines the key of all others, so it is created alone. If a pod of its name
+    already exists, that pod may have another key, and another pass follows.
     """
 
     manifest: Mapping[str, Any] = field(repr=False)  # it has the job's key
@@ -186,9 +186,9 @@ class DeleteObject:
 
 @dataclass(frozen=True, slots=True)
 class DeleteJob:
-    """Delete the job itself, when its time to live after its end is over.
+    """Delete the job itself, once its ttlSecondsAfterFinished has passed.
 
-    It must be unchanged: a person may have given it more time.
+    The job must be unchanged, because a person may have extended this time.
     """
 
     uid: str

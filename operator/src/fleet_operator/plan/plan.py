@@ -1,7 +1,7 @@
 """The next step for one job.
 
-Each decision is a function below; the first in the order of `DECISIONS` that returns a plan wins. The rules
-of each policy are in the policy's own module.
+Each decision is a function below. The first decision in the order of `DECISIONS` that returns a plan wins.
+The rules of each policy are in its own module.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def plan(job: FleetJob, observed: Observed, now: datetime, hosts: Hosts) -> Plan
     Parameters
     ----------
     job : FleetJob
-        The job; its status contains everything that is remembered.
+        The job; its status is the operator's entire memory of it.
     observed : Observed
         Its objects in the cluster.
     now : datetime
@@ -110,7 +110,7 @@ def succeeded(context: Context) -> Plan | None:
 
 
 def rejected(context: Context) -> Plan | None:
-    """Fail a job if the API server refuses one of its objects for good: a retry would fail the same way."""
+    """Fail a job if the API server permanently refuses one of its objects, so that no retry can succeed."""
     if context.observed.rejected is None:
         return None
     sentence = f"the API server refuses a part of this job: {context.observed.rejected}"
@@ -128,7 +128,7 @@ def overdue(context: Context) -> Plan | None:
 
 
 def suspended(context: Context) -> Plan | None:
-    """Hold a job while runPolicy.suspend is true; resumed, it restarts, from its checkpoint if it has one."""
+    """Hold a job while runPolicy.suspend is true; when resumed, it restarts, from its checkpoint if any."""
     if not context.job.spec.run_policy.suspend:
         return None
     if context.ledger.has_begun:
@@ -137,10 +137,11 @@ def suspended(context: Context) -> Plan | None:
 
 
 def resized(context: Context) -> Plan | None:
-    """Restart a job when its desired number of trainers changes: its replicas' environment has the old one.
+    """Restart a job if its desired number of trainers changes, because its pods' environment has the old one.
 
-    So do its PodGroup and pods not observed yet; but without an observed pod it is not reported as a restart.
-    In an elastic job the replicas need not agree on that number.
+    Its PodGroup and pods that have not been observed yet also have the old number. But if no pod has been
+    observed, the change is not reported as a restart. In an elastic job, the replicas need not agree on the
+    number.
     """
     job, ledger = context.job, context.ledger
     if job.elastic:
@@ -156,10 +157,10 @@ def resized(context: Context) -> Plan | None:
 
 
 def failed(context: Context) -> Plan | None:
-    """React to failed replicas as failurePolicy says: fail the job, restart it, or restart them.
+    """React to failed replicas as failurePolicy requires: fail the job, restart it, or restart the replicas.
 
-    A consequence of a failure does not replace it in the status: the time of the failure determines what
-    belongs to the same incident. A restart of the whole job ends the incident for all replicas.
+    The consequence of a failure does not replace that failure in the status, because its time determines
+    which failures belong to the same incident. A restart of the whole job ends the incident for all replicas.
     """
     failures = find_failures(context)
     if not failures:
@@ -181,7 +182,7 @@ def failed(context: Context) -> Plan | None:
     told = None if all(each.follows for each in failures) and job.status.last_failure else cause
     events = tuple(Event("Warning", failure.event, failure.told.message) for failure in failures)
     failed_now = {*verdict.own, *(each.replica for each in failures if each.follows and each.by_peer)}
-    if verdict.own and isinstance(verdict, RestartJob):  # each is restarted: its next failure counts
+    if verdict.own and isinstance(verdict, RestartJob):  # all are restarted, so their next failures count
         failed_now |= set(context.replicas.wanted)
     ledger = ledger.with_failures(verdict.counted, failed_now, context.now).with_refused(
         (each.replica for each in failures if each.unadmitted),
@@ -216,7 +217,7 @@ def failed(context: Context) -> Plan | None:
 
 
 def stranded(context: Context) -> Plan | None:
-    """Restart a job whose trainers failed after their training: alone they would find no servers.
+    """Restart a job whose trainers failed after their training, because alone they would find no servers.
 
     Their failures were reported and counted when they were observed, before the servers' end.
     """
@@ -230,7 +231,7 @@ def stranded(context: Context) -> Plan | None:
 
 
 def _job_restarted(context: Context, ledger: Ledger, *, fails: bool, unseen: bool = False) -> Ledger:
-    """Return the ledger with the whole job restarted, after a pause that grows with its failures."""
+    """Return the ledger with a restart of the whole job, after a pause that grows with its failures."""
     times = (context.replicas.time_run(each, context.now) for each in context.replicas.wanted)
     longest = max((each for each in times if each is not None), default=None)
     in_a_row, pause = next_pause(ledger.failures_in_a_row, fails=fails, ran=longest)
@@ -241,7 +242,7 @@ def _job_restarted(context: Context, ledger: Ledger, *, fails: bool, unseen: boo
 def stuck(context: Context) -> Plan | None:
     """Fail a job whose replicas do not all run within pendingDeadlineSeconds, and report the pending reason.
 
-    An elastic job needs only enough of them. The present state counts, not the status.
+    An elastic job needs only its servers and enough trainers. The observed state counts, not the status.
     """
     seconds = context.job.spec.run_policy.pending_deadline_seconds
     end = pending_deadline(pending_since(context.job.status), seconds)
@@ -256,9 +257,9 @@ def stuck(context: Context) -> Plan | None:
 
 
 def short_of_quota(context: Context) -> Plan | None:
-    """Release the pods of a job that a quota keeps from having all of them, so that another job may run.
+    """Release the pods of a job if a quota refuses the others, so that another job may run.
 
-    This is neither a restart nor a failure: none of them has trained.
+    This is neither a restart nor a failure, because none of the pods has trained.
     """
     context = with_quota(context)
     due = gives_back_at(context)

@@ -1,7 +1,7 @@
-"""The plans that decisions lead to: a step of a continuing job, its end, or its suspension.
+"""The plans that decisions return: a step of a running job, its end, or its suspension.
 
-A step deletes pods of older attempts, creates missing replicas, and reports the status. At the end
-cleanPodPolicy and the time to live determine what is deleted.
+A step deletes pods of older attempts, creates missing replicas, and reports the status. After the end,
+cleanPodPolicy and ttlSecondsAfterFinished determine which objects are deleted.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def step(
 
 
 def why_pending(context: Context) -> tuple[str, str, str | None]:
-    """Return the reason why not all replicas run, its message, and the pod that causes it, if one does."""
+    """Return the reason why not all replicas run, its message, and the pod that causes it, if any."""
     creation = creation_of(context)
     not_created = why_not_created(context, backed_off=creation.backed_off, gated=creation.gated)
     waiting = why_not_running(context, not_created)
@@ -125,14 +125,14 @@ def hold(context: Context) -> Plan:
 
 
 def _is_pausing(context: Context, creation: Creation) -> bool:
-    """Return whether a replica is between two attempts: its pod is not gone yet, or the next is delayed."""
+    """Return whether any replica is between two attempts: its pod is not gone yet, or the next is delayed."""
     replicas = context.replicas
     leaving = {pod.name for pod in replicas.past}
     return bool(creation.backed_off) or any(replicas.name_of(each) in leaving for each in replicas.missing)
 
 
 def _progress(context: Context, creation: Creation, *, restarted: bool) -> dict[ConditionType, Told]:
-    """Return the conditions about whether all pods exist and run, why not, and whether a restart is over."""
+    """Return the conditions that report whether all pods exist and run, and whether a restart is over."""
     waiting = why_not_created(context, backed_off=creation.backed_off, gated=creation.gated)
     told: dict[ConditionType, Told] = {}
     if waiting is None:
@@ -182,7 +182,7 @@ def end_job(
     last_failure : LastFailure, optional
         The failure that ended it, if a replica caused it.
     events : tuple of Event
-        Events in addition to that of the end.
+        Events in addition to the event about the end.
     """
     before = context.job.status
     ending = ConditionType.SUCCEEDED if state is JobState.SUCCEEDED else ConditionType.FAILED
@@ -200,10 +200,10 @@ def end_job(
 
 
 def clean_up(context: Context, status: FleetJobStatus, events: tuple[Event, ...] = ()) -> Plan:
-    """Delete the pods that cleanPodPolicy does not keep, and the job itself when its time to live is over.
+    """Delete the pods that cleanPodPolicy does not keep, and the job itself once it expires.
 
-    Pods of older attempts are deleted regardless of the policy. So are those of trainers that came too late
-    and have not started to run: they would find no servers.
+    Pods of older attempts are deleted regardless of the policy. So are pods of trainers that were created too
+    late and have not started to run, because they would find no servers.
     """
     job, now = context.job, context.now
     completion = status.completion_time or stamp(now)

@@ -1,1 +1,1 @@
-"""The policies, one per module, as functions of the observed state."""
+"""The policies as functions of the observed state, one module for each policy."""

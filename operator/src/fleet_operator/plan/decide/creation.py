@@ -1,9 +1,8 @@
 """The objects to create now: the Service, additional objects, and pods that need not wait.
 
 Additional objects (claims, policies, budgets, PodGroups) are created before the pods, and deleted when they
-are no longer needed. If the job or the operator's settings now require a different one, it is created
-Changes by others are kept: a webhook of the cluster would repeat them.
-
+are no longer needed. If the job or the operator's settings now require a different object, it is deleted and
+created again. Changes by others are kept, because a webhook of the cluster would only repeat them.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ class Creation:
 
     due: tuple[Replica, ...]
     backed_off: tuple[Replica, ...]
-    gated: bool  # trainers wait for the parameter servers
+    gated: bool  # whether trainers wait for the parameter servers
 
 
 def creation_of(context: Context) -> Creation:
@@ -52,7 +51,7 @@ def creation_of(context: Context) -> Creation:
         servers=job.replicas(Role.PSERVER),
         up=context.ready_or_completed(Role.PSERVER),
     )
-    taken = {pod.name for pod in context.observed.pods}  # whoever owns them
+    taken = {pod.name for pod in context.observed.pods}  # regardless of the owner
     due, backed_off, gated = [], [], False
     for replica in context.replicas.missing:
         not_before = context.ledger.not_before_of(replica)
@@ -68,7 +67,7 @@ def creation_of(context: Context) -> Creation:
 
 
 def create_actions(context: Context, due: Iterable[Replica]) -> tuple[Action, ...]:
-    """Return the creation of the Service, whose names are in the pods' environments, and of the pods."""
+    """Return the actions that create the Service, additional objects and the due pods, in this order."""
     job, ledger = context.job, context.ledger
     needs_service = context.may_create and not context.observed.service
     service = (CreateService(build_service(job)),) if needs_service else ()
@@ -109,14 +108,13 @@ def may_start_trainers(policy: StartupPolicy, *, gang: bool, servers: int, up: i
     """Return whether trainers may be created if `up` of the job's servers are ready or have completed.
 
     A gang schedules all pods or none, so all of its pods must exist. A job without parameter servers never
-    waits. Running trainers are unaffected by their servers: this concerns new ones only.
-
+    waits. Only new trainers wait: running ones are not affected when a server is not ready.
     """
     return gang or policy is StartupPolicy.ANY_ORDER or up >= servers
 
 
 def ensure(extras: Iterable[Extra], observed: Observed) -> tuple[EnsureObject | DeleteObject, ...]:
-    """Return the creation of missing objects, and the replacement of outdated ones."""
+    """Return the actions that create missing objects and replace outdated ones."""
     actions: list[EnsureObject | DeleteObject] = []
     for extra in extras:
         ref = ObjectRef.of(extra.manifest)
@@ -131,6 +129,6 @@ def ensure(extras: Iterable[Extra], observed: Observed) -> tuple[EnsureObject | 
 
 
 def remove(wanted: Iterable[Extra], observed: Observed) -> tuple[DeleteObject, ...]:
-    """Return the deletion of unneeded objects. Claims hold data, and are never deleted."""
+    """Return the actions that delete unneeded objects, except claims, which hold data."""
     kept = {ObjectRef.of(extra.manifest) for extra in wanted}
     return tuple(DeleteObject(ref) for ref in sorted(observed.objects.keys() - kept) if ref.kind != _KEPT)

@@ -1,9 +1,9 @@
-"""The pods to delete, and the terminating ones to force.
+"""The pods to delete, and the terminating pods to delete forcibly.
 
-The name of a pod is taken until it is gone, and some pods never end by themselves. Only a pod that cannot run
-any more is removed without its node's confirmation: one on a lost node, or one whose containers have all
-ended. Otherwise two pods of a replica could have the same claim mounted, and on a slow node they would. The
-attempt of a pod that still runs on a lost node keeps it out of the training and the checkpoints.
+The name of a pod is taken until the pod is gone, and some pods never end by themselves. Only a pod that
+cannot run any more is removed without its node's confirmation: one on a lost node, or one whose containers
+have all ended. Otherwise, on a slow node, two pods of a replica would mount the same claim. A pod that still
+runs on a lost node is kept out of the training and the checkpoints by its older attempt.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ __all__ = ["PATIENCE", "deletions", "given_up_at", "how_to_force", "may_be_force
 
 PATIENCE = timedelta(seconds=30)
 NODE_PATIENCE = timedelta(minutes=1)
-"""How long after a node counts as lost its kubelet may still confirm a pod's end."""
+"""How long a kubelet may still confirm a pod's end after its node counts as lost."""
 
 
 def deletions(
     context: Context, pods: Iterable[ObservedPod]
 ) -> tuple[tuple[Action, ...], list[datetime | None]]:
-    """Return the deletion of some pods, and when to check the terminating ones again.
+    """Return the actions that delete pods, and when to check the terminating ones again.
 
-    A pod that is overdue and cannot run any more is deleted at once, needed or not: its name is required. So
-    is one of a deleted job of this name, which no other controller handles.
+    An overdue pod that cannot run any more is deleted immediately, needed or not, because its name is
+    required. The same holds for a pod of a deleted job of this name, which no other controller handles.
     """
     actions: list[Action] = [_deletion(context, pod) for pod in pods if pod.deleted_at is None]
     looks: list[datetime | None] = []
@@ -51,9 +51,9 @@ def deletions(
 
 
 def _deletion(context: Context, pod: ObservedPod) -> DeletePod:
-    """Delete a pod: one of an older attempt in any state, any other only if it is unchanged.
+    """Return the action that deletes a pod: in any state if its attempt is old, else only if unchanged.
 
-    It may have ended meanwhile, and its end must be observed first.
+    A changed pod may have ended meanwhile, and its end must be observed first.
     """
     of_the_past = pod.attempt < context.ledger.attempt(Replica(pod.role, pod.index))
     return DeletePod(pod.name, pod.uid, version=None if of_the_past else pod.version)
@@ -62,15 +62,15 @@ def _deletion(context: Context, pod: ObservedPod) -> DeletePod:
 def given_up_at(grace_ends: datetime, node_lost: datetime | None = None) -> datetime:
     """Return when a terminating pod that cannot run becomes overdue.
 
-    A kubelet kills at the end of the grace period; if it has not confirmed that half a minute later, it is
-    gone, cut off or slow. A lost node observes no grace period.
+    A kubelet kills the pod at the end of the grace period. If it has not confirmed that half a minute later,
+    it is gone, disconnected or slow. A lost node does not observe the grace period.
 
     Parameters
     ----------
     grace_ends : datetime
         The pod's deletionTimestamp.
     node_lost : datetime, optional
-        When its node counts as lost, if it does.
+        When the pod's node counts as lost, if it does.
     """
     by_grace = grace_ends + PATIENCE
     return by_grace if node_lost is None else min(by_grace, node_lost + NODE_PATIENCE)
@@ -82,9 +82,9 @@ def may_be_forced(pod: ObservedPod) -> bool:
 
 
 def stuck_pods(pods: Iterable[ObservedPod], now: datetime) -> list[str]:
-    """Return the names of overdue pods that only a person may force.
+    """Return the names of overdue pods that only a person may delete forcibly.
 
-    A pod with finalizers is gone only once these are removed.
+    Pods with finalizers are left out, because force does not delete them before these are removed.
     """
     return sorted(
         pod.name

@@ -1,9 +1,9 @@
-"""failurePolicy: the reaction to the replicas that have failed at one moment, and the pause before a restart.
+"""failurePolicy: the reaction to replicas that have failed at the same time, and the pause before a restart.
 
 The first rule of failurePolicy.rules that matches a failure decides about it. The pause before a restart is a
 second after a disruption or a first failure, and a minute after many failures. It grows with consecutive
-failures of one replica or of the whole job, and not with disruptions. Failures before a healthy time are
-forgotten, as by the kubelet's CrashLoopBackOff.
+failures of one replica or of the whole job, but not with disruptions. After a run of `HEALTHY`, earlier
+failures are forgotten, as in the kubelet's CrashLoopBackOff.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class FailJob:
     cause: Failure
     reason: FailReason
     sentence: str
-    own: tuple[Replica, ...] = ()  # replicas whose failures count, alone or as part of an incident
+    own: tuple[Replica, ...] = ()  # replicas whose failures count, alone or within an incident
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,34 +119,36 @@ def judge(
     together: bool,
     group: bool = False,
 ) -> Verdict:
-    """Decide what failures lead to.
+    """Return the reaction to failures.
 
     Parameters
     ----------
     action : FailureAction
         The job's policy.
     failures : sequence of Failure
-        At least one, all seen at the same moment.
+        At least one failure; all of them were observed at the same time.
     rules : sequence of FailureRule
-        The job's exceptions from it.
+        The job's exceptions from the policy.
     counted_before, limit : int
         The failures counted so far, and runPolicy.backoffLimit.
     incident : collection of Replica, optional
         The replicas that have failed in the current incident, if there is one.
     together : bool
-        Whether replicas can only be restarted all together: in mode Collective, under Kueue, once a server
-        has completed, because a restarted trainer would find no server, and if a server has lost parameters
-        that trainers still need.
+        Whether replicas can only be restarted all together. This holds in mode Collective, under Kueue, once
+        a server has completed, because a restarted trainer would find no server, and if a server has lost
+        parameters that trainers still need.
     group : bool
-        Whether this includes replicas that gave up waiting for peers that have not run yet.
+        Whether `together` includes replicas that gave up waiting for peers that have not run yet.
 
-    Notes ----- The first rule that matches a failure decides about it. Without one, a configuration error
-    fails the job: it is found before any work, and retries fail the same way; so does a script that cannot
-    run. A disruption is not a failure: the pods that it ended are replaced under every policy, and it never
-    counts. Of several failures the most severe action is taken. Failures at the same moment count once; in a
-    current incident they count only if one of the replicas has failed in it before. A replica that gave up
-    waiting for peers that have not run yet is restarted alone, even if replicas restart together: these peers
-    still pull their images, and would start over.
+    Notes
+    -----
+    The first rule that matches a failure determines the reaction. If no rule matches, a configuration error
+    fails the job, because it is found before any work and retries fail the same way. So does a script that
+    cannot run. A disruption is not a failure: it never counts, and the pods that it ended are replaced under
+    every policy. Of several reactions the most severe one is taken. Failures at the same time count once. In
+    a current incident they count only if one of the replicas has failed in it before. A replica that gave up
+    waiting for peers that have not run yet is restarted alone, even if replicas restart together, because
+    these peers still pull their images and would have to start over.
     """
     answers = [_answer(action, rules, failure) for failure in failures]
     failed = [answer.failure for answer in answers if answer.counts]
@@ -189,7 +191,7 @@ def _answer(action: FailureAction, rules: Sequence[FailureRule], failure: Failur
 
 
 def _failed(answer: Answer, counted: int, own: tuple[Replica, ...]) -> FailJob:
-    """Return the failure of the job, with the reason why it is not restarted."""
+    """Return the verdict that the job fails, with the reason why it is not restarted."""
     failure = answer.failure
     reason = _HOPELESS.get(failure.kind, FailReason.REPLICA_FAILED)
     if answer.rule is not None:
@@ -208,10 +210,9 @@ def _failed(answer: Answer, counted: int, own: tuple[Replica, ...]) -> FailJob:
 def first_match(rules: Sequence[FailureRule], failure: Failure) -> int | None:
     """Return the index of the rule that matches a failure, or None.
 
-    Exit codes are the main container's. Disruptions, configuration errors and scripts that cannot run have a
-    meaning of their own: only a rule with their exit code or their reason matches them, one with only a role
-    does not.
-
+    Exit codes are the main container's. Disruptions, configuration errors and scripts that cannot run have
+    their own default reactions. A rule matches them only by their exit code or reason, not by their role
+    alone.
     """
     return next((index for index, rule in enumerate(rules) if _matches(rule, failure)), None)
 
@@ -230,21 +231,21 @@ def _matches(rule: FailureRule, failure: Failure) -> bool:
 def backoff(failures: int) -> timedelta:
     """Return the pause after consecutive failures: 1 s, 2 s, 4 s, … and at most a minute.
 
-    Delays of training are expensive, and its failures are rarely those of an overloaded service, so the pause
-    starts below the kubelet's 10 s; the default backoffLimit of 6 still takes a minute.
+    Delays of training are expensive, and failures are rarely caused by an overloaded service. So the pause
+    starts below the kubelet's 10 s. With the default backoffLimit of 6, all pauses still add up to a minute.
     """
     return min(LONGEST, timedelta(seconds=2 ** min(failures - 1, 16)))
 
 
 def next_pause(failures: int, *, fails: bool, ran: timedelta | None) -> tuple[int, timedelta]:
-    """Return the number of consecutive failures after an end, and the pause before the next start.
+    """Return the new number of consecutive failures after a pod's end, and the pause before the next start.
 
     Parameters
     ----------
     failures : int
-        The consecutive failures before.
+        The number of consecutive failures before this end.
     fails : bool
-        Whether this end is a failure; else it is a disruption, or a consequence of another failure.
+        Whether this end is a failure, and not a disruption or a consequence of another failure.
     ran : timedelta, optional
         How long the ended pod ran, if it did.
     """

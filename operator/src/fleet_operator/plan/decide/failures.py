@@ -49,10 +49,10 @@ __all__ = [
     "loses_parameters",
 ]
 
-EXIT_BAD_CONFIGURATION = 2  # also that of a shell, argparse or python for wrong arguments
+EXIT_BAD_CONFIGURATION = 2  # shells, argparse and python also exit with it after wrong arguments
 EXIT_STATE_LOST = 90
 VANISHED = "PodsVanished"
-"""The reason of unobserved ends: pods that are gone, with all others that could tell how they ended."""
+"""The reason of unobserved ends: the pods are gone, and so are all others that could report their ends."""
 
 _SIGNALS = {
     129: "SIGHUP",
@@ -71,7 +71,7 @@ _WHO_GIVES_RANKS = (
     "; a pod has RANK only in mode Collective with trainer.slotsPerPod 1: with more slots write"
     " command: [torchrun, SCRIPT] or [python, -m, fleet.launch, SCRIPT], which give each slot its rank"
 )
-_MESSAGE_CHARACTERS = 1024  # of a termination message, which may be a log's end; the status holds one
+_MESSAGE_CHARACTERS = 1024  # the limit of a termination message in the status; it may be a log's end
 _EARLY = timedelta(minutes=1)
 EVICTED = "Evicted"
 UNADMITTED = "UnexpectedAdmissionError"
@@ -91,8 +91,8 @@ class Kind(Enum):
 
     ORDINARY = auto()  # retryable
     BAD_CONFIGURATION = auto()  # found before any work: a retry fails the same way
-    PERMANENT = auto()  # the script cannot run, nor can a retry
-    REPEATED = auto()  # on one machine: the same exception at the same line again, before any step
+    PERMANENT = auto()  # the script cannot run: a retry fails the same way
+    REPEATED = auto()  # on one machine: again the same exception at the same line, before any step
     STATE_LOST = auto()  # one replica cannot continue alone: all must restart
     STARTING = auto()  # gave up waiting for peers that have not run yet, which is not its fault
     DISRUPTION = auto()  # not caused by the job
@@ -105,9 +105,9 @@ class Failure:
     replica: Replica
     kind: Kind
     told: LastFailure
-    reasons: frozenset[str] = frozenset()  # the reason that rules match
+    reasons: frozenset[str] = frozenset()  # the reasons that rules match
     by_main: bool = True  # whether it was the main container that ended
-    follows: bool = False  # of a disruption, or of a failure that is counted already
+    follows: bool = False  # whether it is a consequence of a disruption or of a counted failure
 
     @property
     def counts(self) -> bool:
@@ -149,7 +149,8 @@ class Failure:
 def find_failures(context: Context) -> tuple[Failure, ...]:
     """Return the failures of the replicas' present pods, in the order of the replicas.
 
-    A pod on a silent node is given up at once if its peers have given it up: they would wait for it again.
+    A pod on a silent node is given up immediately if its peers have given it up, because they would otherwise
+    wait for it again.
     """
     found = (_find_failure(context, replica) for replica in context.replicas.wanted)
     failures = [failure for failure in found if failure is not None]
@@ -171,8 +172,8 @@ def find_failures(context: Context) -> tuple[Failure, ...]:
 def loses_parameters(context: Context, failures: Sequence[Failure]) -> bool:
     """Return whether a server's end lost parameters that trainers still need.
 
-    Each of these trainers would end with exit code 90 once it met the next server; no need to wait for that.
-    With a checkpoint the next server continues from it, and reports if it cannot.
+    Each of these trainers would end with exit code 90 once it connected to the next server, so there is no
+    need to wait for that. With a checkpoint, the next server continues from it, or reports that it cannot.
     """
     if context.job.keeps_parameters:
         return False
@@ -186,7 +187,7 @@ def _find_failure(context: Context, replica: Replica) -> Failure | None:
     if context.replicas.has_vanished(replica):
         return _gone(context, replica)
     if pod is None or replica in context.replicas.stranded or context.ledger.has_completed(replica):
-        return None  # the failure that stranded it has been handled before
+        return None  # the failure that stranded it has already been handled
     reasons = frozenset(each for each in (pod.reason, pod.disruption) if each is not None)
     given_up = context.silent_nodes.get(replica)
     if given_up is not None and now >= given_up:
@@ -214,7 +215,7 @@ def _find_failure(context: Context, replica: Replica) -> Failure | None:
 
 
 def _gone(context: Context, replica: Replica) -> Failure:
-    """Return the failure of a replica whose pod is gone, deleted or with an unobserved end."""
+    """Return the failure of a replica whose pod was deleted, or is gone with an unobserved end."""
     name = context.replicas.name_of(replica)
     reason, sentence, reasons = "Deleted", f"{name} was deleted", {"Deleted"}
     if replica not in context.replicas.departed:
@@ -231,11 +232,11 @@ def _lost(context: Context, replica: Replica, pod: ObservedPod) -> Failure:
 
 
 def _follows(context: Context, failure: Failure, disturbed: frozenset[Replica]) -> bool:
-    """Whether a failure is the consequence of another one, which has been reported and counted already.
+    """Return whether a failure is a consequence of another one, which was already reported and counted.
 
-    A trainer that outlives its server ends with exit code 90 once it meets the next one. A replica whose peer
-    is evicted, or silent with its node, ends with 91; in a collective job all replicas end with the first. On
-    an overloaded host replicas give each other up, one after the other.
+    A trainer that outlives its server ends with exit code 90 once it connects to the next one. A replica ends
+    with 91 if its peer is evicted, or is on a silent node. In a collective job, all replicas end with the
+    first. On an overloaded host, replicas give each other up one after the other.
     """
     if failure.kind in (Kind.DISRUPTION, Kind.STARTING):
         return False
@@ -259,7 +260,7 @@ def _disturbed(context: Context) -> frozenset[Replica]:
 def _is_of_the_last_incident(context: Context, failure: Failure) -> bool:
     """Return whether a replica that gave up a peer ran at the previous failure, and ended soon after it.
 
-    The ledger has the replicas that failed themselves in the incident.
+    The replicas whose own failures belong to the incident are in the ledger, and are left out here.
     """
     before = context.job.status.last_failure
     if before is None or before.time is None or failure.told.time is None:
@@ -272,8 +273,8 @@ def _is_of_the_last_incident(context: Context, failure: Failure) -> bool:
 def _was_there(context: Context, replica: Replica) -> bool:
     """Return whether a replica's pod was created before the replacement of the pod that failed last.
 
-    Both times are the API server's. The time of the failure itself comes from the clock of a node, which may
-    be some seconds off. A failure that restarted the whole job has left no pod.
+    Both times come from the API server. The time of the failure itself comes from the clock of a node, which
+    may be some seconds off. After a failure that restarted the whole job, no such pod is left.
     """
     replicas, born = context.replicas, context.replicas.present[replica].created_at
     failed = context.last_failed
@@ -295,7 +296,7 @@ def _outlived_a_server(context: Context, trainer: Replica) -> bool:
 
 
 def _kind(pod: ObservedPod, main: str, *, refused_again: bool) -> Kind:
-    """Return the kind of a failure; only the main container's exit codes are part of the contract."""
+    """Return the kind of a failure; only exit codes of the main container have a defined meaning."""
     if _is_disrupted(pod, refused_again=refused_again):
         return Kind.DISRUPTION
     if pod.reason == EVICTED or pod.container not in (None, main):
@@ -308,8 +309,8 @@ def _kind(pod: ObservedPod, main: str, *, refused_again: bool) -> Kind:
 def _is_disrupted(pod: ObservedPod, *, refused_again: bool) -> bool:
     """Return whether a pod was ended from outside; only then is an end by SIGTERM not a failure.
 
-    A node that cannot provide a device may just have lost it. If the same replica is refused again, another
-    pod will be refused, too.
+    A node that cannot provide a device may just have lost it, so its first refusal is a disruption. If the
+    same replica is refused again, further pods will be refused, too.
     """
     return bool(pod.disruption or pod.deleted_at or (_ended_by_node(pod) and not refused_again))
 
@@ -317,8 +318,9 @@ def _is_disrupted(pod: ObservedPod, *, refused_again: bool) -> bool:
 def _ended_before_work(pod: ObservedPod) -> bool:
     """Return whether a replica ended before it had joined its job.
 
-    The message says so. Without a runtime, a script that ends within a minute has not joined: argparse and
-    shells end with this code for wrong arguments, and other programs may for any reason.
+    The termination message says so. Without a runtime, a script that ends within a minute counts as not
+    joined: argparse and shells exit with this code after wrong arguments, but other programs may use it for
+    any reason.
     """
     joined = parse_words(pod.message).joined
     if joined is not None:
@@ -342,8 +344,8 @@ def _gave_up_starting(context: Context, replica: Replica, pod: ObservedPod) -> b
 def _is_permanent(context: Context, replica: Replica, pod: ObservedPod) -> bool:
     """Return whether a replica's script can never run.
 
-    On one machine its first end is conclusive. On a cluster it is retried, maybe on another node, which may
-    have another image under the same name, or another file system: only a repetition is conclusive.
+    On one machine its first end is conclusive. On a cluster only a repetition is conclusive: a retry may run
+    on another node, with another image under the same name, or another file system.
     """
     error = permanent_error(pod.exit_code, pod.reason, pod.message)
     if error is None or context.observed.one_machine:
@@ -353,9 +355,9 @@ def _is_permanent(context: Context, replica: Replica, pod: ObservedPod) -> bool:
 
 
 def _is_repeated_here(context: Context, replica: Replica, pod: ObservedPod) -> bool:
-    """Whether a replica on one machine ends with the error of an earlier one, in its script before any step.
+    """Return whether a replica on one machine repeats the error of an earlier one before any step.
 
-    Without a runtime that counts steps, a run of up to a minute counts as one without steps.
+    Without a runtime that counts steps, a run of up to a minute counts as a run without steps.
     """
     before = context.job.status.last_failure
     if not context.observed.one_machine or before is None or pod.exit_code == EXIT_PEER_LOST:
@@ -393,7 +395,7 @@ def failure_sentence(pod: ObservedPod, job: FleetJob, *, refused_again: bool = F
     Parameters
     ----------
     pod : ObservedPod
-        The pod, with its displayed name.
+        The pod, named as it should be displayed.
     job : FleetJob
         Its job.
     refused_again : bool

@@ -1,9 +1,9 @@
 """Back-off under a quota: a job without a gang releases its pods if a quota refuses the others.
 
-Two jobs that share a quota could each hold half of their pods and wait for each other for ever. So a job that
-a quota keeps from having all of its pods releases those that it has, waits, and requests all of them again.
-The times for which it holds its pods and waits vary by job and attempt, so that jobs do not act in step, and
-the waits grow.
+Two jobs that share a quota could each hold half of their pods and wait for each other forever. So if a quota
+refuses some pods of a job, the job releases the others, waits, and requests all of them again. The times for
+which it holds its pods and waits vary by job and attempt, so that jobs do not act in lockstep, and the waits
+grow.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ LONGEST = timedelta(minutes=10)
 def with_quota(context: Context) -> Context:
     """Record in the ledger since when a quota has refused pods of a job that holds others.
 
-    It must be the ledger of the next status, which says which pods the job holds.
+    The ledger must be that of the next status, because it determines which pods the job holds.
     """
     ledger, known = context.ledger, context.ledger.quota
     if known is None and not context.observed.over_quota:
@@ -60,8 +60,8 @@ def gives_back_at(context: Context) -> datetime | None:
 def with_pods_given_back(context: Context) -> Context:
     """Return the context in which the job has released its pods, which then belong to an earlier life.
 
-    Nothing was trained in that life. So a training that began before it, if pods had vanished unobserved, is
-    still the present one.
+    Nothing was trained in that life. So a training that began in an earlier life, before pods vanished
+    unobserved, is still the present one.
     """
     ledger = context.ledger
     times = ledger.quota.times if ledger.quota is not None else 0
@@ -80,7 +80,7 @@ def is_pausing(context: Context) -> bool:
 
 
 def _has_had_all(context: Context) -> bool:
-    """Return whether the present life of a job has had enough pods to run at some time."""
+    """Return whether the job has ever had enough pods to run in its present life."""
     replicas, ledger = context.replicas, context.ledger
     had = [
         each
@@ -97,7 +97,7 @@ def _has_had_all(context: Context) -> bool:
 def _may_give_back(context: Context) -> bool:
     """Return whether a job holds pods that cannot train without the others.
 
-    Only Sync and mode Collective wait for every trainer. In other modes the existing ones train.
+    Only Sync and mode Collective wait for every trainer. Otherwise the existing trainers train.
     """
     job, replicas = context.job, context.replicas
     if job.gang is not Gang.NONE or not replicas.present:

@@ -58,7 +58,7 @@ def success_sentence(
     succeeded : collection of int
         The trainers that have completed, by index.
     late : collection of int
-        The trainers that came too late to join.
+        The trainers that started too late to join.
     non_finite : collection of int
         The trainers whose weights hold NaN or infinity at the end.
     """
@@ -85,13 +85,13 @@ def _success_sentence(policy: SuccessPolicy, *, replicas: int, succeeded: Collec
 def deadline(start: datetime | None, seconds: int | None) -> datetime | None:
     """Return when the job must have finished, or None without a deadline.
 
-    Restarts and waiting count. Time in suspension does not: the deadline restarts when the job is resumed.
+    The time includes restarts and waiting, but not suspension: it starts again when the job is resumed.
     """
     return None if start is None or seconds is None else start + timedelta(seconds=seconds)
 
 
 def not_running_since(status: FleetJobStatus) -> datetime | None:
-    """Return since when not all replicas of a job run, regardless of restarts; None as below."""
+    """Return since when not all replicas of a job run, ignoring restarts; None as for `pending_since`."""
     running, resumed = status.condition(ConditionType.RUNNING), status.condition(ConditionType.SUSPENDED)
     if running is None or running.status is not ConditionStatus.FALSE:
         return None
@@ -101,10 +101,10 @@ def not_running_since(status: FleetJobStatus) -> datetime | None:
 
 
 def pending_since(status: FleetJobStatus) -> datetime | None:
-    """Return since when not all replicas of a job run, by its status; None if they do, or if it has none.
+    """Return since when not all replicas run, by the job's status; None if they do, or if it is unknown.
 
-    A resumed job waits from then on. After a restart the wait starts again at the end of the pause before it:
-    the pods have to be scheduled again.
+    For a resumed job, the time starts when it is resumed. After a restart, it starts at the end of the pause,
+    because the pods have to be scheduled again.
     """
     running, suspended = (
         status.condition(ConditionType.RUNNING),
@@ -126,10 +126,10 @@ def pending_deadline(since: datetime | None, seconds: int | None) -> datetime | 
 
 
 def cleanup_at(state: JobState, completion: datetime, *, any_active: bool) -> datetime:
-    """Return when the policy applies.
+    """Return when cleanPodPolicy applies.
 
-    After a success the servers know that every trainer has completed, and are about to exit by themselves, as
-    may the trainers that do not count. After a failure no replica has anything left to do.
+    After a success, the servers know that every trainer has completed, and are about to exit by themselves.
+    So may be the trainers that do not count. After a failure, no replica has anything left to do.
     """
     if state is JobState.SUCCEEDED and any_active:
         return completion + EXIT_PATIENCE

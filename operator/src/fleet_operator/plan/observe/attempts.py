@@ -3,12 +3,12 @@
 Counters only grow. A replica's attempt consists of two of them, so that pods of earlier attempts, and frames
 that such a pod may still send, are always recognized as outdated:
 
-- a restart of one replica raises the count of that replica;
-- a restart of the whole job raises the count of the job and forgets what was created and completed: the
-  parameters start again, and so does every trainer's part of the training. Within one life of the job, a
-  completed replica never runs again. A suspension is a restart of the job, too, and so are another
-  number of trainers and pods released for a quota, with a checkpoint or without: new servers wait
-  for every trainer.
+- A restart of one replica increments the count of that replica.
+- A restart of the whole job increments the count of the job, and forgets which pods were created and which
+  replicas completed. The parameters start again, and so does every trainer's part of the training. Within one
+  life of the job, a completed replica never runs again. A suspension, another number of trainers and pods
+  released for a quota are also restarts of the job. This holds even with a checkpoint, because new servers
+  wait for every trainer.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ class RoleLedger:
     """The history of the replicas of one role."""
 
     restarts: Mapping[int, ReplicaRestarts] = field(default_factory=dict)
-    created: frozenset[int] = frozenset()  # whose present pod was observed: if missing, it was deleted
+    created: frozenset[int] = frozenset()  # with a present pod that was observed: if missing, it was deleted
     completed: frozenset[int] = frozenset()
-    failed: frozenset[int] = frozenset()  # in the latest incident
-    refused: frozenset[int] = frozenset()  # whose latest pod a node did not admit
+    failed: frozenset[int] = frozenset()  # replicas that failed in the latest incident
+    refused: frozenset[int] = frozenset()  # replicas whose latest pod was not admitted by a node
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class Ledger:
     failures: int = 0
     not_before: datetime | None = None
     quota: QuotaBackOff | None = None  # the back-off under a quota
-    unseen_restarts: int = 0  # the latest consecutive restarts of the job after unobserved ends
+    unseen_restarts: int = 0  # consecutive restarts of the job after unobserved ends, up to now
     failures_in_a_row: int = 0  # consecutive failures that restarted the whole job
     incident: datetime | None = None  # the time of its first failure, by the operator's clock
     roles: Mapping[Role, RoleLedger] = field(default_factory=dict)
@@ -101,7 +101,7 @@ class Ledger:
 
     @property
     def training(self) -> int:
-        """The life in which the present training began; vanished pods alone start no new training."""
+        """The life in which the present training began; restarts for vanished pods start no new training."""
         return self.job_restarts - min(self.unseen_restarts, self.job_restarts)
 
     def attempt(self, replica: Replica) -> Attempt:
@@ -116,13 +116,13 @@ class Ledger:
     def is_replaced(self, replica: Replica) -> bool:
         """Return whether a replica was restarted in the present life of the job.
 
-        Only restarts of this life have the time of the next pod.
+        Only restarts in this life have a `not_before`.
         """
         restarts = self.roles[replica.role].restarts.get(replica.index)
         return restarts is not None and restarts.not_before is not None
 
     def may_have_ended(self, replica: Replica) -> bool:
-        """Whether the end of a replica's previous pod was not observed, so that it may have completed."""
+        """Return whether a replica may have completed, because its previous pod's end was not observed."""
         restarts = self.roles[replica.role].restarts.get(replica.index)
         if restarts is not None and restarts.not_before is not None:
             return bool(restarts.unseen)
@@ -136,7 +136,7 @@ class Ledger:
     def failed_in_incident(self, now: datetime) -> frozenset[Replica] | None:
         """Return the replicas that have failed in the current incident; None if there is none.
 
-        An incident in the future comes from a clock that has been set back since, and is over.
+        An incident in the future was recorded before the clock was set back, and counts as over.
         """
         if self.incident is None or abs(stamp(now) - self.incident) > INCIDENT:
             return None
@@ -151,8 +151,8 @@ class Ledger:
     def with_attempts(self, seen: Iterable[tuple[Replica, Attempt]]) -> Self:
         """Return the ledger with counts no lower than those of existing pods.
 
-        A status that is older than its pods was reset by hand or from a backup. Following it would replace
-        running pods by older attempts, which peers of the newer ones refuse. Its completions in an older life
+        A status that is older than its pods was reset by hand or from a backup. If it were followed, running
+        pods would be replaced by older attempts, which their peers refuse. Its completions in an older life
         do not count in the pods' life.
         """
         seen = tuple(seen)
@@ -206,9 +206,9 @@ class Ledger:
         return replace(self, restarts=self.restarts + 1, roles={**self.roles, role: own})
 
     def without_surplus(self, role: Role, wanted: int) -> Self:
-        """Return the ledger without the replicas of a role from this index on; this is not a restart.
+        """Return the ledger without the replicas of a role from index `wanted` on, which is not a restart.
 
-        If one of them is needed again, its pod has a later attempt than the present one.
+        If one of them is needed again, its next pod has a later attempt.
         """
         own = self.roles[role]
         surplus = {index for index in own.created if index >= wanted}
@@ -234,7 +234,7 @@ class Ledger:
     def with_new_life(self) -> Self:
         """Return the ledger with a restart of all replicas.
 
-        Their counts stay; when each of them was to be started again, and how often it had failed in a row, is
+        The replicas' counts stay, but the times of their next pods and their consecutive failures are
         forgotten.
         """
         roles = {
@@ -269,7 +269,7 @@ class Ledger:
         Parameters
         ----------
         counted : int
-            How many count against the limit. The first failure of an incident counts, and begins it.
+            How many failures count against the limit. The first failure of an incident counts, and begins it.
         failed : iterable of Replica
             All failed replicas, including those of the current incident.
         now : datetime

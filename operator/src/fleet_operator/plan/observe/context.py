@@ -1,14 +1,14 @@
 """A job at one moment, prepared for the policies: its spec, its objects and its history.
 
-*Completions.* A pod may be gone before it is observed: the operator was down, or the pod was deleted right
-after its end. Then the messages of pods that succeeded count: a parameter server succeeds only when every
-trainer has completed, and lists them; a trainer lists those that it knows. They count for replicas with an
-unobserved end, and never against an observation: a trainer that was observed to fail after it had completed
-has failed.
+*Completions.* A pod may be gone before its end is observed, because the operator was down, or because the pod
+was deleted right after its end. Then the messages of pods that succeeded count. A parameter server succeeds
+only when every trainer has completed, and lists them. A trainer lists those that it knows to have completed.
+The messages only count for replicas with an unobserved end, and never override an observation: a trainer that
+was observed to fail after it had completed has failed.
 
-*The key* of one life of a job is the secret that its replicas share, and that strangers on the network lack.
-It is stored in the pods only, so that a restarted operator finds it there. The API server accepts a pod's
-name once: the creation of the first pod of a life determines the key (docs/adr/0042).
+*The key* of one life of a job is a secret that only its replicas share, by which they authenticate each
+other. It is stored only in the pods, where a restarted operator finds it. The API server accepts each pod
+name only once, so the creation of the first pod of a life determines the key (docs/adr/0042).
 """
 
 from __future__ import annotations
@@ -57,15 +57,15 @@ class Context:
     now: datetime
     hosts: Hosts
     ledger: Ledger
-    asked: int  # the trainers in the manifest; the job has fewer if some come too late
+    asked: int  # the number of trainers in the manifest; the job has fewer if some start too late
 
     def with_ledger(self, ledger: Ledger) -> Self:
-        """Return the same context with another ledger, by which other pods are the present ones."""
+        """Return the same context with another ledger, which determines the present pods."""
         return replace(self, ledger=ledger)
 
     @cached_property
     def replicas(self) -> Replicas:
-        """The replicas, and their pods by the ledger."""
+        """The replicas, and their present pods according to the ledger."""
         return Replicas(self.job, self.ledger, self.observed)
 
     @cached_property
@@ -104,7 +104,7 @@ class Context:
 
     @cached_property
     def silent_nodes(self) -> dict[Replica, datetime | None]:
-        """The replicas on silent nodes, and when each is given up, if it is."""
+        """The replicas on silent nodes, with the time at which each is given up, if any."""
         return {
             replica: lost_at(pod, self.tolerations(replica.role))
             for replica, pod in self.replicas.present.items()
@@ -127,16 +127,16 @@ class Context:
 
     @cached_property
     def unserved(self) -> Extra | None:
-        """An object that the job needs and the operator may not create."""
+        """The first object that the job needs and the operator may not create, if any."""
         return unserved(self.extras, self.observed)
 
     @cached_property
     def foreign(self) -> tuple[str, ...]:
-        """Other owners' objects with names of this job, as ``Kind/name``."""
+        """The objects of other owners that have names of this job's objects, as ``Kind/name``."""
         pods = (f"Pod/{pod.name}" for pod in self.observed.pods if not pod.owned)
         wanted = {f"Pod/{self.replicas.name_of(each)}" for each in self.replicas.wanted}
         wanted |= {f"{each.manifest['kind']}/{each.manifest['metadata']['name']}" for each in self.extras}
-        wanted.add(f"Service/{service_name(self.job.name)}")  # an object with only our labels takes no name
+        wanted.add(f"Service/{service_name(self.job.name)}")  # other foreign names do not matter
         return tuple(sorted(({*self.observed.foreign, *pods} & wanted) - {*self.observed.left_over}))
 
     @property
@@ -210,7 +210,7 @@ def is_unseen(context: Context, replica: Replica) -> bool:
     if ledger.has_completed(replica):
         return False
     if replica in replicas.present:
-        # A running one will report it at its end; one that finds no peers has done nothing.
+        # A running pod will report the completion at its end, but one that finds no peers cannot know it.
         return ledger.may_have_ended(replica) and replica in replicas.finding_nobody
     if ledger.is_replaced(replica) and not replicas.has_vanished(replica):  # the next pod is awaited
         return ledger.may_have_ended(replica)
@@ -219,7 +219,7 @@ def is_unseen(context: Context, replica: Replica) -> bool:
 
 
 def _has_served(context: Context, server: ObservedPod) -> bool:
-    """Whether a server that succeeded has completed: else this is a failure, unless others report more."""
+    """Return whether a server that succeeded has completed; else its end is a failure."""
     wanted = range(context.job.replicas(Role.TRAINER))
     return _may_have_served(context) or parse_words(server.message).completed.issuperset(wanted)
 
@@ -227,8 +227,8 @@ def _has_served(context: Context, server: ObservedPod) -> bool:
 def _may_have_served(context: Context) -> bool:
     """Return whether a server that succeeded can have completed.
 
-    Every trainer must have run, in its present pod or an earlier one; in an elastic job trainer 0, as the
-    others may have come too late.
+    Every trainer must have run, in its present pod or an earlier one. In an elastic job, trainer 0 suffices,
+    because the others may have started too late.
     """
     first = context.replicas.present.get(RANK_ZERO)
     done = context.ledger.has_completed(RANK_ZERO) or (first is not None and has_succeeded(first))
@@ -239,7 +239,7 @@ def _may_have_served(context: Context) -> bool:
 
 
 def _may_have_run(context: Context, trainer: Replica) -> bool:
-    """Return whether a trainer runs or has run in the present life of the job, or may have unobserved."""
+    """Return whether a trainer runs, has run, or may have run unobserved in the present life of the job."""
     replicas = context.replicas
     if replicas.has_started(trainer) or context.ledger.is_replaced(trainer):
         return True
@@ -261,9 +261,10 @@ def _named(context: Context) -> frozenset[int]:
 
 
 def _served(context: Context) -> Iterator[int]:
-    """Return the trainers of a server that succeeded without a message; it waited for all.
+    """Yield the trainers that must have completed when a server succeeds without a message.
 
-    Not in an elastic job, where it may have given up some, and not those that never ran.
+    The server waited for all trainers that ran. In an elastic job it may have given up some, so none is
+    known.
     """
     if context.job.elastic:
         return
@@ -307,7 +308,8 @@ def is_resized(*, before: int, wanted: int) -> bool:
 def trainers_to_have(*, asked: int, before: int, any_completed: bool) -> int:
     """Return the number of trainers of an elastic job, given the desired number and the previous one.
 
-    Once one has completed, the others are about to: a new trainer would find no servers, and nothing to do.
+    Once one trainer has completed, the others are about to. A new trainer would find no servers, and would
+    have nothing to do.
     """
     return min(asked, before) if any_completed and before else asked
 

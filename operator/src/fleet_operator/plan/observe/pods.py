@@ -1,9 +1,9 @@
-"""The state of an observed pod: that of its main container, not of sidecars, and that of its node.
+"""The state of an observed pod: that of its main container, regardless of sidecars, and that of its node.
 
-A pod on a silent node is replaced, even if the node controller does not evict it. Nodes are never read: when
-one stops answering, the node controller sets the Ready condition of its pods to False, and later evicts those
-that do not tolerate the taint. A toleration without a key, which is how GPU nodes are usually tolerated,
-keeps it from evicting them for ever.
+A pod on a silent node is replaced, even if the node controller does not evict it. The operator never reads
+nodes. When a node stops responding, the node controller sets the Ready condition of its pods to False, and
+later evicts those that do not tolerate the taint. A toleration without a key, which is common for GPU nodes,
+tolerates the taint forever, so that its pod is never evicted.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ EXIT_PEER_LOST = 91
 _ENDED = (PodPhase.SUCCEEDED, PodPhase.FAILED)
 
 UNREACHABLE_PATIENCE = timedelta(minutes=5)
-"""How long a pod without a toleration tolerates a silent node, by Kubernetes' default."""
+"""How long a pod without a toleration stays on a silent node, by Kubernetes' default."""
 
 _TAINTS = ("node.kubernetes.io/unreachable", "node.kubernetes.io/not-ready")
 _REASONS = frozenset({"NodeLost", "NodeNotReady", "NodeStatusUnknown", "NodeUnreachable"})
@@ -68,7 +68,7 @@ def has_started(pod: ObservedPod) -> bool:
 
 
 def is_up(pod: ObservedPod) -> bool:
-    """Return whether the main container runs, as far as is known: a silent node does not end a pod."""
+    """Return whether the main container runs, as far as is known, which includes pods on silent nodes."""
     return pod.phase in (PodPhase.RUNNING, PodPhase.UNKNOWN) and pod.exit_code is None
 
 
@@ -85,24 +85,24 @@ def is_on_silent_node(pod: ObservedPod) -> bool:
 def is_on_lost_node(pod: ObservedPod) -> bool:
     """Return whether a pod's node is silent, so that it will not report the pod's end.
 
-    A person may have set the taint on a healthy node: it counts if the kubelet reports neither
-    that the pod is ready nor that its container has ended.
+    A person may have set the taint on a healthy node, so it counts only if the kubelet reports neither that
+    the pod is ready nor that its container has ended.
     """
     tainted = pod.disruption == _NODE_IS_TAINTED and not pod.ready and pod.exit_code is None
     return pod.not_ready_reason in _REASONS or pod.disruption == _NODE_IS_GONE or tainted
 
 
 def silent_since(pod: ObservedPod) -> str:
-    """Return a sentence that a pod's node is silent, and since when, if known."""
+    """Return the words that a pod's node is silent, and since when, if known."""
     since = pod.not_ready_since
     return "silent" if since is None else f"silent since {since:%H:%M:%S} UTC"
 
 
 def patience(tolerations: Iterable[Mapping[str, Any]]) -> timedelta | None:
-    """Return how long a pod with these tolerations waits for its node; None if for ever.
+    """Return how long a pod with these tolerations waits for its node; None if forever.
 
-    Only a toleration that names one of the taints of a silent node says so; the shortest one counts, as it
-    does for the node controller.
+    Only tolerations that name a taint of a silent node count. The shortest one wins, as for the node
+    controller.
     """
     named = [each.get("tolerationSeconds") for each in tolerations if each.get("key") in _TAINTS]
     if not named:

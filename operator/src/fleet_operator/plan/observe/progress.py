@@ -1,7 +1,7 @@
 """The progress of a job: trainer 0's report, in the form of the status.
 
-A running replica reports it as the JSON of its ``/progress``, and one that has succeeded in its termination
-message, so that the final progress arrives with the end.
+A running replica reports its progress as JSON at ``/progress``. A replica that has succeeded reports it in
+its termination message, so that the final progress arrives with the end.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["Progress", "job_progress", "parse_progress", "progress_of", "trainers_with_non_finite"]
 
 DIGITS = 6
-"""Significant digits of a loss, which people read: smaller differences are no change."""
+"""The significant digits of a displayed loss; smaller differences do not count as changes."""
 
 STEPS_PAST = "steps_past_the_others"
 """The runtime's counter of steps that a trainer which joined late made after the others had completed."""
@@ -59,7 +59,7 @@ class Progress:
     samples_per_second: float | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
     history: Mapping[int, float] = field(default_factory=dict)  # loss by step
-    steps_past: int = 0  # made after the others had completed, by a late trainer
+    steps_past: int = 0  # steps that a late trainer made after the others had completed
     non_finite: int = 0  # parameters that hold NaN or infinity at the end
     tables: tuple[TableStatistics, ...] = ()  # the largest first
     memory_bytes: int | None = None  # of its process
@@ -67,7 +67,7 @@ class Progress:
     waits_for: str | None = None  # what it waits for before it trains or serves
 
     def after(self, earlier: Progress | None) -> Progress:
-        """Return this report with additional points of the curve from an earlier one of the same pod."""
+        """Return this report, with additional points of the curve from an earlier report of the same pod."""
         if earlier is None:
             return self
         history = dict(sorted((dict(earlier.history) | dict(self.history)).items()))
@@ -136,7 +136,7 @@ def job_progress(
 def progress_of(context: Context, state: JobState) -> JobProgress | None:
     """Return the job's progress: that of trainer 0's termination message, or else its latest reading.
 
-    A restarted job begins without progress; one that does not run has no estimate.
+    A restarted job begins without progress. A finished job has no estimate.
     """
     pod = context.replicas.present.get(RANK_ZERO, context.replicas.departed.get(RANK_ZERO))
     before = context.job.status
@@ -153,7 +153,7 @@ def progress_of(context: Context, state: JobState) -> JobProgress | None:
 
 
 def _whole(value: Any) -> int | None:
-    """Return a count that the status can hold: any other would make every write of it fail."""
+    """Return a value if it is a valid count; any other would make every write of the status fail."""
     whole = isinstance(value, int) and not isinstance(value, bool)
     return value if whole and 0 <= value < MAX_COUNT else None
 
@@ -163,7 +163,7 @@ def _number(value: Any) -> float | None:
         return None
     try:
         number = float(value)
-    except OverflowError:  # JSON has whole numbers that exceed a float
+    except OverflowError:  # integers in JSON may exceed a float
         return None
     return number if math.isfinite(number) else None
 

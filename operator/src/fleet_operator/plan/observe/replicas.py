@@ -1,7 +1,7 @@
-"""The replicas of a job in its present life, their pods, and the ones that find no peers.
+"""The replicas of a job in its present life, their pods, and the replicas that find no peers.
 
-Servers wait for every trainer that has joined them, and then succeed. A later trainer finds no peer. An
-elastic job no longer needs such a trainer; any other job restarts all replicas.
+Servers wait for every trainer that has joined them, and then succeed. A trainer that starts later finds no
+peer. An elastic job no longer needs such a trainer, and any other job restarts all replicas.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Replicas:
 
     @cached_property
     def late(self) -> frozenset[Replica]:
-        """Trainers of an elastic job that come too late, and are no longer needed."""
+        """The trainers of an elastic job that start too late, and are no longer needed."""
         return late_trainers(self._pods, self.ledger) if self.job.elastic else frozenset()
 
     @cached_property
@@ -72,7 +72,7 @@ class Replicas:
 
     @cached_property
     def past(self) -> tuple[ObservedPod, ...]:
-        """The job's own unneeded pods: those of older attempts, and those that never join."""
+        """The job's own pods that are not needed: those of older attempts, and those that never join."""
         kept = {pod.uid for pod in (*self.present.values(), *self.ended_late)}
         return tuple(pod for pod in self.observed.pods if pod.owned and pod.uid not in kept)
 
@@ -94,7 +94,7 @@ class Replicas:
     def stranded(self) -> tuple[Replica, ...]:
         """Restarted trainers whose servers have succeeded.
 
-        Servers wait for every trainer, so each of these had reported its completion before it failed.
+        Because servers wait for every trainer, each of these had reported its completion before it failed.
         """
         ledger = self.ledger
         if not ledger.roles[Role.PSERVER].completed:
@@ -108,7 +108,7 @@ class Replicas:
         return pod_name(self.job.name, replica.role, replica.index)
 
     def has_vanished(self, replica: Replica) -> bool:
-        """Whether a replica's present pod was observed and is gone, though the operator did not delete it."""
+        """Return whether a replica's observed present pod is gone, without a deletion by the operator."""
         seen = replica.index in self.ledger.roles[replica.role].created
         return seen and replica not in self.present and not self.ledger.has_completed(replica)
 
@@ -143,10 +143,11 @@ class Replicas:
 def late_trainers(pods: Mapping[Replica, ObservedPod | None], ledger: Ledger) -> frozenset[Replica]:
     """Return the trainers of an elastic job that had not joined before the others completed.
 
-    Trainer 0 has completed then. A running trainer that finds no servers exits with code 91, which counts
-    once the servers have succeeded or have no trainer left. A trainer that has not started to run when they
-    have ended finds none either. The servers have waited for those that had joined, and for those that failed
-    so shortly before the servers' end that these cannot have given them up.
+    Trainer 0 must have completed. A running trainer that finds no servers exits with code 91, which counts as
+    late once the servers have succeeded or have no trainer left. A trainer that has not started when the
+    servers have ended finds none either. Trainers that had joined are not late, because the servers waited
+    for them. Neither are trainers that failed so shortly before the servers' end that the servers cannot have
+    given them up.
 
     Parameters
     ----------
@@ -170,7 +171,7 @@ def late_trainers(pods: Mapping[Replica, ObservedPod | None], ledger: Ledger) ->
 def _failed_when_done(trainer: Replica, servers: list[ObservedPod], ledger: Ledger) -> bool:
     """Return whether a trainer failed so shortly before the servers succeeded that it had completed.
 
-    They had no time to give it up: they ended before its next pod could be created, and that pause is
+    The servers had no time to give it up: they ended before its next pod could be created, and that pause is
     shorter than their deadline.
     """
     if not ledger.is_replaced(trainer):
@@ -185,10 +186,9 @@ def find_nobody(
 ) -> frozenset[Replica]:
     """Return the replicas that have found no peers, or will find none.
 
-    They have not started, or their peers have ended before. A server that succeeded reports after how many
-    restarts it knew a trainer: a later attempt of that trainer has not joined it, and connects to a closed
-    port.
-
+    Such a replica has not started, or its peers ended before it joined them. A server that succeeded reports
+    the restart count of each trainer that it knew. A later attempt of that trainer has not joined the server,
+    and connects to a closed port.
 
     Parameters
     ----------

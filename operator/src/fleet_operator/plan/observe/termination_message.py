@@ -1,24 +1,24 @@
 """The final message of a pod: its termination message or the end of its log, as far as plans need it.
 
-``fleet`` writes the message, and so may any other program in a pod: invalid ones are ignored. A replica
-that succeeded leaves a line of JSON, whose ``completedTrainers`` are those that it knows to have completed,
-``0-2,4``; a server adds after how many restarts each did, ``completedAfter``, ``{"0": "0-2", "1":
-"4"}``. A failed one leaves a sentence, in which ``(not joined)``, ``(joined, no step made)`` or
-``(joined)`` follows its name.
+``fleet`` writes the message, but any other program in a pod may write one, so invalid messages are ignored. A
+replica that succeeded leaves a line of JSON. Its ``completedTrainers``, such as ``0-2,4``, are the trainers
+that it knows to have completed. A server adds ``completedAfter``, such as ``{"0": "0-2", "1": "4"}``, which
+lists the trainers by the number of restarts after which they completed. A failed replica leaves a sentence in
+which ``(not joined)``, ``(joined, no step made)`` or ``(joined)`` follows its name.
 
 *Tracebacks.* An exception's line is the first line after a traceback's head that is indented no deeper. If
 the head may be cut off, an exception is recognized by its name and the line above it. Errors that Python
 ignores at its end, such as those of destructors, are not causes.
 
-*torchrun* ends with a summary of the ranks that failed; its last line is a rule of ``=`` signs. The exception
-of the rank that failed first is in the summary if the script's ``main`` is decorated with ``record``; else
-it is above, if the end of the log contains it.
+*torchrun* ends with a summary of the failed ranks, whose last line consists of ``=`` signs. The summary has
+the exception of the rank that failed first if the script's ``main`` is decorated with ``record``. Otherwise
+the exception is above the summary, if the end of the log reaches that far back.
 
-*Permanent errors* recur at every start of a replica. They are few, and recognized by the very last line: the
-script, or one of its imports, cannot be found or parsed, or it reads standard input, which no replica has. No
-other error is permanent after a single end: a name that cannot be resolved, an unresponsive peer or a full
-disk may recover within a minute. A run on one machine, which a person watches, also ends after the second
-exception of the same kind at the same line.
+*Permanent errors* recur at every start of a replica. There are few of them, and they are recognized by the
+very last line: the script or one of its imports cannot be found or parsed, or the script reads standard
+input, which no replica has. No other error is permanent after a single end: a name that cannot be resolved,
+an unresponsive peer or a full disk may recover within a minute. A run on one machine, which a person watches,
+also ends after the second exception of the same kind at the same line.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ __all__ = [
 _HEAD = "Traceback (most recent call last):"
 _PREFIX = re.compile(
     r"(\[(?:rank|default)\d+\]:) ?", re.ASCII
-)  # of torch's exception hook, and of torchrun --tee
+)  # the prefixes of torch's exception hook, and of torchrun --tee
 _NAMED = re.compile(r"[^\W\d][\w.<>]*(?::.*)?")
 _EXCEPTION = re.compile(r" {0,2}(?:\w+\.)*\w*(?:Error|Exception|Interrupt|Exit)(?:: .*)?")
 PASSED_OVER = ("Exception ignored in", "Error in atexit._run_exitfuncs")
@@ -63,7 +63,7 @@ PASSED_OVER = ("Exception ignored in", "Error in atexit._run_exitfuncs")
 
 _FRAME = re.compile(r" *File \"(.+)\", line (\d+)(?:, in .*)?", re.ASCII)
 _MOST_AFTER = 40
-"""The lines that may follow a traceback; an earlier traceback was caught, and logged."""
+"""How many lines may follow a traceback; an earlier traceback was caught and logged."""
 
 _OWN = "torch.distributed.elastic.multiprocessing.errors.ChildFailedError"
 
@@ -72,10 +72,10 @@ _RULE = re.compile(r"={20,}")
 _RANK = re.compile(r"\s*rank +: (\d+) \(local_rank: (\d+)\)", re.ASCII)
 _EXIT_CODE = re.compile(r"\s*exitcode +: (-?\d+) ", re.ASCII)
 _SIGNAL = re.compile(r"\s*traceback : (Signal \d+ .*)", re.ASCII)
-_ABORTED = "Signal 6 "  # often by remaining threads after an exception
+_ABORTED = "Signal 6 "  # SIGABRT, often of threads that remain after an exception
 
 MOST_TRAINERS = 1000
-"""More than a role may have."""
+"""The limit of parsed trainer indexes, which no role exceeds."""
 
 _SENTENCE_CHARACTERS = 300
 
@@ -114,7 +114,7 @@ _BY_EXIT_CODE = {
     2: (_INTERPRETER,),
     126: (_SHELL,),
     127: (_SHELL,),
-    134: (_PERMANENT_EXCEPTION,),  # SIGABRT: how threads end that remain after an exception
+    134: (_PERMANENT_EXCEPTION,),  # SIGABRT: it ends threads that remain after an exception
 }
 _AFTERTHOUGHT = re.compile(r"\s.*|\[?[IWEF]\d{4} .*|\S+:\d+: \w*Warning: .*|terminate called .*|")
 """Final messages of a process and of torch's C++ code; an indented line belongs to the one above."""
@@ -133,7 +133,7 @@ _UNNAMED_FILE = re.compile(r"\(<\w+>, line \d+\)")
 
 def exceptions(lines: Sequence[str]) -> Iterator[tuple[int, str, str]]:
     """Yield the number of each line with an exception, the prefix of its rank, and the exception."""
-    indents: dict[str, int] = {}  # of the current traceback of each rank
+    indents: dict[str, int] = {}  # the indentation of each rank's current traceback
     headless, above = True, ""
     for number, line in enumerate(lines):
         prefix, text = _split(line)
@@ -193,12 +193,12 @@ def _indent(text: str) -> int:
 
 
 def find_root_cause(message: str) -> str:
-    """Return the sentence for what failed first under torchrun; empty if the log is not torchrun's."""
+    """Return a sentence about the first failure under torchrun; empty if the log is not torchrun's."""
     lines = message.rstrip().splitlines()
     if not lines or not _RULE.fullmatch(lines[-1]):
         return ""
     start = max((number for number, line in enumerate(lines) if line.strip() == _ROOT), default=-1)
-    if start < 0:  # the summary is longer than the rest of the log
+    if start < 0:  # the end of the log begins within the summary
         return max(exceptions(lines), default=(0, "", ""))[2]
     above, root = lines[:start], lines[start:-1]
     rank, local_rank = _first(_RANK, root) or ("", "")
@@ -241,9 +241,9 @@ class LastWords:
     completed : frozenset of int
         The trainers that it knows to have completed.
     restarts : mapping of int to int
-        How often each of them had been restarted, as far as known.
+        The restart count of each completed trainer, as far as known.
     stepped : bool, optional
-        For a failed one, whether it had made a step; None without a runtime.
+        Whether a failed replica had made a step; None without a runtime.
     """
 
     joined: bool | None = None
@@ -253,7 +253,7 @@ class LastWords:
 
 
 def parse_words(message: str | None) -> LastWords:
-    """Parse a termination message; invalid ones are no error."""
+    """Parse a termination message; an invalid one is ignored."""
     text = (message or "").strip()
     if (failed := _FAILED.match(text)) is not None:
         has_joined = failed["not"] is None
@@ -287,7 +287,7 @@ def _parse_restarts(after: object) -> dict[int, int]:
 def last_sentence(message: str | None, *, with_place: bool = False) -> str:
     """Return the error in a message, for people; empty if there is none.
 
-    It is the exception of its last traceback, or the error of torchrun's summary; else its last line.
+    It is the exception of the last traceback or the error in torchrun's summary, or else the last line.
 
     Parameters
     ----------
@@ -299,7 +299,7 @@ def last_sentence(message: str | None, *, with_place: bool = False) -> str:
     text = (message or "").strip()
     document = _document(text)
     if isinstance(document.get("joined"), bool) or document.keys() >= {"role", "step"}:
-        return ""  # the progress of one that was about to succeed
+        return ""  # the progress of a replica that was about to succeed
     last = without_rank(text.rpartition("\n")[2]).strip()
     lines = text.splitlines()
     exception = "" if _SENTENCE_OF_FLEET.match(last) else last_exception(lines)
@@ -334,7 +334,7 @@ def permanent_error(exit_code: int | None, reason: str | None, message: str | No
 
 
 def is_repeated(error: str, exit_code: int | None, before: LastFailure | None) -> bool:
-    """Return whether the previous failure was the same, by exit code and error."""
+    """Return whether the previous failure had the same exit code and error."""
     if before is None or before.exit_code != exit_code:
         return False
     return permanent_error(before.exit_code, before.reason, before.termination_message) == error
@@ -343,8 +343,7 @@ def is_repeated(error: str, exit_code: int | None, before: LastFailure | None) -
 def raised_at(message: str | None) -> str | None:
     """Return the kind of an uncaught exception and its place, as ``ValueError at train.py:12``.
 
-    None without an exception or a place, and for errors of connections: a retry
-    may reach the peer.
+    None without an exception or a place, and for connection errors, because a retry may reach the peer.
     """
     lines = (message or "").strip().splitlines()
     told = _EXCEPTION_OF_FLEET.fullmatch(lines[-1]) if lines else None
@@ -355,7 +354,7 @@ def raised_at(message: str | None) -> str | None:
 
 
 def _is_of_data(error: str, text: str) -> bool:
-    """Return whether the syntax error is in a text that the script has parsed (eval, ast.literal_eval)."""
+    """Return whether a syntax error is in data that the script has parsed (eval, ast.literal_eval)."""
     if not error.startswith("SyntaxError"):
         return False
     text = without_rank(text)
@@ -365,7 +364,7 @@ def _is_of_data(error: str, text: str) -> bool:
 
 
 def _went_on(error: str, text: str) -> bool:
-    """Return whether the script had caught and logged the error: more output follows."""
+    """Return whether the script caught and logged the error, so that more output follows."""
     if find_root_cause(text):
         return False
     log, _, sentence = text.rpartition("\n")

@@ -1,4 +1,4 @@
-"""Builds the plan of a decision: its events, whether its status can wait, and when the next pass is due."""
+"""Builds the plan of a decision: its events, the urgency of its status, and the time of the next pass."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def tell(
     events: tuple[Event, ...],
     looks: Iterable[datetime | None],
 ) -> Plan:
-    """Return the plan.
+    """Return the plan with its events, the urgency of its status, and the time of the next pass.
 
     Parameters
     ----------
@@ -52,11 +52,11 @@ def tell(
     status : FleetJobStatus
         The job's next status; its new conditions become events, too.
     actions : iterable of Action
-        The actions, in this order.
+        The actions, in the order of execution.
     events : tuple of Event
         Additional events.
     looks : iterable of datetime or None
-        The times at which something is due; the earliest counts.
+        The times at which another pass is needed; the earliest counts.
     """
     before, actions = context.job.status, tuple(actions)
     return Plan(
@@ -114,17 +114,17 @@ def news(before: FleetJobStatus, after: FleetJobStatus) -> tuple[Event, ...]:
 
 
 def scaled_sentence(*, before: int, wanted: int) -> str:
-    """Return the consequence of another number of trainers if all of them must know it."""
+    """Return a sentence about a changed number of trainers, for which all replicas restart."""
     return f"trainer.replicas was {before} and is {wanted}: all replicas start anew with that number"
 
 
 def noted_sentence(*, before: int, wanted: int) -> str:
-    """Return the consequence of another number of trainers if nothing runs."""
+    """Return a sentence about a changed number of trainers of a job that has no pods."""
     return f"trainer.replicas was {before} and is {wanted}: the job starts with that number"
 
 
 def joined_sentence(*, before: int, wanted: int) -> str:
-    """Return the consequence of another number of trainers in an elastic job."""
+    """Return a sentence about the trainers that join or leave an elastic job."""
     changed = range(min(before, wanted), max(before, wanted))
     verb = "join" if wanted > before else "leave"
     who = (
@@ -134,7 +134,7 @@ def joined_sentence(*, before: int, wanted: int) -> str:
 
 
 def too_late_sentence(*, asked: int, had: int) -> str:
-    """Return why an elastic job has fewer trainers than desired; empty if it has them all."""
+    """Return why an elastic job has fewer trainers than desired; empty if it has all of them."""
     if asked <= had:
         return ""
     return f"; trainer.replicas is {asked}, but a trainer has completed, and none is added after that"

@@ -134,7 +134,7 @@ def why_not_created(context: Context, *, backed_off: Iterable[Replica], gated: b
 
 
 def given_back_sentence(context: Context) -> str:
-    """Return the message of a job without pods, because a quota has no room for all of them."""
+    """Return the message of a job that has released its pods, because a quota has no room for all of them."""
     again = context.ledger.quota.not_before if context.ledger.quota is not None else None
     until = f"{again:%H:%M:%S} UTC" if again is not None else "soon"
     because = f": {context.observed.refused}" if context.observed.over_quota else ""
@@ -152,7 +152,7 @@ def _or_forced(context: Context, pods: Iterable[ObservedPod], sentence: str) -> 
 
 
 def _waiting_for_servers(context: Context) -> PendingReason:
-    """Return the servers that the trainers wait for; existing ones, whose logs may say why, come first."""
+    """Return which servers the trainers wait for; existing ones come first: their logs may say why."""
     reason = "WaitingForParameterServers"
     replicas = context.replicas
     slow = [each for each in replicas.wanted if each.role is Role.PSERVER and not replicas.is_ready(each)]
@@ -209,7 +209,7 @@ def _why_gang_waits(context: Context) -> PendingReason | None:
 
 
 def why_unended(context: Context, pods: Iterable[ObservedPod]) -> PendingReason | None:
-    """Return the stuck pods among these, which stay until a person acts."""
+    """Return a reason that names the stuck pods among `pods`, which only a person can remove, or None."""
     pods = tuple(pods)
     stuck = stuck_pods(pods, context.now)
     if not stuck:
@@ -218,9 +218,9 @@ def why_unended(context: Context, pods: Iterable[ObservedPod]) -> PendingReason 
 
 
 def why_in_doubt(context: Context) -> PendingReason | None:
-    """Return why replicas that count as running may not run: a node is silent.
+    """Return why replicas that count as running may not run.
 
-    Or a pod was deleted, and its end is not confirmed yet.
+    Their node is silent, or their pod was deleted and its end is not confirmed yet.
     """
     replicas = context.replicas
     if not context.silent_nodes:
@@ -248,14 +248,14 @@ def _not_running(context: Context) -> Iterator[ObservedPod]:
 
 
 def _starting(context: Context) -> str:
-    """Name the existing pods that do not run without a known problem."""
+    """Return a sentence about the existing pods that do not run yet and have no known problem."""
     slow = [pod.name for pod in _not_running(context)]
     if not slow:
         return "the pods are there, but not all of them run yet"
     sentence = f"{some(slow)} is being started; if it stays so, its events say why"
     if (tls := context.job.tls) is None:
         return sentence
-    # The kubelet reports it only in an event, which the operator may not read.
+    # The kubelet reports a missing Secret only in an event, which the operator may not read.
     return f"{sentence}, such as a Secret {tls.secret_name} (spec.network.tls) that is not there"
 
 
@@ -297,7 +297,7 @@ def why_gang_waits(
 def _not_admitted(
     name: str, namespace: str, waiting: Sequence[ObservedPod], queue: str | None
 ) -> tuple[str, str] | None:
-    """Return the reason of a group that Kueue holds back; its pods report other problems themselves."""
+    """Return why Kueue holds a group back; its pods report other problems themselves."""
     gated = [pod for pod in waiting if any(gate.startswith(_KUEUES) for gate in pod.gates)]
     if not gated:
         return None
@@ -330,11 +330,11 @@ def _not_placed(
 
 
 def advised(reason: str, sentence: str) -> str:
-    """Return a sentence with advice, if its reason requires action."""
+    """Return the sentence, with advice if its reason requires action."""
     advice = ADVICE.get(reason)
     return f"{sentence.rstrip('. ')}; {advice}" if advice else sentence
 
 
 def as_reason(word: str | None, otherwise: str) -> str:
-    """Return a reason from a node or a webhook, if it is valid as a condition's reason."""
+    """Return `word`, from a node or a webhook, if it is valid as a condition's reason, else `otherwise`."""
     return word if word and _REASON.fullmatch(word) else otherwise

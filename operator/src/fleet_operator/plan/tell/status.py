@@ -30,7 +30,7 @@ __all__ = ["Told", "build_status", "conditions", "only_counts_differ"]
 Told = tuple[bool, str, str]  # whether a condition holds, its reason, its message
 
 _ON_THE_WAY = frozenset({"Creating", "GangWaiting", "PodsCreated", "Starting"})
-"""Reasons that normally follow each other quickly: one write reports the last."""
+"""Reasons that normally follow each other quickly, so that one write reports only the last."""
 
 
 def conditions(
@@ -126,7 +126,7 @@ def build_status(
 
 
 def only_counts_differ(one: FleetJobStatus, other: FleetJobStatus) -> bool:
-    """Whether two statuses differ at most in what may wait a little: counts, progress and sentences."""
+    """Return whether two statuses differ only in counts, progress and messages, which may wait a little."""
     return _without_counts(one) == _without_counts(other)
 
 
@@ -148,7 +148,7 @@ def _without_counts(status: FleetJobStatus) -> FleetJobStatus:
 
 
 def _what_stays(role: RoleStatus) -> RoleStatus:
-    """Return the state of a role that must not be lost: a lost completion would repeat training."""
+    """Return the part of a role's status that must not be lost: a lost completion would repeat training."""
     return RoleStatus(role=role.role, restarts=role.restarts, completed_indexes=role.completed_indexes)
 
 
