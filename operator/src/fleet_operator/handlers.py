@@ -1,4 +1,4 @@
-"""kopf's handlers. They only pass events on; they decide and write nothing.
+"""kopf's handlers, which only pass events on: they make no decisions and no writes.
 
 There are no create, update or resume handlers, timers or daemons. With these, kopf would write annotations
 and finalizers to the user's objects, and would report changes only, never the present state.

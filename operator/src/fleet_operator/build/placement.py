@@ -65,7 +65,7 @@ def _apply_pool(spec: dict[str, Any], container: dict[str, Any], job: FleetJob, 
 
 
 def _tell_address(container: dict[str, Any]) -> None:
-    """Set the address at which peers reach the pod, for gloo and NCCL."""
+    """Set the variable with the address at which peers reach the pod, unless the template sets it."""
     env = container["env"]
     if all(entry["name"] != _ADDRESS for entry in env):
         env.append({"name": _ADDRESS, "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}})

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 CURVE = "loss.png"
 PAGE = "summary.html"
-PAGE_LINES = 40  # of each log
+PAGE_LINES = 40  # of each log, on the HTML page
 SHOWN_LINES = 12  # of the traceback, or the log, of the replica that caused a job's failure
 
 
@@ -79,6 +79,7 @@ def run_command(
     _write_page(result, logs, _draw(result, logs / CURVE, display), display)
     text = "\n".join([to_text(result), *_last_words(result, logs)])
     if as_json:
+        # A closed standard error must not suppress the JSON result.
         with contextlib.suppress(OSError):
             print(text, file=sys.stderr, flush=True)
         print(json.dumps(to_json(result)), flush=True)

@@ -294,6 +294,7 @@ class Logs:
                     self._tell_unread(pod, problem)
                     return
             if last:
+                # The API server ignores fractions of a second in sinceTime; repeated lines are skipped above.
                 params = {**params, "sinceTime": last[:19].decode() + "Z"}
                 params.pop("tailLines", None)
                 params.pop("sinceSeconds", None)

@@ -72,7 +72,7 @@ class Summary:
         return self.status.progress.summary if self.status.progress is not None else ABSENT
 
     def age(self, now: datetime) -> str:
-        """How long ago the job was created."""
+        """Return how long ago the job was created."""
         return ABSENT if self.created is None else age((now - self.created).total_seconds())
 
     def line(self) -> str:

@@ -67,7 +67,7 @@ def choose_workdirs(
     Parameters
     ----------
     job : FleetJob
-        The job; `local_limits.refusals` has found nothing in it.
+        A job that `fleet_operator.local.limits.refusals` accepts.
     manifest : Path
         The manifest's file; ``-`` is standard input.
     asked : Path, optional

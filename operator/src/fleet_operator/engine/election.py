@@ -121,6 +121,7 @@ class Election:
         while True:
             if await self._try():
                 return
+            # Jitter keeps standby operators from reading the Lease at the same time.
             await asyncio.sleep(self._pause * random.uniform(0.8, 1.0))  # noqa: S311 no secret
 
     async def keep(self) -> None:

@@ -2,7 +2,7 @@
 
 The status is written first: with a stale snapshot the write conflicts before anything is created or deleted,
 and the plan is discarded. Only a job's first status may wait until its pods run (`engine.batching`): until
-then a stale snapshot can repeat nothing. Actions keep their order, except that consecutive creations or
+then a stale snapshot cannot repeat an action. Actions keep their order, except that consecutive creations or
 deletions of pods run concurrently. The next pass finds everything that a pass leaves undone, because plans
 are made from the observed state and never from intentions.
 """

@@ -98,7 +98,7 @@ APPLY_PATCH = "application/apply-patch+yaml"
 
 
 class TokenBucket:
-    """Admits a burst at once and then a steady rate, first in, first out.
+    """Admits a burst immediately, and then callers at a steady rate in FIFO order.
 
     Parameters
     ----------

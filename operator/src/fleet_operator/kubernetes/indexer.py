@@ -142,7 +142,7 @@ class Store(Generic[T]):
     def replace(
         self, entries: Iterable[Entry[T]], version: int, namespace: str | None, *, restored: bool = False
     ) -> set[Key]:
-        """Replace the contents by a new list; return the jobs whose objects changed.
+        """Replace the contents with a new list; return the jobs whose objects changed.
 
         Parameters
         ----------
@@ -245,6 +245,6 @@ class Cache(Generic[T]):
     def replace(
         self, entries: Iterable[Entry[T]], version: int, namespace: str | None, *, restored: bool = False
     ) -> None:
-        """Replace the contents by a new list; see `Store.replace`."""
+        """Replace the contents with a new list; see `Store.replace`."""
         for job in self._store.replace(entries, version, namespace, restored=restored):
             self._on_change(job)

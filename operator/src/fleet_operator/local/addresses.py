@@ -65,6 +65,7 @@ def lock_folder(environ: Mapping[str, str]) -> Path:
     folder = Path(parent) / f"fleetjob-{os.getuid()}"
     with contextlib.suppress(FileExistsError):
         folder.mkdir(mode=0o700)
+    # The parent may be a shared /tmp: lstat, because another user could have placed a symbolic link there.
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
         raise AddressError(
@@ -86,6 +87,7 @@ def _try_lock(path: Path) -> int | None:
 def bind_error(host: str, port: int) -> OSError | None:
     """Return why `host`:`port` cannot be bound, or None if it can."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        # Connections of an earlier run in TIME_WAIT do not make a port unusable.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))

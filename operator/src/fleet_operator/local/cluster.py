@@ -53,7 +53,7 @@ class ProcessCluster:
     Parameters
     ----------
     job : FleetJob
-        The job, with its uid; `local_limits.refusals` has found nothing in it.
+        The job, with its uid; `fleet_operator.local.limits.refusals` must accept it.
     hosts : Hosts
         The claimed loopback address of each replica.
     settings : LocalSettings

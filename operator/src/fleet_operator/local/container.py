@@ -146,7 +146,7 @@ def local_command(
     Parameters
     ----------
     pod : mapping
-        The built pod; `local_limits.refusals` has found nothing in it.
+        The built pod; `fleet_operator.local.limits.refusals` must accept its job.
     host : str
         The pod's address on this machine.
     environ : mapping

@@ -86,6 +86,7 @@ class Kubelet:
         """Wait until the supervisor dies unexpectedly, and raise SupervisorLostError."""
         if self._lost is None:
             raise RuntimeError("the kubelet has not been started: call start() first")
+        # A cancelled caller must not cancel the future, which other callers may await.
         await asyncio.shield(self._lost)
 
     def stop_all(self, *, grace_seconds: float | None = None) -> None:

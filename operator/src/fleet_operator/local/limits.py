@@ -155,7 +155,7 @@ def _source_refusals(path: str, source: Any, given: Given) -> Iterator[Problem]:
 
 
 def _mount_refusals(path: str, container: Mapping[str, Any], given: Given) -> Iterator[Problem]:
-    """Yield the mounts of replaced volumes whose folder the script could not learn."""
+    """Yield the problems of mounts of replaced volumes whose folder the script could not learn."""
     told = texts(container, given.variables)
     for index, mount in mounts(container):
         folder = given.volumes.get(mount["name"])

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 # The length of the end of a log that replaces a missing termination message. The kubelet keeps 2048 bytes and
 # 80 lines, but torchrun's summary alone fills these, and the exception is above it.
 TAIL_LINES = 400
-TAIL_BYTES = 16384 + TAIL_LINES * len("2026-11-22T18:30:00.000Z ")
+TAIL_BYTES = 16384 + TAIL_LINES * len("2026-11-22T18:30:00.000Z ")  # the times are removed afterwards
 
 _STAMP = re.compile(r"^(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z) ", re.MULTILINE)
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")

@@ -46,8 +46,9 @@ GRACE_SECONDS = 3.0  # between SIGTERM and SIGKILL after the runner's death
 KILL_SECONDS = 30.0  # a process that survives SIGKILL for longer is stuck in the kernel
 LOG_BYTES = 1 << 16  # bytes of output per read, the capacity of a pipe
 START_ERROR = 128  # the exit code a container runtime gives to a command that cannot be started
-KILLED_KEEPER = 128 + signal.SIGKILL
+KILLED_KEEPER = 128 + signal.SIGKILL  # the exit code of a process that ended with its keeper
 
+# Options of prctl(2) from linux/prctl.h, which the standard library lacks.
 PR_SET_PDEATHSIG = 1
 PR_SET_NAME = 15
 PR_SET_CHILD_SUBREAPER = 36
@@ -211,6 +212,7 @@ def kill_all(wake: Wake, *, without: Container[int] = ()) -> dict[int, int]:
         codes.update(reap())
         if not alive or time.monotonic() > deadline:
             return codes
+        # With a time-out, because no signal reports that a descendant has forked.
         select.select([wake.reader], [], [], 0.02)
         wake.clear()
 

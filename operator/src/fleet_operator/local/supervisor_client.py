@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-CLOSE_SECONDS = supervisor.GRACE_SECONDS + supervisor.KILL_SECONDS + 2.0
+CLOSE_SECONDS = supervisor.GRACE_SECONDS + supervisor.KILL_SECONDS + 2.0  # its limits, and a margin
 
 
 class SupervisorLostError(OperatorError):
