@@ -1,8 +1,8 @@
-"""What a parameter server does to its blocks: clip mean gradients, and step the user's torch.optim class.
+"""The update of a parameter server's blocks: gradient clipping, and steps of the user's torch.optim class.
 
-The mathematics is PyTorch's because PyTorch computes it: each block has its own optimizer instance, on a view
-of the server's values. This module adds only what a single process does not need: norms over the blocks of
-several servers, and the correction of delayed gradients.
+PyTorch itself computes the steps: each block has its own optimizer instance on a view of the server's values.
+This module adds only what a single process does not need: norms over the blocks of several servers, and the
+correction of delayed gradients.
 """
 
 import inspect
@@ -21,7 +21,7 @@ from fleet.without_dynamo import step_directly
 __all__ = ["DenseUpdate", "clip_coefficient", "compensate_delay", "sum_of_squares", "total_of"]
 
 _EPSILON: Final = 1e-6
-"""What `torch.nn.utils.clip_grad_norm_` adds to the norm before it divides by it."""
+"""The constant that `torch.nn.utils.clip_grad_norm_` adds to the norm before it divides by the norm."""
 
 
 class DenseUpdate:
@@ -94,7 +94,7 @@ class DenseUpdate:
             self._value.grad = None
 
     def _typed(self, options: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the options with the types that the user's own optimizer computes with."""
+        """Return the options, with those that the class receives as tensors converted to tensors."""
         tensors = {
             name: torch.tensor(options[name], dtype=dtype, device="cpu")
             for name, dtype in self._tensors.items()
@@ -107,7 +107,7 @@ class DenseUpdate:
         return dict(self._optimizer.state.get(self._value, {}))
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Replace the state by one that `state` returned; tensors are copied."""
+        """Replace the state with one that `state` returned; tensors are copied."""
         self._optimizer.state[self._value] = {
             name: entry.detach().clone() if isinstance(entry, Tensor) else entry
             for name, entry in state.items()
@@ -132,7 +132,7 @@ def sum_of_squares(gradient: Tensor) -> float:
 
 
 def total_of(sums: Mapping[int, float]) -> float:
-    """Add sums of squares in ascending block order, so that every server computes the same bits."""
+    """Return the total of the sums, added in block order so that every server computes the same bits."""
     return sum((sums[block] for block in sorted(sums)), start=0.0)
 
 
@@ -148,14 +148,14 @@ def clip_coefficient(sum_of_squares: float, max_norm: float) -> float:
     Returns
     -------
     float
-        What `torch.nn.utils.clip_grad_norm_` multiplies gradients by.
+        The factor by which `torch.nn.utils.clip_grad_norm_` multiplies gradients.
     """
     coefficient = max_norm / (float(sum_of_squares) ** 0.5 + _EPSILON)
     return 1.0 if coefficient > 1.0 else coefficient
 
 
 def compensate_delay(gradient: Tensor, value: Tensor, sent: Tensor) -> Tensor:
-    """Correct a gradient to first order for the steps made since its trainer received the value.
+    """Return a gradient with a first-order correction for the steps made since its trainer got the value.
 
     Parameters
     ----------
@@ -182,5 +182,5 @@ def compensate_delay(gradient: Tensor, value: Tensor, sent: Tensor) -> Tensor:
             f"a gradient of shape {list(gradient.shape)}, a value of {list(value.shape)} and the value sent "
             f"of {list(sent.shape)}; expected one shape"
         )
-    # The original's order of operations: the drift times the gradient, times the gradient.
+    # Paddle's order of operations, for equal rounding: the drift times the gradient, times the gradient.
     return gradient + (value - sent) * gradient * gradient

@@ -1,1 +1,1 @@
-"""What concerns one process: how it begins and ends, what it tells of its progress, its memory, its clock."""
+"""The process of a replica: its start and end, the progress that it reports, its resources and its clock."""

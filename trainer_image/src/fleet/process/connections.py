@@ -1,7 +1,8 @@
-"""Accepted connections of this process: limits before authentication, relays, and forked children.
+"""Accepted connections of this process: limits before authentication, relaying, and forked children.
 
-A peer of the job authenticates within milliseconds. Until then a connection is half-open, and it costs a
-thread or descriptors. `ConnectionLimit` and `HalfOpen` bound what half-open connections may take.
+A peer of the job authenticates within milliseconds. Until then its connection is half-open, and costs a
+thread or file descriptors. `ConnectionLimit` and `HalfOpen` limit the number and duration of half-open
+connections.
 """
 
 import asyncio
@@ -33,7 +34,7 @@ Onward = Callable[[socket.socket], socket.socket]
 
 
 def own(connection: socket.socket) -> socket.socket:
-    """Have forked children close their copy of a socket; an open copy would hide this process's death."""
+    """Close forked children's copies of a socket: an open copy would hide the death of this process."""
     _owned.add(connection)
     return connection
 
@@ -47,7 +48,7 @@ os.register_at_fork(after_in_child=_close_in_child)
 
 
 class ConnectionLimit(Generic[Connection]):
-    """Bounds the number of half-open connections, and evicts the oldest of the host that has most.
+    """A limit on half-open connections, which evicts the oldest connection of the host that has the most.
 
     A host that opens many connections thus evicts only its own.
 
@@ -64,7 +65,7 @@ class ConnectionLimit(Generic[Connection]):
         """The connections of each host, oldest first."""
 
     def add(self, connection: Connection, host: str) -> Connection | None:
-        """Count a connection; return another one that must be closed, if the limit is exceeded."""
+        """Count a connection; if the limit is exceeded, return the connection that must be closed."""
         self._hosts.setdefault(host, {})[connection] = None
         self._count += 1
         if self._count <= self._most:
@@ -85,7 +86,7 @@ class ConnectionLimit(Generic[Connection]):
 
 
 class HalfOpen:
-    """Bounds the connections of a server that are still in their greeting, in number and in time.
+    """A limit on the number and duration of connections to a server that are still in their greeting.
 
     Parameters
     ----------
@@ -120,7 +121,7 @@ class HalfOpen:
 
 
 def _host_of(connected: socket.socket) -> str:
-    """Return the peer's address; empty for a Unix socket or a connection that has ended."""
+    """Return the peer's address, or an empty string for a Unix socket or a closed connection."""
     try:
         name = connected.getpeername()
     except OSError:
@@ -134,7 +135,7 @@ def _shut_down(connected: socket.socket) -> None:
 
 
 class Relay:
-    """Accepts connections and relays each of them, byte by byte, to another one.
+    """A relay, which accepts connections and copies the bytes of each from and to an onward connection.
 
     Parameters
     ----------
@@ -143,7 +144,7 @@ class Relay:
     onward : callable
         See `Onward`.
     log_refusals : bool
-        Whether to log refused connections and a lack of descriptors or threads.
+        Whether to log refused connections and a lack of file descriptors or threads.
     """
 
     def __init__(self, listener: socket.socket, onward: Onward, *, log_refusals: bool = False) -> None:
@@ -180,7 +181,7 @@ class Relay:
                 self._pause(error)
 
     def _pause(self, error: OSError | RuntimeError) -> None:
-        """Wait a moment for a free descriptor or thread, unless the relay is closed."""
+        """Wait briefly for a free file descriptor or thread, unless the relay is closed."""
         if not self._closed:
             self.refusal = f"a connection could not be accepted: {error}"
             self._warn("%s; trying again", self.refusal)
@@ -195,13 +196,13 @@ class Relay:
             connected.close()
             return
         self.refusal = ""
-        with contextlib.suppress(OSError):  # the relay passes on the end of one that has ended already
+        with contextlib.suppress(OSError):  # if one has already ended, the relay closes the other
             for each in (own(connected), own(onward)):
                 each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         relay(connected, onward)
 
     def _warn(self, message: str, *values: str) -> None:
-        """Log a warning at most once a minute: a stranger may connect often."""
+        """Log a warning at most once a minute, because an unauthenticated host may connect often."""
         now = time.monotonic()
         if self._log_refusals and now - self._logged_at >= _LOG_INTERVAL_SECONDS:
             self._logged_at = now
@@ -217,10 +218,10 @@ def relay(one: socket.socket, other: socket.socket) -> None:
 
 
 def relay_loop() -> asyncio.AbstractEventLoop:
-    """Return this process's event loop for relayed connections, which runs in a thread of its own.
+    """Return this process's event loop for relayed connections, which runs in its own thread.
 
-    One thread serves all pairs: a pod may have few threads, and trainer 0 of a collective job has two or
-    three connections with each of thousands of trainers.
+    One thread serves all pairs: a pod may run few threads, and trainer 0 of a collective job has two or three
+    connections with each of thousands of trainers.
     """
     with _starting:
         return _loop(os.getpid())
@@ -228,7 +229,7 @@ def relay_loop() -> asyncio.AbstractEventLoop:
 
 @functools.lru_cache(maxsize=1)
 def _loop(pid: int) -> asyncio.AbstractEventLoop:
-    """Start the loop of the process `pid`: a forked child has no copy of its parent's thread."""
+    """Start the loop of process `pid`, once per process: a forked child lacks its parent's threads."""
     del pid
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, name="fleet-gate", daemon=True).start()
@@ -236,15 +237,15 @@ def _loop(pid: int) -> asyncio.AbstractEventLoop:
 
 
 class Pair:
-    """Two connections that are relayed to each other; the loop keeps this object while either is open.
+    """Two connections that are relayed to each other; the loop references this object while either is open.
 
-    Bytes are relayed in the loop's own callbacks: a coroutine for each direction would cost three times as
-    much.
+    Bytes are relayed in the loop's callbacks, because a coroutine for each direction would cost three times
+    as much.
 
     Parameters
     ----------
     loop : asyncio.AbstractEventLoop
-        The loop in whose thread the pair is created and closed.
+        The event loop. The pair must be created and closed in its thread.
     one, other : socket.socket
         Non-blocking connections.
     ended : callable, optional
@@ -296,7 +297,7 @@ class Pair:
             self._end(source, sink)
             return
         if sent < len(data):
-            self._loop.remove_reader(source)  # receive nothing more before this has been sent
+            self._loop.remove_reader(source)  # backpressure: receive nothing more before this has been sent
             self._loop.add_writer(sink, self._resume, data[sent:], source, sink)
 
     def _resume(self, rest: bytes, source: socket.socket, sink: socket.socket) -> None:

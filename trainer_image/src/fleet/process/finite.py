@@ -1,6 +1,7 @@
-"""Finds NaN and infinity in gradients and weights, and warns, stops or skips the step, as the strategy says.
+"""The check of gradients and weights for NaN and infinity: it warns, stops or skips the step.
 
-One NaN in a gradient makes its weights NaN, and soon all of them; training continues and is lost.
+The strategy selects the action. One NaN in a gradient makes its weights NaN, and soon all weights; the
+training continues, but its result is useless.
 """
 
 import logging
@@ -20,13 +21,13 @@ from fleet.process import progress
 __all__ = ["COUNTER", "NO_ROWS", "FiniteCheck", "OfRows", "tell_of_weights"]
 
 COUNTER: Final = "non_finite_parameters"
-"""The counter, in the progress and the last words, of parameters with NaN or infinity at the end."""
+"""The counter of parameters with NaN or infinity at the end, in the progress and the termination message."""
 
 SKIPPED: Final = "steps_skipped"
 """The counter of steps that were skipped because a gradient was not finite."""
 
 OfRows = Mapping[str, tuple[NDArray[np.int64], Tensor]]
-"""Gradients by table: ids, and a row for each."""
+"""The gradients of each table: ids, and a row for each id."""
 NO_ROWS: Final[OfRows] = {}
 NO_LOST_ROWS: Final[Mapping[str, str]] = {}
 
@@ -38,19 +39,19 @@ _log = logging.getLogger(__name__)
 
 
 class FiniteCheck:
-    """Checks gradients for NaN and infinity.
+    """A check of gradients for NaN and infinity.
 
-    To warn, it checks the first steps and every sixteenth, because lost weights stay lost: a check reads all
-    gradients once more, and on a GPU waits for them. To stop or to skip, it checks every step. It checks rows
-    of tables in every step: they are few, just merged and in host memory, and a lost row shows nowhere else
-    if no batch has it again.
+    For ``warn`` it checks the first steps and every sixteenth step: weights that are not finite stay so, and
+    a check reads all gradients once more, and on a GPU waits for them. For ``stop`` and ``skip`` it checks
+    every step. It checks the rows of tables in every step: they are few, just merged and in host memory, and
+    a row that no later batch contains would never be noticed otherwise.
 
     Parameters
     ----------
     action : str
-        ``warn``: log once; ``stop``: raise an error; ``skip``: leave the step out.
+        ``warn``: log once; ``stop``: raise an error; ``skip``: skip the step.
     trainer : int
-        This trainer, for messages.
+        The index of this trainer, for messages.
     made : callable
         Returns the number of steps made, for messages.
     """
@@ -65,7 +66,7 @@ class FiniteCheck:
         self._warned = False
         self._warned_of_rows = False
         self.lost_rows: dict[str, str] = {}
-        """By table, the first row that was stepped with such a gradient, and the step."""
+        """For each table, the first row that was stepped with a non-finite gradient, and its step."""
 
     @property
     def looks(self) -> bool:
@@ -73,29 +74,29 @@ class FiniteCheck:
         return self._step >= self.next_look
 
     def restart(self) -> None:
-        """Check weights that were loaded as those of a first step."""
+        """Start over as before the first step, after other weights have been loaded."""
         self.lost_rows.clear()
         self.next_look = 0
 
     def lets_step(
         self, gradients: Mapping[str, Tensor], of_rows: OfRows = NO_ROWS, step: int | None = None
     ) -> bool:
-        """Check the gradients of a step; return whether to make it.
+        """Check the gradients of a step; return whether to make the step.
 
         Parameters
         ----------
         gradients : mapping of name to Tensor
-            Of any dtype and device, sparse ones too.
+            Dense or sparse gradients, of any dtype and device.
         of_rows : mapping of name to (ids, Tensor)
-            Those of tables, with a row for each id; checked in every step.
+            The gradients of tables, with a row for each id; checked in every step.
         step : int, optional
-            Counts from 0; by default the step after that of the last call. A caller may leave out steps
-            before `next_look` that have no rows.
+            The step, counted from 0; by default the step after that of the last call. A caller may omit
+            calls for steps before `next_look` that have no rows.
 
         Raises
         ------
         FleetError
-            One of them is not finite, and the strategy says to stop.
+            A gradient is not finite, and the action is ``stop``.
         """
         step = self._step if step is None else step
         self._step = step + 1
@@ -137,16 +138,17 @@ class FiniteCheck:
 def tell_of_weights(
     parameters: Mapping[str, Tensor], step: int | None, lost_rows: Mapping[str, str] = NO_LOST_ROWS
 ) -> None:
-    """Warn, and count, if parameters hold NaN or infinity at the end of training.
+    """Count the parameters that hold NaN or infinity at the end of training, and log a warning if any do.
 
     Parameters
     ----------
     parameters : mapping of name to Tensor
-        With their last values.
+        The parameters with their last values.
     step : int, optional
         The number of steps made.
     lost_rows : mapping of name to str
-        As of `FiniteCheck`: the rows of tables are not all read, so the findings of training count.
+        See `FiniteCheck.lost_rows`. Not all rows of tables are read here, so those found during training
+        are counted.
     """
     lost = [name for name, value in parameters.items() if not bool(torch.isfinite(value).all())]
     lost += [f"table {name} ({which})" for name, which in lost_rows.items()]
@@ -167,16 +169,16 @@ def tell_of_weights(
 
 
 def _first_of(gradients: Mapping[str, Tensor]) -> str:
-    """Name the first gradient that is not finite."""
+    """Return the name of the first gradient that is not finite."""
     lost = (name for name, each in gradients.items() if not bool(torch.isfinite(_numbers(each)).all()))
     return next(lost, "some parameter")
 
 
 def _lost_rows(of_rows: OfRows) -> dict[str, int]:
-    """Return by table the first row whose gradient is not finite.
+    """Return, for each table, the first row whose gradient is not finite.
 
-    NaN and infinity persist in a sum, which is the fastest way to find them. A sum of finite numbers may
-    overflow, so a sum that is not finite leads to a closer look.
+    NaN and infinity propagate to a sum, which is the fastest way to find them. A sum of finite numbers may
+    overflow, so the elements are checked only if the sum is not finite.
     """
     first = {}
     for name, (ids, rows) in of_rows.items():
@@ -188,15 +190,15 @@ def _lost_rows(of_rows: OfRows) -> dict[str, int]:
 
 
 def _numbers(gradient: Tensor) -> Tensor:
-    """Return the numbers of a gradient, dense or sparse."""
+    """Return the values of a gradient, dense or sparse."""
     return gradient if gradient.layout is torch.strided else gradient.coalesce().values()
 
 
 def _are_finite(gradients: list[Tensor]) -> bool:
-    """Return whether all numbers are finite: NaN and infinity persist in a norm.
+    """Return whether all values are finite: NaN and infinity propagate to a norm.
 
-    On a CPU the Euclidean norm takes a fifteenth of the time of the largest magnitude. Its squares may
-    overflow where the numbers do not, so the latter decides where the former is not finite.
+    On a CPU the Euclidean norm takes a fifteenth of the time of the maximum norm. Its squares may overflow
+    although all values are finite, so the maximum norm decides if the Euclidean norm is not finite.
     """
     some = [numbers for numbers in map(_numbers, gradients) if numbers.numel()]
     norms = (torch.nn.utils.get_total_norm(some, norm_type=kind) for kind in (2.0, torch.inf))

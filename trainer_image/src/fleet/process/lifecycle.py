@@ -1,15 +1,16 @@
-"""How a replica begins and ends: signals, uncaught errors, the served progress, the termination message.
+"""The lifecycle of a replica: signals, uncaught errors, the served progress, the termination message.
 
-A container's main process is PID 1, for which the kernel ignores SIGTERM unless it is handled, and Python
-runs signal handlers only between bytecodes of the main thread: a main thread that waits for a lock or in a C
-function would not end before the kubelet's SIGKILL. So the interpreter's wake-up descriptor reports SIGTERM
-to a thread, which flushes the output, writes the termination message and ends the process without unwinding
-the stack. A trainer whose script handles SIGTERM gets most of the pod's grace period to save and exit. It has
-not completed then, whatever its exit status says: otherwise the rest of its training would be lost unnoticed.
+A container's main process is PID 1, for which the kernel ignores SIGTERM unless the process handles it.
+Python runs signal handlers only between bytecodes of the main thread, so a main thread that waits for a lock
+or is in a C function would not end before the kubelet's SIGKILL. Therefore the interpreter's wake-up file
+descriptor reports SIGTERM to a thread, which flushes the output, writes the termination message and ends the
+process without unwinding the stack. A trainer whose script handles SIGTERM gets most of the pod's grace
+period to save and exit. It does not count as completed then, whatever its exit status: otherwise the rest of
+its training would be lost unnoticed.
 
-Uncaught errors end a replica with the exit status of their type and with one sentence, on stderr and as the
+An uncaught error ends a replica with the exit status of its type and with one sentence, on stderr and as the
 termination message. This holds for the user's mistakes as soon as `fleet` is imported, and for all errors
-after :func:`start`. Forked children get the handlers from before :func:`start` back.
+after :func:`start`. Forked children get back the handlers that were installed before :func:`start`.
 """
 
 import atexit
@@ -46,28 +47,28 @@ __all__ = [
 
 EXIT_TERMINATED: Final = 128 + signal.SIGTERM
 POD_GRACE_SECONDS: Final = 30
-"""Kubernetes' default of terminationGracePeriodSeconds."""
+"""The Kubernetes default of terminationGracePeriodSeconds."""
 SAVING_SHARE: Final = 0.75
-"""The part of the grace period for a script that handles SIGTERM; its launcher has to outlive it."""
+"""The fraction of the grace period that a script that handles SIGTERM gets; its launcher must outlive it."""
 TORCHRUN: Final = "TORCHELASTIC_RUN_ID"
 """A variable that torchrun sets for its workers."""
 TORCHRUN_SECONDS: Final = 30
 """The grace period that torchrun gives its workers, whatever the pod's is."""
 FLUSH_SECONDS = 0.5
-"""How long a terminated replica waits for its output; everything together stays well under two seconds."""
+"""The time limit for flushing the output of a terminated replica, which ends well within two seconds."""
 EXIT_SECONDS = 10.0
-"""How long a failed replica may spend on joining its threads and running its exit handlers."""
+"""The time limit for joining the threads and running the exit handlers of a failed replica."""
 RUNTIME_THREADS: Final = "fleet-"
-"""The name prefix of the runtime's threads: if one of them dies, the replica ends."""
+"""The name prefix of the runtime's threads: if one of them fails, the replica ends."""
 _PING: Final = 0
-"""A byte written to the pipe behind the signals; once it is read, so are all signals before it."""
+"""A byte written to the pipe of signals; once it is read, all earlier signals have been read too."""
 _PING_SECONDS: Final = 1.0
 
 _log = logging.getLogger(__name__)
 
 
 class _SigtermWatcher:
-    """Calls back on SIGTERM, in addition to the handler that the script may have."""
+    """A watcher that calls a function on SIGTERM, in addition to any handler of the script."""
 
     def __init__(self) -> None:
         self._wakeup: tuple[int, int] | None = None
@@ -77,7 +78,7 @@ class _SigtermWatcher:
         self._pings = self._pongs = 0
 
     def watch(self, act: Callable[[], None]) -> None:
-        """Call `act` on each SIGTERM, in a thread of its own."""
+        """Call `act` on each SIGTERM, in a separate thread."""
         if threading.current_thread() is not threading.main_thread():
             _log.warning(
                 "fleet.init was called outside the main thread, where Python allows no signal handlers: "
@@ -92,13 +93,13 @@ class _SigtermWatcher:
         os.set_blocking(writer, False)
         threading.Thread(target=self._run, args=(reader, act), name="fleet-lifecycle", daemon=True).start()
         taken = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-        if taken != -1:  # an event loop uses the wake-up descriptor; our handler wakes the watcher instead
+        if taken != -1:  # an event loop uses the wake-up descriptor; our handler wakes the thread instead
             signal.set_wakeup_fd(taken)
             self._owns_wakeup = False
         signal.signal(signal.SIGTERM, self._on_sigterm)
 
     def is_received(self) -> bool:
-        """Whether SIGTERM has been received, even if our thread has not read it yet."""
+        """Return whether SIGTERM has been received, including one that our thread has yet to read."""
         if self._wakeup is not None and not self._received:
             self._pings = ping = self._pings + 1
             os.write(self._wakeup[1], bytes([_PING]))
@@ -108,15 +109,15 @@ class _SigtermWatcher:
         return self._received
 
     def script_handles(self) -> bool:
-        """Whether the script handled the SIGTERM that was received, by a handler set before or after ours.
+        """Return whether the script handled the received SIGTERM, by a handler set before or after ours.
 
-        If our handler is no longer installed, the script had one when the signal arrived: otherwise we would
-        have ended this process. What it has installed since may be the default again.
+        If our handler is no longer installed, the script had installed its own when the signal arrived:
+        otherwise this process would have ended. The script may have restored the default since.
         """
         return signal.getsignal(signal.SIGTERM) != self._on_sigterm or callable(self._previous_handler)
 
     def undo(self) -> None:
-        """Restore the previous handler, in a forked child."""
+        """Restore the previous handler; called in a forked child."""
         if self._wakeup is None:
             return
         if self._owns_wakeup:
@@ -127,7 +128,7 @@ class _SigtermWatcher:
             os.close(descriptor)
 
     def _on_sigterm(self, number: int, frame: FrameType | None) -> None:
-        """Wake the watcher, in case another library owns the wake-up descriptor, and call the old handler."""
+        """Wake the thread, in case another library owns the wake-up descriptor; call the previous handler."""
         if self._wakeup is not None:
             os.write(self._wakeup[1], bytes([number]))
         if callable(self._previous_handler):
@@ -164,7 +165,7 @@ class _Lifecycle:
         self._previous_thread_hook = threading.excepthook
 
     def start(self) -> None:
-        """Install everything that a replica needs, once."""
+        """Install all hooks and limits of a replica; a second call does nothing."""
         if self.started:
             return
         self.started = True
@@ -174,7 +175,10 @@ class _Lifecycle:
         self._sigterm.watch(self.on_sigterm)
 
     def observe(self) -> None:
-        """Serve the progress, and leave a termination message: all that a plain script that reports needs."""
+        """Serve the progress, and install the hooks that leave a termination message.
+
+        A plain script, which only reports its progress, needs nothing else.
+        """
         if self._observing:
             return
         self._observing = True
@@ -187,7 +191,7 @@ class _Lifecycle:
         _serve_progress(os.environ)
 
     def undo_in_child(self) -> None:
-        """Restore the previous hooks in a forked child: its end is not the replica's end."""
+        """Restore the previous hooks in a forked child, whose end is not the replica's end."""
         self._sigterm.undo()
         if self._observing:
             if sys.excepthook == self.on_uncaught:
@@ -199,7 +203,7 @@ class _Lifecycle:
             atexit.unregister(self.at_exit)
 
     def identify(self, environ: Mapping[str, str]) -> None:
-        """Name a process without a role by its environment, as far as that gives a role and an index."""
+        """Name a process without a role after its environment, if that gives a role and an index."""
         role = environ.get("PADDLE_TRAINING_ROLE", "TRAINER")
         index = environ.get("PADDLE_PSERVER_ID") if role == "PSERVER" else None
         names = ("PADDLE_TRAINER_ID", "RANK", "NODE_RANK")  # without a rank, the pod's number
@@ -208,35 +212,35 @@ class _Lifecycle:
             self.name(role, int(index))
 
     def name(self, role: str, index: int) -> None:
-        """Set the name under which this process shows its progress and leaves messages."""
+        """Set the name of this process in its progress and its messages."""
         self.identity, self.is_server = f"{role.lower()} {index}", role == "PSERVER"
         progress.identify(role, index)
 
     def join(self) -> None:
-        """Record that this replica has joined its job, and at which step of the training."""
+        """Record that this replica has joined its job at the current step."""
         self.joined, self._step_at_join = True, _current_step()
 
     def complete(self, completed: Collection[int], attempts: Mapping[int, int]) -> None:
-        """Record that this replica has done its work, and leave its progress."""
+        """Record that this replica has completed, and write its progress as the termination message."""
         self._completed, self._attempts = completed, attempts
         self._exit_argument = None  # the script has caught an earlier sys.exit
         self.leave_progress()
 
     def is_stopped(self) -> bool:
-        """Whether SIGTERM was received before this replica had completed."""
+        """Return whether SIGTERM was received before this replica had completed."""
         return self._completed is None and self._sigterm.is_received()
 
     def on_sigterm(self) -> None:
-        """End this replica; a trainer whose script handles SIGTERM gets time to save first."""
+        """End this replica; if a trainer's script handles SIGTERM, give it time to save first."""
         if self._sigterm.script_handles() and not self.is_server:
             if self._completed is None:
                 self.leave_stop()
-            _flush_within(FLUSH_SECONDS)  # SIGKILL may come sooner than the pod's grace period says
+            _flush_within(FLUSH_SECONDS)  # SIGKILL may come before the grace period ends
             time.sleep(_seconds_to_save(os.environ))
         self._end_stopped()
 
     def on_exit(self, status: Any = None, /) -> NoReturn:
-        """Replace ``sys.exit``: exit handlers cannot see an uncaught SystemExit, and hooks are not called."""
+        """Record the argument of ``sys.exit``, which neither exit handlers nor hooks can see, and exit."""
         if threading.current_thread() is threading.main_thread():
             self._exit_argument = status
         self._exit(status)
@@ -244,7 +248,7 @@ class _Lifecycle:
     def on_uncaught(
         self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
     ) -> None:
-        """End the main thread: print the traceback, unless it is the user's mistake, and one sentence."""
+        """Report the error that ends the main thread; print its traceback unless it is the user's mistake."""
         if not isinstance(error, ConfigurationError):
             self._previous_hook(kind, error, trace)
         self._leave_error(error)
@@ -252,7 +256,7 @@ class _Lifecycle:
         _exit_after(EXIT_SECONDS, self._status)
 
     def on_uncaught_in_thread(self, args: threading.ExceptHookArgs) -> None:
-        """End the replica if a thread dies of a FleetError, or a runtime thread of any error."""
+        """End the replica if any thread fails with a FleetError, or a runtime thread with any error."""
         error = args.exc_value
         if not isinstance(error, ConfigurationError):
             self._previous_thread_hook(args)
@@ -261,12 +265,12 @@ class _Lifecycle:
             return
         self._leave_error(error)
         if self.is_stopped():
-            return  # the script saves; the watcher of SIGTERM ends it in time
+            return  # the script is saving; the SIGTERM watcher ends it in time
         _flush_within(FLUSH_SECONDS)
         os._exit(_exit_code(error))
 
     def at_exit(self) -> None:
-        """Leave the termination message, and exit with the status of the error or of SIGTERM."""
+        """Write the termination message, and exit with the status of the error or of SIGTERM."""
         chose_failure = self._exit_argument not in (None, 0)
         text = "" if isinstance(self._exit_argument, int | None) else str(self._exit_argument)
         if self.is_stopped():
@@ -276,15 +280,15 @@ class _Lifecycle:
         elif text and not self.failed:
             self.leave_failure(" ".join(text.split()))
         elif self.started or not (chose_failure or hasattr(sys, "last_value")):
-            # Of a plain script that fails, the end of its log says more than its progress. `last_value` is
-            # the uncaught exception, which Python keeps even if the script has replaced our hook.
+            # If a plain script fails, the end of its log says more than its progress. `last_value` is the
+            # uncaught exception, which Python keeps even if the script has replaced our hook.
             self.leave_progress()
         if self._status not in (None, EXIT_FAILURE):
             _flush_within(FLUSH_SECONDS)
             os._exit(self._status or EXIT_FAILURE)
 
     def leave_progress(self) -> None:
-        """Write the termination message of a replica that ends well; one process of a pod writes for all."""
+        """Write the termination message of a successful replica; only one process of a pod writes it."""
         if self._is_one_of_several() and TORCHRUN in os.environ:
             return  # it would hide torchrun's own message if another worker fails
         if not self.failed and os.environ.get("LOCAL_RANK", "0") == "0":
@@ -305,7 +309,10 @@ class _Lifecycle:
             termination.write_failure(f"{self.identity} was stopped by SIGTERM", os.environ)
 
     def _leave_error(self, error: BaseException) -> None:
-        """Write the sentence of an error, ours also to stderr; a stop before it takes precedence."""
+        """Write an error's sentence as the termination message, and for our own errors also to stderr.
+
+        If SIGTERM came first, the message says that the replica was stopped.
+        """
         self.failed = True
         if self.is_stopped():
             self.leave_stop()
@@ -322,7 +329,7 @@ class _Lifecycle:
         os._exit(EXIT_TERMINATED)
 
     def _stage(self) -> str:
-        """Return how far this replica has come, in the form that the operator reads; empty for a script."""
+        """Return the stage of this replica in the form that the operator parses; empty for a plain script."""
         if not self.started:
             return ""
         if not self.joined:
@@ -330,7 +337,7 @@ class _Lifecycle:
         return " (joined)" if _current_step() != self._step_at_join else " (joined, no step made)"
 
     def _is_one_of_several(self) -> bool:
-        """Whether this is a plain script's process, one of several that a launcher has started."""
+        """Return whether this process is a plain script, one of several that a launcher has started."""
         return not self.started and os.environ.get("LOCAL_WORLD_SIZE", "1") != "1"
 
 
@@ -339,7 +346,7 @@ _imported_by, _hook_at_import = os.getpid(), sys.excepthook
 
 
 def start(role: "Role | None") -> None:
-    """Prepare this process to be a replica; a later call only sets its role.
+    """Prepare this process to be a replica; later calls only set its role.
 
     Installs the handling of SIGTERM and of uncaught errors, raises the limit of open files, shows the log,
     and serves the progress if ``FLEET_METRICS_PORT`` is set: on this replica's own address if
@@ -348,8 +355,8 @@ def start(role: "Role | None") -> None:
     Parameters
     ----------
     role
-        The role and index under which this process shows its progress and leaves messages. None if they are
-        still unknown, and finding them out may fail: until then the environment names the process.
+        The role and index that name this process in its progress and its messages. None if they are not
+        known yet; until then the environment names the process.
     """
     if role is not None:
         _lifecycle.name("PSERVER" if role.kind.name == "SERVER" else "TRAINER", role.index)
@@ -366,7 +373,7 @@ def report(
     loss: Number | None = None,
     samples: int | None = None,
 ) -> None:
-    """Report the progress of this replica to everyone who watches the job.
+    """Report the progress of this replica, for ``fleetjob run``, the operator's status and Prometheus.
 
     Parameters
     ----------
@@ -374,12 +381,12 @@ def report(
         Any values worth showing, for example ``{"test_accuracy": 0.97}``. The latest value of each name is
         kept. A name consists of letters, digits and underscores.
     step, total_steps : int, optional
-        The step just made, and how many there will be. Default of the step: the runtime's own count.
+        The step just made, and the planned number of steps. The default of `step` is the runtime's own count.
     loss : number or tensor of one element, optional
         The loss of this step. Together with the step it becomes a point of the loss curve, which keeps at
-        most 512 points: of a longer run every second, fourth, … report.
+        most 512 points: in a longer run, only every second, fourth, … report.
     samples : int, optional
-        How many samples this replica has trained on since it began; their rate is computed from it.
+        The number of samples that this replica has trained on since it began; gives the sample rate.
 
     Raises
     ------
@@ -397,12 +404,12 @@ def joined() -> None:
 
 
 def failed() -> bool:
-    """Return whether this process ends by an error that has been reported, or was stopped by SIGTERM."""
+    """Return whether this process is ending with an error that it has reported, or was stopped by SIGTERM."""
     return _lifecycle.failed or _lifecycle.is_stopped()
 
 
 def refuses(call: str) -> bool:
-    """Return whether `call` must not mark this replica as completed, because SIGTERM has stopped it; log it.
+    """Return whether `call` must not mark this replica as completed, because of SIGTERM; log that if so.
 
     A script that handles SIGTERM continues, and may leave its loop early.
     """
@@ -415,23 +422,23 @@ def refuses(call: str) -> bool:
 
 
 def finish(completed: Collection[int] = (), attempts: Mapping[int, int] | None = None) -> None:
-    """Leave the progress as the termination message: this replica has done its work.
+    """Record that this replica has completed, and write its progress as the termination message.
 
-    The exit handler adds what the script reports afterwards.
+    The exit handler adds later reports of the script.
 
     Parameters
     ----------
     completed : collection of int
-        The indexes of the trainers that this replica knows to have completed, itself included if it is one.
+        The indexes of the trainers that are known to have completed, including this replica if it is one.
     attempts : mapping of int to int, optional
-        For a server: the attempt in which each of them completed.
+        For a server: the attempt in which each trainer completed.
     """
     if _lifecycle.started:
         _lifecycle.complete(completed, attempts or {})
 
 
 def end_completed(completed: Collection[int]) -> NoReturn:
-    """End this replica successfully: its training had completed before, with these trainers.
+    """End this replica successfully, because these trainers had already completed the training.
 
     Raises
     ------
@@ -444,7 +451,7 @@ def end_completed(completed: Collection[int]) -> NoReturn:
 
 
 def _seconds_to_save(environ: Mapping[str, str]) -> float:
-    """Return how long a script that handles SIGTERM may continue: most of its grace period."""
+    """Return the number of seconds that a script that handles SIGTERM may continue."""
     given = environ.get("FLEET_GRACE_SECONDS", "").strip()
     grace = int(given) if given.isascii() and given.isdigit() else POD_GRACE_SECONDS
     if TORCHRUN in environ:
@@ -461,7 +468,7 @@ def _exit_code(error: BaseException) -> int:
 
 
 def _one_sentence(error: BaseException) -> str:
-    """Return an error's message on one line; for errors that are not ours with their type and place."""
+    """Return an error's message on one line; if it is not one of ours, with its type and location."""
     message = " ".join(str(error).split())
     if isinstance(error, FleetError):
         return message or type(error).__name__
@@ -471,7 +478,7 @@ def _one_sentence(error: BaseException) -> str:
 
 
 def _show_log() -> None:
-    """Print this package's log from INFO on, unless the script has configured logging itself."""
+    """Print this package's log from level INFO on, unless the script configures logging itself."""
     logger, last_resort = logging.getLogger("fleet"), logging.lastResort
     if logger.hasHandlers() or logger.level != logging.NOTSET or last_resort is None:
         return
@@ -480,7 +487,7 @@ def _show_log() -> None:
 
 
 def _serve_progress(environ: Mapping[str, str]) -> None:
-    """Start the HTTP server if the environment asks for it; training continues if it cannot start."""
+    """Start the HTTP server if the environment requests it; training continues if it cannot start."""
     port = environ.get("FLEET_METRICS_PORT")
     if not port or environ.get("LOCAL_RANK", "0") != "0":
         return
@@ -488,7 +495,7 @@ def _serve_progress(environ: Mapping[str, str]) -> None:
         raise ConfigurationError(
             f"FLEET_METRICS_PORT is {port!r}; expected a port number, 1 to 65535: unset it to serve nothing"
         )
-    from fleet.process.progress_server import start_server  # not by every `import fleet`
+    from fleet.process.progress_server import start_server  # imported late, to keep `import fleet` fast
 
     host = environ.get("PADDLE_CURRENT_IP", "")
     bind = host if _is_loopback(host) else ""
@@ -506,7 +513,7 @@ def _is_loopback(host: str) -> bool:
 
 
 def _flush_within(seconds: float) -> None:
-    """Flush the output from another thread: a blocked thread may hold the lock of a stream."""
+    """Flush the output in another thread, because a blocked thread may hold the lock of a stream."""
 
     def flush() -> None:
         for stream in (sys.stdout, sys.stderr):
@@ -535,9 +542,9 @@ def _exit_after(seconds: float, status: int) -> None:
 
 
 def _on_early_mistake(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """End a script by the user's mistake as a replica ends, even before `init` was called.
+    """End a script that fails by the user's mistake as a replica would end, even before `init` is called.
 
-    An interactive session continues, and a forked child is not the replica.
+    Interactive sessions and forked children are exempt.
     """
     if isinstance(error, ConfigurationError) and os.getpid() == _imported_by and not hasattr(sys, "ps1"):
         with contextlib.suppress(ConfigurationError):  # the first mistake is the one to report
@@ -551,7 +558,7 @@ _forking = threading.local()
 
 
 def _block_sigterm() -> None:
-    """Block SIGTERM between a fork and the reset: the child would report it to the parent by the pipe."""
+    """Block SIGTERM from a fork to the reset in the child, which shares the parent's pipe until then."""
     _forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
 
 

@@ -1,10 +1,10 @@
-"""The progress of this replica: what the script reports and what the runtime counts.
+"""The progress of this replica: values reported by the script, and counters of the runtime.
 
 A process has one :class:`Progress`, whose methods are this module's functions. `fleet.report` and the runtime
 write to it. `fleet.process.progress_server` serves its snapshot to the table of ``fleetjob run``, the
 operator's status and Prometheus.
 
-Forked children (``DataLoader`` workers) start with counters of their own, which nothing serves.
+Forked children (``DataLoader`` workers) start with their own counters, which are not served.
 """
 
 import logging
@@ -38,9 +38,9 @@ __all__ = [
 ]
 
 MAX_HISTORY: Final = 512
-"""The points of the loss curve."""
+"""The largest number of points of the loss curve."""
 MAX_TABLES: Final = 50
-"""The largest tables are shown: each one adds labels to the metrics and bytes to every snapshot."""
+"""The number of largest tables shown: each adds labels to the metrics and bytes to every snapshot."""
 RATE_WINDOW_SECONDS: Final = 10.0
 _METRIC_NAME: Final = re.compile(r"[a-zA-Z][a-zA-Z0-9_]*")
 _log = logging.getLogger(__name__)
@@ -50,7 +50,7 @@ Tables = Sequence[Mapping[str, Any]]
 
 
 class _LossCurve:
-    """Points of step and loss, at most 512: when full, keeps every second one and records half as often."""
+    """At most 512 points of step and loss: when full, drops every second one and records half as often."""
 
     def __init__(self) -> None:
         self._points: list[tuple[int, float]] = []
@@ -60,7 +60,7 @@ class _LossCurve:
         self._warned = False
 
     def record(self, step: int | None, loss: float) -> None:
-        """Add a point, if its step is known and the loss is finite."""
+        """Record a point if its step is known and its loss is finite."""
         if not math.isfinite(loss):
             if not self._warned:
                 self._warned = True
@@ -88,7 +88,7 @@ class _LossCurve:
 
 
 class _SampleRate:
-    """The growth of a count over the last ten seconds."""
+    """The rate of a count over the last ten seconds."""
 
     def __init__(self) -> None:
         self._counts: deque[tuple[float, int]] = deque()
@@ -128,7 +128,7 @@ class Progress:
         self.reset()
 
     def reset(self) -> None:
-        """Forget everything. The lock is new as well: a fork may have copied it while it was held."""
+        """Clear everything, and replace the lock: a fork may have copied it while it was held."""
         self._lock = threading.Lock()
         self._serving = False
         self._waits_for: str | None = None
@@ -138,14 +138,14 @@ class Progress:
         self._made = 0
         self._tables: Callable[[], Tables] = tuple
         self._reported: dict[str, Any] = dict.fromkeys(("step", "totalSteps", "loss", "samples"))
-        """The latest reported values, by their name in the snapshot."""
+        """The latest reported values, by name in the snapshot."""
         self._metrics: dict[str, float] = {}
         self._counters: dict[str, int | float] = {}
         self._curve = _LossCurve()
         self._rate = _SampleRate()
 
     def identify(self, role: str, index: int) -> None:
-        """Set which replica this process is: TRAINER or PSERVER, and its index."""
+        """Set the role of this replica, TRAINER or PSERVER, and its index."""
         with self._lock:
             self._replica = role, index
 
@@ -155,8 +155,8 @@ class Progress:
         Parameters
         ----------
         made : callable
-            Returns how many steps have been made; 0 before the first one, and when the trainer is gone. Any
-            thread may call it.
+            Returns the number of steps made; 0 before the first one, and when the trainer is gone. It must
+            be thread-safe.
         """
         with self._lock:
             self._count_made = made
@@ -172,15 +172,15 @@ class Progress:
         Parameters
         ----------
         tables : callable
-            Returns ``name``, ``rows``, ``bytes``, ``rowsOnDisk`` and ``shardSkew`` of each table; a server
+            Returns ``name``, ``rows``, ``bytes``, ``rowsOnDisk`` and ``shardSkew`` of each table. A server
             adds ``lookedUp``, ``found`` and ``rowsOfFullestShard`` of its own part, a trainer
-            ``hitPercentage``. Any thread may call it, and it must not block.
+            ``hitPercentage``. It must be thread-safe, and must not block.
         """
         with self._lock:
             self._tables = tables
 
     def waits_for(self, what: str | None) -> None:
-        """Set what this replica waits for before it trains or serves, such as a server; None for nothing."""
+        """Set what this replica waits for before it trains or serves, such as a server; None to clear it."""
         with self._lock:
             self._waits_for = what
 
@@ -190,15 +190,15 @@ class Progress:
             self._parameter_bytes = num_bytes
 
     def serves(self, now: bool) -> None:
-        """Set whether this process serves others now; the readiness probe reads it."""
+        """Set whether this process serves requests now; the readiness probe reports it."""
         self._serving = now
 
     def is_serving(self) -> bool:
-        """Whether this process serves others now."""
+        """Return whether this process serves requests now."""
         return self._serving
 
     def count(self, name: str, amount: float = 1) -> None:
-        """Add `amount` to the counter `name`, which Prometheus sees as ``fleet_{name}_total``."""
+        """Add `amount` to the counter `name`, which is exported to Prometheus as ``fleet_{name}_total``."""
         with self._lock:
             self._counters[name] = self._counters.get(name, 0) + amount
 
@@ -229,7 +229,7 @@ class Progress:
             self._metrics.update(checked)
 
     def snapshot(self) -> dict[str, Any]:
-        """Return the present state as JSON-ready data; values never reported are None."""
+        """Return the current state as JSON-ready data; values never reported are None."""
         with self._lock:
             tables = sorted(self._tables(), key=lambda table: table["bytes"], reverse=True)
             role, index = self._replica
@@ -250,7 +250,7 @@ class Progress:
             }
 
     def _current_step(self) -> int | None:
-        """Return the reported step, else the runtime's, which stays after the trainer is gone; None at 0."""
+        """Return the reported step, else the runtime's last known step, or None before the first step."""
         if (step := self._reported["step"]) is not None:
             return int(step)
         self._made = (self._count_made() if self._count_made is not None else 0) or self._made
@@ -258,9 +258,9 @@ class Progress:
 
 
 def _resident_bytes() -> int | None:
-    """Return the resident memory of this process; without /proc its peak."""
+    """Return the resident memory of this process in bytes, or its peak on systems without /proc."""
     try:
-        with open("/proc/self/statm", "rb") as file:  # noqa: PTH123  each second: a Path costs more than the read
+        with open("/proc/self/statm", "rb") as file:  # noqa: PTH123  read every second; Path costs more
             return int(file.read().split()[1]) * resource.getpagesize()
     except OSError:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss if sys.platform == "darwin" else None

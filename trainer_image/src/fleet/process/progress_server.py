@@ -5,9 +5,9 @@
 ``GET /metrics``
     The same numbers as Prometheus metrics.
 ``GET /healthz``
-    200 while the process can answer at all.
+    200 while the process is alive.
 ``GET /readyz``
-    200 while the process serves others, as a parameter server does; 503 otherwise.
+    200 while the process serves requests, as a parameter server does; 503 otherwise.
 """
 
 import json
@@ -52,7 +52,7 @@ TABLES: Final = {
         "Rows of this server's fullest virtual shard, as a multiple of the mean.",
     ),
 }
-"""The metrics of a server's tables. A trainer's numbers are sums over the servers, and not exported."""
+"""The metrics of a server's tables. A trainer's numbers are sums over the servers and are not exported."""
 
 
 class _Metrics:
@@ -111,7 +111,7 @@ def prometheus_text(state: Mapping[str, Any], environ: Mapping[str, str]) -> byt
     environ : mapping of str to str
         The process environment; job name and attempt become labels of ``fleet_replica_info``.
     """
-    # Imported by the first scrape, and not by every process of a job: it takes a tenth of a second.
+    # Imported at the first scrape instead of in every process of a job: it takes a tenth of a second.
     from prometheus_client import CollectorRegistry, generate_latest
 
     registry = CollectorRegistry(auto_describe=False)
@@ -120,7 +120,7 @@ def prometheus_text(state: Mapping[str, Any], environ: Mapping[str, str]) -> byt
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """Answers the four paths; drops a client that stalls for REQUEST_TIMEOUT_SECONDS."""
+    """The handler of the four paths, which drops a client that stalls for REQUEST_TIMEOUT_SECONDS."""
 
     timeout = REQUEST_TIMEOUT_SECONDS
     server_version = "fleet"
@@ -154,7 +154,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 class _Server(ThreadingHTTPServer):
-    """The HTTP server, on a socket of its own making: the base class looks the host's name up in DNS first.
+    """The HTTP server, which binds its own socket: the base class would look up the host name in DNS.
 
     Parameters
     ----------
@@ -186,12 +186,12 @@ class _Server(ThreadingHTTPServer):
         self.server_address = self.socket.getsockname()
 
     def finish_request(self, request: Any, client_address: Any) -> None:
-        """Answer a bounded number of clients, each within ten seconds: anyone may connect and be slow."""
+        """Answer a client within ten seconds, and only so many at once: any host may connect and be slow."""
         with self._readers.bounded(request):
             super().finish_request(request, client_address)
 
     def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002
-        """Log a client that disconnected or sent garbage; the base class prints a traceback for each."""
+        """Log a client that disconnected or sent garbage; the base class would print a traceback."""
         _log.debug("a reader of the progress at %s failed", client_address, exc_info=True)
 
 
@@ -211,7 +211,7 @@ def start_server(host: str, port: int) -> tuple[str, int]:
     Returns
     -------
     tuple of str and int
-        The bound address and port. A second call changes nothing and returns those of the first.
+        The bound address and port. Further calls change nothing and return those of the first.
 
     Raises
     ------
@@ -236,7 +236,7 @@ def close() -> None:
 
 
 def _close_in_child() -> None:
-    """Close a forked child's copy of the listening socket; the parent goes on serving."""
+    """Close a forked child's copy of the listening socket; the parent continues to serve."""
     global _server
     if _server is not None:
         _server.socket.close()

@@ -1,4 +1,4 @@
-"""What the machine grants this process: file descriptors, memory, cores, and time to run."""
+"""The resources of this process: file descriptors, memory, CPU cores, and time to run."""
 
 import contextlib
 import ctypes
@@ -22,22 +22,22 @@ __all__ = [
 ]
 
 _SAVE_DESCRIPTORS: Final = 16
-"""A save or a load opens a few files and folders at once, in one thread or two."""
+"""The descriptors reserved for saves and loads, which open a few files and folders at once."""
 _CPU_MAX: Final = Path("/sys/fs/cgroup/cpu.max")
 
 COPY_PAST_CACHES: Final = {"GLIBC_TUNABLES": f"glibc.cpu.x86_non_temporal_threshold={2 << 20}"}
-"""Makes glibc copy large blocks past the CPU caches; for the environment of processes that share memory.
+"""The environment with which glibc copies large blocks past the CPU caches, for processes that share memory.
 
-Each step copies the model twice on every trainer, and all processes share the caches: copies that bypass
-them leave the working set of the computation there. The threshold is about the size of one core's own cache.
-glibc reads it when a process starts, so the launcher sets it, unless the user has set the variable.
+Each step copies the model twice on every trainer, and all processes share the caches: copies that bypass the
+caches do not evict the working set of the computation. The threshold is about the size of one core's private
+cache. glibc reads the variable when a process starts, so the launcher sets it, unless the user has set it.
 Processors other than x86 and other C libraries ignore it.
 """
 
 _M_TRIM_THRESHOLD: Final = -1
 _M_MMAP_THRESHOLD: Final = -3
 _MMAP_THRESHOLDS: Final = (1 << 30, 32 << 20)
-"""Tried in order; some builds of glibc accept at most the second (HEAP_MAX_SIZE / 2)."""
+"""The thresholds to try, in order; some builds of glibc accept at most the second (HEAP_MAX_SIZE / 2)."""
 _NEVER_TRIM: Final = -1
 _USER_SETTINGS: Final = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_")
 _MALLOC_TUNABLES: Final = "glibc.malloc."
@@ -46,12 +46,12 @@ Mallopt = Callable[[int, int], int]
 
 
 class Reserve:
-    """Keeps file descriptors in reserve, so that the rest of this process cannot use up the last ones.
+    """A reserve of file descriptors, which keeps the rest of this process from using up the last ones.
 
     Parameters
     ----------
     count : int
-        How many descriptors to keep. They are open on ``/dev/null`` meanwhile.
+        The number of descriptors to reserve. They are open on ``/dev/null`` until they are released.
     """
 
     def __init__(self, count: int) -> None:
@@ -62,13 +62,13 @@ class Reserve:
         self._lent = 0
 
     def keep(self) -> None:
-        """Fill the reserve, as far as descriptors are available, unless it is lent."""
+        """Fill the reserve with the descriptors that are available, unless it is in use."""
         with self._lock:
             self._keeps = True
             self._fill()
 
     def give_up(self) -> None:
-        """Release the reserve for good."""
+        """Release the reserve permanently."""
         with self._lock:
             self._keeps = False
             self._release()
@@ -108,7 +108,7 @@ def raise_descriptor_limit() -> None:
 
 
 def keep_freed_memory(environ: Mapping[str, str]) -> bool:
-    """Make malloc keep freed memory; the process stays as large as it was at its peak.
+    """Make malloc keep freed memory, so that the process stays at its peak size.
 
     Each backward pass allocates gradients of the whole model's size, and ``zero_grad`` frees them. By default
     glibc returns such blocks to the kernel, which has to map and zero the same pages again in every step: for
@@ -117,13 +117,13 @@ def keep_freed_memory(environ: Mapping[str, str]) -> bool:
     Parameters
     ----------
     environ : mapping
-        The process's environment. If it sets one of glibc's own malloc variables, nothing changes.
+        The process's environment. If it sets one of glibc's malloc variables, nothing changes.
 
     Returns
     -------
     bool
-        True if malloc accepted the settings; False if the C library has no ``mallopt`` or the user has set
-        malloc up.
+        True if malloc accepted the settings; False if the C library has no ``mallopt`` or the user has
+        configured malloc.
     """
     user_set = _MALLOC_TUNABLES in environ.get("GLIBC_TUNABLES", "")
     if user_set or any(name in environ for name in _USER_SETTINGS):
@@ -139,7 +139,7 @@ def keep_freed_memory(environ: Mapping[str, str]) -> bool:
 
 
 def available_cores(cpu_max: Path = _CPU_MAX) -> int:
-    """Return how many cores this process may use: its CPU affinity, or its container's CPU limit if less.
+    """Return the number of cores that the CPU affinity and the container's CPU limit allow this process.
 
     Parameters
     ----------
@@ -163,15 +163,15 @@ def available_cores(cpu_max: Path = _CPU_MAX) -> int:
 class WatchClock:
     """A clock for watchdogs that does not count the time in which the watchdog itself was frozen.
 
-    A process may be stopped, starved, or paused with its container. When it resumes, heartbeats of its peers
-    wait unread, so the pause must not count as their silence. Each gap between two readings counts at most
-    `most_seconds`, and never nothing: where every reading is late, a deadline becomes longer, but not
-    endless.
+    A process may be stopped, starved, or paused with its container. When it resumes, the heartbeats of its
+    peers are waiting unread, so the pause must not count as their silence. Each interval between two readings
+    counts at most `most_seconds`, but never zero: if every reading is late, a deadline becomes longer, but
+    still expires.
 
     Parameters
     ----------
     most_seconds : float
-        The most that one gap between two readings counts. A watchdog reads the clock more often than that.
+        The limit on each interval between two readings. A watchdog should read the clock more often.
     clock : callable
         Returns seconds of a monotonic clock.
     """

@@ -1,11 +1,11 @@
 """The termination message of a replica, which the kubelet or the local cluster reads.
 
-A replica that ends well leaves one line of JSON: whether it had joined its job (`joined`), the trainers that
-it knows to have completed (`completedTrainers`, as ``0-2,4``), and its progress. A server adds after how many
-restarts each trainer completed (`completedAfter`, as ``{"0": "0-2", "1": "4"}``). A replica that fails leaves
-one sentence, in which ``(not joined)``, ``(joined, no step made)`` or ``(joined)`` follows its name. Both
-stay under the 4096 bytes that Kubernetes keeps. The operator parses both, so their form is part of the
-contract.
+A successful replica writes one line of JSON: whether it had joined its job (`joined`), the trainers that it
+knows to have completed (`completedTrainers`, as ``0-2,4``), and its progress. A server adds the number of
+restarts after which each trainer completed (`completedAfter`, as ``{"0": "0-2", "1": "4"}``). A failed
+replica writes one sentence, in which ``(not joined)``, ``(joined, no step made)`` or ``(joined)`` follows its
+name. Both stay under the 4096 bytes that Kubernetes keeps. The operator parses both, so their form is part of
+the contract.
 """
 
 import json
@@ -36,7 +36,7 @@ MAX_ATTEMPTS_BYTES = 1000
 
 _log = logging.getLogger(__name__)
 _writing = threading.RLock()
-"""Serializes writers: the process may end as soon as one of them has written."""
+"""Serializes writers, because the process may end as soon as one of them has written."""
 
 
 def _renew_lock() -> None:
@@ -48,7 +48,7 @@ os.register_at_fork(after_in_child=_renew_lock)
 
 
 def message_path(environ: Mapping[str, str]) -> Path | None:
-    """Return FLEET_TERMINATION_LOG, else the kubelet's file if it is writable, else None."""
+    """Return the path in FLEET_TERMINATION_LOG, else the kubelet's file if it is writable, else None."""
     named = environ.get("FLEET_TERMINATION_LOG")
     if named:
         return Path(named)
@@ -65,7 +65,7 @@ def format_indexes(indexes: Collection[int]) -> str:
 
 
 def completed_trainers(completed: Collection[int], attempts: Mapping[int, int]) -> dict[str, Any]:
-    """Return the message's fields about completed trainers, without their attempts if these are too long."""
+    """Return the message's fields about completed trainers; omit the attempts if they are too long."""
     known: dict[str, Any] = {"completedTrainers": format_indexes(completed)}
     after = {
         str(attempt): format_indexes([trainer for trainer, its in attempts.items() if its == attempt])
@@ -99,7 +99,7 @@ def progress_message(state: Mapping[str, Any]) -> str:
 
 
 def write_progress(state: Mapping[str, Any], environ: Mapping[str, str]) -> None:
-    """Write the progress as the message of a replica that ended well."""
+    """Write the progress as the message of a successful replica."""
     path = message_path(environ)
     if path is not None:
         with _writing:
@@ -109,17 +109,16 @@ def write_progress(state: Mapping[str, Any], environ: Mapping[str, str]) -> None
 def write_failure(sentence: str, environ: Mapping[str, str], *, log: str = "") -> None:
     """Write one sentence as the message of a replica that failed.
 
-    If several processes of a pod fail, the first one's sentence stays: it names the cause, the others name
-    consequences.
+    If several processes of a pod fail, the sentence of the first one is kept, because it names the cause.
 
     Parameters
     ----------
     sentence : str
-        Written as one line, the last one.
+        The sentence, which becomes the last line of the message.
     environ : mapping
         Read for FLEET_TERMINATION_LOG.
     log : str, optional
-        The log before it, such as a traceback; its end is written above the sentence, as far as it fits.
+        The preceding log, such as a traceback. As much of its end as fits is written above the sentence.
     """
     path = message_path(environ)
     if path is None:

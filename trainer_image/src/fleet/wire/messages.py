@@ -1,4 +1,4 @@
-"""The small payloads: greetings, hyper-parameters, lists of absent blocks or of completed trainers, errors.
+"""Small payloads: greetings, hyper-parameters, lists of absent blocks or completed trainers, and errors.
 
 Tensors do not pass through here: the kernel writes their bytes straight into the receiver's arrays.
 """
@@ -37,13 +37,13 @@ __all__ = [
 ]
 
 MAX_TEXT_BYTES: Final = 1 << 20
-"""Upper bound of every JSON and text payload."""
+"""Upper bound of every JSON and text payload, in bytes."""
 
 HyperParameters = tuple[dict[str, Any], ...]
-"""One mapping of names to numbers, booleans, None or tuples of these per param group, in group order."""
+"""One mapping per param group, in group order: names to numbers, booleans, None or tuples of these."""
 
 NO_STEP: Final[HyperParameters] = ()
-"""The hyper-parameters of a step that the trainer skips, as its gradients are not finite."""
+"""The hyper-parameters of a step that the trainer skips because its gradients are not finite."""
 
 _NUMBER_BYTES: Final = 4
 _ERRORS: Final[dict[str, type[FleetError]]] = {
@@ -61,11 +61,12 @@ _ERRORS: Final[dict[str, type[FleetError]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """The payload of HELLO: the incarnation of the server, and how many blocks the session carries.
+    """The payload of HELLO: the server's incarnation and the session's number of blocks, among others.
 
     ``session`` is a random name that the trainer chooses, the same on each connection of the session.
-    ``taken`` is how many of the session's frames the sender has received. ``shared`` says that a descriptor
-    of memory comes with the frame; in a server's greeting also that it has mapped the trainer's memory.
+    ``taken`` is the number of the session's frames that the sender has received. ``shared`` is True if a
+    descriptor of shared memory comes with the frame. In a server's greeting it also means that the server has
+    mapped the trainer's memory.
     """
 
     incarnation: str
@@ -111,7 +112,7 @@ def pack_hyper(groups: Sequence[dict[str, Any]]) -> bytes:
     Raises
     ------
     LocalProtocolError
-        A value is of a type that JSON does not carry.
+        A value has a type that JSON cannot represent.
     """
     try:
         return json.dumps(list(groups), sort_keys=True).encode()
@@ -147,7 +148,7 @@ def read_hyper(payload: bytes) -> HyperParameters:
 
 
 def pack_numbers(numbers: Sequence[int]) -> bytes:
-    """Encode the numbers of blocks or trainers, four bytes each, little endian."""
+    """Encode block numbers or trainer ids, four bytes each, little endian."""
     packed = array.array("I", numbers)
     if sys.byteorder == "big":
         packed.byteswap()
@@ -155,12 +156,12 @@ def pack_numbers(numbers: Sequence[int]) -> bytes:
 
 
 def read_numbers(payload: bytes) -> tuple[int, ...]:
-    """Decode the numbers of blocks or trainers.
+    """Decode block numbers or trainer ids.
 
     Raises
     ------
     RemoteProtocolError
-        The payload is no whole number of them.
+        The size of the payload is not a multiple of four bytes.
     """
     if len(payload) % _NUMBER_BYTES:
         raise RemoteProtocolError(
@@ -173,12 +174,12 @@ def read_numbers(payload: bytes) -> tuple[int, ...]:
 
 
 def pack_error(error: FleetError) -> bytes:
-    """Encode an error: its type's name, a line break, its sentence, shortened where it exceeds the bound."""
+    """Encode an error as its type's name, a line break and its message, truncated to `MAX_TEXT_BYTES`."""
     return f"{type(error).__name__}\n{error}".encode()[:MAX_TEXT_BYTES]
 
 
 def read_error(payload: bytes) -> FleetError:
-    """Decode an error. A type that may not travel becomes RemoteProtocolError; the sentence stays."""
+    """Decode an error; an unknown type becomes RemoteProtocolError with the same message."""
     name, _, sentence = payload.decode("utf-8", errors="backslashreplace").partition("\n")
     return _ERRORS.get(name, RemoteProtocolError)(sentence or name)
 

@@ -1,8 +1,8 @@
-"""Proofs that a process has the job's key, which never show the key itself.
+"""Proofs that a process has the job's key, which do not reveal the key.
 
 A call of the control service carries its method, its time and a nonce, with a message authentication code
-(MAC) over them: HMAC-SHA256 under the job's key. On a data connection each end answers a random challenge of
-the other. Pure: time and random numbers are arguments.
+(MAC) over them: HMAC-SHA256 under the job's key. On a data connection each end answers the other's random
+challenge. This module does no I/O: time and random numbers are arguments.
 """
 
 import hashlib
@@ -24,30 +24,30 @@ __all__ = [
 ]
 
 CLOCK_SECONDS: Final = 120.0
-"""How much the clocks of two replicas may differ; a proof holds for as long."""
+"""The largest allowed difference between a proof's time and the receiver's clock, in either direction."""
 NONCE_BYTES: Final = 16
 CHALLENGE_BYTES: Final = 32
 MAC_BYTES: Final = 32
 _HOLDS_SECONDS: Final = 2 * CLOCK_SECONDS
-"""Time between the earliest and the latest moment at which one proof may hold."""
+"""The length of the period in which one proof may be valid."""
 _VERSION: Final = "1"
 _LONGEST: Final = 200
 
 
 class Proof(NamedTuple):
-    """The proof that a call carries: one line of text."""
+    """The proof that a call carries."""
 
     seconds: int
     nonce: str
     mac: str
 
     def to_text(self) -> str:
-        """Return the line."""
+        """Encode the proof as one line of text."""
         return f"{_VERSION} {self.seconds} {self.nonce} {self.mac}"
 
 
 def make_proof(key: bytes, server: int, method: str, *, seconds: float, nonce: bytes) -> Proof:
-    """Prove that the caller of a method has the key.
+    """Return a proof that the caller of a method has the key.
 
     Parameters
     ----------
@@ -65,7 +65,7 @@ def make_proof(key: bytes, server: int, method: str, *, seconds: float, nonce: b
 
 
 def read_proof(text: str, key: bytes, server: int, method: str, *, seconds: float) -> Proof | None:
-    """Return the proof in a text if it holds now, else None."""
+    """Decode a proof; return None unless it is valid at this time."""
     if len(text) > _LONGEST or not text.isascii():
         return None
     match text.split(" "):
@@ -78,7 +78,7 @@ def read_proof(text: str, key: bytes, server: int, method: str, *, seconds: floa
 
 
 def greeting_mac(key: bytes, side: Side, challenge: bytes, answer: bytes, *, of: str = "greeting") -> bytes:
-    """Return the MAC that proves to the other end of a connection that this one has the key.
+    """Return the MAC that proves to the other end of a connection that this end has the key.
 
     Parameters
     ----------
@@ -100,12 +100,12 @@ def _mac(key: bytes, server: int, method: str, seconds: int, nonce: str) -> str:
 
 
 class ReplayWindow:
-    """Remembers proofs for as long as they hold, so that an overheard one cannot be replayed.
+    """A record of proofs for as long as they are valid, so that an intercepted proof cannot be replayed.
 
     Parameters
     ----------
     times : int
-        How often a proof may come: gRPC retries a call with the metadata of the first try.
+        How many times one proof may be used: gRPC retries a call with the metadata of the first attempt.
     """
 
     def __init__(self, times: int) -> None:
@@ -115,7 +115,7 @@ class ReplayWindow:
         self._came_before: dict[str, int] = {}
 
     def admits(self, proof: Proof, seconds: float) -> bool:
-        """Count a proof that holds; return whether it has not come too often.
+        """Count a use of a valid proof; return whether the proof may still be used.
 
         Parameters
         ----------

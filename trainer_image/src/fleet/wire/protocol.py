@@ -1,4 +1,4 @@
-"""The frame protocol: headers, the states of a connection, and the check of every frame.
+"""The frame protocol: headers, the states of a connection, and the validation of every frame.
 
 A header has 52 bytes, little endian, and the same layout in both directions.
 
@@ -18,13 +18,14 @@ offset   bytes  field
 44       8      payload bytes that follow the header
 =======  =====  ==========================================================================
 
-Each direction of a connection is a state machine of its own, advanced by the frames of that direction. The
-two directions never wait for each other here: the training mode decides what a side answers and when, and
-frames of both directions cross on the way. A kind that a state does not list breaks the protocol.
+Each direction of a connection is a separate state machine, advanced by the frames of that direction. The
+protocol never makes one direction wait for the other: the training mode decides what a side answers and when,
+and frames of both directions may cross on the way. A frame whose kind is not listed for the current state
+violates the protocol.
 
-A connection that breaks while both processes live leaves the session as it was. The next connection begins
-with a greeting, as every connection does. Each direction then continues in the state after its last frame
-that arrived, which is one of `RESUMED`; later frames are sent again.
+The session survives if a connection breaks while both processes live. The next connection begins with a
+greeting, as every connection does. Each direction then continues in the state that followed its last frame to
+arrive, which is one of `RESUMED`; later frames are sent again.
 """
 
 import enum
@@ -64,52 +65,53 @@ HEADER_BYTES: Final = _HEADER.size
 
 
 class Kind(enum.IntEnum):
-    """What a frame says."""
+    """The kind of a frame."""
 
     HELLO = 1
-    """First frame of both sides: names the session and the incarnation of the server."""
+    """The first frame of each side: names the session and the incarnation of the server."""
     PULL = 2
-    """A trainer asks for the value of every block of this server: in sync mode that of the header's step."""
+    """A trainer's request for all values of the server; in sync mode, as of the header's step."""
     HYPER = 3
     """The hyper-parameters of a step; precedes its first gradient."""
     GRAD = 4
     """One block's gradient for a step."""
     STEP_END = 5
-    """The trainer sends no more for this step; the payload lists the blocks for which it had no gradient."""
+    """The end of a trainer's step; the payload lists the blocks for which it had no gradient."""
     PARAM = 6
     """One block's value after a step."""
     UNCHANGED = 7
-    """No trainer had a gradient for this block: it was not stepped and keeps its value."""
+    """The block was not stepped and keeps its value, because no trainer had a gradient for it."""
     COMPLETE = 8
-    """The trainer has finished for good; the server answers with the same kind and lists all that have."""
+    """The trainer has completed; the server answers with the same kind and lists all completed trainers."""
     ERROR = 9
-    """An error of the sender, its type and its message; the sender closes the connection after it."""
+    """An error of the sender: its type and message. The sender then closes the connection."""
     CONFIRM = 10
-    """A trainer asks for a sign of life; the server answers with the same kind, after all earlier frames."""
+    """A trainer's liveness check; the server answers with the same kind, after all earlier frames."""
     GOODBYE = 11
-    """The trainer knows that the server knows that it has finished: the session is no longer needed."""
+    """The trainer has received the server's COMPLETE: the session is no longer needed."""
     LOOK_UP = 12
-    """A trainer asks for rows of a table by their ids, in sync mode for those of the header's step."""
+    """A trainer's request for rows of a table by their ids; in sync mode, as of the header's step."""
     ROWS = 13
-    """The requested rows, in the order of their ids; look-ups are answered in turn."""
+    """The requested rows, in the order of their ids; look-ups are answered in the order of their arrival."""
     ROW_GRADIENT = 14
-    """One table's gradient for a step: ids, and a row for each. Empty if no row of this server has one."""
+    """One table's gradient for a step: ids, and a row for each; empty if no row of the server has one."""
     STEPPED = 15
-    """A table has made a step: later look-ups return its rows after that step.
+    """A table has been stepped: later look-ups return its rows after that step.
 
-    The payload has ids and changed rows of a table of which the trainer holds a copy; else it is empty.
+    If the trainer holds a copy of the table, the payload has the ids and values of the changed rows.
+    Otherwise it is empty.
     """
 
 
 class Side(enum.Enum):
-    """Who sends the frames of a direction."""
+    """The sender of the frames of one direction."""
 
     TRAINER = "trainer"
     SERVER = "parameter server"
 
 
 class State(enum.Enum):
-    """How far one direction of a connection has come."""
+    """The state of one direction of a connection."""
 
     START = "start"
     """Nothing sent yet."""
@@ -118,7 +120,7 @@ class State(enum.Enum):
     IN_STEP = "in step"
     """The hyper-parameters of a step were sent; its gradients follow."""
     COMPLETED = "completed"
-    """The sender has finished well; a server sends nothing more, a trainer only its goodbye."""
+    """The sender has completed successfully; a server sends nothing more, a trainer only its GOODBYE."""
     CLOSED = "closed"
     """The sender said goodbye or reported an error, and sends nothing more."""
 
@@ -185,8 +187,8 @@ _MAX_TRAINERS: Final = 1 << 16
 class Header(NamedTuple):
     """One frame's header. ``step`` and ``block`` are zero and ``NO_BLOCK`` for kinds without them.
 
-    ``taken`` may lag behind the truth, as it is set when the frame is enqueued. ``shared`` says that the
-    block's bytes are in its region of the memory that both ends share: nothing follows the header.
+    ``taken`` may be out of date, because it is set when the frame is enqueued. If ``shared`` is True, the
+    block's bytes are in its region of the memory that both ends share, and nothing follows the header.
     """
 
     kind: Kind
@@ -240,7 +242,7 @@ def read_header(received: bytes | bytearray | memoryview) -> Header | None:
     Raises
     ------
     RemoteProtocolError
-        The bytes are no frame of this protocol; detected at the first byte that differs.
+        The bytes are not a frame of this protocol; a wrong magic is detected at its first wrong byte.
     """
     front = bytes(received[: len(MAGIC)])
     if not MAGIC.startswith(front):
@@ -267,28 +269,29 @@ def read_header(received: bytes | bytearray | memoryview) -> Header | None:
 
 
 class Conversation:
-    """Checks the frames of one direction, one after the other. Used by one thread at a time.
+    """The state machine of one direction, which validates its frames. Not thread-safe.
 
     Parameters
     ----------
     side : Side
-        Who sends in this direction.
+        The sender in this direction.
     identity : Identity
-        What every frame must repeat.
+        The identity that every frame must carry.
     block_bytes : mapping of int to int
-        The blocks that this connection carries, with the bytes of each one's tensor.
+        The size of each block's tensor in bytes, by the blocks that this connection carries.
     remote : bool
-        Whether the peer sends in this direction; a broken frame is then a `RemoteProtocolError`.
+        Whether the peer is the sender; an invalid frame then raises `RemoteProtocolError`, and otherwise
+        `LocalProtocolError`.
     row_bytes : mapping of int to int
-        The tables that this connection carries, with the bytes of each one's rows.
+        The size of a row in bytes, by the tables that this connection carries.
 
     Attributes
     ----------
     state : State
     step : int
-        The step that began last.
+        The step that began most recently.
     over : bool
-        Whether nothing more may come in this direction.
+        Whether no further frame is allowed in this direction.
     shares : bool
         Whether tensors may be in memory that both ends share; set after the greetings.
     """
@@ -312,7 +315,7 @@ class Conversation:
         self._row_bytes = row_bytes
         self._error: type[ProtocolError] = RemoteProtocolError if remote else LocalProtocolError
         self._transitions = TRANSITIONS[side]
-        # The limits of every kind without a tensor; a kind that is missing has no payload.
+        # The payload limit of each kind without a tensor; a kind that is missing has no payload.
         self._max_bytes = dict.fromkeys((Kind.HELLO, Kind.HYPER, Kind.ERROR), MAX_TEXT_BYTES)
         self._max_bytes[Kind.STEP_END] = _BYTES_PER_NUMBER * len(block_bytes)
         if side is Side.SERVER:
@@ -326,12 +329,12 @@ class Conversation:
         }
 
     def resume(self, state: State, step: int) -> None:
-        """Continue where an earlier connection of the session ended; called right after the greeting.
+        """Continue in the state in which an earlier connection ended; call right after the greeting.
 
         Raises
         ------
         LocalProtocolError
-            No direction continues in this state, or this one has not just been greeted.
+            ``state`` is not one of `RESUMED`, or the greeting was not this direction's latest frame.
         """
         if self.state is not State.OPEN or state not in RESUMED[self._side]:
             raise LocalProtocolError(
@@ -342,13 +345,13 @@ class Conversation:
         self.state, self.step = state, step
 
     def advance(self, header: Header) -> None:
-        """Check the next frame's header, and follow its transition.
+        """Validate the next frame's header, and make its transition.
 
         Raises
         ------
         RemoteProtocolError, LocalProtocolError
-            The frame may not come now, claims another identity, or has a size that fits no array; by
-            ``remote``. The state does not change then.
+            The frame is not allowed in this state, has another identity, or has a payload of a wrong size.
+            ``remote`` selects the type. The state does not change then.
         """
         kind, step = header.kind, header.step
         following = self._transitions[self.state].get(kind)
@@ -376,7 +379,7 @@ class Conversation:
             self.over = not self._transitions[following]
 
     def _check_payload(self, header: Header) -> None:
-        """Check which block or table a frame is about, and how many bytes it carries."""
+        """Validate the block or table that a frame names, and the size of its payload."""
         kind, block, found = header.kind, header.block, header.payload_bytes
         if header.shared and not (self.shares and kind in _TENSORS):
             raise self._error(
@@ -403,7 +406,7 @@ class Conversation:
             raise self._error(f"a {kind.name} frame carries {found} bytes, expected {expected}")
 
     def _check_rows(self, kind: Kind, table: int, found: int) -> None:
-        """Check the size of a frame about a table; the reader of its payload checks the number of ids."""
+        """Validate the payload size of a frame about a table; the number of ids is checked on decoding."""
         if table not in self._row_bytes:
             raise self._error(
                 f"a {kind.name} frame names table {table}, "

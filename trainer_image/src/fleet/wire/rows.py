@@ -1,7 +1,7 @@
 """The payloads of frames about tables: ids, and rows of float32; little endian.
 
 Ids are distinct and ascending. They are encoded as the first id and the gaps between neighbours. All gaps of
-a frame have the width of its largest, so that vector code packs and reads them.
+a frame have the width that its largest gap needs, so that vectorized code can encode and decode them.
 
 =======  ================  ================================================================
 offset   bytes             what
@@ -42,9 +42,9 @@ __all__ = [
 MOST_ROW_BYTES: Final = 256 << 20
 """Upper bound of the payload of one frame about a table."""
 PART_BYTES: Final = 16 << 20
-"""Upper bound of the rows of one look-up, in bytes."""
+"""Upper bound of the rows that one look-up requests, in bytes."""
 MOST_LOOK_UPS: Final = MOST_ROW_BYTES // PART_BYTES
-"""How many look-ups of one server a trainer may have in flight."""
+"""The number of look-ups that a trainer may have in flight at one server."""
 _ID_BYTES: Final = 8
 """Size of an id, and of the widest gap between two."""
 _FIRST: Final = struct.Struct("<qB7x")
@@ -56,7 +56,7 @@ Rows = NDArray[np.float32]
 
 
 def payload_bounds(row_bytes: int, *, with_ids: bool, with_rows: bool) -> tuple[int, int]:
-    """Return the least and the most bytes of a payload that is not empty."""
+    """Return the smallest and the largest size in bytes of a payload that is not empty."""
     most, size = most_rows(row_bytes), row_bytes if with_rows else 0
     if not with_ids:
         return size, most * size
@@ -64,7 +64,7 @@ def payload_bounds(row_bytes: int, *, with_ids: bool, with_rows: bool) -> tuple[
 
 
 def most_rows(row_bytes: int) -> int:
-    """Return how many rows a frame of any kind may be about."""
+    """Return the largest number of rows that a frame of any kind may be about."""
     return (MOST_ROW_BYTES - _FIRST.size) // (_ID_BYTES + row_bytes)
 
 
@@ -79,18 +79,18 @@ def read_ids(payload: memoryview, row_bytes: int) -> Ids:
     Raises
     ------
     RemoteProtocolError
-        The ids are not distinct and ascending, or too many for one frame; or the payload ends within a gap.
+        The ids are not distinct and ascending, there are too many for one frame, or the payload is truncated.
     """
     return _unpacked(payload, 0, most_rows(row_bytes))[0]
 
 
 def pack_rows(rows: Rows) -> memoryview:
-    """Encode rows of shape (n, dimension) without a copy: they must not change until they have been sent."""
+    """Encode rows of shape (n, dimension) without a copy; they must not change until they have been sent."""
     return _bytes_of(rows)
 
 
 def read_rows(payload: memoryview, dimension: int) -> Rows:
-    """Decode rows; the caller has checked that the payload is a whole number of them."""
+    """Decode rows; the caller must have checked that the payload holds a whole number of them."""
     rows: Rows = np.frombuffer(payload, dtype="<f4").astype(np.float32, copy=False)
     return rows.reshape(-1, dimension)
 
@@ -109,7 +109,7 @@ def read_row_gradient(payload: memoryview, dimension: int) -> tuple[Ids, Rows]:
 def _packed(ids: Ids, rows: memoryview) -> memoryview:
     if not ids.size:
         return memoryview(b"")
-    gaps = np.diff(ids.view(np.uint64))  # modulo 2**64, so that ids of both signs have them too
+    gaps = np.diff(ids.view(np.uint64))  # modulo 2**64: a gap may overflow int64
     largest = int(gaps.max()) if gaps.size else 0
     width = next(width for width in _WIDTHS if largest < 1 << (8 * width))
     end = _FIRST.size + len(rows)
