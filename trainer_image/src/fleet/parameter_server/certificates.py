@@ -1,8 +1,8 @@
 """The certificates of ``FLEET_TLS_DIR``, with which replicas encrypt connections and authenticate each other.
 
-``tls.crt``, ``tls.key`` and ``ca.crt`` are read again once they have changed, so that a job need not restart
-when they are renewed: later connections use the new files. If the new files cannot be used, the log says so
-and the old certificates stay in use.
+``tls.crt``, ``tls.key`` and ``ca.crt`` are reloaded when they have changed, so that a job need not restart
+when they are renewed: later connections use the new files. If the new files cannot be used, a warning is
+logged and the old certificates stay in use.
 """
 
 import logging
@@ -31,15 +31,15 @@ Version = tuple[tuple[str, int, int], ...]
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """The files as they were at one moment."""
+    """The TLS contexts of one version of the files."""
 
     certificate: bytes
     key: bytes = field(repr=False)
     authority: bytes
     server: ssl.SSLContext
-    """For accepted connections; the peer's certificate must be of the same authority."""
+    """The context of accepted connections; the peer's certificate must be from the same authority."""
     client: ssl.SSLContext
-    """For opened connections; the peer's certificate must be of the same authority, and name its host."""
+    """The context of outgoing connections, which also checks that the peer's certificate names its host."""
 
 
 class Certificates:
@@ -49,7 +49,7 @@ class Certificates:
     ----------
     folder : Path
     server_name : str
-        The name in every server's certificate; empty if each names its own host.
+        The name in every server's certificate; empty if each certificate names its server's host.
     """
 
     def __init__(self, folder: Path, server_name: str = "") -> None:
@@ -60,12 +60,12 @@ class Certificates:
         self._loaded: Loaded | None = None
 
     def current(self) -> Loaded:
-        """Return the current files: the same object as before unless they have changed.
+        """Return the contexts of the current files: the same object until the files change.
 
         Raises
         ------
         ConfigurationError
-            No usable files were ever found; the message names the file and says what to do.
+            No usable files have been found yet; the message names the file and gives a remedy.
         """
         with self._lock:
             while (version := self._look()) != self._version or self._loaded is None:
@@ -96,7 +96,7 @@ class Certificates:
         read = {name: self._read(name) for name in (_CERTIFICATE, _KEY, _AUTHORITY)}
         server, client = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         server.verify_mode = ssl.CERT_REQUIRED
-        server.num_tickets = 0  # no session is resumed: each connection authenticates itself
+        server.num_tickets = 0  # no session resumption: each connection is authenticated
         for context in (server, client):
             context.minimum_version = ssl.TLSVersion.TLSv1_3
             self._fill(context)
@@ -136,8 +136,8 @@ class Certificates:
             )
 
     def _check(self, server: ssl.SSLContext, client: ssl.SSLContext) -> None:
-        """Make a handshake in memory, which finds what a peer with the same files would find."""
-        client.check_hostname = False  # the host is only known when it is dialled
+        """Make a handshake in memory, which fails as it would with a peer that has the same files."""
+        client.check_hostname = False  # the host is not known before a connection is opened
         there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
         ends = [client.wrap_bio(back, there), server.wrap_bio(there, back, server_side=True)]
         for end in (*ends, *ends):
@@ -166,7 +166,7 @@ class Certificates:
 
 
 class _EncryptedError(Exception):
-    """The key has a pass phrase. Without this error OpenSSL would ask for it at the terminal."""
+    """The key has a passphrase. Without this error OpenSSL would prompt for it at the terminal."""
 
 
 def _no_password() -> str:

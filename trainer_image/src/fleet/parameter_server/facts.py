@@ -1,8 +1,7 @@
-"""Facts that the processes of a job must share, in addition to those of its program.
+"""Facts on which the processes of a job must agree, in addition to those of its program.
 
-The number of trainers of an elastic job may change while the job runs. The environment gives its bound
-(``FLEET_MAX_TRAINERS``). A replica knows the number only as it was when the replica started, so the bound is
-the fact that all must share.
+The number of trainers of an elastic job may change while the job runs, and a replica knows only the number at
+its own start. So the processes must agree on the maximum instead (``FLEET_MAX_TRAINERS``).
 """
 
 from collections.abc import Mapping
@@ -16,24 +15,24 @@ __all__ = ["INITIAL_STATE", "elastic_facts", "initial_state_fact", "state_of"]
 
 INITIAL_STATE: Final = "state of the optimizer before the first step"
 _TRAINERS: Final = "trainers"
-"""The name of their number in a program's agreement."""
+"""The name of the number of trainers in a program's agreement."""
 
 
 def elastic_facts(mode: Mode, num_trainers: int, max_trainers: int | None) -> dict[str, str]:
-    """Return what the processes of an elastic job must have in common in place of the number of trainers.
+    """Return the facts on which an elastic job must agree in place of the number of trainers.
 
     Parameters
     ----------
     mode : Mode
     num_trainers : int
-        As this process knows it.
+        The number of trainers that this process knows.
     max_trainers : int or None
-        The bound; None for a job that is not elastic, which has no such facts.
+        The maximum number of trainers; None for a job that is not elastic, which has no such facts.
 
     Raises
     ------
     ConfigurationError
-        The mode needs a fixed number, or there are more trainers than the bound allows.
+        The mode requires a fixed number of trainers, or there are more trainers than the maximum.
     """
     if max_trainers is None:
         return {}
@@ -57,6 +56,6 @@ def state_of(source: Source) -> dict[str, Mapping[str, Any]]:
 
 
 def initial_state_fact(state: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
-    """Return what the processes of a job must have in common about state that was loaded into optimizers."""
+    """Return the facts on which a job must agree about state that was loaded into optimizers."""
     count = sum(1 for entries in state.values() if entries)
     return {INITIAL_STATE: f"of {count} parameters"} if count else {}

@@ -1,8 +1,8 @@
-"""Pieces: runs of a block that are sent, stepped and answered on their own.
+"""Pieces: parts of a block that are sent, stepped and answered independently.
 
-A large block would leave the network idle: a server cannot answer any of it before the last trainer has sent
-its last byte. Where the optimizer computes element by element, cutting a block changes no bit of the result.
-Programs, checkpoints and messages name blocks, never pieces.
+A large block would leave the network idle, because a server cannot answer any part of it before the last
+trainer has sent its last byte. If the optimizer works element by element, cutting a block does not change a
+bit of the result. Programs, checkpoints and messages name blocks, never pieces.
 """
 
 import ipaddress
@@ -23,24 +23,25 @@ __all__ = ["by_block", "in_pieces", "lead_bytes"]
 _OF_ALL_BYTES: Final = 1 << 20
 _LEAST_BYTES, _MOST_BYTES = 1 << 17, 1 << 18
 _VECTOR: Final = 64
-"""The number of elements of a piece is a multiple of this: kernels may round a partial vector differently."""
+"""The unit of a piece's size in elements, because kernels may round a partial vector differently."""
 
 
 def in_pieces(plan: ServerPlan, settings: Settings) -> ServerPlan:
-    """Cut the blocks of a server's plan into pieces; trainers learn them when they join.
+    """Return a server's plan with its blocks cut into pieces, which trainers learn when they join.
 
     Parameters
     ----------
     plan : ServerPlan
     settings : Settings
-        `piece_bytes` limits the size of a piece. The default is 256 KiB; with more than four trainers 1 MiB
-        divided by their number, at least 128 KiB. By default blocks stay whole if every server has a loopback
-        address: copies are the limit there, not a network. Rows are never cut; a larger row is one piece.
+        `piece_bytes` limits the size of a piece. The default is 256 KiB; with more than four trainers it is
+        1 MiB divided by their number, but at least 128 KiB. By default blocks stay whole if every server has
+        a loopback address, where copies are the bottleneck and not a network. Rows are never cut: a row that
+        is larger than the limit is one piece.
 
     Returns
     -------
     ServerPlan
-        With the pieces in place of the blocks.
+        The plan with the pieces in place of the blocks.
     """
     most_bytes = _most_bytes(plan, settings)
     if most_bytes is None:
@@ -58,9 +59,9 @@ def in_pieces(plan: ServerPlan, settings: Settings) -> ServerPlan:
 
 
 def lead_bytes(plan: ServerPlan, settings: Settings) -> int | None:
-    """Return by how many bytes a trainer's gradients may be ahead of another's; None for no limit.
+    """Return the number of bytes by which a trainer may be ahead of another in sending; None for no limit.
 
-    Only the sync mode has a limit: it steps a piece when every trainer's gradient has arrived.
+    Only the sync mode has a limit, because it steps a piece when every trainer's gradient has arrived.
     """
     in_step = plan.mode is DistributedMode.SYNC and plan.custom is None
     return _most_bytes(plan, settings) if in_step else None
@@ -74,7 +75,7 @@ def _most_bytes(plan: ServerPlan, settings: Settings) -> int | None:
 
 
 def by_block(pieces: Iterable[PlannedBlock]) -> list[list[PlannedBlock]]:
-    """Group the pieces by block; a plan has the pieces of a block next to each other."""
+    """Group the pieces by block; the pieces of a block are adjacent in a plan."""
     return [list(of_block) for _, of_block in groupby(pieces, key=lambda piece: piece.name)]
 
 

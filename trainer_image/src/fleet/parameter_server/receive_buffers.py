@@ -1,11 +1,11 @@
-"""Receive buffers of a server: bounded memory in which gradients land, and the places of their sums.
+"""Receive buffers of a server: bounded memory for arriving gradients, and the places of their sums.
 
 Each block has one place for its sum. The gradient that begins a sum lands there; between two sums the sync
 mode keeps the previous value there. Later gradients of the block land in a pooled buffer until they are
-added, and a gradient that arrives before its turn waits in one. A trainer for which no buffer is free stays
-in its socket. It then waits only for trainers that precede it in the order of the sum, because one region of
-the pool is reserved for gradients whose turn has come. Trainers that share memory with the server need no
-buffers.
+added, and a gradient that arrives before its turn waits in one. If no buffer is free for a gradient, it stays
+in the trainer's socket. It then waits only for trainers that precede its own in the order of the sum, because
+one region of the pool is reserved for gradients whose turn has come. Trainers that share memory with the
+server need no buffers.
 """
 
 import threading
@@ -32,7 +32,7 @@ _ALIGNMENT_BYTES: Final = 64
 
 
 class Turn(Enum):
-    """When a gradient that is about to land is used."""
+    """The time at which an arriving gradient is used."""
 
     FIRST = auto()
     """Immediately: it begins the block's sum."""
@@ -44,13 +44,13 @@ class Turn(Enum):
 
 @dataclass(slots=True, eq=False)
 class Buffer:
-    """Memory of one gradient, or of a sum."""
+    """The memory of one gradient or sum."""
 
     block: int
     tensor: Tensor
     bytes: memoryview
     stays: bool
-    """Whether a sum may stay here: not in the pool, which other gradients need."""
+    """Whether a sum may stay here; False in the pool, which other gradients need."""
     in_place: bool = False
     """Whether this is the block's place for a sum."""
     region: "_Region | None" = None
@@ -58,16 +58,16 @@ class Buffer:
 
 
 class _Region:
-    """Memory of fixed size, allocated when it is first used and handed out in runs."""
+    """Memory of fixed size, allocated on first use and handed out in contiguous runs."""
 
     def __init__(self, num_bytes: int) -> None:
         self._num_bytes = num_bytes
         self._memory: Tensor | None = None
         self._taken: dict[int, int] = {}
-        """The end of each run by its beginning, in ascending order."""
+        """The end of each run by its start, in ascending order."""
 
     def take(self, num_bytes: int) -> Tensor | None:
-        """Return the first run that fits, or None."""
+        """Allocate the first free run that is large enough; return None if there is none."""
         begin, size = 0, _aligned(num_bytes)
         for taken, end in self._taken.items():
             if taken - begin >= size:
@@ -98,13 +98,13 @@ class ReceiveBuffers:
 
     def __init__(self, extents: Mapping[int, Extent], most_bytes: int | None = None) -> None:
         self.changed = threading.Condition()
-        """Guards the buffers and the state that decides whose turn it is; notified when either changes."""
+        """Guards the buffers and the state that determines turns; notified when either changes."""
         self._extents = extents
         self._bytes = {block: prod(each.shape) * each.dtype.itemsize for block, each in extents.items()}
         largest = max(map(_aligned, self._bytes.values()), default=0)
         share = max(sum(self._bytes.values()) // _SHARE, _LEAST_BYTES) if most_bytes is None else most_bytes
         self._regions = _Region(max(share - largest, largest)), _Region(largest)
-        """One region for every gradient, one only for those whose turn has come."""
+        """One region for any gradient, and one reserved for gradients whose turn has come."""
         self._sums: dict[int, Buffer] = {}
         self.begun: set[int] = set()
         """Blocks whose place for a sum is in use."""
@@ -116,7 +116,7 @@ class ReceiveBuffers:
         """Trainers that wait for a buffer."""
 
     def share(self, trainer: int, memory: SharedBlocks | None) -> None:
-        """Take a trainer's gradients from memory that it shares; None: from this process's buffers."""
+        """Use memory that a trainer shares for its gradients; None: use this process's buffers."""
         with self.changed:
             self.forget(trainer)
             if memory is not None:
@@ -125,14 +125,14 @@ class ReceiveBuffers:
                 self._shared.pop(trainer, None)
 
     def land(self, trainer: int, block: int, turn: Callable[[int, int], Turn]) -> memoryview:
-        """Return the buffer of the gradient that a trainer is about to send; wait until one is free.
+        """Return a buffer for the gradient that a trainer is about to send; wait until one is free.
 
         Parameters
         ----------
         trainer, block : int
             A second call for the same gradient returns the same bytes.
         turn : callable
-            Returns when this trainer's gradient of this block is used. Called with the lock held, again
+            Returns the turn of this trainer's gradient of this block. Called with the lock held, and again
             after every change.
         """
         with self.changed:
@@ -148,11 +148,11 @@ class ReceiveBuffers:
         return self._landing[trainer]
 
     def take(self, trainer: int) -> Buffer:
-        """Take over the gradient that a trainer has sent; the caller releases it."""
+        """Take ownership of the gradient that a trainer has sent; the caller must release it."""
         return self._landing.pop(trainer)
 
     def release(self, buffer: Buffer) -> None:
-        """Free a buffer; with the lock held."""
+        """Free a buffer; call with the lock held."""
         if buffer.in_place:
             self.begun.discard(buffer.block)
         elif buffer.region is not None:
@@ -160,7 +160,7 @@ class ReceiveBuffers:
         self.changed.notify_all()
 
     def begin_sum(self, first: Buffer) -> Buffer:
-        """Begin a sum with a gradient from the pool, in the block's place; the gradient's buffer is freed."""
+        """Begin a sum in the block's place with a gradient from the pool, and free the gradient's buffer."""
         with self.changed:
             total = self.place(first.block)
         total.tensor.copy_(first.tensor)
@@ -169,7 +169,7 @@ class ReceiveBuffers:
         return total
 
     def place(self, block: int) -> Buffer:
-        """Take the block's place for a sum, or new memory if it is in use; with the lock held."""
+        """Take the block's place for a sum, or new memory if it is in use; call with the lock held."""
         if block in self.begun:
             return self._buffer(block, self._new(block), stays=True)
         if block not in self._sums:
@@ -178,14 +178,14 @@ class ReceiveBuffers:
         return self._sums[block]
 
     def forget(self, trainer: int) -> None:
-        """Free the buffer of a gradient that will not arrive; with the lock held."""
+        """Free the buffer of a gradient that will not arrive; call with the lock held."""
         landing = self._landing.pop(trainer, None)
         if landing is not None:
             self.release(landing)
 
     @contextmanager
     def hurry(self, trainer: int) -> Iterator[None]:
-        """Let a trainer wait for no buffer: closing its connection waits for its receiving thread."""
+        """Let a trainer's receiving thread wait for no buffer, so that its connection can close at once."""
         with self.changed:
             self._hurried[trainer] += 1
             self.changed.notify_all()
@@ -203,7 +203,7 @@ class ReceiveBuffers:
             now = turn(trainer, block)
             if now is Turn.FIRST and block not in self.begun:
                 return self.place(block)
-            # The second region stays free for gradients that a sum can take: so early ones hold up no sum.
+            # The second region is reserved for gradients whose turn has come: early ones must not block sums.
             for region in self._regions[: 1 if now is Turn.LATER else 2]:
                 if (run := region.take(self._bytes[block])) is not None:
                     return self._buffer(block, run, stays=False, region=region)

@@ -1,7 +1,7 @@
 """The sessions of this process, by the PyTorch objects that they train.
 
-A program that an `Executor` runs and a loop that calls ``optimizer.step()`` are two ways to drive one
-session: the second finds what the first has started.
+An `Executor` that runs a program and a loop that calls ``optimizer.step()`` share one session: either finds
+the session that the other has started.
 """
 
 import atexit
@@ -39,7 +39,7 @@ _trainers: "weakref.WeakKeyDictionary[Source, Trainer]" = weakref.WeakKeyDiction
 
 
 def find_trainer(source: Source) -> Trainer | None:
-    """Return the session that trains a source, if there is one."""
+    """Return the session that trains a source, or None."""
     return _trainers.get(source)
 
 
@@ -49,13 +49,13 @@ def train_as(source: Source, strategy: DistributedStrategy) -> None:
 
 
 def start_trainer(plan: TrainerPlan, source: Source, job: JobIdentity) -> Trainer:
-    """Join the servers as a plan says, and take their values.
+    """Join the servers of a plan, and take their values.
 
     Parameters
     ----------
     plan : TrainerPlan
     source : Source
-        What the plan is made from.
+        The module and the optimizer from which the plan was made.
     job : JobIdentity
 
     Raises
@@ -65,7 +65,7 @@ def start_trainer(plan: TrainerPlan, source: Source, job: JobIdentity) -> Traine
     PeerLostError
         A server does not answer before the deadline.
     SystemExit
-        This trainer or its training has ended before.
+        This trainer or the training had already completed.
     """
     if source in _trainers:
         raise ConfigurationError(
@@ -104,7 +104,7 @@ def _steps_made(find: Callable[[], Trainer | None]) -> int:
 
 
 def _end_if_completed(trainer: int, completed: Collection[int]) -> None:
-    """End this trainer successfully if the servers say that its previous process had finished.
+    """End this trainer successfully if its previous process had completed, according to the servers.
 
     Raises
     ------
@@ -119,7 +119,7 @@ def _end_if_completed(trainer: int, completed: Collection[int]) -> None:
 
 
 def _remind(find: Callable[[], Trainer | None], deadline_seconds: float) -> None:
-    """Warn at exit that the servers will wait for this trainer, unless an error was reported."""
+    """Warn at exit that the servers will wait for this trainer, unless it has reported an error."""
     trainer = find()
     if trainer is not None and not trainer.completed and not lifecycle.failed():
         _log.warning(
@@ -132,26 +132,26 @@ def _remind(find: Callable[[], Trainer | None], deadline_seconds: float) -> None
 
 
 def start_server(whole: ServerPlan, source: Source, job: JobIdentity, model_dir: str | None = None) -> Server:
-    """Begin to accept trainers as a plan says.
+    """Start a server of a plan, which then accepts trainers.
 
     Parameters
     ----------
     whole : ServerPlan
-        With whole blocks, which may be cut into pieces here.
+        The plan with whole blocks, which this function may cut into pieces.
     source : Source
-        What the plan is made from.
+        The module and the optimizer from which the plan was made.
     job : JobIdentity
     model_dir : str, optional
-        A checkpoint, or a folder of numbered ones, to begin with. Otherwise the folder of the job's own
-        checkpoints (``FLEET_CHECKPOINT_DIR``) is looked into; there may be none in it yet.
+        A checkpoint to begin with, or a folder of numbered checkpoints. By default the folder of the job's
+        own checkpoints (``FLEET_CHECKPOINT_DIR``), which may still be empty.
 
     Raises
     ------
     ConfigurationError
-        There is no checkpoint where one was named, it cannot be loaded, or the endpoint is taken; or the
-        script has converted the model since the plan was made.
+        The named checkpoint does not exist or cannot be loaded, the endpoint is in use, or the script has
+        converted the model since the plan was made.
     SystemExit
-        This training has ended before.
+        This training had already completed.
     """
     settings = _settings(_strategy_of(source, whole))
     plan = in_pieces(whole, settings)
@@ -185,12 +185,12 @@ def start_server(whole: ServerPlan, source: Source, job: JobIdentity, model_dir:
 
 
 def serve(server: Server) -> None:
-    """Serve until every trainer has completed; then write the mark of completion and the last progress.
+    """Serve until every trainer has completed; then write the completion marker and the final progress.
 
     Raises
     ------
     FleetError
-        As of `Server.serve`.
+        See `Server.serve`.
     """
     try:
         server.serve()
@@ -223,7 +223,7 @@ def _settings(strategy: DistributedStrategy) -> Settings:
             _tell_of_threads(name, os.environ[name])
     return replace(
         Settings.from_environ(os.environ),
-        transport="tcp" if strategy.wire_dtype else strategy.transport,  # what is shared is not converted
+        transport="tcp" if strategy.wire_dtype else strategy.transport,  # shared memory is not converted
         wire_dtype=strategy.wire_dtype or "",
         fused=strategy.server_kernels == "fused",
     )
@@ -231,7 +231,7 @@ def _settings(strategy: DistributedStrategy) -> Settings:
 
 @cache
 def _tell_of_threads(name: str, value: str) -> None:
-    """Log once per process that a thread number of the original has no effect."""
+    """Log once per process that Paddle's setting of a thread number has no effect."""
     _log.info(
         "%s is %s, and changes nothing: one connection with a thread for each direction serves all dense "
         "parameters of a server",

@@ -1,6 +1,6 @@
 """Settings of the runtime, from the environment and the strategy.
 
-They are checked in ``fleet.init``, and read when a session or a server starts.
+``fleet.init`` validates them. They are read when a session or a server starts.
 """
 
 from collections.abc import Mapping
@@ -12,49 +12,49 @@ from fleet.environment.deadlines import Deadlines, count, positive
 __all__ = ["THREAD_NUMS", "Settings"]
 
 THREAD_NUMS: Final = ("FLAGS_rpc_send_thread_num", "FLAGS_rpc_get_thread_num")
-"""Upper bounds without effect: one thread sends to each server, and one receives."""
+"""Paddle's settings without effect: one thread sends to each server, and one receives."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Bounds(Deadlines):
-    """Bounds of what a trainer has in flight."""
+    """Limits on the data that a trainer has in flight."""
 
     send_queue_size: int = 2
-    """Half-async: the gradients of one block that may be in flight before a step waits."""
+    """Half-async: the number of gradients of one block that may be in flight before a step waits."""
     max_merge_var_num: int = 20
-    """Half-async: the most of them that are merged."""
+    """Half-async: the largest number of gradients that are merged into one."""
     look_ups_at_once: int = 12
-    """The most requests for rows that one server may have to answer, within its own bound."""
+    """The largest number of unanswered requests for rows at one server; the server has a limit too."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settings(_Bounds):
-    """The deadlines of the job, and everything else that may be tuned."""
+    """The deadlines of the job, and all other settings."""
 
     socket_buffer_bytes: int | None = None
-    """Size of the data connections' kernel buffers; None lets the kernel tune them."""
+    """The size of the socket buffers of data connections; None lets the kernel tune them."""
     piece_bytes: int | None = None
-    """The size of the pieces in which a server's blocks travel; None: see `pieces.in_pieces`."""
+    """The size of the pieces into which a server's blocks are cut; None: see `pieces.in_pieces`."""
     retry_times: int = 3
-    """How often a failed call or connection is tried again while the peer seems to live."""
+    """The number of retries of a failed call or connection while the peer seems to be alive."""
     transport: str = "auto"
-    """How tensors travel; see `DistributedStrategy`. From the strategy, not the environment."""
+    """The transport of tensors; see `DistributedStrategy`. From the strategy, not the environment."""
     max_trainers: int | None = None
-    """The most trainers of an elastic job; None where their number is fixed."""
+    """The maximum number of trainers of an elastic job; None if the number is fixed."""
     checkpoint_dir: str = ""
-    """The folder in which servers write and remove files; empty: in any folder."""
+    """The only folder in which servers write and remove files; empty: any folder."""
     tls_dir: str = ""
     """The folder of the certificates for TLS between replicas; empty: no encryption."""
     tls_server_name: str = ""
-    """The name in the certificates of servers; empty: the name of each server's host."""
+    """The name in the certificates of servers; empty: each server's host name."""
     wire_dtype: str = ""
-    """The dtype in which tensors travel; empty: their own. From the strategy."""
+    """The dtype of tensors on the wire; empty: their own dtype. From the strategy."""
     fused: bool = False
     """Whether servers step with fused kernels. From the strategy."""
 
     @property
     def glance_seconds(self) -> float:
-        """The longest time between two checks of a running watcher: two beats, or one failed call."""
+        """The longest time between two checks of a running watcher: two heartbeats, or one failed call."""
         return min(2 * self.heartbeat_seconds + 1.0, self.deadline_seconds / 2)
 
     @property
@@ -64,25 +64,27 @@ class Settings(_Bounds):
 
     @property
     def stalled_seconds(self) -> float:
-        """How long a live peer may keep others waiting.
+        """The longest time for which a live peer may keep others waiting.
 
-        It may itself wait for a peer that has not started yet.
+        The peer may itself be waiting for a peer that has not started yet.
         """
         return max(10 * self.deadline_seconds, self.starting_seconds)
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str]) -> "Settings":
-        """Read the settings.
+        """Read the settings from environment variables.
 
-        Those of `Deadlines`, ``FLAGS_rpc_retry_times``, ``FLEET_SOCKET_BUFFER_BYTES``, ``FLEET_PIECE_BYTES``,
-        ``FLEET_MAX_TRAINERS``, ``FLEET_CHECKPOINT_DIR``, ``FLEET_TLS_DIR``, ``FLEET_TLS_SERVER_NAME``,
-        ``FLAGS_communicator_send_queue_size``, ``FLAGS_communicator_max_merge_var_num`` and
-        ``FLAGS_rpc_prefetch_thread_num``; ``FLAGS_rpc_{send,get}_thread_num`` are checked.
+        The variables are those of `Deadlines`, ``FLAGS_rpc_retry_times``, ``FLEET_SOCKET_BUFFER_BYTES``,
+        ``FLEET_PIECE_BYTES``, ``FLEET_MAX_TRAINERS``, ``FLEET_CHECKPOINT_DIR``, ``FLEET_TLS_DIR``,
+        ``FLEET_TLS_SERVER_NAME``, ``FLAGS_communicator_send_queue_size``,
+        ``FLAGS_communicator_max_merge_var_num`` and ``FLAGS_rpc_prefetch_thread_num``. The values of
+        ``FLAGS_rpc_{send,get}_thread_num`` are only validated.
 
         Raises
         ------
         ConfigurationError
-            A value is no positive number, or a count no whole one; the message names the variable.
+            A value is not a positive number, or a count is not a whole number; the message names the
+            variable.
         """
         for name in THREAD_NUMS:
             count(environ, name, 1)

@@ -1,4 +1,4 @@
-"""A server's shard: its part of the model, and everything else that a training mode uses on a server."""
+"""A server's shard: its part of the model, with the buffers and the norm parts that a training mode uses."""
 
 import logging
 import zlib
@@ -25,11 +25,11 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class NormPart:
-    """One server's part of a gradient norm: the sum of squares of each of its blocks."""
+    """One server's part of a gradient norm: the sums of squares of its blocks."""
 
     step: int
     key: str
-    """The norm's; empty for the norm of all gradients."""
+    """The key of the norm; empty for the norm of all gradients."""
     server: int
     sums: Mapping[int, float]
 
@@ -44,8 +44,8 @@ def release(source: Source) -> None:
     Parameters
     ----------
     source : Source
-        What a server's process built. Its parameters keep their shapes and become NaN, so that a script
-        cannot take the initial values for trained ones.
+        The module and the optimizer of a server's process. The parameters keep their shapes and become NaN,
+        so that a script cannot mistake the initial values for trained ones.
     """
     source.optimizer.state.clear()
     for parameter in (*source.parameters.values(), *source.own_tables.values()):
@@ -53,7 +53,7 @@ def release(source: Source) -> None:
 
 
 def _send_to_none(part: NormPart, servers: Sequence[int]) -> None:
-    """Drop a part of a norm: no other server has blocks of it."""
+    """Drop a part of a norm, because no other server has blocks of the norm."""
 
 
 class Shard:
@@ -62,13 +62,13 @@ class Shard:
     Parameters
     ----------
     plan : ServerPlan
-        What the server owns.
+        The blocks and tables of the server.
     parameters, state, rule, fused
-        As of `DenseStore`.
+        See `DenseStore`.
     share : bool
-        Whether to keep the values in memory that trainers of this host may map, if the system supports it.
+        Whether to keep the values in memory that trainers on this host may map, if the system supports it.
     send_norm_part : callable, optional
-        Reaches the other servers; needed where a norm covers blocks of several servers.
+        Sends parts of norms to the other servers; required if a norm covers blocks of several servers.
     """
 
     def __init__(
@@ -89,21 +89,21 @@ class Shard:
             number: prod(block.shape) * dtype_of(block.dtype).itemsize
             for number, block in self.blocks.items()
         }
-        """Bytes of each block's tensor."""
+        """The size of each block's tensor in bytes."""
         self.shared_values = _share(self.block_bytes) if share else None
-        """The memory of the values, if trainers of this host may map it."""
+        """The memory of the values, if trainers on this host may map it."""
         self.store = DenseStore(plan, parameters, state, rule=rule, memory=self.shared_values, fused=fused)
         self.tables = TableStore(plan.tables, self.store.failed, plan.table_shards)
         self.buffers = ReceiveBuffers(self.store.extents)
         self.initial_checksums = {number: zlib.crc32(self.store.view(number)) for number in self.blocks}
 
     def write(self, block: int, value: bytes) -> None:
-        """Replace a block's value; its optimizer's state stays.
+        """Replace a block's value, and keep its optimizer's state.
 
         Raises
         ------
         RemoteProtocolError
-            This server has no such block, or the block is of another size.
+            This server has no such block, or the block has another size.
         """
         expected = self.block_bytes.get(block)
         if expected != len(value):
@@ -118,7 +118,7 @@ class Shard:
 
 
 def _share(block_bytes: Mapping[int, int]) -> SharedBlocks | None:
-    """Return memory for the values that other processes may map, or None if the system has none."""
+    """Return memory for the values that other processes can map, or None if the system has none."""
     try:
         return SharedBlocks.create(block_bytes)
     except OSError as error:

@@ -1,9 +1,9 @@
-"""The dense part of a server's model: values and optimizers by block, changed by update records alone.
+"""The dense part of a server's model: values and optimizers by block, changed only by update records.
 
-Only `DenseStore.apply` changes a value. Each change is a record of what came, from which trainers and for
-which step. Records for one block are applied one after another with ascending numbers, so that they could be
-written to a log and replayed. The training mode's rule decides what an update does to a value; it is a
-function of the value, its optimizer and the record alone.
+Only `DenseStore.apply` changes a value. Each record has the data, the trainers and steps that it comes from,
+and a sequence number. Records for one block are applied one after another in ascending order, so that they
+could be logged and replayed. The training mode's rule determines the effect of an update; it depends only on
+the value, its optimizer and the record.
 """
 
 import itertools
@@ -31,7 +31,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """The step and the attempt of a trainer that something comes from."""
+    """The origin of a gradient: a trainer, its attempt and its step."""
 
     trainer: int
     attempt: int
@@ -41,22 +41,23 @@ class Origin:
 
 @dataclass(slots=True)
 class Update:
-    """What trainers sent for a block.
+    """An update of a block, from the gradients of one or more trainers.
 
     Attributes
     ----------
     key : int
         The block.
     gradient : Tensor
-        Of the block's shape and dtype; in sync mode the mean over the trainers. The rule may overwrite it.
+        A gradient of the block's shape and dtype; in sync mode the mean over the trainers. The rule may
+        overwrite it.
     hyper_parameters : tuple of mappings
-        Those of the step, by param group.
+        The hyper-parameters of the step, by param group.
     origins : tuple of Origin
-        The trainers whose gradients it is made of, in the order of their sum.
+        The origins of the summed gradients, in the order of the sum.
     seen : Tensor, optional
-        The value that the gradient was computed on, if the mode keeps it.
+        The value for which the gradient was computed, if the mode keeps it.
     sequence : int
-        The number that the store assigns; 0 before.
+        The sequence number, which the store assigns; 0 until then.
     """
 
     key: int
@@ -69,17 +70,17 @@ class Update:
 
 @dataclass(slots=True)
 class Put:
-    """A value that replaces a block's: from a checkpoint, or written by a script.
+    """A replacement of a block's value, from a checkpoint or written by a script.
 
     Attributes
     ----------
     key : int
     value : Tensor
-        Of the block's shape and dtype; copied.
+        The new value, of the block's shape and dtype; copied.
     state : mapping of name to entry, optional
-        The new state of the optimizer; None keeps the present one.
+        The new state of the optimizer; None keeps the present state.
     sequence : int
-        As of `Update`.
+        See `Update`.
     """
 
     key: int
@@ -89,16 +90,16 @@ class Put:
 
 
 class FailedStep:
-    """The first failure to step something on a server; the server then ends with it.
+    """The first failed step of a block or table on a server, with which the server ends.
 
-    A failed step may leave its block half stepped, and training on from that would train on meaningless
-    numbers. So the failure concerns every trainer, not only the one whose gradient came last: the mode raises
-    it when the server next asks what is missing, and the server reports it to all trainers.
+    A failed step may leave its block partly stepped, and training could not continue from meaningless values.
+    So the failure concerns every trainer, not only the one whose gradient came last: `ServerMode.missing`
+    raises it when the server calls it next, and the server reports it to all trainers.
 
     Parameters
     ----------
     endpoint : str
-        The server's, for messages.
+        The server's endpoint, for messages.
     """
 
     def __init__(self, endpoint: str) -> None:
@@ -107,7 +108,7 @@ class FailedStep:
         """The error for every trainer; None as long as nothing has failed."""
 
     def note(self, raised: BaseException) -> FleetError:
-        """Record what a step raised, and log its traceback; return the error for every trainer."""
+        """Record an exception of a step, and log its traceback; return the error for every trainer."""
         if self.error is None:
             ours = isinstance(raised, FleetError)
             kind = ConfigurationError if isinstance(raised, ConfigurationError) else FleetError
@@ -131,7 +132,7 @@ class _Entry:
     block: PlannedBlock
     value: Tensor
     optimizer: DenseUpdate | None
-    """None in modes whose trainers have the optimizers, such as GEO."""
+    """The optimizer; None in modes in which trainers have the optimizers, such as GEO."""
     limits: tuple[float, float] | None
     """The bounds to which gradients are clipped by value."""
     lock: threading.RLock = field(default_factory=threading.RLock)
@@ -139,7 +140,7 @@ class _Entry:
 
 
 class Target:
-    """A value that an update is about to change, as the mode's rule sees it.
+    """The target of an update, as the argument of the mode's rule.
 
     Attributes
     ----------
@@ -155,12 +156,12 @@ class Target:
         self._hyper_parameters = hyper_parameters
 
     def step(self, gradient: Tensor) -> None:
-        """Step the value with the user's optimizer, by a gradient of its shape.
+        """Step the value with the user's optimizer and a gradient of its shape.
 
         Raises
         ------
         ConfigurationError
-            The trainer's optimizer has fewer param groups than this process's.
+            The trainer's optimizer has fewer param groups than the optimizer of this process.
         """
         optimizer, block = self._entry.optimizer, self._entry.block
         if optimizer is None or block.group >= len(self._hyper_parameters):
@@ -177,27 +178,27 @@ Rule = Callable[[Target, Update], None]
 
 
 def step_by_optimizer(target: Target, update: Update) -> None:
-    """Step a value by its gradient: the rule of most modes."""
+    """Step a value with the optimizer and the gradient of an update: the rule of most modes."""
     target.step(update.gradient)
 
 
 class DenseStore:
-    """The blocks of one server. Any thread may call; different blocks may change at the same time.
+    """The blocks of one server. Thread-safe; different blocks may change concurrently.
 
     Parameters
     ----------
     plan : ServerPlan
-        What the server owns.
+        The blocks of the server.
     parameters : mapping of name to Tensor
-        The module that this process built; the blocks' initial values are slices of it.
+        The parameters of this process's module; the blocks' initial values are slices of them.
     state : mapping of name to state, optional
-        The state that this process's own optimizer has for these parameters; sliced like the values.
+        The state of this process's own optimizer for these parameters; sliced like the values.
     rule : callable
-        What an update does to a value; called with the value's lock held.
+        Applies an update to a value; called with the value's lock held.
     memory : SharedBlocks, optional
-        Shared memory for the values; None keeps them in this process's own.
+        Shared memory for the values; None keeps them in private memory.
     fused : bool
-        Whether optimizers use their class's fused kernel.
+        Whether optimizers use the fused kernel of their class.
     """
 
     def __init__(
@@ -211,9 +212,9 @@ class DenseStore:
         fused: bool = False,
     ) -> None:
         self.extents = {block.id: Extent(dtype_of(block.dtype), block.shape) for block in plan.blocks}
-        """Dtype and shape of each block."""
+        """The dtype and shape of each block."""
         self.failed = FailedStep(plan.endpoint)
-        """Why a value may be half changed; nothing is applied after a failure."""
+        """The failure that may have left a value partly changed; nothing is applied after a failure."""
         self._rule = rule
         self._sequence = itertools.count(1)
         values = memory.tensors(self.extents) if memory is not None else Arena(self.extents)
@@ -239,15 +240,15 @@ class DenseStore:
         }
 
     def apply(self, update: Update | Put) -> None:
-        """Change a block.
+        """Apply an update to its block, and assign its sequence number.
 
         Raises
         ------
         ConfigurationError
             The update has fewer param groups than this process's optimizer.
         FleetError
-            The rule refuses the update by raising it; or the rule failed with any other error, now or before.
-            After such a failure the block may be half changed: `failed` has the reason, and the server ends.
+            The rule refused the update by raising this error, or failed with any other error, now or earlier.
+            After a failure the block may be partly changed: `failed` has the reason, and the server ends.
         """
         entry = self._entries[update.key]
         with entry.lock:
@@ -271,7 +272,7 @@ class DenseStore:
         return self._bytes[block]
 
     def read(self, key: int, into: memoryview, begin: int = 0) -> None:
-        """Copy a block's bytes, from `begin` on, into a buffer; no update is applied meanwhile."""
+        """Copy a block's bytes from offset `begin` into a buffer; no update is applied meanwhile."""
         with self._entries[key].lock:
             copy_bytes(self._bytes[key][begin : begin + len(into)], into)
 

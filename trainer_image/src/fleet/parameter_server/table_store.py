@@ -1,6 +1,6 @@
-"""The tables of a server: rows by id, changed by update records alone.
+"""The tables of a server: rows by id, changed only by update records.
 
-As in `DenseStore`, only `apply` changes a row. Rows that were never updated can be read too; they have their
+As in `DenseStore`, only `apply` changes a row. Rows that were never updated can be read too, and have their
 initial values.
 """
 
@@ -29,29 +29,30 @@ from fleet.wire.rows import most_rows
 __all__ = ["RowCopy", "RowPut", "RowUpdate", "TableStore", "append_ids"]
 
 _MOST_ARRAYS: Final = 64
-"""The number of arrays in a list of pending ids before duplicates are removed."""
+"""The number of arrays in a list of pending ids at which duplicates are removed."""
 
 
 @dataclass(slots=True)
 class RowUpdate:
-    """What trainers sent for rows of a table.
+    """An update of rows of a table, from the gradients of one or more trainers.
 
     Attributes
     ----------
     table : int
         Its number.
     gradient : RowGradients
-        Of this server's rows, with distinct ids; in sync mode the mean over the trainers. May be overwritten.
+        The gradient of this server's rows, with distinct ids; in sync mode the mean over the trainers. It may
+        be overwritten.
     hyper_parameters : tuple of mappings
-        Those of the step, by param group.
+        The hyper-parameters of the step, by param group.
     origins : tuple of Origin
-        The trainers whose gradients it is made of, in the order of their sum.
+        The origins of the summed gradients, in the order of the sum.
     sequence : int
-        The number that the store assigns; 0 before.
+        The sequence number, which the store assigns; 0 until then.
     keeps : bool
         Whether the store sets `before`.
     before : float32[n, dimension], optional
-        The previous values of the rows, in the order of the gradient's ids; set when it is applied.
+        The previous values of the rows, in the order of the gradient's ids; set when the update is applied.
     """
 
     table: int
@@ -65,17 +66,17 @@ class RowUpdate:
 
 @dataclass(slots=True)
 class RowPut:
-    """Rows that replace a whole table, from a checkpoint.
+    """A replacement of a whole table by the rows of a checkpoint.
 
     Attributes
     ----------
     table : int
     rows : Table
-        This server's rows; the store owns them afterwards.
+        This server's rows. The store takes ownership of them.
     updates : int
-        The number of updates that the table has had.
+        The number of updates that the table has received.
     sequence : int
-        As of `RowUpdate`.
+        See `RowUpdate`.
     """
 
     table: int
@@ -86,13 +87,13 @@ class RowPut:
 
 @dataclass(frozen=True, slots=True)
 class RowCopy:
-    """A table as of one moment, for one reader, while updates continue.
+    """A snapshot of a table for one reader, while updates continue.
 
     Attributes
     ----------
     table : int
     updates : int
-        The number of updates that the table has had.
+        The number of updates that the table had received.
     snapshot : Snapshot
     lock : Lock
         Held while a part is copied.
@@ -114,7 +115,7 @@ class RowCopy:
             yield part
 
     def count(self) -> None:
-        """Count the rows before they are read, in parts as `parts` reads them."""
+        """Count the rows before they are read; like `parts`, hold the lock for one part at a time."""
         counting = True
         while counting:
             with self.lock:
@@ -139,13 +140,13 @@ class _Entry:
 
 
 class TableStore:
-    """The tables of one server. Any thread may call.
+    """The tables of one server. Thread-safe.
 
     Parameters
     ----------
     plans : iterable of TablePlan
     failed : FailedStep
-        The server's, shared with its `DenseStore`; nothing is applied after a failure.
+        The failure of the server, shared with its `DenseStore`; no update is applied after a failure.
     shards : sequence of int
         The virtual shards that the server holds.
     """
@@ -169,23 +170,23 @@ class TableStore:
         }
         """The tables' names, by number."""
         self.row_bytes = {number: entry.plan.row_bytes for number, entry in self._entries.items()}
-        """The bytes of a row on the wire, by table."""
+        """The size of a row on the wire in bytes, by table."""
 
     def __len__(self) -> int:
         """Return the number of tables."""
         return len(self._entries)
 
     def held_by_trainers(self, table: int) -> bool:
-        """Whether trainers hold a copy of the table, so that servers report every changed row to them."""
+        """Return whether trainers hold a copy of the table; servers then send them every changed row."""
         return self._entries[table].plan.own is not None
 
     def check_reportable(self, table: int, count: int) -> None:
-        """Check that one frame can report so many changed rows to trainers that hold the table.
+        """Check that one frame can carry `count` changed rows to trainers that hold the table.
 
         Raises
         ------
         ConfigurationError
-            It cannot; the message gives both numbers and what to do.
+            There are too many rows; the message gives both numbers and a remedy.
         """
         most = most_rows(self.row_bytes[table])
         if self.held_by_trainers(table) and count > most:
@@ -198,7 +199,7 @@ class TableStore:
     def statistics(self) -> list[dict[str, Any]]:
         """Return each table's statistics for progress and metrics, as JSON-ready data.
 
-        Takes no lock: a save may hold it for long, and a heartbeat must not wait for that.
+        Takes no lock, because a heartbeat calls it and must not wait for a save that holds the lock.
         """
         return [
             {
@@ -220,14 +221,14 @@ class TableStore:
         return f"table{'s' if len(names) > 1 else ''} {', '.join(names)}"
 
     def apply(self, update: RowUpdate | RowPut) -> None:
-        """Change rows, and number the update.
+        """Apply an update to its rows, and assign its sequence number.
 
         Raises
         ------
         ConfigurationError
             The update is refused; nothing has changed.
         FleetError
-            This update failed, or an earlier one. Rows may be half changed: `failed` has the reason, and the
+            This update or an earlier one failed. Rows may be partly changed: `failed` has the reason, and the
             server ends.
         """
         entry = self._entries[update.table]
@@ -253,7 +254,7 @@ class TableStore:
                 raise self.failed.note(error) from error
 
     def check(self, table: int, ids: NDArray[np.int64]) -> None:
-        """Check that ascending ids are in the table's range, before anything is kept; RemoteProtocolError."""
+        """Raise RemoteProtocolError unless ascending ids are in the table's range."""
         config = self._entries[table].plan.config
         limit = config.num_embeddings
         if limit is not None and ids.size and not 0 <= int(ids[0]) <= int(ids[-1]) < limit:
@@ -262,25 +263,25 @@ class TableStore:
             )
 
     def look_up(self, table: int, ids: NDArray[np.int64]) -> Tensor:
-        """Return a copy of rows for a trainer's look-up; the table's statistics count it."""
+        """Return a copy of rows for a trainer's look-up, and count it in the table's statistics."""
         entry = self._entries[table]
         with entry.lock:
             return entry.table.look_up(ids)
 
     def read(self, table: int, ids: NDArray[np.int64]) -> Tensor:
-        """Return a copy of rows between two updates: float32[n, dimension]."""
+        """Return a consistent copy of rows, taken between two updates: float32[n, dimension]."""
         entry = self._entries[table]
         with entry.lock:
             return entry.table.look_up(ids, counted=False)
 
     def snapshot(self, since: Mapping[int, int] | None = None) -> list[RowCopy]:
-        """Return a snapshot of every table between two updates. Read each to the end, or close it.
+        """Return a snapshot of every table, taken between two updates. Read each to the end, or close it.
 
         Parameters
         ----------
         since : mapping of int to int, optional
-            By table, the number of an update; the snapshot has the rows that changed after it. It has all
-            rows if the number is missing, or if rows removed since then are unknown.
+            For each table, a number of updates: the snapshot then has only the rows that changed after them.
+            It has all rows if the number is missing, or if rows removed since then are unknown.
         """
         copies = []
         for number, entry in self._entries.items():
@@ -299,7 +300,7 @@ def _rows_of(weight: Tensor, shards: Sequence[int]) -> TableRows:
 
 
 def append_ids(pending: list[NDArray[np.int64]], ids: NDArray[np.int64]) -> None:
-    """Append to pending ids. Duplicates are removed now and then, so that the list stays bounded."""
+    """Append ids to pending ids, and remove duplicates now and then, so that the list stays bounded."""
     pending.append(ids)
     if len(pending) > _MOST_ARRAYS:
         pending[:] = [np.unique(np.concatenate(pending))]

@@ -1,4 +1,4 @@
-"""Waits that log what they wait for, first soon and then ever more rarely; and the names in such messages."""
+"""Logging of waits, at growing intervals, and the names of peers in the messages."""
 
 import ipaddress
 import itertools
@@ -25,21 +25,21 @@ __all__ = [
 ]
 
 FIRST_WORD_SECONDS: Final = 5.0
-"""A shorter wait is not logged."""
+"""The time after which a wait is first logged."""
 _POLL_SECONDS: Final = 0.2
 _ATTEMPTS_BEFORE_A_LOOK: Final = 25
 _MOST_NAMES: Final = 6
-"""The names in a message; of more processes, all but one less are counted."""
+"""The most names in a message; if there are more processes, the last entry is the number of the rest."""
 _log = logging.getLogger(__name__)
 
 
 class WaitLog:
-    """Logs one wait after another.
+    """A log of successive waits.
 
     Parameters
     ----------
     clock : callable
-        Seconds of a monotonic clock.
+        Returns seconds of a monotonic clock.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -49,19 +49,19 @@ class WaitLog:
         self._next = FIRST_WORD_SECONDS
 
     def note(self, subject: object, describe: Callable[[], str]) -> float:
-        """Log what is waited for, if that is due.
+        """Log the subject of the present wait, if a message is due.
 
         Parameters
         ----------
         subject
-            The subject of the wait; another one begins another wait. None: nothing is waited for.
+            The subject of the wait. A different subject begins a new wait; None ends the wait.
         describe : callable
-            Returns the sentence; called only when it is logged.
+            Returns the message; called only when the message is logged.
 
         Returns
         -------
         float
-            The seconds that this wait has lasted.
+            The duration of this wait in seconds.
         """
         now = self._clock()
         if subject is None or subject != self._subject:
@@ -75,7 +75,7 @@ class WaitLog:
 
 
 def wait_for_all(events: Iterable[threading.Event], timeout_seconds: float) -> None:
-    """Wait until all events are set, or the time is over."""
+    """Wait until all events are set, or the timeout expires."""
     deadline = time.monotonic() + timeout_seconds
     for event in events:
         event.wait(max(0.0, deadline - time.monotonic()))
@@ -89,15 +89,15 @@ def wait_for_ports(
     Parameters
     ----------
     endpoints : sequence of str
-        As ``host:port``.
+        Endpoints as ``host:port``.
     deadline_seconds : float
     look : callable
-        Called at once, and every few seconds while endpoints are missing; an exception ends the wait.
+        Called at once, and every few seconds while endpoints are unreachable; an exception ends the wait.
 
     Raises
     ------
     DeadlineExceededError
-        Endpoints are missing at the deadline; the message names them.
+        Endpoints are unreachable at the deadline; the message names them.
     """
     deadline = time.monotonic() + deadline_seconds
     log = WaitLog()
@@ -127,7 +127,7 @@ def wait_for_ports(
 
 
 def _reason(endpoint: str, error: OSError) -> str:
-    """Return why an endpoint cannot be reached, with what a refusal at another host may mean."""
+    """Return why an endpoint cannot be reached, with a hint if another host refused the connection."""
     host, _ = split_endpoint(endpoint)
     if not isinstance(error, ConnectionRefusedError) or _is_loopback(host):
         return str(error)
@@ -146,7 +146,7 @@ def _is_loopback(host: str) -> bool:
 
 
 def split_endpoint(endpoint: str) -> tuple[str, int]:
-    """Split ``host:port``; an IPv6 address stands in brackets."""
+    """Split ``host:port``; an IPv6 address must be in brackets."""
     host, _, port = endpoint.rpartition(":")
     return host.strip("[]"), int(port)
 

@@ -1,1 +1,1 @@
-"""A parameter server: who has joined, where they meet, the shard and its checkpoints."""
+"""A parameter server: its trainers, their barriers, its shard and the shard's checkpoints."""

@@ -1,4 +1,4 @@
-"""Barriers of a job's trainers, and reductions of small arrays; one server of the job counts the arrivals."""
+"""Barriers and reductions of small arrays for the trainers of a job; one of its servers counts arrivals."""
 
 import threading
 from typing import Final
@@ -29,27 +29,27 @@ class Barriers:
         self._changed = changed
         self._barriers, self._reductions = Reductions(), Reductions()
         self._ending: set[int] = set()
-        """Trainers that make no more steps, and wait for the others to get there."""
+        """Trainers that make no more steps, and wait until the same holds for the others."""
 
     def admit(self, trainer: int) -> None:
-        """Start over with a trainer that joins."""
+        """Reset the state of a trainer that joins."""
         self._barriers.admit(trainer)
         self._reductions.admit(trainer)
         self._ending.discard(trainer)
 
     def release(self) -> None:
-        """Release the trainers whose barrier waits for no other any more."""
+        """Finish the barriers and reductions that no longer wait for a trainer."""
         self._barriers.release(self._training)
         self._reductions.release(self._training)
         self._changed.notify_all()
 
     def barrier(self, trainer: int, attempt: int, passed: int) -> control_pb2.BarrierReply:
-        """Count a trainer's arrival at its next barrier; wait a second for the others.
+        """Count a trainer's arrival at its next barrier; wait up to a second for the others.
 
         Raises
         ------
         AlreadyJoinedError
-            It has not joined, or was replaced.
+            The trainer has not joined, or was replaced.
         """
         with self._changed:
             number = self._meet(self._barriers, trainer, attempt, passed, _ARRIVAL)
@@ -59,12 +59,12 @@ class Barriers:
             return control_pb2.BarrierReply(passed=False, missing_trainers=missing)
 
     def reduce(self, trainer: int, attempt: int, passed: int, given: Contribution) -> control_pb2.ReduceReply:
-        """Take a trainer's contribution to its next reduction; wait a second for the others.
+        """Take a trainer's contribution to its next reduction; wait up to a second for the others.
 
         Raises
         ------
         ConfigurationError
-            It has not joined or was replaced, or another trainer contributes something different.
+            The trainer has not joined or was replaced, or another trainer's contribution has another form.
         """
         with self._changed:
             number = self._meet(self._reductions, trainer, attempt, passed, given)
@@ -74,12 +74,12 @@ class Barriers:
             return control_pb2.ReduceReply(done=False, missing_trainers=missing)
 
     def end(self, trainer: int, attempt: int) -> control_pb2.BarrierReply:
-        """Record that a trainer makes no more steps; wait a second for the others.
+        """Record that a trainer makes no more steps; wait up to a second for the others.
 
         Raises
         ------
         AlreadyJoinedError
-            It has not joined, or was replaced.
+            The trainer has not joined, or was replaced.
         """
         with self._changed:
             self._membership.check_joined(trainer, attempt)

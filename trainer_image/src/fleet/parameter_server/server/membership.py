@@ -1,6 +1,6 @@
-"""The trainers that a server counts on: which may join, which are absent, and which are lost.
+"""The membership of a job's trainers on one server: admission, absence and loss.
 
-No clock, no socket: the caller passes the time, in seconds.
+This module has no clock and does no I/O: the caller passes the time in seconds.
 """
 
 from collections.abc import Mapping, Sequence
@@ -41,22 +41,22 @@ _AWAITED: Final = {
     LOST: "{} to connect again",
     SILENT: "a sign of life of {}",
 }
-"""What the server waits for, by the reason of an absence."""
+"""What the server waits for, by the reason for an absence."""
 _MOST_AT_FIRST: Final = 1 << 24
-"""The highest attempt of a first join: more than half a year of restarts, one a second."""
+"""The highest attempt allowed at a first join: more than half a year of restarts, one per second."""
 _SPARE: Final = 1000
-"""Attempts allowed beyond one restart a second, because the clock of a server that was frozen is behind."""
+"""The attempts allowed beyond one restart per second, because a server's clock stops while it is frozen."""
 
 
 @dataclass(frozen=True, slots=True)
 class Absence:
-    """A live trainer that has not joined, has lost its connection or gives no sign of life."""
+    """The absence of a live trainer, which has not joined, has lost its connection or sends no heartbeat."""
 
     trainer: int
     since: float
     reason: str
     deadline: float
-    """When the server gives the trainer up."""
+    """The time at which the server gives the trainer up."""
 
 
 @dataclass(slots=True)
@@ -64,14 +64,14 @@ class _Member:
     attempt: int = -1
     heard: float = 0.0
     lost: float | None = None
-    """When the data connection ended; None while there is one, or none yet."""
+    """The time at which the data connection ended; None if it is open, or if there was none yet."""
     connected: bool = False
     """Whether there has been a data connection."""
     completed: bool = False
     gone: bool = False
     """Whether the server has given the trainer up."""
     first: tuple[int, float] | None = None
-    """The attempt and the time of the first join."""
+    """The attempt and time of the first join."""
 
     @property
     def joined(self) -> bool:
@@ -83,11 +83,11 @@ class _Member:
 
 
 class Membership:
-    """The trainers of one job as one server knows them.
+    """The trainers of one job, as known to one server.
 
     In an elastic job (`Settings.max_trainers`) trainers beyond the initial ones count from their first join.
-    Its end is a good one if any trainer has completed, because a server cannot distinguish a trainer that was
-    scaled away from one that was lost.
+    An elastic job succeeds if any trainer has completed, because a server cannot distinguish a trainer that
+    was removed by scaling down from one that was lost.
 
     Parameters
     ----------
@@ -95,12 +95,12 @@ class Membership:
         The number of trainers that the server was started for.
     settings : Settings
     started : float
-        When the server began to accept joins.
+        The time at which the server began to accept joins.
     """
 
     def __init__(self, num_trainers: int, settings: Settings, started: float) -> None:
         self._members = {trainer: _Member() for trainer in range(num_trainers)}
-        """In the order of their numbers."""
+        """The members by index, in ascending order at first."""
         self._most = settings.max_trainers or num_trainers
         self._settings = settings
         self._started = started
@@ -108,7 +108,7 @@ class Membership:
 
     @property
     def completed(self) -> tuple[int, ...]:
-        """The trainers that have finished."""
+        """The trainers that have completed."""
         return tuple(trainer for trainer, member in self._members.items() if member.completed)
 
     @property
@@ -118,22 +118,22 @@ class Membership:
 
     @property
     def live(self) -> tuple[int, ...]:
-        """The trainers that have not finished and are not given up, whether they are absent or not."""
+        """The trainers that have neither completed nor been given up, including absent ones."""
         return tuple(trainer for trainer, member in self._members.items() if member.live)
 
     @property
     def gone(self) -> tuple[int, ...]:
-        """The trainers that were given up and have not come back."""
+        """The trainers that were given up and have not joined again."""
         return tuple(trainer for trainer, member in self._members.items() if member.gone)
 
     @property
     def missed(self) -> tuple[int, ...]:
-        """The trainers without which the training has not ended well."""
+        """The trainers whose loss makes the training fail."""
         forgiven = self._settings.max_trainers is not None and self.completed
         return () if forgiven else self.gone
 
     def attempt(self, trainer: int) -> int:
-        """Return the attempt under which a trainer joined last; -1 before its first join."""
+        """Return the attempt of a trainer's latest join, or -1 before its first join."""
         member = self._members.get(trainer)
         return -1 if member is None else member.attempt
 
@@ -145,9 +145,9 @@ class Membership:
         ConfigurationError
             The job has no such trainer.
         AlreadyJoinedError
-            Another process is this trainer.
+            Another process has joined as this trainer.
         PeerLostError
-            Every trainer has completed or is given up: the server is about to end.
+            Every trainer has completed or been given up, so the server is about to end.
         """
         elastic = self._settings.max_trainers is not None
         if not 0 <= trainer < self._most:
@@ -179,12 +179,12 @@ class Membership:
             self._first_join = now
 
     def check_joined(self, trainer: int, attempt: int) -> None:
-        """Check that a trainer has joined under this attempt.
+        """Check that a trainer has joined with this attempt.
 
         Raises
         ------
         AlreadyJoinedError
-            It has not joined, or was replaced.
+            The trainer has not joined, or was replaced.
         """
         if self.attempt(trainer) != attempt:
             raise AlreadyJoinedError(
@@ -192,11 +192,11 @@ class Membership:
             )
 
     def heard(self, trainer: int, now: float) -> None:
-        """Record a sign of life."""
+        """Record a sign of life of a trainer."""
         self._members[trainer].heard = now
 
     def connected(self, trainer: int, now: float) -> None:
-        """Record that a trainer has a data connection, its first one or another."""
+        """Record that a trainer has opened a data connection, the first or a later one."""
         member = self._members[trainer]
         member.connected, member.lost, member.heard = True, None, now
 
@@ -205,31 +205,31 @@ class Membership:
         self._members[trainer].lost = now
 
     def complete(self, trainer: int) -> None:
-        """Record that a trainer has finished."""
+        """Record that a trainer has completed."""
         self._members[trainer].completed, self._members[trainer].gone = True, False
 
     def give_up(self, trainer: int) -> None:
-        """Stop counting on a trainer, unless it joins again."""
+        """Stop waiting for a trainer, unless it joins again."""
         self._members[trainer].gone = True
 
     def absences(self, now: float) -> list[Absence]:
-        """Return the live trainers that are absent."""
+        """Return the absences of live trainers."""
         found = [
             self._absence(trainer, member, now) for trainer, member in self._members.items() if member.live
         ]
         return [absence for absence in found if absence is not None]
 
     def vanished(self, now: float) -> set[int]:
-        """Return the live trainers whose deadlines are over."""
+        """Return the live trainers that have been absent past their deadlines."""
         return {absence.trainer for absence in self.absences(now) if now >= absence.deadline}
 
     def _absence(self, trainer: int, member: _Member, now: float) -> Absence | None:
         settings, deadline = self._settings, self._settings.deadline_seconds
         if not member.joined:
             if self._first_join is None:
-                # Images are pulled and queues are waited for: that is not a failure of a trainer.
+                # Until the first join, image pulls and waits for resources are not a failure of a trainer.
                 return Absence(trainer, self._started, NOT_JOINED, self._started + settings.stalled_seconds)
-            # An elastic job trains without the trainers that have not come yet.
+            # An elastic job trains without the trainers that have not joined yet.
             seconds = deadline if settings.max_trainers else settings.starting_seconds
             return Absence(trainer, self._first_join, NOT_JOINED, self._first_join + seconds)
         if member.lost is not None:
@@ -241,7 +241,7 @@ class Membership:
 
 
 def describe_absences(absences: Sequence[Absence]) -> str:
-    """Return what the server waits for, such as ``waiting for trainers 0 and 1 to join``."""
+    """Describe what the server waits for, as in ``waiting for trainers 0 and 1 to join``."""
     awaited = [
         what.format(name_trainers(trainers))
         for reason, what in _AWAITED.items()
@@ -251,7 +251,7 @@ def describe_absences(absences: Sequence[Absence]) -> str:
 
 
 def loss_of(absence: Absence, now: float, *, step: int, lost_seconds: float) -> PeerLostError:
-    """Return the error of a trainer that stayed absent past its deadline; it names the deadline."""
+    """Return the error for a trainer that stayed absent past its deadline; the message names the deadline."""
     waited = f"{now - absence.since:.0f} s"
     if absence.reason == NOT_JOINED:
         return PeerLostError(
@@ -266,16 +266,16 @@ def loss_of(absence: Absence, now: float, *, step: int, lost_seconds: float) -> 
 
 
 def loss_of_missed(missed: Sequence[int], completed: Sequence[int]) -> PeerLostError:
-    """Return the error of a training that has ended without some trainers."""
+    """Return the error for a training that has ended without some trainers."""
     others = "; every other trainer has completed" if completed else ", before any trainer had completed"
     return PeerLostError(f"{name_trainers(missed)} vanished for good{others}")
 
 
 def _check_plausible(trainer: int, attempt: int, first: tuple[int, float] | None, now: float) -> None:
-    """Reject an implausible attempt, which would lock out the trainer's later processes.
+    """Reject an implausible attempt number, which would lock out the trainer's later processes.
 
-    A restart takes a second at least. The limit counts from the first join, so that one join cannot raise it
-    for the next.
+    A restart takes at least a second. The limit is computed from the first join, so that no join can raise it
+    for later ones.
     """
     most = _MOST_AT_FIRST if first is None else first[0] + int(now - first[1]) + _SPARE
     if attempt > most:
@@ -295,7 +295,7 @@ def check_job(
     Raises
     ------
     ConfigurationError
-        It does not; the message names both jobs.
+        The call comes from another job; the message names both jobs.
     """
     found, expected = (request.job_name, request.job_uid), (job.name, job.uid)
     if found != expected:
@@ -308,19 +308,19 @@ def check_job(
 def check_agreement(
     ours: Mapping[str, str], theirs: Mapping[str, str], initial: Mapping[str, str] | None
 ) -> None:
-    """Check that a trainer agrees with the server on everything that must be equal.
+    """Check that a trainer agrees with the server on all facts that must be equal.
 
     Parameters
     ----------
     ours, theirs : mapping of str to str
         The server's facts and the trainer's.
     initial : mapping of str to str, optional
-        The state of the server's process before the first step; None if a checkpoint replaces it.
+        The facts about the server's state before the first step; None if a checkpoint replaces that state.
 
     Raises
     ------
     ConfigurationError
-        It does not; the message names the difference.
+        The facts differ; the message names the difference.
     """
     if initial is None:
         theirs = {name: fact for name, fact in theirs.items() if name != INITIAL_STATE}
@@ -333,21 +333,21 @@ def check_agreement(
 
 
 def check_identity(identity: Identity, job: "JobIdentity", joined: int) -> None:
-    """Check that a greeting comes from a trainer of the server's job that has joined.
+    """Check that a greeting comes from a trainer of the server's job, and that it has joined.
 
     Parameters
     ----------
     identity : Identity
-        The sender.
+        The identity of the sender.
     job : JobIdentity
-        The server's.
+        The job of the server.
     joined : int
-        The attempt under which this trainer joined last; -1 if it has not.
+        The attempt of this trainer's latest join; -1 if it has not joined.
 
     Raises
     ------
     RemoteProtocolError
-        It does not; the message gives what was expected.
+        The job or the attempt differs; the message gives the expected value.
     """
     expected = job_hash(job.name, job.uid)
     if identity.job != expected:

@@ -23,20 +23,20 @@ if TYPE_CHECKING:
 __all__ = ["PeerServers"]
 
 _FRESH_SECONDS: Final = 20.0
-"""The time after which a call is made again: the proof of the job's key in it expires."""
+"""The time after which a call is made again, because its proof of the job's key expires."""
 
 
 class PeerServers:
-    """Calls from one server to the others. No method waits for them; failures are reported.
+    """Calls from one server to the others. No method blocks; failures are reported by a callback.
 
     Parameters
     ----------
     plan : ServerPlan
-        This server's, with the endpoints of the others.
+        The plan of this server, with the endpoints of the others.
     job : JobIdentity
     settings : Settings
     on_failure : callable
-        Called from any thread when a server refuses a call, or has not taken it before the deadline.
+        Called in any thread when a server refuses a call or does not answer it before the deadline.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class PeerServers:
             self._call(part, server, deadline)
 
     def close(self) -> None:
-        """Drop unfinished calls; failures are not reported any more."""
+        """Cancel unfinished calls, and report no further failures."""
         with self._lock:
             self._closed = True
             stubs, self._stubs = list(self._stubs.values()), {}

@@ -1,15 +1,15 @@
 """Scheduling of a server's work: pacing of trainers, the pool of stepping threads, and late trainers.
 
-Pacing. A piece is stepped when every trainer's gradient of it has come. Streams that share a server's link
-drift apart by as much as their buffers hold, and then values go back late: at the end of a step the link is
-idle in one direction. So the gradients of a trainer that is far ahead are left in its socket for a moment,
-and the others get its share of the link.
+Pacing. A piece is stepped when every trainer's gradient of it has arrived. Streams that share a server's link
+drift apart by as much as their buffers hold. Then values are sent back late, and at the end of a step the
+link is idle in one direction. So the gradients of a trainer that is far ahead are left in its socket for a
+moment, and the others get its share of the link.
 
-The pool. A thread that receives a large gradient hands the summing and stepping over, and receives the next
-one meanwhile. So one trainer keeps several cores busy, and many trainers use no more cores than there are. A
-small gradient is used by its receiving thread: waking another one would take longer. So are gradients in
-shared memory, where nothing is received, and those of the modes without a barrier, whose buffer is free for
-the next gradient only after this one is applied.
+The pool. A thread that receives a large gradient hands the summing and stepping to the pool, and receives the
+next gradient meanwhile. So one trainer keeps several cores busy, and many trainers use no more threads than
+there are cores. A small gradient is used by its receiving thread, because waking another thread would take
+longer. So are gradients in shared memory, where nothing is received, and those of modes without a barrier,
+whose buffer is not free for the next gradient until this one is applied.
 """
 
 import logging
@@ -23,14 +23,14 @@ from typing import Final
 __all__ = ["LEAST_BYTES", "Overrun", "Pacing", "StepPool", "receive_bytes"]
 
 LEAST_BYTES: Final = 1 << 16
-"""The size from which a received gradient is worth waking a thread of the pool."""
+"""The smallest gradient for which a thread of the pool is woken."""
 _RECEIVE_BYTES: Final = 1 << 19
 _PATIENCE_SECONDS: Final = 0.5
 _LOOK_SECONDS: Final = 0.02
 _GAP_SECONDS: Final = 0.05
-"""A trainer that has sent nothing for so long since its last frame is not sending; it may be computing."""
+"""The idle time since its last frame after which a trainer counts as not sending; it may be computing."""
 _FRAME_SECONDS: Final = 1.0
-"""A trainer whose frame has been under way for so long is held up itself, and does not count as sending."""
+"""The duration of a frame after which its trainer counts as blocked itself, and not as sending."""
 _log = logging.getLogger(__name__)
 
 
@@ -38,27 +38,27 @@ _log = logging.getLogger(__name__)
 class _Sender:
     step: int = -1
     taken_bytes: int = 0
-    """The bytes of the step that have been taken."""
+    """The bytes of the step that have been received."""
     began: float | None = None
-    """When the present frame began; None between two frames."""
+    """The time at which the present frame began; None between two frames."""
     last: float = 0.0
-    """When the last frame was taken."""
+    """The time at which the last frame was received."""
 
     def is_sending(self, now: float) -> bool:
         return now - self.last < _GAP_SECONDS if self.began is None else now - self.began < _FRAME_SECONDS
 
 
 class Pacing:
-    """Keeps trainers that send the same step close to each other. Each trainer's receiving thread calls.
+    """The pacing of trainers that send the same step; called by each trainer's receiving thread.
 
     Parameters
     ----------
     lead_bytes : int
-        The largest lead of a trainer over the last one that is sending.
+        The largest lead of a trainer over the slowest one that is sending.
     clock : callable
-        Seconds of a monotonic clock.
+        Returns seconds of a monotonic clock.
     patience_seconds : float
-        The longest time for which a frame is delayed.
+        The longest delay of a frame.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class Pacing:
         self._changed = threading.Condition()
 
     def begin(self, trainer: int, step: int) -> None:
-        """Wait while a trainer is too far ahead, before its frame is taken."""
+        """Wait while a trainer is too far ahead, before its frame is received."""
         with self._changed:
             sender = self._senders.setdefault(trainer, _Sender())
             if sender.step != step:
@@ -85,7 +85,7 @@ class Pacing:
             sender.began = self._clock()
 
     def took(self, trainer: int, payload_bytes: int) -> None:
-        """Record that the frame has been taken."""
+        """Record that the frame has been received."""
         with self._changed:
             sender = self._senders.get(trainer)  # none if an earlier process of the trainer has just ended
             if sender is not None:
@@ -94,13 +94,13 @@ class Pacing:
                 self._changed.notify_all()
 
     def ended(self, trainer: int) -> None:
-        """Record that a trainer has sent its whole step, or sends nothing more at all."""
+        """Record that a trainer has sent its whole step, or has disconnected."""
         with self._changed:
             self._senders.pop(trainer, None)
             self._changed.notify_all()
 
     def is_ahead(self, trainer: int) -> bool:
-        """Whether a trainer is too far ahead of another one that is sending the same step."""
+        """Return whether a trainer is too far ahead of another one that is sending the same step."""
         own, now = self._senders[trainer], self._clock()
         others = [
             other.taken_bytes
@@ -111,23 +111,23 @@ class Pacing:
 
 
 def receive_bytes(lead_bytes: int | None) -> int | None:
-    """Return the size of the kernel's receive buffers, which trainers fill whatever the pacing does.
+    """Return the size of the sockets' receive buffers, which trainers fill regardless of the pacing.
 
     Parameters
     ----------
     lead_bytes : int or None
-        As of `lead_bytes` in `fleet.parameter_server.pieces`.
+        The result of `fleet.parameter_server.pieces.lead_bytes`.
 
     Returns
     -------
     int or None
-        None for the system's default.
+        The size in bytes; None for the system's default.
     """
     return None if lead_bytes is None else _RECEIVE_BYTES
 
 
 class StepPool:
-    """Threads that sum and step large gradients.
+    """A pool of threads that sum and step large gradients.
 
     Parameters
     ----------
@@ -148,11 +148,11 @@ class StepPool:
             thread.start()
 
     def submit(self, work: Callable[[], None]) -> None:
-        """Queue a piece of work, which must not raise."""
+        """Queue a function, which must not raise."""
         self._queue.put(work)
 
     def close(self) -> None:
-        """Let the threads end after the queued work; do not wait for them."""
+        """Let the threads end after the queued work, without waiting for them."""
         for _ in self._threads:
             self._queue.put(None)
 
@@ -162,18 +162,18 @@ class StepPool:
 
 
 class Overrun:
-    """Warns of trainers that joined late and train past the others, and counts their steps.
+    """A warning about trainers that joined late and train past the others, with a count of their steps.
 
-    One trainer's share of the data may be longer, so a trainer that was there from the beginning may well
-    make the last steps alone. One that joined late does so by accident, if its loop began with the first
+    A trainer that was there from the beginning may well make the last steps alone, because its share of the
+    data may be larger. A trainer that joined late does so by accident, if its loop began with the first
     epoch.
 
     Parameters
     ----------
     step_of : callable
-        Returns the step that a trainer makes next.
+        Returns the next step of a trainer.
     num_trainers : int
-        The number of trainers from the beginning; others join late.
+        The initial number of trainers; others join late.
     """
 
     def __init__(self, step_of: Callable[[int], int], num_trainers: int) -> None:
@@ -183,15 +183,15 @@ class Overrun:
         """The trainers that joined late."""
         self._warned: set[int] = set()
         self._end = -1
-        """The step at which the trainer that went furthest has completed; -1 before any has."""
+        """The highest step at which a trainer has completed; -1 before any has."""
 
     def joined(self, trainer: int, *, again: bool) -> None:
-        """Record that a trainer joins, for the first time or again."""
+        """Record that a trainer joins; `again` if it had joined before."""
         if again or trainer >= self._num_trainers:
             self.late.add(trainer)
 
     def begins(self, trainer: int) -> None:
-        """Warn if a late trainer begins its first step past the others."""
+        """Warn when a late trainer begins its first step past the others."""
         if (
             trainer not in self.late
             or trainer in self._warned
@@ -208,7 +208,7 @@ class Overrun:
         )
 
     def completed(self, trainer: int, step: int) -> None:
-        """Log that a trainer has completed at a step, and how far past the others that is."""
+        """Log that a trainer has completed at a step, and its number of steps past the others."""
         _log.info("trainer %d has completed, at step %d", trainer, step)
         if past := self.steps(trainer):
             _log.warning("trainer %d has made %d steps past the others", trainer, past)

@@ -1,8 +1,8 @@
-"""A parameter server: it owns its shard of the model, and serves it until every trainer has completed.
+"""A parameter server, which owns a shard of the model and serves it until every trainer has completed.
 
-Threads: gRPC's own for control; one per listener that accepts data connections; per trainer one that receives
-and one that sends; a pool, as large as there are cores, that sums and steps large blocks. The thread that
-called `serve` watches over all of them: it logs what is missing, and gives up.
+Threads: gRPC's own for control calls; one per listener that accepts data connections; one receiving and one
+sending thread per trainer; and a pool with one thread per core that sums and steps large blocks. The thread
+that called `serve` is the watchdog: it logs what is missing, and enforces the deadlines.
 """
 
 import logging
@@ -43,7 +43,7 @@ __all__ = ["Server"]
 
 _LOOK_SECONDS: Final = 0.5
 _MESSAGE_BYTES: Final = 256 << 20
-"""The largest message of the control service, unless two of the largest block are larger."""
+"""The largest message of the control service, unless twice the largest block is larger."""
 _log = logging.getLogger(__name__)
 
 
@@ -53,14 +53,14 @@ class Server:
     Parameters
     ----------
     plan : ServerPlan
-        What the server owns.
+        The blocks and tables of the server.
     parameters : mapping of name to Tensor
-        The module that this process built, which has the initial values.
+        The parameters of this process's module, with the initial values.
     job : JobIdentity
         The job whose trainers may join.
     settings : Settings
     state : mapping of name to state, optional
-        The state that this process's own optimizer has for the parameters before the first step.
+        The initial state of this process's own optimizer for the parameters.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class Server:
         Raises
         ------
         ConfigurationError
-            The endpoint cannot be bound, or the certificates cannot be used.
+            The endpoint cannot be bound, or the certificates are unusable.
         """
         plan, settings = self._shard.plan, self._settings
         host, port = split_endpoint(plan.endpoint)
@@ -172,10 +172,11 @@ class Server:
         Raises
         ------
         PeerLostError
-            A trainer vanished for good, or a server that this one needs. The other trainers have completed,
-            or have received this error if the mode cannot continue without the trainer.
+            A trainer, or a server that this one needs, is lost. The other trainers have completed, or have
+            received this error if the mode cannot continue without the trainer.
         FleetError
-            A step failed here, perhaps in the user's optimizer. Every trainer has received this error.
+            A step failed on this server, perhaps in the user's optimizer. Every trainer has received this
+            error.
         """
         membership, serving = self._trainers.membership, self._serving
         try:
@@ -206,7 +207,7 @@ class Server:
         """Stop serving now; safe to repeat."""
         self._serving.close()
         if self._control is not None:
-            self._control.refuse()  # first, because trainers take a server that answers calls for alive
+            self._control.refuse()  # first, because trainers consider a server alive that answers calls
         if self._ports is not None:
             self._ports.close()
         self._trainers.close()
@@ -217,14 +218,14 @@ class Server:
 
     @property
     def completed_attempts(self) -> Mapping[int, int]:
-        """The attempt under which each trainer has finished, once all have; empty before."""
+        """The attempt in which each trainer completed; empty until all have completed."""
         membership = self._trainers.membership
         return {} if membership.live else {each: membership.attempt(each) for each in membership.completed}
 
-    # What the control service asks.
+    # The interface for the control service, `ControlBackend`.
 
     def join(self, request: control_pb2.JoinRequest) -> control_pb2.JoinReply:
-        """Admit a trainer of this job that agrees with this server on everything that must be equal."""
+        """Admit a trainer of this job if it agrees with this server on all facts that must be equal."""
         restored, step = self._trainers.join(request)
         return control_pb2.JoinReply(
             incarnation=self._serving.incarnation,
@@ -236,7 +237,7 @@ class Server:
         )
 
     def completed_trainers(self, request: control_pb2.CompletedRequest) -> tuple[int, ...]:
-        """Return the trainers that have completed in this life of the job; a restarted trainer asks."""
+        """Return the trainers that have completed in this run of the job, for a restarted trainer."""
         check_job(request, self._job)
         with self._serving.changed:
             return self._trainers.membership.completed if request.life == self._job.life else ()
@@ -256,7 +257,7 @@ class Server:
         )
 
     def norm(self, request: control_pb2.NormRequest) -> None:
-        """Take another server's part of a norm, and step the blocks whose norm it completes."""
+        """Take another server's part of a norm, and step the blocks of the norm if it is complete."""
         check_job(request, self._job)
         if request.fingerprint != self._shard.plan.fingerprint:
             raise ConfigurationError(
@@ -268,7 +269,7 @@ class Server:
             self._trainers.answer(self._mode.norm(part))
         except RemoteProtocolError as error:
             raise ConfigurationError(str(error)) from error
-        except FleetError as error:  # this server's own failure: no connection of a trainer reports it
+        except FleetError as error:  # a failure of this server, which no trainer's connection reports
             self._serving.fail(error)
 
     def stats(self) -> control_pb2.StatsReply:
@@ -294,7 +295,7 @@ class Server:
 
     def values(self) -> "Iterator[tuple[int, Tensor]]":
         """Yield the blocks' values."""
-        yield from self._shard.store.values()  # all copied before the first is sent, which may be slow
+        yield from self._shard.store.values()  # copies all values first: sending may be slow
 
     def _table_statistics(self) -> "list[control_pb2.TableStatistics]":
         return [

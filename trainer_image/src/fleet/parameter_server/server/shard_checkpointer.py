@@ -1,9 +1,9 @@
-"""Saving a server's shard: trainer 0 asks for a copy, for its files, and for the manifest.
+"""Saving of a server's shard: trainer 0 requests a copy, then the files, then the manifest.
 
 Training waits only while each block is copied. The copy is written while training continues, and freed
-tensor by tensor; rows of tables are copied as they are written, or before they change. In sync mode no block
-can be stepped during the copy, because trainer 0 has not sent its next gradient. In the other modes a block
-is copied between two of its updates.
+tensor by tensor. Rows of tables are copied when they are written, or before they change. In sync mode no
+block can be stepped during the copy, because trainer 0 has not sent its next gradient. In the other modes a
+block is copied between two of its updates.
 """
 
 import logging
@@ -46,17 +46,17 @@ __all__ = ["PartTransfer", "ShardCheckpointer"]
 
 _log = logging.getLogger(__name__)
 _CHUNK_BYTES: Final = 1 << 20
-"""How much of a trainer's part one message carries."""
+"""The size of the chunks of a trainer's part, one per message."""
 _LOOK_SECONDS: Final = 1.0
-"""How long a call waits for files that are being written."""
+"""The longest time for which a call waits for files that are being written."""
 _SAVE_NAME: Final = re.compile(r"[0-9A-Za-z]{1,64}")
-"""A valid name of a save, which becomes a part of file names."""
+"""A valid name of a save, which becomes part of file names."""
 
 
 class ShardCheckpointer:
-    """Answers the trainers' calls about checkpoints. Any thread may call.
+    """The handler of the trainers' calls about checkpoints. Thread-safe.
 
-    Every call comes from a trainer that has joined, under its present attempt; ConfigurationError otherwise.
+    Every call raises ConfigurationError unless its trainer has joined, with the attempt of the call.
 
     Parameters
     ----------
@@ -91,7 +91,7 @@ class ShardCheckpointer:
         self._in_step = plan.mode is DistributedMode.SYNC and plan.custom is None
         self._parts = PartTransfer()
         self._statuses: dict[int, tuple[int, bytes]] = {}
-        """By trainer other than 0, its step and its status at that step."""
+        """The latest step and status of each trainer other than 0."""
         self._bases = _Bases()
         self._save = ""
         """The latest save."""
@@ -100,20 +100,20 @@ class ShardCheckpointer:
         self._files.set_result([])
 
     def save(self, request: control_pb2.SaveRequest) -> control_pb2.SaveReply:
-        """Copy the shard, and begin to write the copy. A save waits for the previous one.
+        """Copy the shard, and begin to write the copy; wait for the previous save first.
 
         Returns
         -------
         SaveReply
-            The earlier saves of this training; and the steps of each trainer that the copy has, in modes
-            without a common step.
+            The earlier saves of this training and, in modes without a common step, the number of each
+            trainer's steps that the copy includes.
 
         Raises
         ------
         ConfigurationError
             The blocks are at another step, or the directory or the name is refused.
         FleetError
-            The disk refuses, a step has failed, or a later attempt of this server has claimed the folder.
+            Writing failed, a step has failed, or a later attempt of this server has claimed the folder.
         """
         self._check_may_use(request.trainer, request.directory)
         save, step = request.save, request.step if self._in_step else None
@@ -130,7 +130,7 @@ class ShardCheckpointer:
             wait([self._files])
             history = self._loader.history
             before = None if history is None else control_pb2.History(saves=history[-MOST_BEFORE:])
-            # Before the copy: the values must not be older than the recorded steps.
+            # Read before the copy, so that the values are not older than the recorded steps.
             steps = self._steps_of(trainers, step)
             statuses = dict(self._statuses)
             since = self._bases.updates_since(path) if request.incremental else {}
@@ -150,7 +150,7 @@ class ShardCheckpointer:
                     files.append(write_shard(path, save, self._name, copies))
                 if first_part:
                     files.append(write_trainer_part(path, save, first_part))
-                    # In step, a status of this step may arrive after trainer 0's request.
+                    # In modes with a common step, a status of this step may arrive after trainer 0's request.
                     for trainer, (made, part) in dict(self._statuses if self._in_step else statuses).items():
                         if step is None or made == step:
                             files.append(write_trainer_part(path, save, part, trainer))
@@ -160,12 +160,12 @@ class ShardCheckpointer:
         return control_pb2.SaveReply(steps=steps, history=before)
 
     def written(self, request: control_pb2.WrittenRequest) -> control_pb2.WrittenReply:
-        """Wait a moment for a save's files; return them, or that they are not written yet.
+        """Wait briefly for a save's files; return the files, or that they are not written yet.
 
         Raises
         ------
         FleetError
-            The disk has refused, or another save has begun since.
+            Writing failed, or another save has begun since.
         """
         self._check_joined(request.trainer)
         save, files = self._save, self._files
@@ -179,12 +179,12 @@ class ShardCheckpointer:
         return control_pb2.WrittenReply(done=True, files=[file.to_json() for file in files.result()])
 
     def commit(self, request: control_pb2.CommitRequest) -> control_pb2.CommitReply:
-        """Write the manifest of the latest save; without one, remove the files that the last one replaced.
+        """Write the manifest of the latest save; without a manifest, remove the files that it has replaced.
 
         Raises
         ------
         FleetError
-            The manifest is of another save, a file is gone, the disk refuses, a step has failed, or a later
+            The manifest is of another save, a file is missing, writing failed, a step has failed, or a later
             attempt of this server has claimed the folder.
         """
         self._check_may_use(request.trainer, request.directory)
@@ -213,12 +213,12 @@ class ShardCheckpointer:
         return control_pb2.CommitReply()
 
     def numbers(self, request: control_pb2.CheckpointsRequest) -> control_pb2.CheckpointsReply:
-        """Remove numbered checkpoints of a folder, if asked to; return the numbers that are left.
+        """Remove the requested numbered checkpoints of a folder; return the numbers of the remaining ones.
 
         Raises
         ------
         FleetError
-            The disk refuses, or a later attempt of this server has claimed the folder.
+            Removing failed, or a later attempt of this server has claimed the folder.
         """
         self._check_may_use(request.trainer, request.directory)
         path = Path(request.directory)
@@ -253,13 +253,13 @@ class ShardCheckpointer:
         )
 
     def upload_part(self, request: control_pb2.PartRequest) -> control_pb2.PartReply:
-        """Receive a chunk of trainer 0's part, before the save that will have it."""
+        """Receive a chunk of trainer 0's part, before the save that includes the part."""
         self._check_joined(request.trainer)
         self._parts.upload(request.save, request.offset, request.data)
         return control_pb2.PartReply()
 
     def download_part(self, request: control_pb2.FoundPartRequest) -> control_pb2.FoundPartReply:
-        """Return a chunk of the part that the last load has offered to the trainer."""
+        """Return a chunk of the part that the latest load has offered to the trainer."""
         self._check_joined(request.trainer)
         return control_pb2.FoundPartReply(data=self._parts.download(request.trainer.id, request.offset))
 
@@ -270,7 +270,7 @@ class ShardCheckpointer:
         return control_pb2.StatusReply()
 
     def write(self, request: control_pb2.WriteRequest) -> control_pb2.WriteReply:
-        """Store a value that a trainer's script has written to a block."""
+        """Store the value that a trainer's script has written to a block."""
         self._check_joined(request.trainer)
         self._loader.write(request.block, request.value)
         return control_pb2.WriteReply()
@@ -282,7 +282,7 @@ class ShardCheckpointer:
         return write_rows(path, save, f"{self._name}-table-{copy.table}", record, copy.snapshot, copy.parts())
 
     def _steps_of(self, trainers: Iterable[int], step: int | None) -> dict[int, int]:
-        """Return the step of each trainer; with a common step, check that the blocks are at it instead."""
+        """Return the step of each trainer; in modes with a common step, check the blocks' step instead."""
         if not self._shard.blocks and not len(self._shard.tables):
             return {}
         if step is None:
@@ -299,11 +299,11 @@ class ShardCheckpointer:
             self._membership.check_joined(trainer.id, trainer.attempt)
 
     def _check_may_use(self, trainer: control_pb2.Trainer, directory: str) -> None:
-        """Refuse a trainer that has not joined, and a directory outside of the job's folder."""
+        """Refuse a trainer that has not joined, or a directory outside the job's folder."""
         self._check_joined(trainer)
         if not self._folder or not directory:
             return
-        # Resolved, as a link in the folder may lead out of it.
+        # Resolved, because a link in the folder may lead out of it.
         if not Path(directory).resolve().is_relative_to(Path(self._folder).resolve()):
             raise ConfigurationError(
                 f"{directory} is not in {self._folder}, where the checkpoints of this job are "
@@ -314,16 +314,16 @@ class ShardCheckpointer:
 
 
 class PartTransfer:
-    """Trainer 0's part in transit, in chunks: it may be larger than a message. Any thread may call."""
+    """The transfer of trainer 0's part in chunks, because it may exceed a message. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._save, self._uploaded = "", bytearray()
         self._offered: dict[int, bytes] = {}
-        """By trainer, the part that it may download."""
+        """The part that each trainer may download."""
 
     def upload(self, save: str, offset: int, data: bytes) -> None:
-        """Append a chunk of a save's part; the offset 0 begins a new part.
+        """Append a chunk to a save's part; the offset 0 begins a new part.
 
         Raises
         ------
@@ -361,7 +361,7 @@ class PartTransfer:
         return uploaded
 
     def offer_download(self, trainer: int, part: bytes) -> int:
-        """Let a trainer download a part, which replaces the previous one; return its size."""
+        """Offer a part to a trainer in place of the previous one; return its size."""
         with self._lock:
             self._offered[trainer] = part
         return len(part)
@@ -382,15 +382,15 @@ class _Base:
 
 
 class _Bases:
-    """By table, the newest checkpoint of all rows that this server wrote, on which incremental ones build."""
+    """For each table, the newest full checkpoint of this server, the base of incremental checkpoints."""
 
     def __init__(self) -> None:
         self._committed: dict[int, _Base] = {}
         self._begun: dict[int, _Base] = {}
-        """Those of the latest save, which may never be committed."""
+        """The bases of the latest save, which may never be committed."""
 
     def updates_since(self, directory: Path) -> dict[int, int]:
-        """Return the number of updates in each base in the folder of `directory`, by table."""
+        """Return the number of updates of each table's base in the folder of `directory`."""
         found = {
             table: base.updates
             for table, base in self._committed.items()
@@ -416,7 +416,7 @@ class _Bases:
                 records[copy.table] = BaseRecord(base.directory.name, base.save)
                 continue
             self._committed.pop(copy.table, None)
-            # A checkpoint without a number may be replaced in its place, so nothing may build on it.
+            # A checkpoint without a number may be overwritten, so it must not become a base.
             if directory.name.startswith(CHECKPOINT_PREFIX):
                 self._begun[copy.table] = _Base(directory, save, copy.updates)
         return records
@@ -434,7 +434,7 @@ def _still_exists(base: _Base) -> bool:
 
 
 def _in_background(save: str, write: Callable[[], list[FileRecord]]) -> Future[list[FileRecord]]:
-    """Write the files of a save in a thread of its own."""
+    """Write the files of a save in a separate thread."""
     files: Future[list[FileRecord]] = Future()
 
     def run() -> None:
@@ -446,6 +446,6 @@ def _in_background(save: str, write: Callable[[], list[FileRecord]]) -> Future[l
         except BaseException as error:  # noqa: BLE001 - the trainer must not wait in vain
             files.set_exception(FleetError(f"the save {save} failed: {error!r}"))
 
-    # A daemon: a server that ends does not wait for a disk that hangs.
+    # A daemon thread, so that a server that ends does not wait for a disk that hangs.
     threading.Thread(target=run, name="fleet-writes", daemon=True).start()
     return files

@@ -1,7 +1,8 @@
-"""Loading a server's shard from a checkpoint, and which trainers know what is loaded.
+"""Loading of a server's shard from a checkpoint, and a record of the trainers that know of it.
 
 A checkpoint is loaded before training begins, by the server itself or at a trainer's request. A trainer that
-joined before the load holds other values: it may not begin a step until it has asked what is loaded.
+joined before the load holds other values: it may not begin a step until it has asked for the loaded
+checkpoint.
 """
 
 import logging
@@ -42,7 +43,7 @@ _log = logging.getLogger(__name__)
 
 
 class ShardLoader:
-    """Loads one server's shard. Any thread may call.
+    """The loader of one server's shard. Thread-safe.
 
     Parameters
     ----------
@@ -56,26 +57,26 @@ class ShardLoader:
         self.restored = ""
         """The random name of the loaded checkpoint; empty if training began with initial values."""
         self.saved: list[str] = []
-        """The saves committed here since then, oldest first."""
+        """The saves that were committed on this server since the load, oldest first."""
         self.candidates: list[str] = []
-        """The checkpoints that were complete here at the last load, newest first."""
+        """The checkpoints that were complete on this server at the last load, newest first."""
         self.disk_lock = threading.Lock()
-        """Held while a checkpoint is read or written here, so that only one is."""
+        """Held while a checkpoint is read or written, so that this happens to only one at a time."""
         self.claims = Claims(f"server-{shard.plan.server}", job)
-        """The server's claims on folders of checkpoints."""
+        """The server's claims on checkpoint folders."""
         self._plan = shard.plan
         self._shard = shard
         self._mode = mode
         self._values_lock = threading.Lock()
-        """Held while a load changes values. Never held during disk I/O, as trainers wait for it to join."""
+        """Held while a load changes values; never during disk I/O, because joining trainers wait for it."""
         self._begun = False
         """Whether training has begun: a gradient has arrived, or is about to."""
         self._known: dict[int, str] = {}
-        """By trainer, the checkpoint that it knows to be loaded."""
+        """The checkpoint that each trainer knows to be loaded."""
         self._loaded: Checkpoint | None = None
         self._folder = self._loaded_from = ""
         self._damaged: dict[tuple[Path, str], CheckpointError] = {}
-        """Why earlier reads of checkpoints failed, by `Checkpoint.key`."""
+        """The errors of earlier reads of checkpoints, by `Checkpoint.key`."""
         self._warned: set[str] = set()
         self._digests: dict[tuple[int, ...], str] = {}
         """See `Checkpoint.verify`."""
@@ -89,13 +90,13 @@ class ShardLoader:
         return None if manifest.after is None else [*manifest.after, manifest.save, *self.saved]
 
     def inform(self, trainer: int) -> tuple[str, int]:
-        """Return what is loaded and the trainer's next step, atomically; the trainer knows it from now on."""
+        """Return the loaded checkpoint and the trainer's next step; record that the trainer knows them."""
         with self._values_lock:
             self._known[trainer] = self.restored
             return self.restored, self._mode.step_of(trainer)
 
     def position(self) -> tuple[str, int]:
-        """Return what is loaded and the step of the training, atomically."""
+        """Return the loaded checkpoint and the step of the training, atomically."""
         with self._values_lock:
             return self.restored, self._mode.step
 
@@ -121,8 +122,8 @@ class ShardLoader:
     def step_to_answer(self, trainer: int, step: int) -> Iterator[int]:
         """Yield the step whose values answer a pull; no checkpoint is loaded meanwhile.
 
-        A trainer that joined just before a load asks for values that are gone. It gets the present ones: it
-        trains on neither, because it has to load the checkpoint itself or is refused.
+        A trainer that joined just before a load requests values that are gone. It gets the present values
+        instead, which is harmless: the trainer must load the checkpoint itself before it may train.
         """
         # Nothing is loaded once training has begun, so the hot path takes no lock.
         with nullcontext() if self._begun else self._values_lock:
@@ -130,7 +131,7 @@ class ShardLoader:
             yield step if knows else self._mode.step_of(trainer)
 
     def write(self, block: int, value: bytes) -> None:
-        """Store a value that a trainer's script has written to a block."""
+        """Store the value that a trainer's script has written to a block."""
         with self._values_lock:
             self._shard.write(block, value)
 
@@ -141,17 +142,18 @@ class ShardLoader:
         Parameters
         ----------
         directory : str
-            A checkpoint, or a folder of numbered ones; empty for the directory of the last call.
+            A checkpoint, or a folder of numbered checkpoints; empty for the directory of the previous call.
         save : str
-            The random name of the checkpoint to load; empty for the newest complete one. A server that has
-            loaded a checkpoint from this directory keeps it. If both are empty, nothing is loaded.
+            The random name of the checkpoint to load; empty for the newest complete one. If the server has
+            already loaded a checkpoint from this directory, it keeps that one. If both arguments are empty,
+            nothing is loaded.
 
         Returns
         -------
         Checkpoint or None
-            The loaded checkpoint; if training has begun with it, the newest one that this server has saved
-            since. None if there is no checkpoint, or if the one named `save` is damaged, which is then not
-            among the `candidates`.
+            The loaded checkpoint or, if training has begun with it, the newest one that this server has saved
+            since. None if there is no checkpoint, or if the one named `save` is damaged; a damaged checkpoint
+            is removed from `candidates`.
 
         Raises
         ------
@@ -169,7 +171,7 @@ class ShardLoader:
             found, damage = list_checkpoints(folder, self._check_sizes)
             self.candidates = [each.manifest.save for each in found if each.key not in self._damaged]
             begun = self._begun
-            # Of this training: never loaded again, as its values are here or newer.
+            # Checkpoints of this training are not loaded again, because the server has their values or newer.
             own = {self.restored, *self.saved} if begun else {self.restored}
             keeps = begun or self._folder == self._loaded_from
             ours = [each for each in found if keeps and each.manifest.save in own]
@@ -190,12 +192,12 @@ class ShardLoader:
             return chosen
 
     def part_of(self, trainer: int, found: Checkpoint | None) -> bytes:
-        """Return a trainer's part of a checkpoint; empty if there is none here."""
+        """Return a trainer's part of a checkpoint, or an empty one if this server does not have it."""
         with self.disk_lock:
             return (found.part_of(trainer) if found is not None else None) or b""
 
     def complete_numbers(self, directory: str) -> list[int]:
-        """Return the numbers of a folder's complete checkpoints, as far as this server's own files show."""
+        """Return the numbers of a folder's checkpoints that are complete, judged by this server's files."""
 
         def check(checkpoint: Checkpoint) -> None:
             spans = [(block.param, block.begin, block.end) for block in self._shard.blocks.values()]
@@ -207,7 +209,7 @@ class ShardLoader:
             return list_complete_numbers(Path(directory), check)
 
     def _take(self, checkpoint: Checkpoint, is_ours: bool, damage: list[CheckpointError]) -> bool:
-        """Load a checkpoint, or read the trainers' parts of one of this training; False if it is damaged."""
+        """Load a checkpoint, or only the trainers' parts if `is_ours`; return False if it is damaged."""
         if checkpoint.manifest.save == self.restored:
             return True
         if checkpoint.key in self._damaged:
@@ -233,7 +235,7 @@ class ShardLoader:
         return True
 
     def _read(self, checkpoint: Checkpoint) -> list[Put | RowPut]:
-        """Read the whole shard before any value changes: a damaged file must not leave half a model."""
+        """Read the whole shard before any value changes, so that a damaged file cannot leave half a model."""
         check_files(self._needed_files(checkpoint), Checkpoint.verify_file)
         checkpoint.keep_parts()
         content: list[Put | RowPut] = []
@@ -254,7 +256,7 @@ class ShardLoader:
         self._mode.resume(manifest.step)
         self._mode.resume_each({int(trainer): step for trainer, step in manifest.steps.items()})
         self._loaded, self.restored, self._loaded_from = checkpoint, manifest.save, self._folder
-        self.saved.clear()  # they belong to the training before
+        self.saved.clear()  # they belong to the previous training
         _log.info(
             "parameter server %s continues at step %d, from %s",
             self._plan.endpoint,
@@ -263,7 +265,7 @@ class ShardLoader:
         )
 
     def _needed_files(self, checkpoint: Checkpoint) -> list[tuple[Checkpoint, FileRecord]]:
-        """Return the files that this server needs, each with the checkpoint that has it."""
+        """Return the files that this server needs, each with its checkpoint."""
         blocks = self._shard.blocks.values()
         dense = checkpoint.files_with((block.param, block.begin, block.end) for block in blocks)
         return [(checkpoint, file) for file in dense] + [
@@ -303,7 +305,7 @@ class ShardLoader:
             )
 
     def _warn(self, damage: Sequence[CheckpointError], used: str) -> None:
-        """Log each reason once, however often it is found."""
+        """Log each kind of damage once."""
         new = [reason for reason in dict.fromkeys(map(str, damage)) if reason not in self._warned]
         self._warned.update(new)
         warn_of_skipped(new, used)

@@ -1,8 +1,8 @@
-"""A server's session with one trainer, over one data connection after another.
+"""A server's session with one trainer, over successive data connections.
 
-The session survives a broken connection: the trainer opens another one, and both ends send again what the
-other has not received. Each handshake decides whether the two share memory. The frames that come are
-delivered to the owner of the session; this module only knows how they travel.
+The session survives a broken connection: the trainer opens another one, and both ends resend the frames that
+the other has not received. Each handshake decides whether the two share memory. Received frames are delivered
+to the owner of the session; this module handles only their transport.
 """
 
 import logging
@@ -37,7 +37,7 @@ __all__ = ["Deliver", "TrainerSession"]
 _log = logging.getLogger(__name__)
 
 Deliver = Callable[["TrainerSession", Frame | End], None]
-"""Takes the frames of a session, and its end."""
+"""Receives the frames of a session, and its end."""
 
 
 @dataclass(slots=True)
@@ -45,9 +45,9 @@ class Ending:
     """The end of a session."""
 
     failure: FleetError | None = None
-    """Why the trainer must not reconnect, if so."""
+    """The reason why the trainer must not reconnect, or None."""
     left: threading.Event = field(default_factory=threading.Event)
-    """Set once the trainer knows that the server knows that it has finished."""
+    """Set once the trainer has confirmed the server's COMPLETE with its GOODBYE."""
     notified: threading.Event = field(default_factory=threading.Event)
     """Set once the trainer has received the failure, or can no longer receive it."""
 
@@ -61,29 +61,29 @@ class _Resumption:
     name: str | None = None
     """The random name that the trainer's process has given the session; None before the first handshake."""
     reaches: bool = False
-    """Whether the present connection leads to the trainer; False once the trainer opens another one."""
+    """Whether the present connection reaches the trainer; False once the trainer opens another one."""
 
 
 class TrainerSession:
-    """Sends and receives the frames of one attempt of a trainer.
+    """The session with one attempt of a trainer, which sends and receives its frames.
 
     Parameters
     ----------
     identity : Identity
         The trainer and its attempt.
     shard : Shard
-        The values to send, and the buffers in which gradients land.
+        The values to send, and the receive buffers of gradients.
     mode : ServerMode
     expected : Hello
-        The greeting of a trainer that means this server.
+        The greeting expected from a trainer of this server.
     wire_dtype : str
-        As of `Codec`.
+        The dtype of tensors on the wire; see `Codec`.
     pacing : Pacing or None
-        The server's, if it has one.
+        The pacing of the server, if it has one.
     deliver : callable
         Called by the receiving thread with each frame, and once with the end.
     on_connected : callable
-        Called when the session has a data connection, its first one or another.
+        Called when the session has a data connection, the first or a later one.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class TrainerSession:
         self.begun = False
         """Whether the trainer has begun a step."""
         self.asked = False
-        """Whether the trainer has asked for values: answers before that are for its earlier process."""
+        """Whether the trainer has requested values; earlier answers are meant for its previous process."""
         self._shard = shard
         self._mode = mode
         self._expected = expected
@@ -114,9 +114,9 @@ class TrainerSession:
             shard.plan.blocks, wire_dtype, partial(shard.buffers.land, identity.trainer, turn=mode.turn)
         )
         self.block_bytes = self._codec.block_bytes
-        """The bytes of each block on the wire."""
+        """The size of each block on the wire in bytes."""
         self.row_bytes = shard.tables.row_bytes
-        """The bytes of a row of each table on the wire."""
+        """The size of each table's rows on the wire in bytes."""
         self._stream = ResumableStream(
             f"trainer {identity.trainer}",
             Side.SERVER,
@@ -126,23 +126,23 @@ class TrainerSession:
         )
         self.arrivals = Arrivals(self._stream)
         self._shared: SharedBlocks | None = None
-        """The trainer's memory, if the two share memory."""
+        """The trainer's memory, if it is shared."""
         self._transport: BlockTransport = StreamTransport(self._stream, self._codec)
         self._unread: deque[tuple[int, int]] = deque()
-        """The frame number and the bytes of each answer with rows that the trainer may not have read."""
+        """The frame number and size of each answer with rows that the trainer may not have read."""
 
     def resume(self, caller: Caller) -> None:
-        """Continue over a new connection, after the frame that the old one is receiving.
+        """Resume the session over a new connection, after the frame that the old one is receiving.
 
         Parameters
         ----------
         caller : Caller
-            The trainer, which waits to be greeted.
+            The trainer, which waits for the server's greeting.
 
         Raises
         ------
         FleetError
-            This trainer must not connect here, or not any more.
+            This trainer may not connect to this server, or may not reconnect.
         OSError
             The connection broke.
         """
@@ -162,7 +162,7 @@ class TrainerSession:
             try:
                 resent = self._stream.attach(caller.connected, directions, caller.hello.taken)
             except StreamEndedError:
-                self._check(caller.hello)  # a failure says more to the trainer than the end of the stream
+                self._check(caller.hello)  # a failure tells the trainer more than the end of the stream
                 raise
             self._resumption.reaches = True
         if again:
@@ -175,7 +175,7 @@ class TrainerSession:
             )
 
     def refused(self) -> None:
-        """Record that the trainer has received the reason why it must not reconnect, if there is one."""
+        """Record that the trainer has received the failure, if there is one."""
         if self.ending.failure is not None:
             self.ending.notified.set()
 
@@ -188,7 +188,7 @@ class TrainerSession:
         self._transport.poll(header)
 
     def check_unread(self, header: Header) -> None:
-        """Raise RemoteProtocolError if the trainer looks up more rows without reading earlier answers."""
+        """Raise RemoteProtocolError if the trainer requests too many rows without reading the answers."""
         while self._unread and self._unread[0][0] <= header.taken:
             self._unread.popleft()
         kept = sum(num_bytes for _, num_bytes in self._unread)
@@ -199,12 +199,12 @@ class TrainerSession:
             )
 
     def send_rows(self, header: Header, rows: memoryview) -> None:
-        """Enqueue the rows that a look-up asked for."""
+        """Enqueue the rows of a look-up."""
         number = self._stream.send(Kind.ROWS, rows, step=header.step, block=header.block)
         self._unread.append((number, len(rows)))
 
     def send_value(self, answer: Answer) -> None:
-        """Enqueue a block's value, or the message that a block was not changed or a table was stepped."""
+        """Enqueue an answer: a block's value, or that a block did not change or a table was stepped."""
         if not self.asked:
             return
         step, block = answer.step, answer.block
@@ -218,15 +218,15 @@ class TrainerSession:
             self._stream.send(Kind.UNCHANGED, step=step, block=block)
 
     def confirm(self) -> None:
-        """Enqueue the confirmation that every frame so far has been taken."""
+        """Enqueue the confirmation that all frames so far have been processed."""
         self._stream.send(Kind.CONFIRM)
 
     def complete(self, completed: Collection[int]) -> None:
-        """Enqueue the answer to COMPLETE: the trainers that have completed, including this one."""
+        """Enqueue the answer to COMPLETE, with the trainers that have completed, including this one."""
         self._stream.send(Kind.COMPLETE, pack_numbers(sorted(completed)))
 
     def fail(self, error: FleetError, timeout_seconds: float) -> None:
-        """Send the trainer an error, now or when it reconnects, and close."""
+        """Send the trainer an error, now or when it reconnects, and close the session."""
         self.ending.failure = error
         self._stream.send(Kind.ERROR, pack_error(error))
         reaches = self._resumption.reaches
@@ -234,12 +234,12 @@ class TrainerSession:
             self.ending.notified.set()
 
     def finish(self, timeout_seconds: float) -> bool:
-        """Send what is enqueued, and close; return whether there was a connection."""
+        """Send all queued frames, and close the session; return whether there was a connection."""
         with self._shard.buffers.hurry(self.identity.trainer):
             return self._stream.finish(timeout_seconds)
 
     def abandon(self) -> None:
-        """Close now, without reaching the trainer."""
+        """Close the session at once, without notifying the trainer."""
         self.finish(0.0)
         self.ending.notified.set()
 
@@ -249,7 +249,7 @@ class TrainerSession:
         return self._codec.buffer_of(header)
 
     def _fence(self, caller: Caller) -> None:
-        """Take no more frames from the old connection, after the one that it is receiving."""
+        """Stop the old connection after the frame that it is receiving."""
         self._check(caller.hello)
         caller.check_waiting()  # a caller that has given up must not end the connection that replaced it
         self._resumption.reaches = False
@@ -302,7 +302,7 @@ class TrainerSession:
         return [values.descriptor]
 
     def _map(self, descriptor: int) -> SharedBlocks | None:
-        """Map the trainer's memory; None if that fails, and its tensors come over the socket."""
+        """Map the trainer's memory; return None if that fails, and the tensors come over the socket."""
         try:
             return SharedBlocks.receive(descriptor, self._shard.block_bytes, writable=True)
         except OSError as error:

@@ -1,4 +1,4 @@
-"""The trainers of one server: who joins and leaves, and what their frames do to the training mode."""
+"""The trainers of one server: their joining and leaving, and the dispatch of their frames to the mode."""
 
 import contextlib
 import logging
@@ -45,18 +45,18 @@ _log = logging.getLogger(__name__)
 
 
 class Serving:
-    """The state of one server's service, which ends once: with a failure, or because its work is done."""
+    """The state of one server's service, which ends once: with a failure, or because it has completed."""
 
     def __init__(self) -> None:
         self.changed = threading.Condition()
-        """Guards the membership; notified when that changes, or this state."""
+        """Guards the membership; notified when the membership or this state changes."""
         self.incarnation = secrets.token_hex(8)
-        """A random name, by which trainers distinguish this service from a later one."""
+        """A random name, by which trainers distinguish this process of the server from a later one."""
         self.failure: FleetError | None = None
         self.is_closing = False
 
     def fail(self, error: FleetError) -> None:
-        """End the service with an error that any thread has found; the first one counts."""
+        """End the service with an error of any thread; only the first error is kept."""
         with self.changed:
             if self.failure is None:
                 self.failure = error
@@ -69,22 +69,22 @@ class Serving:
             self.changed.notify_all()
 
     def check(self) -> None:
-        """Raise the failure, if there is one; with the lock held."""
+        """Raise the failure, if there is one; call with the lock held."""
         if self.failure is not None:
             raise self.failure
 
 
 class Trainers:
-    """Admits trainers, takes their frames to the training mode, and sends them its answers.
+    """The trainers of one server: it admits them, passes their frames to the mode, and sends its answers.
 
     Parameters
     ----------
     shard : Shard
     mode : ServerMode
     job : JobIdentity
-        The server's; a trainer must be of the same.
+        The job of the server, to which its trainers must belong.
     agreement : mapping of str to str
-        The facts that a trainer must have in common with the server.
+        The facts on which a trainer must agree with the server.
     initial : mapping of str to str
         The facts about this process's state before the first step; a loaded checkpoint replaces them.
     settings : Settings
@@ -92,7 +92,7 @@ class Trainers:
         Its lock guards the membership.
     membership : Membership
     clock : WatchClock
-        The membership's.
+        The clock of the membership.
     loader : ShardLoader
     barriers : Barriers
     """
@@ -126,11 +126,11 @@ class Trainers:
         self._barriers = barriers
         lead, cores = lead_bytes(shard.plan, settings), available_cores()
         self._pacing = Pacing(lead) if lead is not None else None
-        self._pool = StepPool(cores) if cores > 1 else None  # one core gains nothing from other threads
+        self._pool = StepPool(cores) if cores > 1 else None  # with one core, a pool gains nothing
         self._overrun = Overrun(mode.step_of, shard.plan.trainers)
         self._hello = Hello(serving.incarnation, len(shard.plan.blocks))
         self._joining = threading.Lock()
-        """Held while a trainer joins: one at a time."""
+        """Held while a trainer joins, so that only one joins at a time."""
 
     def start(self) -> None:
         """Start the threads that step large gradients."""
@@ -138,24 +138,24 @@ class Trainers:
             self._pool.start()
 
     def close(self) -> None:
-        """Close all sessions without reaching the trainers."""
+        """Close all sessions without notifying the trainers."""
         for session in list(self.sessions.values()):
             session.abandon()
         if self._pool is not None:
             self._pool.close()
 
     def join(self, request: control_pb2.JoinRequest) -> tuple[str, int]:
-        """Let a trainer join that agrees with this server on everything that must be equal.
+        """Let a trainer join if it agrees with this server on all facts that must be equal.
 
         Returns
         -------
         tuple of str and int
-            The random name of the checkpoint that is loaded, empty without one, and the trainer's next step.
+            The random name of the loaded checkpoint, empty without one, and the trainer's next step.
 
         Raises
         ------
         FleetError
-            It must not join, or this server is ending.
+            The trainer may not join, or this server is ending.
         """
         check_job(request, self._job)
         restored = self._loader.restored
@@ -183,7 +183,7 @@ class Trainers:
                 on_connected=self.connected,
             )
             with self._serving.changed:
-                self._serving.check()  # again: a server that ends has notified only the sessions that it knew
+                self._serving.check()  # again: a server that ends notifies only the sessions it knows
                 self.sessions[trainer] = session
         restored, step = self._loader.inform(trainer)
         self._overrun.joined(trainer, again=again)
@@ -198,14 +198,14 @@ class Trainers:
         return restored, step
 
     def heard(self, trainer: int, attempt: int) -> int:
-        """Record a heartbeat of a trainer that has joined; return its steps past the others."""
+        """Record a heartbeat of a trainer that has joined; return its number of steps past the others."""
         with self._serving.changed:
             if self.membership.attempt(trainer) == attempt:
                 self.membership.heard(trainer, self._clock.now())
         return self._overrun.steps(trainer)
 
     def session_of(self, identity: Identity) -> TrainerSession:
-        """Return the session of a trainer; RemoteProtocolError if it has not joined."""
+        """Return the session of a trainer; raise RemoteProtocolError if it has not joined."""
         with self._serving.changed:
             joined = self.membership.attempt(identity.trainer)
         check_identity(identity, self._job, joined)
@@ -218,7 +218,7 @@ class Trainers:
         return session
 
     def give_up(self, trainer: int, error: PeerLostError) -> None:
-        """Let the others continue without a trainer, which must join again if it comes back."""
+        """Let the others continue without a trainer, which may come back by joining again."""
         with self._serving.changed:
             self.membership.give_up(trainer)
             self._barriers.release()
@@ -234,7 +234,7 @@ class Trainers:
         self.answer(self._mode.complete(trainer))
 
     def answer(self, answers: Sequence[Answer]) -> None:
-        """Send answers to the trainers that are still here."""
+        """Send answers to the trainers that still have a session."""
         for answer in answers:
             for trainer in answer.trainers:
                 session = self.sessions.get(trainer)
@@ -242,7 +242,7 @@ class Trainers:
                     session.send_value(answer)
 
     def take(self, session: TrainerSession, event: Frame | End) -> None:
-        """Act on a frame of a session, or on its end. The session's receiving thread calls."""
+        """Handle a frame of a session, or its end; called by the session's receiving thread."""
         if isinstance(event, End):
             if self._pacing is not None:
                 self._pacing.ended(session.identity.trainer)
@@ -262,7 +262,7 @@ class Trainers:
                 self._use(session, header, mode.row_gradient(trainer, header.block, header.step, rows))
             case Kind.HYPER:
                 if not session.begun:
-                    # Once: after the first step no checkpoint is loaded any more.
+                    # Checked once, because no checkpoint is loaded after the first step.
                     self._loader.begin_step(trainer)
                     session.begun = True
                 if trainer in self._overrun.late:
@@ -276,7 +276,7 @@ class Trainers:
                 self._take_rare(session, header, bytes(payload))
 
     def _take_rare(self, session: TrainerSession, header: Header, payload: bytes) -> None:
-        """Act on a frame that does not come in every step."""
+        """Handle a frame of a kind that does not occur in every step."""
         trainer = session.identity.trainer
         match header.kind:
             case Kind.PULL:
@@ -293,17 +293,17 @@ class Trainers:
                 raise read_error(payload)
 
     def connected(self, session: TrainerSession) -> None:
-        """Record that a session has a data connection, its first one or another."""
+        """Record that a session has a data connection, the first or a later one."""
         with self._serving.changed:
             if self.sessions.get(session.identity.trainer) is session:
                 self.membership.connected(session.identity.trainer, self._clock.now())
                 self._serving.changed.notify_all()
 
     def completed(self, session: TrainerSession) -> None:
-        """Record that a trainer has finished."""
+        """Record that a trainer has completed."""
         trainer = session.identity.trainer
         with self._serving.changed:
-            # First: the server may close the session as soon as the trainer counts as finished.
+            # Answered first, because the server may close the session as soon as the trainer has completed.
             session.complete({*self.membership.completed, trainer})
             self.membership.complete(trainer)
             self._barriers.release()
@@ -331,7 +331,7 @@ class Trainers:
             session.fail(error, 1.0)
 
     def dismiss(self, error: FleetError | None) -> None:
-        """End all sessions: send each trainer its last frames, and the error if the server ends with one."""
+        """End all sessions: send each trainer its last frames, and the server's error if there is one."""
         if error is None:
             self.wait_for_goodbyes()
         self._serving.close()
@@ -357,9 +357,9 @@ class Trainers:
         wait_for_all((session.ending.left for session in sessions), self._settings.silent_seconds)
 
     def _wait_until_notified(self) -> None:
-        """Wait for live trainers that have no connection just now, and come back to receive the error.
+        """Wait for live trainers without a connection to reconnect and receive the error.
 
-        A live trainer notices within two heartbeats that there is a server to come back to.
+        A live trainer notices within two heartbeats that it can reconnect.
         """
         with self._serving.changed:
             live = set(self.membership.live) - self.membership.vanished(self._clock.now())
@@ -369,7 +369,7 @@ class Trainers:
         )
 
     def _use(self, session: TrainerSession, header: Header, answers: Sequence[Answer]) -> None:
-        """Send the answers to a gradient, and let the mode use it, on this thread or in the pool."""
+        """Send the answers to a gradient, and let the mode use it, in this thread or in the pool."""
         if answers:
             self.answer(answers)
         if not self._mode.defers:
@@ -381,7 +381,7 @@ class Trainers:
             self.answer(self._mode.advance(header.block, of_table=of_table))
 
     def _advance(self, session: TrainerSession, number: int, *, of_table: bool) -> None:
-        """Let the mode use a gradient; a failure ends the session, as it does on the receiving thread."""
+        """Let the mode use a gradient; a failure ends the session, as in the receiving thread."""
         try:
             self.answer(self._mode.advance(number, of_table=of_table))
         except FleetError as error:
@@ -396,7 +396,7 @@ class Trainers:
         ids = read_ids(payload, session.row_bytes[table])
         if session.begun:
             found = self._mode.look_up(trainer, table, header.step, ids)
-        else:  # a trainer may ask for a step from before a checkpoint was loaded
+        else:  # the requested step may precede the load of a checkpoint
             with self._loader.step_to_answer(trainer, header.step) as step:
                 found = self._mode.look_up(trainer, table, step, ids)
         session.send_rows(header, pack_rows(found.numpy()))

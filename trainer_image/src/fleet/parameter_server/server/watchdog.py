@@ -1,4 +1,4 @@
-"""The watchdog of a server: it finds absent trainers and stalled steps."""
+"""The watchdog of a server, which detects absent trainers and stalled steps."""
 
 import logging
 
@@ -17,18 +17,18 @@ _log = logging.getLogger(__name__)
 
 
 class Watchdog:
-    """Logs what a server waits for, and finds what it has waited for too long.
+    """The watchdog of a server, which logs what the server waits for and enforces the deadlines.
 
     Parameters
     ----------
     plan : ServerPlan
-        The server's.
+        The plan of the server.
     settings : Settings
     mode : ServerMode
     trainers : Trainers
     clock : WatchClock
     survives_loss : bool
-        Whether the other trainers continue without one that has vanished.
+        Whether the other trainers continue when one is lost.
     """
 
     def __init__(
@@ -51,21 +51,21 @@ class Watchdog:
         self._silent: set[int] = set()
 
     def describe(self) -> str:
-        """Return what the server waits for; with the membership's lock held."""
+        """Describe what the server waits for; call with the membership's lock held."""
         return describe_absences(self._trainers.membership.absences(self._clock.now()))
 
     def look(self) -> list[tuple[int, PeerLostError]]:
-        """Look for absent trainers and stalled steps; with the membership's lock held.
+        """Look for absent trainers and stalled steps; call with the membership's lock held.
 
         Returns
         -------
         list of tuple of int and PeerLostError
-            The trainers that have vanished for good, without which the others continue.
+            The lost trainers without which the others continue, each with its error.
 
         Raises
         ------
         PeerLostError
-            A trainer has vanished, and the others cannot continue without it.
+            A trainer is lost, and the others cannot continue without it.
         DeadlineExceededError
             A step has not ended for too long, although all trainers are alive.
         """

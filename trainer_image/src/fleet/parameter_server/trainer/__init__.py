@@ -1,1 +1,1 @@
-"""A trainer of a job with servers: its session with them, its gradients, parameters and optimizer."""
+"""A trainer of a job with servers: its session with the servers, gradients, parameters and optimizer."""

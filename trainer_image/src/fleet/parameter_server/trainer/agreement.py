@@ -1,7 +1,8 @@
-"""What a trainer finds out from all of its servers before it trains, and whether they agree.
+"""The agreement between a trainer and all of its servers before it trains.
 
-Which trainers have completed; which checkpoint is loaded, though each server has its own directory, or
-another trainer loads one at the same time; at which step, and with which values, training begins.
+It covers the trainers that have completed, the loaded checkpoint, and the step and values with which training
+begins. The servers agree on one checkpoint even if each has its own directory, or if another trainer loads
+one at the same time.
 """
 
 import logging
@@ -42,9 +43,9 @@ Loads = Callable[
 
 
 def completed_before(controls: Sequence[ControlClient], job: "JobIdentity", seconds: float) -> frozenset[int]:
-    """Return the trainers that have completed, as all servers know.
+    """Return the trainers that have completed according to all servers.
 
-    Empty while a server cannot be asked: joining it gives the reason.
+    Empty if a server does not answer: joining it later gives the reason.
     """
     asked = [control.completed(job.name, job.uid, job.life, seconds) for control in controls]
     try:
@@ -65,14 +66,14 @@ def join(
     Parameters
     ----------
     controls : sequence of ControlClient
-        One for each server.
+        The control channel of each server.
     job : JobIdentity
     agreement : mapping of str to str
-        What the servers must have in common with this process.
+        The facts on which the servers must agree with this process.
     patience : float
-        The seconds that a sign of life may take.
+        The time limit of a heartbeat, in seconds.
     deadline : float
-        For the last reply, by the monotonic clock.
+        The deadline of the last reply, by the monotonic clock.
     """
     replies, log, beats = [], WaitLog(), list[object]()
     for server, control in enumerate(controls):
@@ -81,7 +82,8 @@ def join(
 
         def waiting(server: int = server, endpoint: str = control.endpoint) -> None:
             if log.note(endpoint, lambda: f"waiting to join parameter server {endpoint}"):
-                # Else servers joined before give this trainer up. Without a reference a call is cancelled.
+                # Otherwise servers joined earlier would give this trainer up. The list keeps references to
+                # the calls, because gRPC cancels a call without one.
                 beats[:] = [each.heartbeat(patience) for each in controls[:server]]
 
         replies.append(control.join(job.name, job.uid, agreement, remaining, waiting))
@@ -91,12 +93,12 @@ def join(
 def warn_of_other_values(
     plan: TrainerPlan, replies: Sequence[control_pb2.JoinReply], checksums: Mapping[int, int]
 ) -> None:
-    """Log a warning where a trainer has begun with other values than the servers.
+    """Log a warning if a trainer has begun with other values than the servers.
 
     Parameters
     ----------
     plan : TrainerPlan
-        Of the blocks that servers hold.
+        The plan with the blocks that servers hold.
     replies : sequence of JoinReply
     checksums : mapping of int to int
         CRC-32 of the trainer's own values, by block.
@@ -123,11 +125,11 @@ def warn_of_other_values(
 def loaded_and_steps(
     plan: TrainerPlan, joined: Sequence[control_pb2.JoinReply], calls: ServerCalls, deadline_seconds: float
 ) -> tuple[list[str], list[int]]:
-    """Return of each server which checkpoint it has loaded, and how many steps it has made.
+    """Return each server's loaded checkpoint and number of steps.
 
-    Where trainers are in step, the servers are asked once all have let this trainer join: from then on each
-    keeps the values before the last step for it. When it joined one of them, another may not have kept any.
-    Where another trainer has the servers load a checkpoint at this moment, some may have done so already.
+    In modes with a common step, the servers are asked after this trainer has joined all of them: only then
+    does each of them keep the values before the last step for it. If another trainer makes the servers load a
+    checkpoint at the same time, some may have done so already.
     """
     found: Sequence[control_pb2.JoinReply | control_pb2.StatsReply | control_pb2.LoadReply] = joined
     if in_step(plan):
@@ -140,22 +142,22 @@ def loaded_and_steps(
 
 
 def agree(ask_all: Loads, endpoints: Sequence[str], deadline_seconds: float) -> list[control_pb2.LoadReply]:
-    """Have the servers load one checkpoint: the newest that all have whole.
+    """Make the servers load the newest checkpoint that is complete on all of them.
 
-    Another trainer may be about to do the same, or have requested one that a server still loads.
+    Another trainer may be doing the same, or may have requested a checkpoint that a server is still loading.
 
     Parameters
     ----------
     ask_all : callable
         Calls every server at once.
     endpoints : sequence of str
-        The servers', for messages.
+        The endpoints of the servers, for messages.
     deadline_seconds : float
 
     Raises
     ------
     StateLostError
-        The servers have loaded different ones at the deadline.
+        The servers still have different checkpoints at the deadline.
     """
     deadline, save = time.monotonic() + deadline_seconds, ""
     while True:
@@ -170,17 +172,17 @@ def agree(ask_all: Loads, endpoints: Sequence[str], deadline_seconds: float) -> 
 
 
 def common_save(replies: Sequence[control_pb2.LoadReply]) -> str:
-    """Return the newest checkpoint that all servers have whole, by its random name; empty for none."""
+    """Return the random name of the newest checkpoint that is complete on all servers; empty for none."""
     return next((save for save in replies[0].saves if all(save in reply.saves for reply in replies)), "")
 
 
 def check_equal(endpoints: Sequence[str], restored: Sequence[str]) -> None:
-    """Check that the servers have loaded one checkpoint.
+    """Check that all servers have loaded the same checkpoint.
 
     Raises
     ------
     StateLostError
-        They have not; the message says which server has loaded which.
+        The checkpoints differ; the message names the checkpoint of each server.
     """
     if len(set(restored)) > 1:
         found = ", ".join(
@@ -194,12 +196,12 @@ def check_equal(endpoints: Sequence[str], restored: Sequence[str]) -> None:
 
 
 def next_step(plan: TrainerPlan, steps: Sequence[int]) -> int:
-    """Return the step that a trainer makes next, from the steps of the servers.
+    """Return the next step of a trainer, from the steps of the servers.
 
     Raises
     ------
     StateLostError
-        The steps are further apart than those of servers in step.
+        The steps differ by more than is possible in a mode with a common step.
     """
     holding = [step for server, step in enumerate(steps) if plan.tables or plan.blocks_on(server)]
     if in_step(plan) and max(holding, default=0) - min(holding, default=0) > 1:
@@ -212,7 +214,7 @@ def next_step(plan: TrainerPlan, steps: Sequence[int]) -> int:
 
 
 def note_steps_past(trainer: int, calls: ServerCalls) -> None:
-    """Count and log the steps that a trainer which joined late has made past the others."""
+    """Count and log the steps that a late trainer has made past the others."""
     replies = calls.ask_all(lambda control, seconds: control.ask_steps_past(seconds))
     if past := max(reply.steps_past for reply in replies):
         progress.count("steps_past_the_others", past)

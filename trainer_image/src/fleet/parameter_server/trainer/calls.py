@@ -1,4 +1,4 @@
-"""The control calls of a trainer to its servers: requests to one or all of them, barriers, reductions."""
+"""The control calls of a trainer to its servers: requests to one or all servers, barriers and reductions."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -23,14 +23,14 @@ Reply = TypeVar("Reply")
 
 
 class ServerCalls:
-    """Calls to the servers; each ends with the failure of the session, if there is one.
+    """Calls to the servers; each raises the failure of the session, if there is one.
 
     Parameters
     ----------
     controls : sequence of ControlClient
         The control channel of each server.
     replies : Replies
-        Knows of failures.
+        The session's replies, which record failures.
     """
 
     def __init__(self, controls: Sequence[ControlClient], replies: Replies) -> None:
@@ -42,13 +42,13 @@ class ServerCalls:
         self._reductions_passed = 0
 
     def ask_all(self, ask: Callable[[ControlClient, float], Pending[Reply]]) -> list[Reply]:
-        """Call every server at once; return their replies in the servers' order.
+        """Call all servers concurrently; return their replies in the servers' order.
 
         Parameters
         ----------
         ask : callable
-            Gets the server's control channel, and the seconds that the reply may take: writing and reading a
-            shard may take as long as any other delay of a live peer.
+            Starts a call, given the server's control channel and the time limit in seconds. The limit is that
+            of any live peer, because writing and reading a shard may take long.
         """
         self._check()
         seconds = self._settings.stalled_seconds
@@ -69,22 +69,22 @@ class ServerCalls:
         done: Callable[[Reply], bool],
         what: str,
     ) -> Reply:
-        """Call one server repeatedly, until its reply says that something is done.
+        """Call one server repeatedly, until its reply shows that something is done.
 
         Parameters
         ----------
         server : int
         ask : callable
-            As of `ask_all`; the server itself waits a little before it replies that it is not done.
+            See `ask_all`. The server waits briefly before it replies that it is not done.
         done : callable
-            Returns whether a reply says so.
+            Returns whether a reply means that it is done.
         what : str
-            What the server is to do, for messages.
+            The task of the server, for messages.
 
         Raises
         ------
         DeadlineExceededError
-            The server has taken longer than any delay of a live peer may take.
+            The server has taken longer than a live peer may.
         """
         log, endpoint = WaitLog(), self.controls[server].endpoint
         while not done(reply := self.ask(server, ask)):
@@ -97,12 +97,12 @@ class ServerCalls:
         return reply
 
     def barrier(self) -> None:
-        """Wait until every trainer that has not completed calls this."""
+        """Wait until every trainer that has not completed has called this method."""
         self._pass("a barrier", ending=False)
         self._barriers_passed += 1
 
     def wait_for_ends(self) -> None:
-        """Wait until every other trainer calls this, has completed or is given up."""
+        """Wait until every other trainer has called this method, has completed or was given up."""
         self._pass("the end of the training", ending=True)
 
     def reduce(self, given: Contribution, call: str = "all_reduce_worker") -> bytes:
@@ -112,14 +112,14 @@ class ServerCalls:
         ----------
         given : Contribution
         call : str
-            The script's call, for messages.
+            The name of the script's call, for messages.
 
         Raises
         ------
         ConfigurationError
-            Another trainer contributes numbers of another form.
+            Another trainer's contribution has another form.
         DeadlineExceededError
-            A trainer did not call this; the message names it.
+            A trainer did not call this method; the message names it.
         """
         self._check()
         log = WaitLog()
@@ -141,8 +141,9 @@ class ServerCalls:
         Returns
         -------
         dict
-            By parameter the entries that torch.optim has for it. An entry of the blocks' shapes gets the
-            parameter's; of any other, as a count of steps, the first block's stands for all.
+            For each parameter, its entries in torch.optim's state. Entries with the shapes of the blocks are
+            joined to the parameter's shape. For any other entry, such as a step count, the first block's is
+            returned.
         """
         states = join_states(self._state(values=False))
         joined: dict[str, dict[str, Any]] = {}
@@ -163,7 +164,7 @@ class ServerCalls:
         self.controls = ()
 
     def _state(self, *, values: bool) -> "Iterator[control_pb2.StatePiece]":
-        self._check()  # once the session has ended there are no channels, which must not look like no state
+        self._check()  # an ended session has no channels, which must not look like no state
         for control in self.controls:
             self._check()  # a closed channel refuses the call
             yield from pieces_of(control.state(values=values), self._check, self._settings.stalled_seconds)
@@ -186,7 +187,7 @@ class ServerCalls:
             self._wait_for(log, what, reply.missing_trainers)
 
     def _wait_for(self, log: WaitLog, what: str, trainers: Sequence[int]) -> None:
-        """Log for whom a call waits; DeadlineExceededError once it has waited for too long."""
+        """Log the trainers that a call waits for; raise DeadlineExceededError if it waits too long."""
         missing = name_trainers(trainers)
         waited = log.note(what, lambda: f"{what} waits for {missing}")
         if waited >= self._settings.stalled_seconds:

@@ -1,8 +1,8 @@
-"""A trainer's checkpoints: it asks the servers for their shards, and adds its own part.
+"""Checkpoints, coordinated by a trainer: the servers save their shards, and the trainer adds its part.
 
 A save begins with copies: every server copies its blocks, and training continues. Then every server writes
-its copy, and the first one trainer 0's part. Only when all files are durable do the servers get the manifest,
-which names every file. So an interrupted save leaves the previous checkpoint intact.
+its copy, and the first server also writes trainer 0's part. When all files are durable, the servers receive
+the manifest, which names every file. So an interrupted save leaves the previous checkpoint intact.
 """
 
 import logging
@@ -42,7 +42,7 @@ _log = logging.getLogger(__name__)
 
 
 class TrainerCheckpoints(Saver):
-    """Saves and loads the checkpoints of one trainer's session. Directories are as the servers see them.
+    """The checkpoints of one trainer's session. Directories are paths on the servers.
 
     Parameters
     ----------
@@ -51,7 +51,7 @@ class TrainerCheckpoints(Saver):
     source : Source
         The module and the optimizer.
     steps_locally : bool
-        Whether this trainer has the optimizer state, and not the servers.
+        Whether this trainer has the optimizer state instead of the servers.
     """
 
     def __init__(self, session: Session, source: Source, *, steps_locally: bool = False) -> None:
@@ -66,7 +66,7 @@ class TrainerCheckpoints(Saver):
         return self._session.step
 
     def hand_in(self, status: TrainStatus) -> None:
-        """Hand in the status of this trainer's script, for the following checkpoints."""
+        """Send the status of this trainer's script to the servers, for the following checkpoints."""
         step = self.current_step
         part = TrainerPart(replace(status, step=step)).to_bytes()
         self._session.calls.ask(
@@ -79,7 +79,7 @@ class TrainerCheckpoints(Saver):
         Parameters
         ----------
         directory : str
-            A checkpoint, or a folder of numbered ones, of which the newest counts.
+            A checkpoint, or a folder of numbered checkpoints, of which the newest is loaded.
 
         Returns
         -------
@@ -111,7 +111,7 @@ class TrainerCheckpoints(Saver):
         return self._restore(replies), other_values
 
     def restore_own_part(self) -> None:
-        """Restore this trainer's part of the checkpoint that the servers loaded before it joined, if any."""
+        """Restore this trainer's part of a checkpoint that the servers loaded before it joined, if any."""
         if self._session.restored:
             self._restore(
                 self._session.calls.ask_all(lambda control, seconds: control.checkpoints.load("", seconds))
@@ -146,7 +146,7 @@ class TrainerCheckpoints(Saver):
                 incremental=incremental,
             )
         )
-        # The minimum: a gradient may have reached one server and not another.
+        # The minimum over the servers, because a gradient may have reached one server and not another.
         trainers = {trainer for reply in replies for trainer in reply.steps}
         steps = {
             str(trainer): min(reply.steps[trainer] for reply in replies if trainer in reply.steps)
@@ -164,13 +164,13 @@ class TrainerCheckpoints(Saver):
                 save, step, facts, tuple(files), part_name, steps=steps, after=after
             ).to_json()
             calls.ask_all(lambda control, seconds: control.checkpoints.commit(directory, manifest, seconds))
-            # Only now: until every server has the new manifest, all can go back to the previous one.
+            # Removed only now: until every server has the new manifest, all can return to the previous one.
             calls.ask_all(lambda control, seconds: control.checkpoints.commit(directory, "", seconds))
 
         return write
 
     def _wait_until_written(self, save: str) -> list[FileRecord]:
-        """Wait until every server has written its files or has failed to; return all files."""
+        """Wait until every server has written its files, or raise its failure; return all files."""
         files, failure = list[FileRecord](), None
         for server in range(len(self._session.plan.endpoints)):
             try:
@@ -227,7 +227,7 @@ class TrainerCheckpoints(Saver):
             if reply.status:
                 where = f"what the servers have of trainer {trainer}"
                 return TrainerPart.from_bytes(reply.status, where).status
-        # Trainer 0's status holds for all trainers only where they are in step.
+        # Trainer 0's status is valid for other trainers only in modes with a common step.
         if first_status is None or not any(reply.apart for reply in replies):
             return first_status
         _log.warning(
@@ -240,7 +240,7 @@ class TrainerCheckpoints(Saver):
         return TrainStatus(step=self.current_step)
 
     def _upload_part(self, save: str, part: bytes) -> None:
-        """Send trainer 0's part to the first server, in chunks: it may be larger than a message."""
+        """Send trainer 0's part to the first server in chunks, because it may exceed a message."""
         for offset in range(0, len(part), CHUNK_BYTES):
             chunk = part[offset : offset + CHUNK_BYTES]
             self._session.calls.ask(

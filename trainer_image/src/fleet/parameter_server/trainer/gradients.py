@@ -1,12 +1,13 @@
-"""Sends gradients: each leaves as soon as the backward pass has produced it, and must not change afterwards.
+"""Sending of gradients: each is sent as soon as the backward pass has produced it, and must not change then.
 
-Many a script does something to gradients between a backward pass and ``step()``: it clips them, unscales
-them, or adds up several backward passes. So in the first rounds all gradients leave in ``step()``. What the
-script has done until then decides whether they may leave earlier from then on, unless the strategy says so.
+Many scripts modify gradients between a backward pass and ``step()``: they clip or unscale them, or accumulate
+several backward passes. So in the first rounds all gradients are sent in ``step()``. Unless the strategy
+decides, the behaviour of the script in these rounds determines whether gradients are sent earlier from then
+on.
 
-While a gradient's bytes wait in a queue they are still the gradient's own memory. So every change that would
-make the sent gradient another than the one that counts is found, at the latest in ``step()``, and is an error
-that names its remedy.
+The bytes of a queued gradient are still the gradient's own memory. Therefore every change after which the
+sent gradient would differ from the final one is detected, in ``step()`` at the latest, and raises an error
+that names a remedy.
 """
 
 import contextlib
@@ -67,21 +68,21 @@ def hyper_parameters_of(optimizer: Optimizer) -> HyperParameters:
 
 @dataclass(slots=True)
 class SentGradient:
-    """A gradient that has left, or would have."""
+    """A gradient that was sent early, or would have been."""
 
     gradient: Tensor
     version: int
     address: int
     carried: Tensor
-    """The tensor that is sent: the gradient itself, or its copy in memory that a socket can read."""
+    """The tensor to send: the gradient itself, or a copy in memory that a socket can read."""
     payload: memoryview
     """The bytes of `carried`."""
     mark: Mark | None
-    """Of the payload; None where comparing would cost a copy or stall a device."""
+    """The mark of the payload; None if a comparison would cost a copy or stall a device."""
 
     @property
     def unchanged(self) -> bool:
-        """Whether the gradient is unchanged, as far as its version, its address and the mark show."""
+        """Return whether the gradient is unchanged, judged by its version, its address and the mark."""
         if version_of(self.gradient) != self.version or self.gradient.data_ptr() != self.address:
             return False
         if self.mark is None:
@@ -93,7 +94,7 @@ class SentGradient:
 
 
 class GradientFlow:
-    """Sends the gradients of a trainer's parameters, step by step.
+    """The flow of gradients from a trainer's parameters to the servers, step by step.
 
     Parameters
     ----------
@@ -101,17 +102,17 @@ class GradientFlow:
         The blocks of the parameters.
     parameters : mapping of name to Parameter
     optimizer : Optimizer
-        The user's, whose param groups give the hyper-parameters of each step.
+        The user's optimizer, whose param groups give the hyper-parameters of each step.
     mode : TrainerMode
-        Takes the gradients.
+        The trainer's half of the mode, which sends the gradients.
     overlap : bool or None
-        Whether a gradient leaves as soon as the backward pass has produced it. None: it does after the first
-        rounds, unless the script changes gradients, or hyper-parameters, before ``step()``.
+        Whether a gradient is sent as soon as the backward pass has produced it. None: it is after the first
+        rounds, unless the script changes gradients or hyper-parameters before ``step()``.
     outlasting : bool
-        Whether gradients may still be in flight when ``step()`` returns: they must not change before the next
-        step begins.
+        Whether gradients may still be in flight when ``step()`` returns. They must then not change before the
+        next step begins.
     finite : FiniteCheck, optional
-        Checks the gradients of each step that no gradient scaler checks.
+        The check of gradients, for steps that no gradient scaler checks.
     rows : TrainerRows, optional
         The tables on the servers, if any.
     """
@@ -134,7 +135,7 @@ class GradientFlow:
         self._blocks = {name: plan.blocks_of(name) for name in order}
         self._dtypes = {name: dtype_of(blocks[0].dtype) for name, blocks in self._blocks.items()}
         self._ranges = {name: _byte_ranges(blocks) for name, blocks in self._blocks.items()}
-        """The blocks of each parameter, with their bytes in its gradient."""
+        """The blocks of each parameter, with their byte ranges in its gradient."""
         self._optimizer = optimizer
         self._mode = mode
         self._finite = finite
@@ -142,21 +143,21 @@ class GradientFlow:
         self.guard = StepGuard(optimizer)
         self._handles: list[RemovableHandle] = []
         self._overlaps = overlap is not False
-        """Whether gradients may leave early, or this is still being learned."""
+        """Whether gradients may be sent early, or may be after the first rounds."""
         self._observes = overlap is None
-        """Whether the script is observed in the present round, instead of sending early."""
+        """Whether the present round only observes the script, instead of sending early."""
         self._paused = False
         self._round = 0
         """The number of steps made."""
         self._seen: dict[str, SentGradient] = {}
-        """The gradients that would have left early in the present step, while the script is observed."""
+        """The gradients that would have been sent early in the present step, while the script is observed."""
         self._seen_hyper: HyperParameters | None = None
         self._beginning = threading.Lock()
-        """Held while the first gradient begins a step: there is a backward thread for each device."""
+        """Held while the first gradient begins a step, because each device has its own backward thread."""
         self._sent: dict[str, SentGradient] = {}
         self._hyper: HyperParameters | None = None
         self._earlier: dict[str, SentGradient] | None = {} if outlasting else None
-        """The gradients of the step before, where these may still be in flight."""
+        """The gradients of the previous step, if they may still be in flight."""
         self._part = part_of(self._parameters.values())
         self._marks = {name: Mark(e.nbytes, self._part, copies=False) for name, e in self._parameters.items()}
         self._staging = LazyArena(self._parameters)
@@ -180,7 +181,7 @@ class GradientFlow:
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Let backward passes accumulate, without sending."""
+        """Accumulate gradients within the block, without sending them."""
         before, self._paused = self._paused, True
         try:
             yield
@@ -188,18 +189,18 @@ class GradientFlow:
             self._paused = before
 
     def step(self, scaling: Scaling | None = None) -> None:
-        """Send what has not been sent, and end the step.
+        """Send the gradients that have not been sent early, and end the step.
 
         Parameters
         ----------
         scaling : Scaling, optional
-            What a gradient scaler has found, if there is one. Gradients leave without its scale, and none
-            leave where one of them is not finite.
+            The findings of a gradient scaler, if there is one. Gradients are unscaled before they are sent,
+            and none are sent if one of them is not finite.
 
         Raises
         ------
         FleetError
-            A gradient or a hyper-parameter changed after it was sent; or the servers failed.
+            A gradient or a hyper-parameter changed after it was sent, or a server failed.
         """
         hyper = hyper_parameters_of(self._optimizer)
         if self._observes:
@@ -237,12 +238,12 @@ class GradientFlow:
         self._observes = self._observes and covers_all(self._round)
 
     def check_earlier(self) -> None:
-        """Check that gradients in flight have not changed; called once the servers have them.
+        """Check that gradients in flight have not changed; called once the servers have received them.
 
         Raises
         ------
         FleetError
-            The servers may have summed another gradient than this trainer has computed.
+            The servers may have summed a gradient that differs from the computed one.
         """
         if not self._earlier:
             return
@@ -256,12 +257,12 @@ class GradientFlow:
                 )
 
     def check_nothing_in_flight(self, what: str) -> None:
-        """Check that no gradient has left since the last step.
+        """Check that no gradient has been sent since the last step.
 
         Raises
         ------
         FleetError
-            Gradients have left, and ``step()`` was not called.
+            Gradients have been sent, and ``step()`` was not called.
         """
         if self._seen:
             self._stop_overlap(f"{what} between a backward() and its step()")
@@ -333,7 +334,7 @@ class GradientFlow:
         return not scaling.found_inf
 
     def _record(self, name: str, gradient: Tensor, *, marked: bool) -> SentGradient:
-        """Describe a gradient as it is now; with a mark where `marked` and affordable."""
+        """Record the present state of a gradient, with a mark if `marked` is True and a mark is cheap."""
         carried = gradient
         if gradient.device.type != "cpu" or not gradient.is_contiguous():
             carried = self._staging[name].copy_(gradient.detach())
@@ -345,7 +346,7 @@ class GradientFlow:
         return SentGradient(gradient, version_of(gradient), gradient.data_ptr(), carried, payload, mark)
 
     def _observe(self, name: str, gradient: Tensor) -> None:
-        """Remember a gradient that would have left now."""
+        """Record a gradient that would have been sent now."""
         if name in self._seen:
             self._stop_overlap(f"a second backward() of a step reached {name}")
         elif gradient.layout is torch.strided:
@@ -354,7 +355,7 @@ class GradientFlow:
                 self._seen_hyper = hyper_parameters_of(self._optimizer)
 
     def _learn(self, hyper: HyperParameters, *, scaled: bool) -> None:
-        """Learn from an observed step whether its gradients could have left early."""
+        """Learn from an observed step whether its gradients could have been sent early."""
         if scaled:
             self._stop_overlap("a gradient scaler is at work")
         elif self._seen_hyper not in (None, hyper):
@@ -366,7 +367,7 @@ class GradientFlow:
         self._seen, self._seen_hyper = {}, None
 
     def _stop_overlap(self, because: str) -> None:
-        """Let gradients leave in ``step()`` from now on."""
+        """Send gradients in ``step()`` from now on."""
         self._overlaps = self._observes = False
         self._seen, self._seen_hyper = {}, None
         _log.info(

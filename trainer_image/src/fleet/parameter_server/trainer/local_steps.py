@@ -1,9 +1,9 @@
-"""A trainer that steps by itself, as in GEO: parameters by the user's optimizer, rows in copies of its own.
+"""Local steps of a trainer, as in GEO: of parameters by the user's optimizer, and of its own copies of rows.
 
-Nothing leaves during a backward pass, so no change of the script comes too late. A row that the trainer has
-not stepped is the servers'. Its copy begins with the value that was looked up, or with the weight's where
-trainers hold the table too. From then on the trainer reads the copy, and changes by others reach it with the
-next exchange after it has stepped the row again.
+Nothing is sent during a backward pass, so the script may change gradients until the step. The trainer uses a
+server's row until it first steps the row itself. Its copy then begins with the value that was looked up, or
+with the value of the weight if trainers hold the table too. From then on the trainer reads the copy. Changes
+by others reach the copy with the next exchange after the trainer has stepped the row again.
 """
 
 import contextlib
@@ -33,18 +33,18 @@ __all__ = ["LocalSteps", "LocalTables"]
 
 
 class LocalSteps:
-    """Steps parameters by the user's own optimizer; has the interface of a `GradientFlow`.
+    """Local steps of parameters by the user's own optimizer, with the interface of a `GradientFlow`.
 
     Parameters
     ----------
     optimizer : Optimizer
-        The user's.
+        The user's optimizer.
     mode : TrainerMode
-        Exchanges changes after steps.
+        The trainer's half of the mode, which exchanges changes after steps.
     finite : FiniteCheck
-        Checks the gradients of rows.
+        The check of the gradients of rows.
     tables : LocalTables, optional
-        The tables, if any: their rules step rows, in place of the optimizer.
+        The tables, if any. Their rules step rows, in place of the optimizer.
     """
 
     def __init__(
@@ -65,26 +65,26 @@ class LocalSteps:
         self.guard.attach()
 
     def detach(self) -> None:
-        """Allow them again."""
+        """Allow such steps again."""
         self.guard.detach()
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Let backward passes accumulate, as they do anyway."""
+        """Do nothing: backward passes accumulate anyway."""
         yield
 
     def step(self, scaling: Scaling | None = None) -> None:
-        """Step by the present gradients, and exchange changes when that is due.
+        """Step with the present gradients, and exchange changes if an exchange is due.
 
         Parameters
         ----------
         scaling : Scaling, optional
-            As of `GradientFlow.step`.
+            See `GradientFlow.step`.
 
         Raises
         ------
         FleetError
-            A gradient of a row is not finite, and the strategy says to stop; or the servers failed.
+            A gradient of a row is not finite and the strategy is to stop, or a server failed.
         """
         tables = self._tables
         if scaling is not None:
@@ -107,14 +107,14 @@ class LocalSteps:
         self._mode.finish(())
 
     def check_nothing_in_flight(self, what: str) -> None:
-        """Do nothing: gradients stay here."""
+        """Do nothing: gradients are not sent."""
 
     def check_earlier(self) -> None:
-        """Do nothing: gradients stay here."""
+        """Do nothing: gradients are not sent."""
 
 
 class LocalTables:
-    """The rows of tables that a trainer steps; a `fleet.nn.RowSource`, and the mode's `LocalRows`.
+    """The rows of tables that a trainer steps; implements `fleet.nn.RowSource` and `LocalRows`.
 
     Parameters
     ----------
@@ -126,7 +126,7 @@ class LocalTables:
     Raises
     ------
     ConfigurationError
-        As of `GeoRows`.
+        See `GeoRows`.
     """
 
     def __init__(self, plans: Sequence[TablePlan], num_trainers: int, rows: TrainerRows) -> None:
@@ -136,29 +136,29 @@ class LocalTables:
         self._before = OwnRows()
         """The state of rows in the checkpoint with which training began."""
         self._steps = 0
-        """How often rows were stepped, including the steps of this checkpoint."""
+        """The number of steps of rows, including those before this checkpoint."""
         self.begin()
 
     def begin(self) -> None:
-        """Drop all copies: rows are the servers' until they are stepped."""
+        """Drop all copies: the servers' rows are used until they are stepped."""
         self._steps = 0
         self._tables = {name: GeoRows(plan.config, self._num_trainers) for name, plan in self._plans.items()}
         self.resume(self._before)
 
     def resume(self, before: OwnRows) -> None:
-        """Take the state of rows in a checkpoint; rows that have been stepped keep theirs."""
+        """Take the state of rows from a checkpoint; rows that have been stepped keep their state."""
         self._before, self._steps = before, max(self._steps, before.steps)
         for name, rows in before.tables.items():
             self._tables[name].resume(rows)
 
     def state(self) -> OwnRows:
-        """Return the state of the rows of tables whose rules keep any."""
+        """Return the state of rows, for tables whose rules have state."""
         keeping = {name for name, plan in self._plans.items() if plan.config.rule.slots}
         tables = {name: self._tables[name].state() for name in keeping}
         return OwnRows(self._steps, {name: rows for name, rows in tables.items() if rows.ids.size})
 
     def look_up(self, name: str, ids: NDArray[np.int64]) -> Tensor:
-        """Return rows: this trainer's copies, else the servers'; see `fleet.nn.RowSource`."""
+        """Return this trainer's copies of rows, or the servers' rows; see `fleet.nn.RowSource`."""
         own = self._tables[name].has(ids)
         if not own.any():
             return self.rows.look_up(name, ids)
@@ -171,7 +171,7 @@ class LocalTables:
         return rows
 
     def prefetch(self, name: str, ids: NDArray[np.int64]) -> None:
-        """Request rows that the next batch needs, and of which there is no copy."""
+        """Request the rows of the next batch of which there is no copy."""
         self.rows.prefetch(name, ids[~self._tables[name].has(ids)])
 
     def touched(self, name: str, touched: Touched) -> None:
@@ -184,7 +184,7 @@ class LocalTables:
         return [plan.own for plan in self._plans.values() if plan.own is not None]
 
     def step(self, gradients: OfRows, hyper_parameters: HyperParameters) -> None:
-        """Step the rows that have a gradient, by each table's rule."""
+        """Step the rows that have a gradient with each table's rule."""
         self._steps += 1
         for name, (ids, gradient) in gradients.items():
             plan, table = self._plans[name], self._tables[name]
@@ -200,19 +200,19 @@ class LocalTables:
 
     @property
     def must_leave(self) -> bool:
-        """Whether the changes may be too many for one exchange after another step."""
+        """Return whether the changes may exceed one exchange after another step."""
         return any(
             table.most_leaving > most_rows(self._plans[name].row_bytes)
             for name, table in self._tables.items()
         )
 
     def leaving(self) -> OfRows:
-        """Return the changes since the last call, by table."""
+        """Return the changes of each table since the last call."""
         changed = {name: table.leaving(self._steps) for name, table in self._tables.items()}
         return {name: (change.ids, change.values) for name, change in changed.items() if change.ids.size}
 
     def arrived(self) -> None:
-        """Add the changes of others in the rows that servers have sent."""
+        """Add the changes of other trainers, from the rows that servers have sent."""
         for plan, ids, rows in self.rows.replies.take_changed_rows():
             table = self._tables[plan.name]
             table.arrived(ids, rows, self._steps)
@@ -220,7 +220,7 @@ class LocalTables:
                 write_rows(plan.own, ids, table.look_up(ids))
 
     def end(self) -> None:
-        """Take the servers' rows as the last ones."""
+        """Take the servers' rows as the final ones."""
         self.begin()
         self.rows.take_all()
 

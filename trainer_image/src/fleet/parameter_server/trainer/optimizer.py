@@ -1,4 +1,4 @@
-"""The optimizer of a training loop: it has the interface of torch.optim, and the servers make its steps."""
+"""The optimizer of a training loop, with the interface of torch.optim and steps made by the servers."""
 
 import contextlib
 from collections import OrderedDict
@@ -20,25 +20,26 @@ _HOOKS: Final = tuple(
     for call in ("step", "state_dict", "load_state_dict")
     for when in ("pre", "post")
 )
-"""Attributes in which torch keeps the hooks of an optimizer."""
+"""The attributes in which torch keeps the hooks of an optimizer."""
 
 
 class DistributedOptimizer(Optimizer):
-    """A torch.optim.Optimizer whose step the parameter servers make.
+    """A torch.optim.Optimizer with steps that the parameter servers make.
 
     It shares the param groups of the optimizer that it wraps, so that schedulers may be built on either. It
-    shares the hooks too: a hook registered on either is called by the calls of this one, and gets this one.
+    also shares the hooks: a hook registered on either optimizer is called by the methods of this one, with
+    this one as its argument.
 
     Parameters
     ----------
     optimizer : Optimizer
-        The user's.
+        The user's optimizer.
     minimize : callable
         Captures and transpiles the program of a loss function.
     """
 
     _step_supports_amp_scaling = True
-    """Tells torch.amp.GradScaler to call ``step()`` whatever it has found."""
+    """Makes torch.amp.GradScaler call ``step()`` even if gradients are not finite."""
 
     def __init__(self, optimizer: Optimizer, minimize: Callable[..., None]) -> None:
         _check_step(optimizer)
@@ -59,13 +60,13 @@ class DistributedOptimizer(Optimizer):
         self._started = True
 
     def hand_over(self) -> None:
-        """Note that a server of this process has taken over values and state."""
+        """Record that a server in this process has taken over values and state."""
         self._started = True
 
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
         """Make one step together with the other trainers.
 
-        The parameters have the values after the step when this returns.
+        When this method returns, the parameters have the values after the step.
 
         Raises
         ------
@@ -85,7 +86,7 @@ class DistributedOptimizer(Optimizer):
         trainer.step(scaling)
         if scaling is not None and trainer.stepped_nothing:
             update_scaler(self)
-        # A scheduler built on the wrapped optimizer warns of a missing step() unless this is set.
+        # Unless this is set, a scheduler built on the wrapped optimizer warns of a missing step().
         setattr(self._wrapped, "_opt_called", True)  # noqa: B010 - torch's own, not a declared attribute
 
     def minimize(self, loss_fn: Callable[..., Any], *originals: object, **named: object) -> None:
@@ -94,15 +95,15 @@ class DistributedOptimizer(Optimizer):
         Parameters
         ----------
         loss_fn : callable
-            As of `Program.capture`. Afterwards, this replica runs ``fleet.startup_program`` and
+            See `Program.capture`. Afterwards, this replica runs ``fleet.startup_program`` and
             ``fleet.main_program``.
         *originals, **named
-            Further arguments of the original, which are refused by name unless they are None.
+            Further arguments of Paddle's method, which are refused by name unless they are None.
         """
         self._minimize(loss_fn, *originals, **named)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Reset the gradients; an error between backward() and step().
+        """Reset the gradients; raise an error between backward() and step().
 
         Raises
         ------
@@ -148,10 +149,10 @@ class DistributedOptimizer(Optimizer):
         return {"state": numbered, "param_groups": groups}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a state that this, or a torch optimizer over the same parameters, has returned.
+        """Load a state that this optimizer, or a torch optimizer over the same parameters, has returned.
 
-        Every role calls this alike, before ``fleet.init_server()`` and ``fleet.init_worker()``: each server
-        takes its part of the state.
+        Every role must call this method with the same state, before ``fleet.init_server()`` and
+        ``fleet.init_worker()``: each server takes its part of the state.
 
         Raises
         ------
@@ -164,7 +165,7 @@ class DistributedOptimizer(Optimizer):
                 "the parameter servers' by then: call it before, in every role; or load a checkpoint "
                 "(fleet.init_server(model_dir), fleet.load_persistables)"
             )
-        state_dict = state_dict.copy()  # as torch's own: a hook may change it
+        state_dict = state_dict.copy()  # as in torch: a hook may change it
         for hook in self._optimizer_load_state_dict_pre_hooks.values():
             if (changed := hook(self, state_dict)) is not None:
                 state_dict = changed
@@ -176,7 +177,7 @@ class DistributedOptimizer(Optimizer):
 
     @contextlib.contextmanager
     def _hooks_of_the_wrapped_set_aside(self) -> Iterator[None]:
-        """Hide the hooks of the wrapped optimizer within the block: this optimizer calls them itself."""
+        """Hide the hooks of the wrapped optimizer within the block, because this optimizer calls them."""
         for name in _HOOKS:
             setattr(self._wrapped, name, OrderedDict())
         try:
@@ -204,11 +205,11 @@ class DistributedOptimizer(Optimizer):
 
 
 def _check_step(optimizer: Optimizer) -> None:
-    """Refuse a step() that was set on the object: servers, and trainers that step, call that of its class."""
+    """Refuse a step() that was set on the object, because servers call the step() of its class."""
     own = vars(optimizer).get("step")
     if own is not None and not hasattr(
         own, "_wrapped_by_lr_sched"
-    ):  # what a scheduler puts there only counts
+    ):  # a scheduler's own wrapper, which only counts calls
         raise ConfigurationError(
             f"the {type(optimizer).__name__} given to fleet.distributed_optimizer() has a step() of its own, "
             "which is not its class's and would not be called; expected a subclass that overrides step(), or "

@@ -1,8 +1,8 @@
-"""The user's own optimizer within a distributed step: who may step it, and what a gradient scaler says of it.
+"""The user's own optimizer in a distributed step: a guard of its ``step()``, and support of gradient scalers.
 
-A gradient scaler, ``torch.amp.GradScaler``, leaves two attributes on an optimizer that declares to take them,
-calls its ``step()`` even where it has found a gradient that is not finite, and removes them. Without that
-call the parameter servers would wait for a trainer that has skipped its step.
+If an optimizer declares support for scaling, ``torch.amp.GradScaler`` sets two attributes on it, calls its
+``step()`` even if it has found a gradient that is not finite, and removes the attributes. Without that call
+the parameter servers would wait for a trainer that has skipped its step.
 """
 
 import contextlib
@@ -24,14 +24,14 @@ __all__ = ["Scaling", "StepGuard", "update_scaler"]
 
 
 class StepGuard:
-    """Refuses ``step()`` of the optimizer that was given to ``fleet.distributed_optimizer``.
+    """A guard that refuses ``step()`` of the optimizer given to ``fleet.distributed_optimizer``.
 
-    The optimizer that fleet returns shares its hooks, so both call this one.
+    The guard is a hook. The optimizer that fleet returns shares the hooks, so both optimizers call the guard.
 
     Parameters
     ----------
     optimizer : Optimizer
-        The user's.
+        The user's optimizer.
     """
 
     def __init__(self, optimizer: Optimizer) -> None:
@@ -51,7 +51,7 @@ class StepGuard:
             self._handle = None
 
     def replace(self, step: Callable[[], object]) -> None:
-        """Make this step in place of the optimizer's own, within the optimizer's hooks."""
+        """Run a step in place of the optimizer's own, within the optimizer's hooks."""
         with self.allowed():
             Optimizer.profile_hook_step(lambda _: step())(self._optimizer)
 
@@ -82,7 +82,7 @@ class Scaling:
     Attributes
     ----------
     scale : Tensor or None
-        The factor in the gradients; None where ``scaler.unscale_(optimizer)`` has removed it.
+        The factor in the gradients; None if ``scaler.unscale_(optimizer)`` has removed it.
     found_inf : bool
         Whether a gradient is infinite or NaN.
     """
@@ -92,7 +92,7 @@ class Scaling:
 
     @classmethod
     def of(cls, optimizer: Optimizer) -> "Scaling | None":
-        """Read what a scaler has left on the optimizer that it steps; None without a scaler."""
+        """Read the attributes that a scaler has set on its optimizer; return None without a scaler."""
         found = getattr(optimizer, "found_inf", None)
         if found is None:
             return None
@@ -100,7 +100,7 @@ class Scaling:
 
     @torch.no_grad()
     def undo(self, gradients: Iterable[Tensor]) -> None:
-        """Remove the scale from gradients, by the factor that the scaler itself would use."""
+        """Unscale gradients by the factor that the scaler itself would use."""
         if self.scale is None or self.found_inf:
             return
         factor = self.scale.double().reciprocal().float()
@@ -109,10 +109,10 @@ class Scaling:
 
 
 def update_scaler(optimizer: Optimizer) -> None:
-    """Report a gradient that is not finite, on any trainer, to the scaler that has called this step.
+    """Report a non-finite gradient of any trainer to the scaler that has called this step.
 
-    Its scale then becomes what it would be in one process, and equals that of the other trainers' scalers. An
-    optimizer has no reference to the scaler, so the callers are searched for it.
+    The scale then changes as it would in one process, and stays equal to that of the other trainers. An
+    optimizer has no reference to the scaler, so the scaler is searched for on the call stack.
     """
     frame = sys._getframe().f_back  # noqa: SLF001 - the only way to the callers
     while frame is not None:
