@@ -1,7 +1,7 @@
-"""Replies of the control service: single ones, streams, and errors on their way back to the caller.
+"""Replies of the control service: single replies, streams, and the conversion of errors.
 
-A streamed reply may take any time as a whole, as long as one piece follows another. gRPC only has a time-out
-for all of it, and blocks the caller until the next piece. So each stream has a thread that waits for one
+A streamed reply has no time limit as a whole, as long as its pieces keep arriving. gRPC only has a timeout
+for the whole call, and blocks the caller until the next piece. So each stream has a thread that waits for one
 piece at a time, while the caller looks for failures.
 """
 
@@ -46,7 +46,7 @@ _REFUSALS: Final = frozenset(
 
 
 def answer(context: grpc.ServicerContext, call: Callable[[], Reply]) -> Reply:
-    """Return the result of a call; end the gRPC call with its error."""
+    """Return the result of a call, or end the gRPC call with its error."""
     try:
         return call()
     except FleetError as error:
@@ -57,7 +57,7 @@ def answer(context: grpc.ServicerContext, call: Callable[[], Reply]) -> Reply:
 
 def refuse(context: grpc.ServicerContext, error: FleetError) -> NoReturn:
     """End a call with a status that `error_of` turns back into the error."""
-    code = grpc.StatusCode.ABORTED  # the server failed; the request was no mistake
+    code = grpc.StatusCode.ABORTED  # the server failed; the request was valid
     if isinstance(error, PeerLostError):
         code = grpc.StatusCode.OUT_OF_RANGE  # the client would retry UNAVAILABLE
     elif isinstance(error, DiskFullError):
@@ -70,7 +70,7 @@ def refuse(context: grpc.ServicerContext, error: FleetError) -> NoReturn:
 
 
 def error_of(endpoint: str, error: grpc.RpcError) -> FleetError:
-    """Return the error with which a call of the parameter server at an endpoint ended."""
+    """Convert a gRPC error of the parameter server at an endpoint to one of ours."""
     code, details = error.code(), error.details()
     if code in _REFUSALS:
         return ConfigurationError(f"parameter server {endpoint} refused: {details}")
@@ -95,13 +95,13 @@ def error_of(endpoint: str, error: grpc.RpcError) -> FleetError:
 
 
 class Pending(Generic[Reply]):
-    """A reply that has not arrived yet, so that many servers work at once.
+    """A reply that has not arrived yet, so that many servers can be called concurrently.
 
     Parameters
     ----------
     future : grpc.Future
     describe : callable
-        Turns gRPC's error into one of ours.
+        Converts a gRPC error to one of ours.
     """
 
     def __init__(self, future: "grpc.Future[Reply]", describe: Callable[[grpc.RpcError], FleetError]) -> None:
@@ -109,7 +109,7 @@ class Pending(Generic[Reply]):
         self._describe = describe
 
     def arrives_within(self, seconds: float) -> bool:
-        """Wait for the reply; return whether it, or an error, has arrived in time."""
+        """Wait for the reply; return whether it or an error has arrived in time."""
         try:
             self._future.exception(timeout=seconds)
         except grpc.FutureTimeoutError:
@@ -122,9 +122,9 @@ class Pending(Generic[Reply]):
         Raises
         ------
         ConfigurationError
-            The server refuses, with its reason.
+            The server refuses the call; the message gives its reason.
         FleetError
-            The server failed, with its reason.
+            The server failed; the message gives its reason.
         PeerLostError
             The server did not answer in time.
         """
@@ -135,13 +135,13 @@ class Pending(Generic[Reply]):
 
 
 class StreamCall(Protocol[Arriving]):
-    """A streaming call of gRPC, whose own type is private."""
+    """The interface of a streaming gRPC call, because gRPC's own type is private."""
 
     def __next__(self) -> Arriving:
         """Wait for the next message; raise grpc.RpcError if the call fails."""
 
     def __iter__(self) -> Iterator[Arriving]:
-        """Return itself."""
+        """Return self."""
 
     def cancel(self) -> object:
         """End the call; a waiting thread gets an error."""
@@ -154,9 +154,9 @@ class Stream(Generic[Piece]):
     ----------
     call : StreamCall
     endpoint : str
-        The server's, for messages.
+        The endpoint of the server, for messages.
     describe : callable
-        Turns gRPC's error into one of ours.
+        Converts a gRPC error to one of ours.
     """
 
     def __init__(
@@ -184,7 +184,7 @@ class Stream(Generic[Piece]):
         Raises
         ------
         ConfigurationError
-            The server refuses, with its reason.
+            The server refuses the call; the message gives its reason.
         PeerLostError
             The server is gone.
         """
@@ -205,9 +205,9 @@ class Stream(Generic[Piece]):
 def taken_in_time(
     pieces: Iterator[Piece], end: Callable[[], object], stalled_seconds: float
 ) -> Iterator[Piece]:
-    """Iterate over the pieces that a server sends; end the call if the receiver stops taking them.
+    """Iterate over the pieces that a server sends; end the call if the receiver stops reading.
 
-    Such a receiver blocks the server's thread within a send, where no exception reaches it.
+    Such a receiver would block the server's thread in a send, where no exception reaches it.
 
     Parameters
     ----------
@@ -215,7 +215,7 @@ def taken_in_time(
     end : callable
         Ends the call, from another thread.
     stalled_seconds : float
-        How long one piece may remain untaken.
+        The longest time for which one piece may remain unread.
     """
     for piece in pieces:
         watch = threading.Timer(stalled_seconds, end)
@@ -240,18 +240,18 @@ def pieces_of(
     ----------
     stream : Stream
     check : callable
-        Called before each piece, and repeatedly while waiting for one; raises if none will come.
+        Called before each piece, and repeatedly while waiting for one; raises if no piece will arrive.
     stalled_seconds : float
-        How long to wait for any one piece.
+        The time limit for each piece.
     log : WaitLog, optional
-        Reports long waits.
+        Logs long waits.
     look_seconds : float
-        Time between two calls of `check`.
+        The interval between calls of `check`.
 
     Raises
     ------
     DeadlineExceededError
-        A piece did not come; the message names the server.
+        A piece did not arrive in time; the message names the server.
     FleetError
         The error of `check`, or of the call.
     """
@@ -269,7 +269,7 @@ def pieces_of(
             try:
                 piece = stream.take()
             except FleetError:
-                check()  # a session that ended has ended its calls, and knows why
+                check()  # a session that ended has cancelled its calls, and raises the reason
                 raise
             if piece is None:
                 return

@@ -23,14 +23,14 @@ Options = Sequence[tuple[str, int | str]]
 _CHANNEL_OPTIONS: Final = (
     ("grpc.enable_http_proxy", 0),
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 2000),  # also the time-out of a try, which a busy server may need
+    ("grpc.min_reconnect_backoff_ms", 2000),  # also the timeout of an attempt; a busy server may need it
     ("grpc.max_reconnect_backoff_ms", 1000),
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
 )
 _LOOK_SECONDS: Final = 5.0
 _TLS_RECORDS: Final = (b"\x15\x03", b"\x16\x03")
-"""The first bytes of a TLS answer: an alert, or a handshake record."""
+"""The first bytes of a TLS response: an alert or a handshake record."""
 
 
 def open_channel(
@@ -53,10 +53,10 @@ def open_channel(
 
 
 def server_credentials(certificates: Certificates) -> grpc.ServerCredentials:
-    """Return the credentials of a server; each new connection gets the current certificates."""
+    """Return the credentials of a server, with which each new connection uses the current certificates."""
     known = certificates.current()
 
-    def renewed() -> Any:  # the stubs lack None, which means no change
+    def renewed() -> Any:  # returns None for no change, which the stubs lack
         nonlocal known
         if (loaded := certificates.current()) is known:
             return None
@@ -74,7 +74,7 @@ def _configuration(loaded: Loaded) -> grpc.ServerCertificateConfiguration:
 
 
 class ServerStub:
-    """The control service of a server; each call uses the certificates that are current at its time.
+    """The stub of a server's control service; each call uses the certificates current at that time.
 
     Parameters
     ----------
@@ -135,15 +135,15 @@ class ServerStub:
 
 
 def check_encrypts(endpoint: str, certificates: Certificates | None) -> None:
-    """Find out why a listening server takes no calls: gRPC only says that it cannot reach the server.
+    """Raise an error if a listening server takes no calls because of encryption, which gRPC does not report.
 
-    A server that does not listen, or stays silent, is no such case.
+    A server that does not listen or does not respond raises no error.
 
     Parameters
     ----------
     endpoint : str
     certificates : Certificates, optional
-        Those of this process.
+        The certificates of this process.
 
     Raises
     ------
@@ -159,7 +159,7 @@ def check_encrypts(endpoint: str, certificates: Certificates | None) -> None:
 
 
 def _why_plain(connected: socket.socket) -> str:
-    """Send a TLS greeting: a server that answers it expects TLS."""
+    """Send a TLS ClientHello: a server that answers it expects TLS."""
     context, leaving = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), ssl.MemoryBIO()
     context.check_hostname = False
     with contextlib.suppress(ssl.SSLWantReadError):
@@ -171,7 +171,7 @@ def _why_plain(connected: socket.socket) -> str:
 
 
 def _why_tls(connected: socket.socket, certificates: Certificates, host: str) -> str:
-    """Make a handshake and receive a byte, which a server of HTTP/2 sends once it accepts the certificate."""
+    """Make a handshake and receive a byte, which an HTTP/2 server sends once it accepts the certificate."""
     try:
         with TlsSocket(connected, certificates, host) as encrypted:
             encrypted.handshake()

@@ -1,4 +1,4 @@
-"""The control calls about checkpoints, on the trainer's and on the server's side; and state as messages.
+"""The control calls about checkpoints, on both sides, and the encoding of state as messages.
 
 A server's values, or its optimizers' state, travel as a stream of `StatePiece`. The tensors of a block's
 state come first, then its entries as JSON that refers to them by name. So any other entry, such as a step
@@ -34,12 +34,12 @@ __all__ = [
 ]
 
 CHUNK_BYTES: Final = 1 << 20
-"""How much of a tensor or a file one message carries."""
+"""The largest part of a tensor or a file in one message, in bytes."""
 Reply = TypeVar("Reply")
 
 
 class CheckpointClient:
-    """One trainer's calls to one server. Replies are futures, so that all servers work at once.
+    """One trainer's calls to one server. Replies are futures, so that all servers can work concurrently.
 
     Parameters
     ----------
@@ -72,7 +72,7 @@ class CheckpointClient:
     ) -> Pending[control_pb2.SaveReply]:
         """Ask the server to copy its shard, and to begin to write the copy.
 
-        The save also gets trainer 0's part, of which `upload_part` has sent so many bytes.
+        The save includes trainer 0's part, of which `upload_part` has sent `part_bytes` bytes.
         """
         request = control_pb2.SaveRequest(
             trainer=self._trainer,
@@ -92,21 +92,21 @@ class CheckpointClient:
     def commit(
         self, directory: str, manifest: str, timeout_seconds: float
     ) -> Pending[control_pb2.CommitReply]:
-        """Ask the server to write the manifest; if empty, to remove what the manifest has replaced."""
+        """Ask the server to write the manifest or, if it is empty, to remove the files it has replaced."""
         request = control_pb2.CommitRequest(trainer=self._trainer, directory=directory, manifest=manifest)
         return self._pending(self._calls.Commit.future(request, timeout=timeout_seconds))
 
     def numbers(
         self, directory: str, timeout_seconds: float, *, verify: bool = False, remove: Iterable[int] = ()
     ) -> Pending[control_pb2.CheckpointsReply]:
-        """Remove numbered checkpoints, and ask which are left; with `verify`, also which are complete."""
+        """Remove numbered checkpoints, and request the remaining ones; with `verify`, only complete ones."""
         request = control_pb2.CheckpointsRequest(
             trainer=self._trainer, directory=directory, verify=verify, remove=remove
         )
         return self._pending(self._calls.Checkpoints.future(request, timeout=timeout_seconds))
 
     def load(self, directory: str, timeout_seconds: float, save: str = "") -> Pending[control_pb2.LoadReply]:
-        """Ask the server to load a checkpoint unless training has begun; if empty, what is loaded."""
+        """Ask the server to load a checkpoint unless training has begun; if empty, ask for the loaded one."""
         request = control_pb2.LoadRequest(trainer=self._trainer, directory=directory, save=save)
         return self._pending(self._calls.Load.future(request, timeout=timeout_seconds))
 
@@ -123,7 +123,7 @@ class CheckpointClient:
         return self._pending(self._calls.FoundPart.future(request, timeout=timeout_seconds))
 
     def set_status(self, step: int, part: bytes, timeout_seconds: float) -> Pending[control_pb2.StatusReply]:
-        """Hand in the status of this trainer's script for the following checkpoints."""
+        """Send the status of this trainer's script for the following checkpoints."""
         request = control_pb2.StatusRequest(trainer=self._trainer, step=step, part=part)
         return self._pending(self._calls.Status.future(request, timeout=timeout_seconds))
 
@@ -132,7 +132,7 @@ class CheckpointClient:
 
 
 class CheckpointServicer(control_pb2_grpc.ParameterServerServicer):
-    """Receives the calls of `CheckpointClient`, and values that a script writes.
+    """The handlers of the calls of `CheckpointClient`, and of values that a script writes.
 
     Parameters
     ----------

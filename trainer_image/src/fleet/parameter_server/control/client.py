@@ -23,7 +23,7 @@ __all__ = ["ControlClient", "read_placement"]
 _NO_RETRY: Final = frozenset({"Heartbeat", "Norm"})
 """Calls that gRPC must not retry: a late heartbeat is worthless, and the sender of a norm retries itself."""
 _FRESH_SECONDS: Final = 20.0
-"""How long a call may wait for its server before it is made again: its proof holds only for a while."""
+"""The time for which a call may wait for its server before it is repeated with a fresh proof."""
 _LOOK_SECONDS: Final = 0.5
 
 
@@ -35,10 +35,10 @@ class ControlClient:
     endpoint : str
         ``host:port`` of the server.
     trainer, attempt : int
-        Who calls.
+        The id and the attempt of the calling trainer.
     retry_times : int
-        How often an unanswered call is retried, after ever longer pauses; at most four times. The servers
-        recognise repeated calls.
+        The number of retries of an unanswered call, at most four, with exponential backoff. The servers
+        recognize repeated calls.
     prover : Prover, optional
         Proves each call if the job has a key.
     certificates : Certificates, optional
@@ -75,7 +75,7 @@ class ControlClient:
         Raises
         ------
         ConfigurationError
-            The server refuses, with its reason; or only one end encrypts.
+            The server refuses the trainer, with its reason, or only one end encrypts.
         PeerLostError
             The server did not answer in time.
         """
@@ -119,7 +119,7 @@ class ControlClient:
         )
 
     def ask_steps_past(self, timeout_seconds: float) -> Pending[control_pb2.HeartbeatReply]:
-        """Ask how far this trainer is past the others, which every answer to a heartbeat says."""
+        """Ask for this trainer's number of steps past the others, by a heartbeat."""
         return Pending(self.heartbeat(timeout_seconds), self._describe)
 
     def stats(self, timeout_seconds: float) -> "Pending[control_pb2.StatsReply]":
@@ -133,7 +133,8 @@ class ControlClient:
     ) -> control_pb2.BarrierReply:
         """Arrive at the barrier that follows `passed` others, or ask again whether it is passed.
 
-        With `ending` it is the end of the training, which is passed once no trainer trains any more.
+        With `ending`, the barrier is the end of the training, which is passed once no trainer trains any
+        more.
         """
         request = control_pb2.BarrierRequest(trainer=self._trainer, passed=passed, ending=ending)
         return Pending(

@@ -1,10 +1,10 @@
 """The port of a server's control service, a relay in front of gRPC that limits unauthenticated connections.
 
-gRPC accepts any number of connections from anybody, keeps descriptors and memory for each, and does not say
-which connection a call uses until the call is served. So if the job has a key, gRPC listens on a loopback
-address, and this module relays connections of the server's endpoint to it. Only a few connections may be open
-without a call that has proved the key; a proved one stays open as long as its ends wish. All of this happens
-in the relay's thread: a surplus connection is closed before the next is accepted.
+gRPC accepts any number of connections from any host, keeps descriptors and memory for each, and does not
+reveal which connection a call uses until the call is served. So if the job has a key, gRPC listens on a
+loopback address, and this module relays connections of the server's endpoint to it. Only a few connections
+may be open without a call that has proved the key; proved connections have no limit. All of this happens in
+the relay's thread: a surplus connection is closed before the next one is accepted.
 """
 
 import contextlib
@@ -21,9 +21,9 @@ __all__ = ["LOOPBACK", "Front"]
 
 LOOPBACK: Final = "127.0.0.1"
 _AT_ONCE: Final = 64
-"""How many connections are accepted before others are served."""
+"""The number of connections accepted in a row before others are served."""
 _PAUSE_SECONDS: Final = 0.1
-"""Pause before the next accept if no descriptor was free."""
+"""The pause before the next accept if no file descriptor was free."""
 _CLOSE_SECONDS: Final = 5.0
 _LOG_SECONDS: Final = 60.0
 _log = logging.getLogger(__name__)
@@ -38,11 +38,11 @@ class _Guest:
         self.pair: Pair | None = None
         """Its relay to gRPC, once it has sent a byte."""
         self.peer = ""
-        """gRPC's name for it then."""
+        """Its name in gRPC, once it is relayed."""
 
 
 class Front:
-    """Relays connections to gRPC, and limits those over which no call has proved the key.
+    """A relay to gRPC, which limits the connections over which no call has proved the key.
 
     Parameters
     ----------
@@ -51,8 +51,8 @@ class Front:
     port : int
         gRPC's port on the loopback address.
     most : int
-        How many connections without a proof may be open. They have no deadline: a new one displaces the
-        oldest of the host that has most.
+        The number of connections without a proof that may be open. They have no deadline: a surplus
+        connection evicts the oldest of the host that has the most.
     """
 
     def __init__(self, listener: socket.socket, port: int, most: int) -> None:
@@ -68,7 +68,7 @@ class Front:
         self._loop.call_soon_threadsafe(self._listen)
 
     def proved(self, peer: str) -> None:
-        """Note, from any thread, that a call of this peer, by gRPC's name, has proved the key."""
+        """Record that a call of this peer, by its name in gRPC, has proved the key. Thread-safe."""
         if peer in self._peers:
             self._loop.call_soon_threadsafe(self._settle, peer)
 
@@ -105,7 +105,7 @@ class Front:
                 self._end(surplus)
 
     def _pause(self, error: OSError) -> None:
-        """Stop accepting for a moment: no descriptor is left, and the loop would call again at once."""
+        """Stop accepting briefly, because no descriptor is left and the loop would retry at once."""
         self._loop.remove_reader(self._listener)
         self._loop.call_later(_PAUSE_SECONDS, self._listen)
         now = time.monotonic()
@@ -114,7 +114,7 @@ class Front:
             _log.warning("cannot accept a connection of the control service: %s; trying again", error)
 
     def _pass_on(self, guest: _Guest) -> None:
-        """Relay a guest to gRPC once it has sent a byte; close it if it has gone."""
+        """Relay a guest to gRPC once it has sent a byte; close it if it has disconnected."""
         self._loop.remove_reader(guest.connected)
         inner = None
         try:

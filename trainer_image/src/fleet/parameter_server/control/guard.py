@@ -1,8 +1,8 @@
-"""Authentication of control calls: only replicas with the job's key may call, and the kubelet's probe.
+"""Authentication of control calls: only replicas with the job's key and the kubelet's probe may call.
 
-The thread that accepts calls checks the proof in their metadata. A call without a valid proof gets the answer
-UNAUTHENTICATED from threads that serve no other calls, and its message is not read. Health/Check is open to
-everybody: its message is not read either, as its answer is always the same.
+The thread that accepts calls checks the proof in their metadata. A call without a valid proof is answered
+with UNAUTHENTICATED by threads that serve no other calls, and its message is not read. Health/Check needs no
+proof; its message is not read either, because the answer does not depend on it.
 """
 
 import functools
@@ -21,7 +21,7 @@ from fleet.wire.proof import CLOCK_SECONDS, NONCE_BYTES, ReplayWindow, make_proo
 __all__ = ["MOST_TRIES", "Guard", "Prover", "prover_of"]
 
 MOST_TRIES: Final = 5
-"""The most tries that gRPC makes of an unanswered call, each with the same metadata."""
+"""The most attempts that gRPC makes at an unanswered call, each with the same metadata."""
 _METADATA: Final = "fleet-proof"
 _CHECK: Final = "/grpc.health.v1.Health/Check"
 _LOG_SECONDS: Final = 60.0
@@ -42,14 +42,14 @@ class _Details(NamedTuple):
 
 
 class Prover(grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientInterceptor):
-    """Adds a proof to every call of a channel.
+    """A client interceptor that adds a proof to every call of a channel.
 
     Parameters
     ----------
     key : bytes
-        The job's.
+        The key of the job.
     server : int
-        Index of the server that is called.
+        The index of the called server.
     """
 
     def __init__(self, key: bytes, server: int) -> None:
@@ -83,16 +83,16 @@ def prover_of(key: bytes, server: int) -> Prover | None:
 
 
 class Guard(grpc.ServerInterceptor):
-    """Admits calls with a valid proof, and gives each kind of call its threads.
+    """A server interceptor that admits calls with a valid proof, and assigns each kind its threads.
 
     Parameters
     ----------
     key : bytes
-        The job's; empty without one, and then anybody who reaches this server may call.
+        The key of the job; if empty, any host that reaches this server may call.
     server : int
-        Index of this server.
+        The index of this server.
     pools : mapping of method name to executor
-        For calls that must not wait for others, ``Check`` among them.
+        Executors of the calls that must not wait for others, including ``Check``.
     large : collection of str
         The methods whose messages carry tensors, which have no limit of their own.
     serving : callable
@@ -142,7 +142,7 @@ class Guard(grpc.ServerInterceptor):
         return _bounded(handler, self._pools.get(name), most_bytes, self._proved)
 
     def _proves(self, method: str, metadata: Any) -> bool:
-        """Return whether the metadata has a valid proof that has not come too often."""
+        """Return whether the metadata has a valid proof that has not been used too often."""
         now = time.time()
         for name, text in metadata or ():
             if name == _METADATA and isinstance(text, str):
@@ -153,7 +153,7 @@ class Guard(grpc.ServerInterceptor):
         return False
 
     def _log_refusal(self, method: str) -> None:
-        """Log a refusal, at most once a minute: a stranger may call often."""
+        """Log a refusal at most once a minute, because an unauthenticated host may call often."""
         now = time.monotonic()
         if now - self._logged_at >= _LOG_SECONDS:
             self._logged_at = now
@@ -179,7 +179,7 @@ def _health(
 
 
 class _Pooled:
-    """A behaviour that runs on threads of its own: gRPC looks for the attribute."""
+    """A handler with its own threads, which gRPC finds by an attribute."""
 
     def __init__(self, pool: ThreadPoolExecutor, behavior: Callable[..., Any]) -> None:
         self.experimental_thread_pool = pool
@@ -192,7 +192,7 @@ class _Pooled:
 def _bounded(
     handler: Any, pool: ThreadPoolExecutor | None, most_bytes: int | None, proved: Callable[[str], None]
 ) -> Any:
-    """Return a handler on other threads, which does not decode messages that are too large."""
+    """Return a handler that runs in other threads and rejects messages that are too large."""
     answer = handler.unary_stream if handler.response_streaming else handler.unary_unary
     make = (
         grpc.unary_stream_rpc_method_handler

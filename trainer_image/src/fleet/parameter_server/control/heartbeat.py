@@ -1,7 +1,8 @@
-"""A trainer's heartbeat to all servers, and what their answers say.
+"""A trainer's heartbeat to all servers, and the evaluation of their answers.
 
-The thread never waits for a step, so that a trainer with a long step keeps beating. It also finds out what
-became of a server whose data connection broke: whether it lives, came back without its state, or is gone.
+The thread never waits for a step, so that a trainer with a long step keeps sending heartbeats. If a server's
+data connection breaks, the thread also determines whether the server is alive, restarted without its state,
+or lost.
 """
 
 import logging
@@ -41,7 +42,7 @@ class _Peer:
 
 
 class Heartbeat:
-    """Sends heartbeats to every server, in a thread of its own.
+    """The heartbeats to every server, sent by a separate thread.
 
     Parameters
     ----------
@@ -95,32 +96,32 @@ class Heartbeat:
             self._thread.join()
 
     def connection_lost(self, server: int, error: FleetError) -> None:
-        """Note that a data connection broke, so that heartbeats find out what became of its server."""
+        """Record that a data connection broke, so that heartbeats determine the state of its server."""
         self._peers[server].lost = error
         self._wake.set()
 
     def connection_regained(self, server: int) -> None:
-        """Note that a data connection was opened again."""
+        """Record that a data connection was reopened."""
         self._peers[server].lost = None
 
     def heard(self, server: int) -> None:
-        """Note that other data came from a server, which therefore lives, however busy."""
+        """Record that other data arrived from a server, which is therefore alive, even if busy."""
         self._peers[server].heard = self._clock.now()
 
     def lived(self, server: int) -> float:
-        """Return until when a server is known to have lived, by the monotonic clock; 0 before it answers.
+        """Return the latest time at which a server is known to have been alive; 0 before it answers.
 
-        An incarnation without the state is reported before its answer counts here.
+        The time is by the monotonic clock. A restart without the state is reported before it counts here.
         """
         return self._peers[server].lived
 
     def waiting_for(self) -> str:
-        """Return whom the servers wait for, by their latest answers; empty if for no trainer."""
+        """Describe the trainers for which the servers wait, by their latest answers; empty for none."""
         clauses = {peer.waiting_for for peer in self._peers if peer.waiting_for}
         return "; ".join(sorted(clauses))
 
     def beat(self) -> None:
-        """Send one heartbeat to every server, and take the answers that come soon."""
+        """Send one heartbeat to every server, and take the answers that arrive soon."""
         timeout_seconds = max(1.0, self._settings.heartbeat_seconds)
         sent = time.monotonic()
         replies = [(peer, peer.control.heartbeat(timeout_seconds)) for peer in self._peers]

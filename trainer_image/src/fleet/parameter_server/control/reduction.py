@@ -1,4 +1,4 @@
-"""Small arrays of all trainers, combined on one server in the order of the trainers."""
+"""Reductions of small arrays over all trainers, on one server and in the order of the trainers."""
 
 from collections.abc import Collection
 from dataclasses import dataclass, field
@@ -39,7 +39,7 @@ class Contribution:
         Raises
         ------
         ConfigurationError
-            The values are no numbers or too many, or the operation is unknown.
+            The values are not numbers, there are too many, or the operation is unknown.
         """
         array = np.ascontiguousarray(numbers_of(values))
         given = cls(operation, array.dtype.str, np.shape(values), array.tobytes())
@@ -47,7 +47,7 @@ class Contribution:
         return given
 
     def check(self) -> None:
-        """Raise ConfigurationError unless a server can combine this."""
+        """Raise ConfigurationError unless a server can combine this contribution."""
         check_operation(self.operation)
         if np.dtype(self.dtype).kind not in "iuf" or len(self.data) > MAX_BYTES:
             raise ConfigurationError(

@@ -51,7 +51,7 @@ class ControlBackend(Protocol):
         """Return which trainers have completed; ConfigurationError refuses."""
 
     def heartbeat(self, trainer: int, attempt: int) -> control_pb2.HeartbeatReply:
-        """Note a heartbeat, and answer it."""
+        """Record a heartbeat, and return the answer."""
 
     def stats(self) -> control_pb2.StatsReply:
         """Return the counters."""
@@ -72,19 +72,19 @@ class ControlService:
     Parameters
     ----------
     address : str
-        What to bind; see `bind_address`.
+        The address to bind; see `bind_address`.
     port : int
     backend : ControlBackend
     num_trainers : int
-        Determines how many calls are served at once.
+        The number of trainers, which determines how many calls are served at once.
     key : bytes
-        The job's, which callers must have; empty without one.
+        The key of the job, which callers must have; empty without one.
     server : int
-        Index of this server in the job.
+        The index of this server in the job.
     most_bytes : int
-        The largest message.
+        The size of the largest message.
     stalled_seconds : float
-        How long a receiver of the server's state may leave a piece untaken.
+        The longest time for which a receiver of the server's state may leave a piece unread.
     certificates : Certificates, optional
         For encrypted calls; callers must have one of the same authority.
     """
@@ -177,14 +177,14 @@ class ControlService:
         progress.serves(serving)
 
     def stop(self) -> None:
-        """Stop; calls in progress have a second to be answered."""
+        """Stop; calls in progress have a second to finish."""
         self.refuse().wait()
         for pool in self._pools.values():
             pool.shutdown(wait=False)
 
 
 class _Servicer(CheckpointServicer):
-    """Receives the calls that are not about checkpoints."""
+    """The handlers of the calls that are not about checkpoints."""
 
     def __init__(self, backend: ControlBackend, stalled_seconds: float) -> None:
         super().__init__(backend.checkpoints)

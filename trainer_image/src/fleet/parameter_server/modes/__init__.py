@@ -1,7 +1,7 @@
-"""Training modes: how trainers and servers keep step, one module per mode.
+"""Training modes: the coordination of trainers and servers, one module per mode.
 
 `Mode` is the public interface: subclass it, and pass an instance as ``DistributedStrategy(mode=…)``.
-`ImmediateServer` and `AnsweredTrainer` are halves to build on.
+`ImmediateServer` and `AnsweredTrainer` are halves on which other modes can build.
 """
 
 from fleet.errors import ConfigurationError
@@ -48,7 +48,7 @@ def mode_of_server(plan: ServerPlan) -> Mode:
     Raises
     ------
     ConfigurationError
-        The plan has a user's own mode that is not a `Mode`.
+        The plan has a user-defined mode that is not an instance of `Mode`.
     """
     if plan.custom is not None:
         return _checked(plan.custom)
@@ -69,7 +69,7 @@ def mode_of_trainer(plan: TrainerPlan, settings: Settings) -> Mode:
     Raises
     ------
     ConfigurationError
-        The plan has a user's own mode that is not a `Mode`.
+        The plan has a user-defined mode that is not an instance of `Mode`.
     """
     if plan.custom is not None:
         return _checked(plan.custom)

@@ -1,7 +1,7 @@
 """The agreement behind a sync step: its trainers, their hyper-parameters, and norms over several servers.
 
-Bookkeeping without sockets. Every server adds the parts of a norm in the same order, so all of them clip by
-the same factor and two runs are equal to the bit.
+This module does no I/O. Every server adds the parts of a norm in the same order, so all servers clip by the
+same factor and two runs are bit-identical.
 """
 
 import threading
@@ -23,29 +23,29 @@ class Participants:
     Parameters
     ----------
     num_trainers : int
-        The number of trainers that take part until they complete.
+        The number of trainers, each of which counts until it completes.
     """
 
     def __init__(self, num_trainers: int) -> None:
         self.live = frozenset(range(num_trainers))
         """The trainers whose gradients every step needs."""
         self.attempts: dict[int, int] = {}
-        """The attempt under which each trainer joined last, if it was admitted after the beginning."""
+        """The attempt of each trainer's latest join, if it was admitted after the beginning."""
         self.hyper: dict[int, dict[int, HyperParameters]] = {}
         """The hyper-parameters of the present steps, by step and trainer."""
 
     def admit(self, trainer: int, attempt: int) -> None:
-        """Add a trainer that has joined under this attempt to the present steps."""
+        """Add a trainer that has joined with this attempt to the present steps."""
         self.live |= {trainer}
         self.attempts[trainer] = attempt
 
     def begin(self, trainer: int, step: int, hyper_parameters: HyperParameters, lowest_step: int = 0) -> None:
-        """Take the hyper-parameters of a trainer's step, and forget those of steps before `lowest_step`.
+        """Record the hyper-parameters of a trainer's step, and drop those of steps before `lowest_step`.
 
         Raises
         ------
         ConfigurationError
-            Another trainer has different ones in this step.
+            Another trainer has different hyper-parameters in this step.
         """
         for over in [known for known in self.hyper if known < lowest_step]:
             del self.hyper[over]
@@ -63,10 +63,10 @@ class Participants:
             )
 
     def hyper_of(self, step: int, trainers: Collection[int]) -> HyperParameters:
-        """Return the hyper-parameters of a step to which these trainers have given gradients.
+        """Return the hyper-parameters of a step to which these trainers have contributed gradients.
 
         `NO_STEP` if there are no such trainers, or if one trainer announced `NO_STEP` because its gradients
-        are not finite: the sum would not be finite, so one process would skip the step too.
+        are not finite: their sum would not be finite, so a single process would skip the step too.
         """
         of_trainers = self.hyper.get(step, {})
         return of_trainers[min(trainers)] if trainers and NO_STEP not in of_trainers.values() else NO_STEP
@@ -110,7 +110,7 @@ class _Parts:
 
 
 class NormBook:
-    """The norms that cover blocks of one server.
+    """The pending norms that cover blocks of one server.
 
     Parameters
     ----------
@@ -137,11 +137,11 @@ class NormBook:
         Returns
         -------
         KnownNorm or None
-            The norm that this completes. Exactly one call returns each norm of a step.
+            The norm that this call completes, if any. Exactly one call returns each norm of a step.
         """
         norm = self._norm_of[block]
         with self._lock:
-            # A server that missed our acknowledgement sends its part again, after the step was made.
+            # A server that missed our acknowledgement resends its part even after the step was made.
             for over in [known for known in self._parts if known[1] == norm.key and known[0] < step]:
                 del self._parts[over]
             parts = self._parts.setdefault((step, norm.key), _Parts())
@@ -167,12 +167,12 @@ class NormBook:
         Returns
         -------
         KnownNorm or None
-            As of `add`.
+            See `add`.
 
         Raises
         ------
         KeyError
-            This server shares no such norm with that server.
+            The two servers share no such norm.
         """
         norm = self._norms[part.key]
         if part.server == self._server or part.server not in norm.servers:

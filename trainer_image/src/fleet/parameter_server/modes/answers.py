@@ -2,8 +2,8 @@
 
 `AnsweredTrainer` waits for the answers in ``optimizer.step()``. `CrossStepTrainer` postpones the wait: each
 layer waits for its own parameters just before it runs in the next forward pass, while the values of later
-layers are still on their way. The computation is the same. A script that reads a parameter outside of its
-layer would read an old value, so the step fails if a gradient shows that this happened.
+layers are still in transit. The computation is the same. A script that reads a parameter outside its layer
+would read an old value, so the step fails if a gradient shows that this has happened.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,7 +24,7 @@ __all__ = ["AnsweredTrainer", "CrossStepTrainer"]
 
 
 class AnsweredTrainer(TrainerMode):
-    """Sends each gradient as it is computed, and ends a step when all answers are adopted.
+    """The trainer half that sends each gradient as it is computed, and waits for all answers in the step.
 
     Parameters
     ----------
@@ -49,12 +49,12 @@ class AnsweredTrainer(TrainerMode):
         self._session.advance()
 
     def across_steps(self, module: Module) -> TrainerMode:
-        """Return a half that waits in the next forward pass of this module."""
+        """Return a trainer half that waits in the next forward pass of this module."""
         return CrossStepTrainer(self._session, module)
 
 
 class CrossStepTrainer(TrainerMode):
-    """Ends a step as soon as its gradients are enqueued; layers wait in the next forward pass.
+    """The trainer half that ends a step without waiting; layers wait in the next forward pass.
 
     Parameters
     ----------
@@ -72,7 +72,7 @@ class CrossStepTrainer(TrainerMode):
         for block in session.plan.blocks:
             self._blocks.setdefault(block.param, []).append(block.id)
         self._outstanding: set[str] = set()
-        """Parameters whose newest values are not adopted yet."""
+        """Parameters whose latest values are not adopted yet."""
         self._stale: frozenset[str] = frozenset()
         """Parameters that no layer has used in the forward pass of the present step."""
 
@@ -118,14 +118,14 @@ class CrossStepTrainer(TrainerMode):
         self._outstanding = set(self._blocks)
 
     def settle(self) -> None:
-        """Wait for all values on their way, and adopt them."""
+        """Wait for all values in transit, and adopt them."""
         if self._outstanding:
             self._session.wait_for_values()
             self._session.adopt_values(sorted(self._outstanding))
             self._outstanding.clear()
 
     def check_settled(self, call: str) -> None:
-        """Raise FleetError if values are on their way, because the script has seen older ones."""
+        """Raise FleetError if values are in transit, because the script has seen older ones."""
         if self._outstanding:
             raise FleetError(
                 f"{call} was called while the values of the last step were still under way: the script "

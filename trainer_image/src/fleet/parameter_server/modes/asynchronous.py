@@ -1,10 +1,10 @@
-"""Async: a server applies each gradient when it comes, and its trainer continues with the value after it.
+"""Async: a server applies each gradient on arrival, and the trainer continues with the resulting value.
 
-As in the original a gradient is not divided by the number of trainers, so N trainers make N times the steps
-of one. Gradients are stale, because other trainers have stepped since their trainer got its values; DC-ASGD
-corrects them to first order.
+As in Paddle, a gradient is not divided by the number of trainers, so N trainers make N times the steps of
+one. Gradients are stale, because other trainers have made steps since the trainer received its values.
+DC-ASGD corrects them to first order.
 
-`ImmediateServer` is the server's half of every mode without a barrier.
+`ImmediateServer` is the server half of every mode without a barrier.
 """
 
 import threading
@@ -40,7 +40,7 @@ class Async(Mode):
     Attributes
     ----------
     dc_asgd : bool
-        Compensate gradients for their delay.
+        Whether to compensate gradients for their delay.
     """
 
     dc_asgd: bool = False
@@ -51,7 +51,7 @@ class Async(Mode):
     elastic: ClassVar[bool] = True
 
     def agreement(self) -> Mapping[str, str]:
-        """Return whether delay is compensated."""
+        """Return the fact whether delay is compensated."""
         return {"dc_asgd": str(self.dc_asgd)}
 
     def rule(self, target: Target, update: Update) -> None:
@@ -71,21 +71,21 @@ class Async(Mode):
 
 
 class TrainerSteps:
-    """The step of each trainer where each trains at its own pace, part by part of what a server holds.
+    """The steps of trainers that train at their own pace, for each part that a server holds.
 
     Parameters
     ----------
     parts : collection of int
-        The parts for each of which a trainer sends one gradient a step.
+        The parts; a trainer sends one gradient per step for each of them.
     num_trainers : int
-        The number of trainers that take part from the beginning; others may be admitted later.
+        The initial number of trainers; others may be admitted later.
     """
 
     def __init__(self, parts: Collection[int], num_trainers: int) -> None:
         self._parts = parts
         self._next = {trainer: dict.fromkeys(parts, 0) for trainer in range(num_trainers)}
         self._entered: dict[int, int] = {}
-        """The step at which each trainer came that joined late."""
+        """The first step of each trainer that joined late."""
         self._resumed: dict[int, int] = {}
         self._attempts = dict.fromkeys(range(num_trainers), 0)
         self.hyper: dict[int, HyperParameters] = dict.fromkeys(range(num_trainers), ())
@@ -97,11 +97,11 @@ class TrainerSteps:
         return max((self.of(trainer) for trainer in list(self._next)), default=0)
 
     def of(self, trainer: int) -> int:
-        """Return the step that a trainer makes next: the one after its last complete step."""
+        """Return the next step of a trainer, which follows its last complete step."""
         return max(self._entered.get(trainer, 0), min(self._next[trainer].values(), default=0))
 
     def parts(self, trainer: int) -> Mapping[int, int]:
-        """Return the step of the gradient that a trainer sends next, by part."""
+        """Return the step of a trainer's next gradient, by part."""
         return self._next[trainer]
 
     def resume(self, step: int) -> None:
@@ -116,11 +116,11 @@ class TrainerSteps:
             self._next[trainer] = dict.fromkeys(self._parts, steps[trainer])
 
     def admit(self, trainer: int, attempt: int) -> bool:
-        """Start over with a trainer; return whether it is new here.
+        """Reset the state of a trainer; return whether it is new on this server.
 
-        A new trainer next makes the step of the most advanced one, so that it shares the remaining work.
-        Other servers may have admitted it at other steps, and it starts at the lowest. So here every gradient
-        from step 0 on is accepted as new.
+        A new trainer continues at the step of the most advanced one, so that it shares the remaining work.
+        Other servers may have admitted it at other steps, and it starts at the lowest of them. So this server
+        accepts every gradient from step 0 on as new.
         """
         self._attempts[trainer] = attempt
         if trainer in self._next:
@@ -135,7 +135,7 @@ class TrainerSteps:
         return step >= self._next[trainer][part]
 
     def advance(self, trainer: int, part: int, step: int) -> None:
-        """Record that a trainer's gradient of a step is applied, or that there is none."""
+        """Record that a trainer's gradient of a step was applied, or that there is none."""
         self._next[trainer][part] = max(self._next[trainer][part], step + 1)
 
     def origin(self, trainer: int, step: int) -> Origin:
@@ -144,25 +144,25 @@ class TrainerSteps:
 
 
 class ImmediateServer(ServerMode):
-    """The server's half of a mode without a barrier: each gradient is applied when it comes.
+    """The server half of a mode without a barrier: each gradient is applied on arrival.
 
-    A trainer is sent a value as it is when the bytes leave; other trainers may change it until then. If
-    updates carry the value that their trainer has seen, the trainer is sent that copy, taken when the answer
-    is made. `Mode.rule` decides what a gradient does to its block.
+    A value is read when its bytes are sent, and other trainers may change it until then. If updates carry the
+    value that their trainer has seen, the trainer instead receives a copy taken when the answer is created.
+    `Mode.rule` determines the effect of a gradient on its block.
 
     Parameters
     ----------
     shard : Shard
         The blocks and tables.
     num_trainers : int
-        The number of trainers that take part from the beginning; others may be admitted later.
+        The initial number of trainers; others may be admitted later.
     answers_gradients : bool
-        Whether a gradient is answered with the value after it; otherwise a trainer asks for values.
+        Whether a gradient is answered with the resulting value; otherwise a trainer requests values.
     keeps_seen : bool
-        Whether updates carry the value of the block that their trainer was sent last. This costs a copy of
-        all blocks for each trainer.
+        Whether updates carry the value of the block that was last sent to their trainer. This costs a copy
+        of all blocks for each trainer.
     adds_rows : bool
-        Whether gradients of rows are changes to add, which a trainer learns for the rows that it has sent.
+        Whether gradients of rows are changes to add; a trainer then receives the sums for its own rows.
     """
 
     def __init__(
@@ -183,10 +183,10 @@ class ImmediateServer(ServerMode):
         if self._seen is not None:
             for trainer in range(num_trainers):
                 self._seen.begin(trainer)
-        # A table has the bitwise complement of its number, as blocks are numbered from 0 too.
+        # Tables use the bitwise complement of their numbers, because blocks are numbered from 0 too.
         self._steps = TrainerSteps([*shard.blocks, *(~table for table in shard.tables.names)], num_trainers)
         self._unsent: dict[tuple[int, int], list[NDArray[np.int64]]] = {}
-        """By trainer and table that it holds, the ids of rows that changed since they were sent to it."""
+        """The ids of rows that changed since they were last sent, by trainer and table that it holds."""
         self._unsent_lock = threading.Lock()
 
     @property
@@ -195,7 +195,7 @@ class ImmediateServer(ServerMode):
         return self._steps.ahead
 
     def step_of(self, trainer: int) -> int:
-        """Return the step that a trainer makes next."""
+        """Return the next step of a trainer."""
         return self._steps.of(trainer)
 
     def resume(self, step: int) -> None:
@@ -207,9 +207,9 @@ class ImmediateServer(ServerMode):
         self._steps.resume_each(steps)
 
     def admit(self, trainer: int, attempt: int = 0) -> None:
-        """Start over with a trainer; gradients of its earlier process are applied already."""
+        """Reset the state of a trainer; gradients of its earlier process have already been applied."""
         if not self._adds_rows:
-            with self._unsent_lock:  # changes count from here on: the trainer looks all rows up after joining
+            with self._unsent_lock:  # record changes from here on: a trainer looks up all rows after joining
                 for table in self._tables.names:
                     if self._tables.held_by_trainers(table):
                         self._unsent[trainer, table] = []
@@ -217,12 +217,12 @@ class ImmediateServer(ServerMode):
             self._seen.begin(trainer)
 
     def pull(self, trainer: int, step: int) -> Sequence[Answer]:
-        """Return the present value of every block, at whatever step the trainer is."""
+        """Return the present value of every block, regardless of the trainer's step."""
         del step
         return [self._answer(trainer, block) for block in self._shard.blocks]
 
     def value(self, trainer: int, block: int) -> memoryview | LazyBytes:
-        """Return the bytes of the value that the trainer sees next."""
+        """Return the bytes of the value that the trainer receives next."""
         if self._seen is not None:
             return bytes_of(self._seen.of(trainer, block))
         return LazyBytes(
@@ -230,7 +230,7 @@ class ImmediateServer(ServerMode):
         )
 
     def begin(self, trainer: int, step: int, hyper_parameters: HyperParameters) -> None:
-        """Take the hyper-parameters of a trainer's step; other trainers may have different ones."""
+        """Record the hyper-parameters of a trainer's step; other trainers may have different ones."""
         del step
         self._steps.hyper[trainer] = hyper_parameters
 
@@ -240,7 +240,7 @@ class ImmediateServer(ServerMode):
         Raises
         ------
         FleetError
-            It could not be applied; see `DenseStore.apply`.
+            The gradient could not be applied; see `DenseStore.apply`.
         """
         try:
             if self._steps.is_due(trainer, block, step):
@@ -277,17 +277,17 @@ class ImmediateServer(ServerMode):
         return [Answer(table, step + 1, (trainer,), value=rows, of_table=True)]
 
     def look_up(self, trainer: int, table: int, step: int, ids: NDArray[np.int64]) -> Tensor:
-        """Return the present rows, at whatever step the trainer is."""
+        """Return the present rows, regardless of the trainer's step."""
         del trainer, step
         return self._tables.look_up(table, ids)
 
     def end(self, trainer: int, step: int, absent: Sequence[int]) -> Sequence[Answer]:
-        """End a trainer's step; it gets the values of absent blocks, too.
+        """End a trainer's step; the trainer also receives the values of absent blocks.
 
         Raises
         ------
         RemoteProtocolError
-            A block is unknown, or was neither sent nor is absent; or a table's gradient is missing.
+            A block is unknown, is neither absent nor was sent, or a table's gradient is missing.
         """
         steps = self._steps.parts(trainer)
         if open_ := [name for table, name in self._tables.names.items() if steps[~table] <= step]:
@@ -335,7 +335,7 @@ class ImmediateServer(ServerMode):
         return Answer(block, self._steps.parts(trainer)[block], (trainer,))
 
     def _changed_rows(self, trainer: int, table: int, ids: NDArray[np.int64]) -> memoryview:
-        """Return the rows that changed since the trainer was last sent changes; it has just changed `ids`."""
+        """Return the rows that changed since the last answer to the trainer, which has just changed `ids`."""
         with self._unsent_lock:
             for (_, of), unsent in self._unsent.items():
                 if of == table:
@@ -349,7 +349,7 @@ class ImmediateServer(ServerMode):
 
 
 class SeenValues:
-    """For each trainer a copy of each block's value as it was last sent to the trainer.
+    """A copy of each block's value for each trainer, as it was last sent to the trainer.
 
     Parameters
     ----------

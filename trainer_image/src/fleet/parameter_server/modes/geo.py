@@ -1,10 +1,10 @@
-"""GEO: trainers step by themselves, and exchange what has changed every so many steps.
+"""GEO: trainers make local steps, and exchange changes with the servers every few steps.
 
-A trainer keeps the value on which it last agreed with the servers, `old`. Of its changes since then it sends
-one N-th, and counts that as agreed; the servers add it. When their value `ps` arrives, the others' changes
-are added to the parameters: ``w += ps - old; old = ps``. Local steps continue meanwhile. Of a table only the
-rows are sent that the trainer has stepped since the last exchange. In the end trainers wait for each other,
-so that all of them end with the same model.
+A trainer keeps `old`, the value on which it last agreed with the servers. It sends 1/N of its changes since
+then, with N trainers, and adds that to `old`; the servers add it to their value. When their value `ps`
+arrives, the trainer adds the others' changes to its parameters: ``w += ps - old; old = ps``. Local steps
+continue meanwhile. Of a table, only the rows are sent that the trainer has stepped since the last exchange.
+At the end trainers wait for each other, so that all of them end with the same model.
 """
 
 import logging
@@ -51,7 +51,7 @@ class Geo(Mode):
             raise ConfigurationError(f"Geo.push_nums is {self.push_nums}; expected at least 1 step")
 
     def agreement(self) -> Mapping[str, str]:
-        """Return how often trainers send."""
+        """Return the number of steps between two exchanges."""
         return {"push_nums": str(self.push_nums)}
 
     def rule(self, target: Target, update: Update) -> None:
@@ -68,7 +68,7 @@ class Geo(Mode):
 
 
 class GeoTrainer(TrainerMode):
-    """The trainer's half of GEO.
+    """The trainer half of GEO.
 
     Parameters
     ----------
@@ -87,10 +87,10 @@ class GeoTrainer(TrainerMode):
         self._delta = Arena(extents)
         self._in_flight = False
         self._pushed_to = 0
-        """The step up to which changes were sent."""
+        """The step up to which changes have been sent."""
 
     def start(self) -> None:
-        """Agree on the servers' values, and log how often trainers exchange changes."""
+        """Start from the servers' values, and log the interval of exchanges."""
         self._pushed_to = self._session.step
         if self._session.plan.trainers > 1:
             _log.info(
@@ -125,7 +125,7 @@ class GeoTrainer(TrainerMode):
             self._receive()
 
     def stop(self) -> None:
-        """Send the last changes, and end with the values that include every trainer's."""
+        """Send the last changes, and end with the values that include every trainer's changes."""
         self.settle()
         try:
             self._session.wait_for_ends()

@@ -1,15 +1,15 @@
-"""Half-async: a trainer never waits for its servers, as long as they keep up.
+"""Half-async: a trainer does not wait for its servers as long as they keep up.
 
 Gradients are copied into queues, one per block. A sending thread takes up to `max_merge_var_num` queued
-steps, merges them and sends the result as one step; a pulling thread then asks for the values that follow,
-and ``optimizer.step()`` adopts the newest complete ones. The next merge leaves when these values have
-arrived, so a trainer has one update under way at a time, and merges more steps the slower its servers are. A
+steps, merges them and sends the result as one step. A pulling thread then requests the resulting values, and
+``optimizer.step()`` adopts the latest complete ones. The next merged step is sent when these values have
+arrived, so a trainer has one update in flight at a time, and merges more steps the slower its servers are. A
 gradient keeps its place in the queue until values that include it are adopted, and only a full queue makes a
-step wait: values are never staler than `send_queue_size` of the trainer's own steps.
+step wait: the staleness of values is at most `send_queue_size` of the trainer's own steps.
 
-Merging follows the original. Gradients of plain SGD are added, as several steps of it would add them; those
-of any other optimizer, including SGD with momentum, are averaged. Gradients of a table's rows are merged with
-those of the same steps: added row by row, and averaged over the steps in which the table had some.
+Merging follows Paddle. Gradients of plain SGD are added, which is equivalent to several steps; those of any
+other optimizer, including SGD with momentum, are averaged. Gradients of a table's rows are merged with those
+of the same steps: added row by row, and averaged over the steps in which the table had gradients.
 """
 
 import threading
@@ -44,8 +44,8 @@ class HalfAsync(Mode):
     Attributes
     ----------
     send_queue_size : int
-        The number of steps that may be under way before a step waits. With the original's 20, short steps
-        would run far ahead of the values that they train.
+        The number of steps that may be in flight before a step waits. With Paddle's default of 20, short
+        steps would run far ahead of the values that they train.
     max_merge_var_num : int
         The largest number of steps that are merged.
     """
@@ -64,7 +64,7 @@ class HalfAsync(Mode):
                 raise ConfigurationError(f"HalfAsync.{field} is {getattr(self, field)}; expected at least 1")
 
     def make_server(self, shard: Shard, num_trainers: int) -> ServerMode:
-        """Build the half of one server: as in async, but a trainer receives values only when it asks."""
+        """Build the half of one server: as in async, but trainers receive values only on request."""
         return ImmediateServer(shard, num_trainers, answers_gradients=False)
 
     def make_trainer(self, session: Session) -> TrainerMode:
@@ -79,9 +79,9 @@ class MergedStep:
     step: int
     hyper_parameters: HyperParameters
     gradients: Mapping[int, Tensor]
-    """By block."""
+    """The dense gradients, by block."""
     of_rows: OfRows
-    """By table."""
+    """The gradients of rows, by table."""
 
 
 class GradientQueues:
@@ -91,7 +91,7 @@ class GradientQueues:
     ----------
     plan : TrainerPlan
     max_merge_var_num : int
-        As in `HalfAsync`.
+        See `HalfAsync`.
     """
 
     def __init__(self, plan: TrainerPlan, max_merge_var_num: int) -> None:
@@ -115,13 +115,13 @@ class GradientQueues:
             self._queues[block.id].append((step, copy))
 
     def complete(self, step: int, hyper_parameters: HyperParameters, of_rows: OfRows = NO_ROWS) -> None:
-        """Release a step whose gradients are all here, with its gradients of rows."""
+        """Mark a step as complete, so that it may be sent, and add its gradients of rows."""
         with self._lock:
             self._steps.append((step, hyper_parameters, of_rows))
 
     @property
     def empty(self) -> bool:
-        """Whether no complete step is queued."""
+        """Return whether no complete step is queued."""
         with self._lock:
             return not self._steps
 
@@ -131,7 +131,7 @@ class GradientQueues:
         Returns
         -------
         MergedStep or None
-            Its gradients are in memory that the next call overwrites. None if no complete step is queued.
+            The merged step, whose memory the next call overwrites. None if no complete step is queued.
         """
         with self._lock:
             if not self._steps:
@@ -174,7 +174,7 @@ class GradientQueues:
 
 @dataclass(slots=True)
 class Progress:
-    """How far a trainer's gradients have come, each as a number of its steps."""
+    """The progress of a trainer's gradients; each field is a number of the trainer's steps."""
 
     sent: int = 0
     """The steps whose gradients have been sent."""
@@ -192,13 +192,13 @@ class Progress:
 
 
 class HalfAsyncTrainer(TrainerMode):
-    """The trainer's half of the half-async mode.
+    """The trainer half of the half-async mode.
 
     Parameters
     ----------
     session : Session
     send_queue_size, max_merge_var_num : int
-        As in `HalfAsync`.
+        See `HalfAsync`.
     """
 
     def __init__(self, session: Session, send_queue_size: int, max_merge_var_num: int) -> None:
@@ -280,7 +280,7 @@ class HalfAsyncTrainer(TrainerMode):
                 thread.join()
 
     def _adopt_until(self, steps: int) -> None:
-        """Adopt the newest complete values until at most so many steps are missing from them."""
+        """Adopt the latest complete values until they lack at most `steps` steps."""
         session = self._session
         self._adopt()
         progress = self._progress
@@ -307,7 +307,7 @@ class HalfAsyncTrainer(TrainerMode):
             self._session.fail(error)
 
     def _send_loop(self) -> None:
-        """Send the queued steps, whenever the values after the last update have arrived."""
+        """Send the queued steps each time the values after the last update have arrived."""
         while True:
             with self._work:
                 self._work.wait_for(lambda: self._stopping or self._may_send())
@@ -330,7 +330,7 @@ class HalfAsyncTrainer(TrainerMode):
         return not self._queues.empty and (self._draining or not self._progress.awaits_values)
 
     def _pull_loop(self) -> None:
-        """Request values whenever gradients were sent and the values before them are adopted."""
+        """Request values each time gradients were sent and the previous values are adopted."""
         while True:
             with self._work:
                 self._work.wait_for(

@@ -1,8 +1,8 @@
-"""What a training mode is: one half on each server and one half on each trainer.
+"""The interface of training modes: one half on each server and one half on each trainer.
 
-A mode of your own is a subclass of `Mode`, passed as ``DistributedStrategy(mode=MyMode())``. Its halves are
-subclasses of `ServerMode` and `TrainerMode`; a method that a half leaves out has the default that its
-docstring gives. docs/modes.md has an example.
+A user-defined mode is a subclass of `Mode`, passed as ``DistributedStrategy(mode=MyMode())``. Its halves are
+subclasses of `ServerMode` and `TrainerMode`; a method that a half does not override has the default that its
+docstring describes. docs/modes.md has an example.
 """
 
 from abc import ABC, abstractmethod
@@ -45,14 +45,14 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a server sends trainers about a block or a table after `step` steps."""
+    """A server's answer to trainers about a block or a table after `step` steps."""
 
     block: int
     """The block's number, or the table's."""
     step: int
     trainers: tuple[int, ...]
     changed: bool = True
-    """False if the step left the block as it was; no value is sent then."""
+    """False if the step did not change the block; no value is sent then."""
     value: memoryview | None = None
     """The bytes to send, if the mode has chosen them; None: `ServerMode.value` when the answer is sent."""
     of_table: bool = False
@@ -60,12 +60,12 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """What a step is waiting for."""
+    """The missing gradients or norm parts for which a step waits."""
 
     step: int
     trainers: tuple[int, ...]
     block: str
-    """The name of one of the missing blocks, or of what else is missing."""
+    """The name of one of the missing blocks, or of another missing object."""
     servers: tuple[int, ...] = ()
     """The servers whose part of a norm is missing."""
 
@@ -78,7 +78,7 @@ class Missing:
 
 
 class ServerMode(Protocol):
-    """A mode's half on a server: when blocks and tables are stepped, and which trainers get the new values.
+    """A mode's half on a server, which decides when to step blocks and tables and which trainers to answer.
 
     The receiving threads of all trainers call it concurrently; the calls about one trainer come from one
     thread. No method waits for another trainer.
@@ -92,7 +92,7 @@ class ServerMode(Protocol):
         """The progress of the training; in sync mode the number of steps that every block has made."""
 
     def step_of(self, trainer: int) -> int:
-        """Return the step that a trainer makes next; a restarted trainer continues there."""
+        """Return the next step of a trainer, at which a restarted trainer continues."""
 
     def resume(self, step: int) -> None:
         """Continue at the step of a checkpoint; called before any trainer has sent a gradient."""
@@ -102,19 +102,20 @@ class ServerMode(Protocol):
         del steps
 
     def admit(self, trainer: int, attempt: int = 0) -> None:
-        """Start over with a trainer that joins under this attempt.
+        """Reset the state of a trainer that joins with this attempt.
 
-        Gradients that an earlier process of the trainer sent are dropped unless they are applied already.
+        Gradients of an earlier process of the trainer are dropped, unless they have already been applied.
         """
 
     def pull(self, trainer: int, step: int) -> Sequence[Answer]:
-        """Return an answer for every block, for a trainer that asks for all values.
+        """Return an answer for every block to a trainer that requests all values.
 
-        Where trainers are in step the answers have the values after `step` steps, otherwise the present ones.
+        In modes with a common step, the answers have the values after `step` steps, otherwise the present
+        values.
         """
 
     def turn(self, trainer: int, block: int) -> Turn:
-        """Return when a gradient that is about to land is used; called with the receive buffers' lock.
+        """Return the turn of an arriving gradient; called with the lock of the receive buffers.
 
         By default as soon as it has landed.
         """
@@ -124,13 +125,14 @@ class ServerMode(Protocol):
     def value(self, trainer: int, block: int) -> memoryview | LazyBytes | None:
         """Return the bytes of the value for a trainer; None, the default, for the block's own bytes.
 
-        Another thread sends them later. They must not change before the trainer has them, or be lazy.
+        Another thread sends them later. Unless they are lazy, they must not change before the trainer has
+        received them.
         """
         del trainer, block
         return None
 
     def begin(self, trainer: int, step: int, hyper_parameters: HyperParameters) -> None:
-        """Take the hyper-parameters of a trainer's step, before its gradients.
+        """Record the hyper-parameters of a trainer's step, before its gradients.
 
         `fleet.wire.NO_STEP`, which is empty, announces a step without gradients: they were not finite.
         """
@@ -144,7 +146,7 @@ class ServerMode(Protocol):
         raise RemoteProtocolError(f"trainer {trainer} sent rows of table {table}; this mode steps no tables")
 
     def advance(self, number: int, *, of_table: bool = False) -> Sequence[Answer]:
-        """Use the gradients that have come for a block or a table; return the answers that follow.
+        """Use the gradients that have arrived for a block or a table; return the resulting answers.
 
         Called after each `gradient` or `row_gradient` of a mode that defers, on the same thread or another.
         """
@@ -152,7 +154,7 @@ class ServerMode(Protocol):
         return ()
 
     def look_up(self, trainer: int, table: int, step: int, ids: NDArray[np.int64]) -> Tensor:
-        """Return rows for a trainer that makes this step; where trainers are in step, the step's rows.
+        """Return rows for a trainer at this step; in modes with a common step, the rows of that step.
 
         Raises
         ------
@@ -166,21 +168,21 @@ class ServerMode(Protocol):
         """End a trainer's step, in which it has no gradient for the absent blocks."""
 
     def complete(self, trainer: int) -> Sequence[Answer]:
-        """Continue without a trainer that has finished or is lost for good."""
+        """Continue without a trainer that has completed or was given up."""
 
     def norm(self, part: NormPart) -> Sequence[Answer]:
-        """Take another server's part of a norm; return the answers that follow.
+        """Take another server's part of a norm; return the resulting answers.
 
         Raises
         ------
         RemoteProtocolError
-            The mode clips by no norm, which is the default, or this server has no part in the norm.
+            The mode does not clip by norms, which is the default, or this server has no part in the norm.
         """
         del part
         raise RemoteProtocolError("this parameter server's training mode clips by no norm")
 
     def missing(self) -> Missing | None:
-        """Return what the present step waits for; None if it has not begun or waits for nothing.
+        """Return the input that the present step waits for; None if it has not begun or lacks nothing.
 
         Raises
         ------
@@ -190,10 +192,10 @@ class ServerMode(Protocol):
 
 
 class TrainerMode(Protocol):
-    """A mode's half on a trainer: how its gradients leave, and when its parameters change.
+    """A mode's half on a trainer, which sends its gradients and decides when its parameters change.
 
     The training thread calls it: `start` once the parameters have the servers' values; per step `begin`,
-    `send` for each gradient as it is computed, and `finish`; in the end `stop`, or `close` after a failure.
+    `send` for each gradient as it is computed, and `finish`; at the end `stop`, or `close` after a failure.
     If the mode steps locally, a step is only `finish`, after the user's own optimizer has stepped.
 
     Apart from `finish` every method does nothing by default.
@@ -223,11 +225,11 @@ class TrainerMode(Protocol):
         """End the step, without gradients for these blocks, with the parameters for the next one."""
 
     def settle(self) -> None:
-        """Send what the mode has kept back, and adopt the resulting values, before a save or an export."""
+        """Send gradients that were held back, and adopt the resulting values, before a save or an export."""
         return
 
     def check_settled(self, call: str) -> None:
-        """Raise FleetError if values of the last step are still on their way; `call` names the caller."""
+        """Raise FleetError if values of the last step are still in transit; `call` names the caller."""
         del call
 
     def across_steps(self, module: Module) -> "TrainerMode | None":
@@ -248,14 +250,14 @@ class TrainerMode(Protocol):
 
 
 class SessionRows(Protocol):
-    """The servers' tables, as a part of `Session`."""
+    """The interface of `Session` for the servers' tables."""
 
     @property
     def settled(self) -> bool:
-        """Whether every server has stepped the rows whose gradients were sent last."""
+        """Return whether every server has stepped the rows whose gradients were sent last."""
 
     def wait(self, *, background: bool = False) -> None:
-        """Wait until every server has; `background` says that training continues meanwhile."""
+        """Wait until `settled` is True; `background` if training continues meanwhile."""
 
     def adopt(self) -> None:
         """Write the rows that servers have sent to this trainer's copies; training thread only."""
@@ -265,24 +267,24 @@ class LocalRows(Protocol):
     """A trainer's own copies of rows, which it steps itself."""
 
     def begin(self) -> None:
-        """Start without copies: a row is the servers' until it is first stepped."""
+        """Start without copies; the servers' row is used until it is first stepped."""
 
     @property
     def must_leave(self) -> bool:
-        """Whether the changes may exceed one exchange after another step."""
+        """Return whether the changes may exceed one exchange after another step."""
 
     def leaving(self) -> OfRows:
         """Return the changes since the last call, by table."""
 
     def arrived(self) -> None:
-        """Add what other trainers have changed, from the rows that servers have sent."""
+        """Add the changes of other trainers, from the rows that servers have sent."""
 
     def end(self) -> None:
         """End with the servers' rows."""
 
 
 class Session(Protocol):
-    """The servers, as a trainer's half sees them. Every wait has a deadline and raises earlier failures."""
+    """The session with the servers, as a trainer half uses it. Waits have deadlines and raise failures."""
 
     plan: TrainerPlan
     """The blocks, the trainers, the servers."""
@@ -324,7 +326,7 @@ class Session(Protocol):
         """Enqueue a whole step, with gradients by block and by table; any thread of the mode may call."""
 
     def flush(self) -> None:
-        """Wait until the servers have everything that was enqueued: its memory may change afterwards."""
+        """Wait until the servers have received everything enqueued, so that its memory may change."""
 
     def request_values(self) -> None:
         """Expect values, and request the present value of each block."""
@@ -334,7 +336,7 @@ class Session(Protocol):
         """Whether all expected values have landed."""
 
     def wait_for_values(self, *, background: bool = False) -> None:
-        """Wait until all expected values have landed; `background` says that training continues meanwhile."""
+        """Wait until all expected values have landed; `background` if training continues meanwhile."""
 
     def wait_for_some(self, blocks: Collection[int]) -> None:
         """Wait until the values of these blocks have landed."""
@@ -352,32 +354,32 @@ class Session(Protocol):
         """Let waiting threads check their conditions."""
 
     def fail(self, error: FleetError) -> None:
-        """Keep an error for the training thread; the next call about the session raises it."""
+        """Keep an error for the training thread; the next call of the session raises it."""
 
     def check(self) -> None:
         """Raise the error that a thread has kept, if there is one."""
 
 
 class Mode(ABC):
-    """A training mode: how trainers and servers keep step.
+    """A training mode: the coordination of trainers and servers.
 
-    Instances are values: every process makes its halves from an equal one.
+    Instances are values: every process builds its halves from an equal instance.
 
     Attributes
     ----------
     name : str
-        Trainers and servers must agree on it.
+        The name, on which trainers and servers must agree.
     programs : DistributedMode
-        The mode of the original whose transpiled programs this mode runs on; ASYNC by default.
+        The Paddle mode whose transpiled programs this mode runs; ASYNC by default.
     steps_locally : bool
         Whether a trainer steps its parameters with the user's own optimizer, as in GEO.
     steps_tables : bool
         Whether the server's half steps tables as well as dense blocks.
     survives_loss : bool
-        Whether the other trainers continue when one is lost for good. Otherwise the job ends.
+        Whether the other trainers continue when one is lost. Otherwise the job ends.
     elastic : bool
-        Whether trainers may join and leave while others train. The mode must not divide by their number, and
-        no trainer may wait for all others.
+        Whether trainers may join and leave while others train. Such a mode must not divide by the number of
+        trainers, and no trainer may wait for all others.
     """
 
     name: ClassVar[str]
@@ -388,13 +390,13 @@ class Mode(ABC):
     elastic: ClassVar[bool] = False
 
     def agreement(self) -> Mapping[str, str]:
-        """Return what every process must have in common besides the name, fact by fact."""
+        """Return the facts on which all processes must agree, in addition to the name."""
         return {}
 
     def rule(self, target: Target, update: Update) -> None:
         """Apply an update to a value; by default the user's optimizer steps it.
 
-        The rule depends on its arguments alone, so that an update can be replayed.
+        The rule must depend only on its arguments, so that an update can be replayed.
         """
         target.step(update.gradient)
 

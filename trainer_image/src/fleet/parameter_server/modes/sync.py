@@ -1,19 +1,19 @@
 """Sync: a block is stepped when every live trainer has sent its gradient, or has announced that it has none.
 
-Gradients are summed in the order of the trainers, whatever the order of their arrival, so a run can be
-reproduced to the bit. They are added as they come. A gradient that is early waits in a buffer for those of
-lower trainers, and if buffers are short its trainer waits in its socket. No thread waits for another: the
+Gradients are summed in the order of the trainers, regardless of the order of arrival, so a run is
+reproducible bit by bit. They are added on arrival. A gradient that is early waits in a buffer for those of
+lower trainers. If there is no free buffer, it waits in its trainer's socket. No thread waits for another: the
 thread that finds that a gradient's turn has come adds it, and the thread that completes a sum steps the
-block. A block that is clipped by a norm is averaged first, and stepped by whichever call brings the last part
+block. A block that is clipped by a norm is averaged first, and stepped by the call that brings the last part
 of the norm.
 
-A trainer that comes back receives the values of one step from all servers: the lowest step that any block has
-made. It may have died between two gradients, so that some blocks were stepped with what it had sent and
-others still wait for it. For a block that is a step ahead the server keeps the value from before the step,
-until a trainer sends a gradient of the next step: that trainer has seen all servers make the step. Over TCP
-this costs no memory, because the value is kept in the block's place for a sum until the next sum begins
-there. The gradient that completes a sum takes over what is in the place, which frees it before the step. Only
-where one gradient is the whole sum, or a norm is pending, the value is set aside during the step.
+A restarted trainer receives the values of one step from all servers: the lowest step that any block has made.
+It may have died between two gradients, so that some blocks were stepped with its gradient and others still
+wait for it. For a block that is a step ahead, the server keeps the value from before the step until a trainer
+sends a gradient of the next step: that trainer has seen all servers make the step. Over TCP this costs no
+memory, because the value is kept in the block's place for a sum until the next sum begins there. The gradient
+that completes a sum takes over the content of the place, which frees the place before the step. The value is
+set aside during the step only if one gradient is the whole sum, or if a norm is pending.
 """
 
 import logging
@@ -74,9 +74,9 @@ class _Round:
 
     step: int = 0
     landed: dict[int, Buffer] = field(default_factory=dict)
-    """Gradients that have come and are not in the sum yet."""
+    """Gradients that have arrived and are not in the sum yet."""
     summed: dict[int, Origin] = field(default_factory=dict)
-    """The origins of the gradients in the sum, in its order."""
+    """The origins of the gradients in the sum, in the order of the sum."""
     absent: set[int] = field(default_factory=set)
     """Trainers without a gradient."""
     adding: int | None = None
@@ -87,14 +87,14 @@ class _Round:
     """Whether the block waits for the norm that clips it."""
     hyper: HyperParameters = NO_STEP
     again: set[int] = field(default_factory=set)
-    """Trainers that came back and will send a gradient that is in the sum already, or was left out of it."""
+    """Restarted trainers that will resend a gradient which the sum already includes or has left out."""
     before: Buffer | None = None
-    """The value from before the last step; None if the block still has it, or nothing has it any more."""
+    """The value from before the last step; None if the block still has it, or if it is gone."""
     unchanged: bool = False
-    """Whether the last step left the value as it was."""
+    """Whether the last step did not change the value."""
 
     def has(self, trainer: int) -> bool:
-        """Whether the step needs nothing more from a trainer."""
+        """Return whether the step needs nothing more from a trainer."""
         return trainer in self.landed or trainer in self.summed or trainer in self.absent
 
     @property
@@ -104,19 +104,19 @@ class _Round:
 
     @property
     def busy(self) -> bool:
-        """Whether a thread is changing the sum, or it must not change any more."""
+        """Return whether a thread is changing the sum, or the sum must not change any more."""
         return self.adding is not None or self.stepping or self.averaged
 
 
 class SyncServer(ServerMode):
-    """The server's half of the sync mode. The lock of the receive buffers guards it.
+    """The server half of the sync mode. The lock of the receive buffers guards it.
 
     Parameters
     ----------
     shard : Shard
         The blocks and tables to step.
     num_trainers : int
-        The number of trainers that take part until they complete.
+        The number of trainers, each of which counts until it completes.
     """
 
     defers: ClassVar[bool] = True
@@ -131,9 +131,9 @@ class SyncServer(ServerMode):
         self._tables = SyncTables(shard.tables, self._participants, self._changed)
         self._norms = NormBook(shard.plan.clipping.norms, shard.plan.server, shard.send_norm_part)
         self._begun: dict[int, int] = {}
-        """The step that each trainer has begun last."""
+        """The latest step that each trainer has begun."""
         self._returning: set[int] = set()
-        """Trainers that have joined and begun no step: they may ask for values from before the last one."""
+        """Trainers that have joined but begun no step; they may request values from before the last step."""
         self._averaged_over = self._participants.live
         self._aside: list[Tensor] = []
         """Memory for values that are set aside; as many as blocks were ever stepped at once."""
@@ -146,7 +146,7 @@ class SyncServer(ServerMode):
             return self._lowest_step()
 
     def step_of(self, trainer: int) -> int:
-        """Return the step that a trainer makes next: the same for all of them."""
+        """Return the next step of a trainer, which is the same for all trainers."""
         del trainer
         return self.step
 
@@ -158,11 +158,11 @@ class SyncServer(ServerMode):
         self._tables.resume(step)
 
     def admit(self, trainer: int, attempt: int = 0) -> None:
-        """Start over with a trainer. Gradients of its earlier process are dropped unless a sum has them.
+        """Reset the state of a trainer; drop gradients of its earlier process unless a sum includes them.
 
-        A gradient stays in a sum with others', and is dropped when it comes again. So is a gradient of a
-        block for which the earlier process announced none, if gradients of higher trainers are in the sum
-        already.
+        A gradient that a sum includes stays there, and is dropped when the trainer resends it. A gradient of
+        a block for which the earlier process announced none is also dropped, if the sum already includes
+        gradients of higher trainers.
         """
         with self._changed:
             self._wait_for(
@@ -176,7 +176,7 @@ class SyncServer(ServerMode):
         self._tables.admit(trainer)
 
     def pull(self, trainer: int, step: int) -> Sequence[Answer]:
-        """Return every block's value after so many steps, for a trainer that has sent nothing yet.
+        """Return every block's value after `step` steps, for a trainer that has sent nothing yet.
 
         Raises
         ------
@@ -205,7 +205,7 @@ class SyncServer(ServerMode):
         return answers
 
     def turn(self, trainer: int, block: int) -> Turn:
-        """Return when a gradient that is about to land is used; one that is not needed is dropped at once."""
+        """Return the turn of an arriving gradient; one that is not needed will be dropped at once."""
         round_ = self._rounds[block]
         if self._begun.get(trainer, -1) != round_.step or round_.has(trainer):
             return Turn.NEXT
@@ -217,12 +217,12 @@ class SyncServer(ServerMode):
         return Turn.FIRST
 
     def begin(self, trainer: int, step: int, hyper_parameters: HyperParameters) -> None:
-        """Take the hyper-parameters of a trainer's step.
+        """Record the hyper-parameters of a trainer's step.
 
         Raises
         ------
         ConfigurationError
-            Another trainer has different ones in this step.
+            Another trainer has different hyper-parameters in this step.
         """
         with self._changed:
             self._begun[trainer] = step
@@ -230,7 +230,7 @@ class SyncServer(ServerMode):
             if returns:
                 self._returning.discard(trainer)
                 self._changed.notify_all()
-            # Only a trainer that has come back may begin a step that is known, and over.
+            # Only a restarted trainer may begin a step that is already known and over.
             forgets = returns or step not in self._participants.hyper
             lowest = self._lowest_step() if forgets else 0
             self._participants.begin(trainer, step, hyper_parameters, lowest)
@@ -241,7 +241,7 @@ class SyncServer(ServerMode):
         Raises
         ------
         RemoteProtocolError
-            The block is at another step, or has the gradient already.
+            The block is at another step, or already has the gradient.
         """
         with self._changed:
             gradient = self._buffers.take(trainer)
@@ -257,7 +257,7 @@ class SyncServer(ServerMode):
         return self._tables.gradient(trainer, table, step, gradient)
 
     def advance(self, number: int, *, of_table: bool = False) -> Sequence[Answer]:
-        """Sum and step what has become possible for a block or a table."""
+        """Sum and step a block or a table as far as its gradients allow."""
         if of_table:
             return self._tables.advance(number)
         try:
@@ -276,7 +276,7 @@ class SyncServer(ServerMode):
         Raises
         ------
         RemoteProtocolError
-            A block is unknown, or was neither sent nor is absent; or a table's gradient is missing.
+            A block is unknown, is neither absent nor was sent, or a table's gradient is missing.
         """
         if self._tables.rounds:
             self._tables.check_end(trainer, step)
@@ -321,7 +321,7 @@ class SyncServer(ServerMode):
         return answers + self._tables.complete()
 
     def norm(self, part: NormPart) -> Sequence[Answer]:
-        """Take another server's part of a norm; return the answers that follow.
+        """Take another server's part of a norm; return the resulting answers.
 
         Raises
         ------
@@ -340,7 +340,7 @@ class SyncServer(ServerMode):
         return self._step_clipped(known) if known is not None else []
 
     def missing(self) -> Missing | None:
-        """Return what the present step waits for; None if it has not begun or waits for nothing.
+        """Return the input that the present step waits for; None if it has not begun or lacks nothing.
 
         Raises
         ------
@@ -366,12 +366,12 @@ class SyncServer(ServerMode):
         return min(steps + [round_.step for round_ in self._tables.rounds.values()], default=0)
 
     def _awaited(self, round_: _Round) -> frozenset[int]:
-        """Return the trainers whose gradients are not in the sum, and not absent."""
+        """Return the trainers whose gradients are neither in the sum nor absent."""
         return (self._participants.live | round_.landed.keys()) - round_.summed.keys() - round_.absent
 
     @staticmethod
     def _uses(round_: _Round, trainer: int) -> bool:
-        """Whether a thread is using a gradient of this trainer."""
+        """Return whether a thread is using a gradient of this trainer."""
         return round_.adding == trainer or (round_.stepping and round_.has(trainer))
 
     def _drop(self, trainer: int, block: int, round_: _Round) -> None:
@@ -391,7 +391,7 @@ class SyncServer(ServerMode):
             round_.absent.discard(trainer)
 
     def _value_at(self, block: int, step: int) -> memoryview | None:
-        """Return a block's value after so many steps, or None if it is gone."""
+        """Return a block's value after `step` steps, or None if it is gone."""
         round_ = self._rounds[block]
         if step == round_.step or (step == round_.step - 1 and round_.unchanged):
             return self._store.view(block)
@@ -400,7 +400,7 @@ class SyncServer(ServerMode):
         return None
 
     def _free_place(self, round_: _Round) -> None:
-        """Free a block's place for a new sum, unless a returning trainer may ask for the value in it."""
+        """Free a block's place for a new sum, unless a restarted trainer may request the value in it."""
         if round_.before is not None and not self._returning:
             self._buffers.release(round_.before)
             round_.before = None
@@ -411,7 +411,7 @@ class SyncServer(ServerMode):
         Raises
         ------
         RemoteProtocolError
-            It has not.
+            No earlier process has sent the gradient.
         """
         round_ = self._rounds[block]
         self._check_recent(trainer, block, step)
@@ -441,7 +441,7 @@ class SyncServer(ServerMode):
             raise DeadlineExceededError(f"{name} has not been stepped within {STEP_SECONDS:g} s")
         failed.check()
 
-    # What follows is called without the lock.
+    # The methods below are called without the lock.
 
     def _step_clipped(self, known: KnownNorm) -> list[Answer]:
         """Clip and step the blocks that a norm covers."""
@@ -460,7 +460,7 @@ class SyncServer(ServerMode):
         return answers
 
     def _fail(self, error: BaseException) -> None:
-        """Record and raise the failure of a claimed step, which no other thread will make."""
+        """Record and raise the failure of a claimed step, which no other thread will retry."""
         with self._changed:
             failure = self._store.failed.note(error)
             self._changed.notify_all()
@@ -553,7 +553,7 @@ class SyncServer(ServerMode):
         return Answer(block, round_.step + 1, trainers, changed=before is not None)
 
     def _apply(self, block: int, round_: _Round, total: Buffer) -> Buffer:
-        """Step a block by its sum; return the buffer that has its value from before."""
+        """Step a block with its sum; return the buffer that has its value from before the step."""
         value, place = self._store.view(block), round_.before
         update = Update(block, total.tensor, round_.hyper, tuple(round_.summed.values()))
         if place is None and total.in_place:

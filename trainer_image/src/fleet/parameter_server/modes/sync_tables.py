@@ -1,14 +1,14 @@
-"""Tables in the sync mode: a table is stepped when every live trainer's gradient of the step has come.
+"""Tables in the sync mode: a table is stepped when every live trainer's gradient of the step has arrived.
 
 In each step each trainer sends every server one gradient of each table, an empty one if it has touched no row
-there. The gradients of a step are kept until all are here and then summed in the order of the trainers; rows
-are few compared with dense blocks. So a trainer that comes back leaves nothing in a sum, and a gradient that
-it sends again is dropped if its step was made.
+there. The gradients of a step are kept until all have arrived and then summed in the order of the trainers;
+rows are few compared with dense blocks. So a restarted trainer leaves nothing in a sum, and a gradient that
+it resends is dropped if its step was made.
 
-A trainer learns when a table has made the step, and ends its own step only then. So no table is more than a
-step ahead of another one, of another server, or of a dense block, and a look-up finds the table at its step.
-A trainer that comes back may look up rows of the previous step: rows that the last update has overwritten are
-kept until the next one.
+The servers confirm to each trainer that a table has been stepped, and only then does the trainer end its own
+step. So no table is more than a step ahead of another table, of another server, or of a dense block, and a
+look-up finds the table at its step. A restarted trainer may look up rows of the previous step: rows that the
+last update has overwritten are kept until the next update.
 """
 
 import threading
@@ -48,7 +48,7 @@ class _Round:
     before: RowGradients | None = None
     """The rows that the last step changed, with their previous values; None before the first step."""
     ahead: dict[int, list[NDArray[np.int64]]] = field(default_factory=dict)
-    """Ids that a trainer has looked up before this step for the next one, by trainer."""
+    """The ids that each trainer has looked up before this step for the next one."""
 
 
 class SyncTables:
@@ -78,7 +78,7 @@ class SyncTables:
             round_.step = step
 
     def admit(self, trainer: int) -> None:
-        """Drop what an earlier process of a trainer has sent for a step that is not being made."""
+        """Drop the gradients of a trainer's earlier process, unless their step is already being made."""
         for number, changed in self._changed.items():
             with changed:
                 self._wait_until_stepped(number)
@@ -86,10 +86,10 @@ class SyncTables:
                 self.rounds[number].ahead.pop(trainer, None)
 
     def look_up(self, trainer: int, table: int, step: int, ids: NDArray[np.int64]) -> Tensor:
-        """Return the rows that a table had after so many steps.
+        """Return the rows that a table had after `step` steps.
 
-        For the step after the present one these are the present rows; when the table makes the step, the
-        trainer receives those of them that it has changed.
+        For the step after the present one these are the present rows. When the table is stepped, the trainer
+        receives those rows that the step has changed.
 
         Raises
         ------
@@ -126,7 +126,7 @@ class SyncTables:
         Raises
         ------
         RemoteProtocolError
-            The table is at another step, or has the gradient already; or an id is out of range.
+            The table is at another step or already has the gradient, or an id is out of range.
         """
         self._store.check(table, gradient.ids)
         with self._changed[table]:
@@ -157,7 +157,7 @@ class SyncTables:
             )
 
     def advance(self, table: int) -> list[Answer]:
-        """Step a table if all gradients have come; the answers are for the trainers that sent them."""
+        """Step a table if all gradients have arrived; the answers are for the trainers that sent them."""
         changed = self._changed[table]
         with changed:
             round_, live = self.rounds[table], self._participants.live
@@ -193,11 +193,11 @@ class SyncTables:
             ]
 
     def complete(self) -> list[Answer]:
-        """Step the tables that were waiting only for a trainer that is not live any more."""
+        """Step the tables that waited only for a trainer that is no longer live."""
         return [answer for number in self.rounds for answer in self.advance(number)]
 
     def missing(self) -> Missing | None:
-        """Return what the present step waits for, or None."""
+        """Return the input that the present step waits for, or None."""
         for number, changed in self._changed.items():
             with changed:
                 round_ = self.rounds[number]
@@ -210,7 +210,7 @@ class SyncTables:
         return f"table {self._store.names[table]}"
 
     def _wait_until_stepped(self, table: int) -> None:
-        """Wait for the thread that steps a table; with the table's lock held."""
+        """Wait for the thread that steps a table; call with the table's lock held."""
         failed = self._store.failed
         done = self._changed[table].wait_for(
             lambda: not self.rounds[table].stepping or failed.error is not None, STEP_SECONDS

@@ -1,15 +1,15 @@
-"""A trainer's parameters, the memory in which new values land, and marks that find writes to either.
+"""A trainer's parameters, the memory in which new values land, and marks that detect writes to parameters.
 
-A write from a socket moves no version counter, and autograd and the user's code still need the old values
-while new ones arrive. So values land in other memory, or stay in memory that a server shares, and `adopt`
-copies them into the parameter. The parameter's own memory never changes: every other view of it, an entry of
-a ``state_dict()`` or a numpy array, sees whole values. Swapping two memories would save the copy, but such a
-view would then show the values of the step before.
+A write from a socket does not increment a version counter, and autograd and the user's code still need the
+old values while new ones arrive. So values land in other memory, or stay in memory that a server shares, and
+`adopt` copies them into the parameter. The address of the parameter's memory never changes, so every other
+view of it, such as an entry of a ``state_dict()`` or a numpy array, sees complete values. Swapping two
+buffers would save the copy, but such a view would then show the values of the previous step.
 
-``tensor.data`` and the kernels of torch's gradient scaler write without moving a version counter. So marks
-compare bytes: all of them in the first rounds, where mistakes of a script show, and in every round of a small
-model. In a larger one each later round compares a part of each tensor, which moves from round to round. All
-trainers compare the same parts, so that none is slower than the others.
+Writes through ``tensor.data`` and by torch's gradient scaler do not increment a version counter either. So
+marks compare bytes: all bytes in the first rounds, in which mistakes of a script show up, and in every round
+of a small model. In a larger model each later round compares a part of each tensor, which moves from round to
+round. All trainers compare the same parts, so that none is slower than the others.
 """
 
 import math
@@ -39,50 +39,50 @@ __all__ = [
 ]
 
 ROUND_BYTES: Final = 2 << 20
-"""The least bytes of a model that a round compares, of parameters and of gradients each."""
+"""The smallest number of bytes that a round compares, for parameters and for gradients each."""
 _LEAST_PART: Final = 0.02
-"""The least part of a larger model that a round compares: with 25 million parameters `ROUND_BYTES`.
+"""The smallest part of a larger model that a round compares: `ROUND_BYTES` with 25 million parameters.
 
-Copying and comparing these takes 1 ms, less than 2 % of the shortest steps of ``benchmarks.dense_sync``.
+Copying and comparing it takes 1 ms, less than 2 % of the shortest steps of ``benchmarks.dense_sync``.
 """
 
 _WHOLE_ROUNDS: Final = 3
 _UNIT_BYTES: Final = 1024
-"""Parts are multiples of this, so that they cut no number."""
+"""The sizes of parts are multiples of this, so that they contain whole numbers."""
 _ROUNDINGS: Final = 8
-"""The units in the last place by which a number may differ after a sum was added and subtracted again."""
+"""The units in the last place by which a number may differ after adding and subtracting the same value."""
 _SMALL: Final = 2.0**-7
-"""The units are at least those of this number: the sum may be larger than all numbers of a tensor."""
+"""The smallest number whose unit is used, because an intermediate sum may exceed all numbers of a tensor."""
 _AT_ONCE_BYTES: Final = 1 << 18
 """The bytes compared at once, so that temporary results stay in the cache."""
 
 
 def version_of(tensor: Tensor) -> int:
-    """Return the counter that moves with each in-place change of a tensor."""
+    """Return the counter that each in-place change of a tensor increments."""
     return tensor._version  # noqa: SLF001 - torch documents it under this name, and has no other
 
 
 def part_of(tensors: Iterable[Tensor]) -> float:
-    """Return the part of each of these tensors that a later round compares; 1.0 for all of it."""
+    """Return the fraction of each of these tensors that a later round compares."""
     total = sum(each.nbytes for each in tensors)
     return min(1.0, max(_LEAST_PART, ROUND_BYTES / total)) if total else 1.0
 
 
 def covers_all(round_: int) -> bool:
-    """Return whether a round compares all bytes, however many there are."""
+    """Return whether a round compares all bytes, regardless of the size of the model."""
     return round_ < _WHOLE_ROUNDS
 
 
 class Mark:
-    """A copy of the bytes that some memory held, or of the part whose turn it was.
+    """A copy of all bytes of some memory, or of the part that the present round compares.
 
     Parameters
     ----------
     length : int
-        The size of the memory in bytes. The copy's memory is allocated at once: among the gradients that
-        come and go, it would fragment the heap.
+        The size of the memory in bytes. The memory of the copy is allocated at once, because an allocation
+        among the short-lived gradients would fragment the heap.
     part : float
-        The part of the memory that a later round compares.
+        The fraction of the memory that a later round compares.
     copies : bool
         Whether the first rounds copy all bytes of memory that later rounds compare in parts. Otherwise they
         keep its CRC-32, which takes no memory, and cannot distinguish rounding from writing.
@@ -95,11 +95,11 @@ class Mark:
         self._length = length
         self._stretch = bytearray(self._stretch_of(length))
         self._whole: mmap.mmap | None = None
-        """All of larger memory in a first round; unlike the heap it returns to the kernel afterwards."""
+        """A copy of all of larger memory in a first round; unlike heap memory, it returns to the kernel."""
         self._crc: int | None = None
 
     def take(self, content: memoryview, round_: int) -> None:
-        """Mark these bytes, or the part whose turn it is in a round; rounds count from 0."""
+        """Copy these bytes, or the part that this round compares; rounds are counted from 0."""
         length, self._crc = len(content), None
         if length != self._length:  # the script has replaced the memory
             self._length, self._stretch = length, bytearray(self._stretch_of(length))
@@ -124,7 +124,7 @@ class Mark:
         if self._crc is not None:
             return zlib.crc32(content) == self._crc
         if self._whole is None:
-            # A bytearray compares bytes; two views would be compared number by number.
+            # A bytearray compares bytes with memcmp; two views would be compared number by number.
             return self._stretch == content[self._begin : self._begin + len(self._stretch)]
         held = memoryview(self._whole)
         return len(held) == len(content) and all(
@@ -133,9 +133,9 @@ class Mark:
         )
 
     def matches_but_for_rounding(self, content: memoryview, dtype: torch.dtype) -> bool:
-        """Return whether changed memory differs only as after adding a sum and subtracting it again.
+        """Return whether changed memory differs only by the rounding of an addition and a subtraction.
 
-        All that the mark covers is judged; False where it has no copy of that.
+        All bytes that the mark covers are compared; False if the mark has no copy of them.
         """
         held, present = memoryview(self._stretch), content[self._begin : self._begin + len(self._stretch)]
         if self._whole is not None:
@@ -157,14 +157,14 @@ class Mark:
         return off <= _ROUNDINGS * torch.finfo(dtype).eps * largest
 
     def _stretch_of(self, length: int) -> int:
-        """Return how many of so many bytes a later round compares."""
+        """Return the number of bytes, out of `length`, that a later round compares."""
         if self._part >= 1.0:
             return length
         return min(length, math.ceil(length * self._part / _UNIT_BYTES) * _UNIT_BYTES)
 
 
 class LazyArena:
-    """Host memory of the shape of each parameter, allocated at first use; pinned for parameters on a GPU.
+    """Host memory with the shape of each parameter, allocated on first use; pinned for parameters on a GPU.
 
     Parameters
     ----------
@@ -177,7 +177,7 @@ class LazyArena:
         self._arena: Arena[str] | None = None
 
     def __getitem__(self, name: str) -> Tensor:
-        with self._lock:  # values land in several threads
+        with self._lock:  # several threads receive values
             if self._arena is None:
                 self._arena = Arena(
                     {name: Extent(each.dtype, tuple(each.shape)) for name, each in self._parameters.items()},
@@ -187,7 +187,7 @@ class LazyArena:
 
 
 def check_dtype(name: str, parameter: Tensor, expected: torch.dtype) -> None:
-    """Check that a parameter, or its gradient, still has the dtype that servers hold it as.
+    """Check that a parameter, or its gradient, still has its dtype on the servers.
 
     Raises
     ------
@@ -210,9 +210,9 @@ class ParameterStore:
     blocks : sequence of PlannedBlock
         All blocks that servers hold.
     parameters : mapping of name to Parameter
-        The module's own.
+        The parameters of the module.
     guarded : bool
-        Whether writes of the script are errors.
+        Whether writes of the script to parameters are errors.
 
     Raises
     ------
@@ -245,16 +245,16 @@ class ParameterStore:
             check_dtype(name, memory.parameter, memory.dtype)
 
     def landing(self, block: int) -> memoryview:
-        """Return where a block's next value is written."""
+        """Return the memory to which a block's next value is written."""
         memory = self._memory_of[block]
-        return memory.landings.get(block) or memory.landing(block)  # each frame asks
+        return memory.landings.get(block) or memory.landing(block)  # fast path: called for each frame
 
     def land_elsewhere(self, block: int, value: memoryview) -> None:
-        """Note that a block's next value is in other memory, which stays unchanged until it is adopted."""
+        """Record that a block's next value is in other memory, which must not change before its adoption."""
         self._memory_of[block].elsewhere[block] = value
 
     def landed(self, name: str) -> Tensor:
-        """Return the value of a parameter that has landed and is not adopted; in host memory."""
+        """Return the value of a parameter that has landed but is not adopted yet, in host memory."""
         return self._memories[name].landed
 
     def adopt(self, unchanged: Collection[int] = (), names: Iterable[str] | None = None) -> None:
@@ -265,27 +265,27 @@ class ParameterStore:
         unchanged : collection of int
             Blocks that keep their values, because no trainer had a gradient for them.
         names : iterable of str, optional
-            The parameters; all of them by default. Some are adopted while the script runs, outside of the
-            step that calls `check_kept`: these are checked here.
+            The names of the parameters; all by default. Parameters given by name are adopted while the script
+            runs, outside the step that calls `check_kept`, so they are checked here.
 
         Raises
         ------
         FleetError
-            As of `check_kept`; or the script has converted a parameter, so that the value does not fit.
+            See `check_kept`; or the script has converted a parameter, so that the value does not fit.
         """
         for name in self._memories if names is None else names:
             self._memories[name].adopt(unchanged, check=names is not None)
 
     def check_kept(self) -> None:
-        """Check that parameters with gradients hold the values adopted last, as far as marks can show.
+        """Check by the marks that parameters with gradients still hold the values adopted last.
 
-        Differences by rounding pass: a script that adds something to its weights and subtracts it again, as
-        sharpness-aware training does, loses nothing by the values that follow.
+        Rounding differences are accepted: a script that adds something to its weights and subtracts it again,
+        as sharpness-aware training does, loses nothing when the next values overwrite the weights.
 
         Raises
         ------
         FleetError
-            The script has written to a parameter, which the next values would overwrite; or has converted it.
+            The script has written to a parameter, which the next values would overwrite, or has converted it.
         """
         for memory in self._memories.values():
             if memory.parameter.grad is not None:
@@ -294,17 +294,17 @@ class ParameterStore:
                 memory.check_kept()
 
     def keep(self) -> None:
-        """Mark the present values as those adopted last: the servers have them too."""
+        """Mark the present values as the values adopted last, because the servers have them too."""
         for memory in self._memories.values():
             memory.keep()
 
     def forget(self) -> None:
-        """Let the next values overwrite whatever there is."""
+        """Drop the marks, so that the next values overwrite the parameters unchecked."""
         for memory in self._memories.values():
             memory.is_kept = False
 
     def value_bytes(self, block: int) -> memoryview:
-        """Return the bytes of a block's present value in host memory; a copy where it must be."""
+        """Return the bytes of a block's present value in host memory, as a copy only if necessary."""
         return self._memory_of[block].value_bytes(block)
 
     def checksums(self) -> dict[int, int]:
@@ -315,7 +315,7 @@ class ParameterStore:
 class _ParameterMemory:
     """One parameter, with the memory in which its next value lands.
 
-    Each round compares a `part` of it, as of `Mark`; None where the script may write to it.
+    Each round compares a `part` of it, see `Mark`; None if the script may write to it.
     """
 
     def __init__(
@@ -329,26 +329,26 @@ class _ParameterMemory:
         self.blocks = blocks
         self.parameter = parameter
         self.elsewhere: dict[int, memoryview] = {}
-        """By block the values in other memory that are not adopted."""
+        """The values in other memory that are not adopted yet, by block."""
         self.is_kept = False
         """Whether the mark is to be checked."""
         self.landings: dict[int, memoryview] = {}
-        """By block where its values land, once one has."""
+        """The memory for each block's values, once one has landed."""
         self.name = name
         self.dtype = dtype_of(blocks[0].dtype)
         size = self.dtype.itemsize
         self._ranges = {block.id: slice(block.begin * size, block.end * size) for block in blocks}
         self._arena = landing
         self._rounds = 0
-        """How often values were adopted."""
+        """The number of times that values were adopted."""
         self._mark = Mark(parameter.nbytes, part) if part is not None else None
-        """Of the values adopted last."""
+        """The mark of the values adopted last."""
         self._small = part == 1.0 and parameter.device.type == "cpu"
         """Whether a copy in each round is cheap."""
         self._adopted: tuple[int, memoryview] | None = None
-        """The address and the bytes of these values, if the parameter's memory holds them as they travel."""
+        """The address and bytes of these values, if the parameter's memory has them in the wire format."""
         self._version = 0
-        """The parameter's, when they were adopted."""
+        """The parameter's version when they were adopted."""
 
     @property
     def landed(self) -> Tensor:
@@ -364,7 +364,7 @@ class _ParameterMemory:
 
     @property
     def _plain(self) -> bool:
-        """Whether the parameter's memory holds its bytes as they travel."""
+        """Return whether the parameter's memory has its bytes in the wire format."""
         return self.parameter.device.type == "cpu" and self.parameter.is_contiguous()
 
     @torch.no_grad()
@@ -401,7 +401,7 @@ class _ParameterMemory:
     def check_kept(self) -> None:
         """Check the mark.
 
-        In a large model past the first rounds, only where that takes no copy, or the version has moved.
+        In a large model after the first rounds, only if this needs no copy or the version has changed.
         """
         if self._mark is None or not self.is_kept:
             return
@@ -426,7 +426,7 @@ class _ParameterMemory:
         )
 
     def _bytes(self) -> memoryview:
-        """Return the present value's bytes; a copy of a value that is not contiguous, or on a device."""
+        """Return the present value's bytes; a copy if the value is not contiguous or is on a device."""
         parameter = self.parameter.detach()
         return bytes_of(parameter if self._plain else parameter.cpu().contiguous())
 

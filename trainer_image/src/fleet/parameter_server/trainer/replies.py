@@ -1,7 +1,8 @@
-"""What a trainer expects from its servers: values of blocks, rows of tables, steps of tables.
+"""The replies that a trainer expects from its servers: values of blocks, rows of tables, steps of tables.
 
-The training thread, or a thread of the mode, expects a reply before it sends the request, and waits for it.
-The thread that receives from a server takes it. The first failure that any thread finds ends every wait.
+The training thread, or a thread of the mode, registers a reply before it sends the request, and then waits
+for it. The thread that receives from a server records the reply. The first failure in any thread ends every
+wait.
 """
 
 import sys
@@ -31,10 +32,10 @@ from fleet.wire.rows import MOST_LOOK_UPS, read_row_gradient, read_rows
 __all__ = ["LOOK_SECONDS", "ChangedRows", "LookUp", "Replies", "in_step"]
 
 LOOK_SECONDS: Final = 1.0
-"""How often a wait checks for failures."""
+"""The interval at which a wait checks for failures."""
 
 ChangedRows = tuple[TablePlan, NDArray[np.int64], Tensor]
-"""A table, ids, and the row that each has now."""
+"""A table, ids, and the present row of each id."""
 
 
 @dataclass(slots=True, eq=False)
@@ -45,9 +46,9 @@ class LookUp:
     ----------
     table : TablePlan
     rows : float32[n, dimension]
-        One for each id; complete once `pending` is 0.
+        A row for each id; complete once `pending` is 0.
     pending : int
-        The number of requests that are not answered.
+        The number of unanswered requests.
     """
 
     table: TablePlan
@@ -56,12 +57,12 @@ class LookUp:
 
 
 def in_step(plan: TrainerPlan) -> bool:
-    """Return whether all trainers make the same step."""
+    """Return whether the mode has a common step: all trainers make the same step."""
     return plan.mode is DistributedMode.SYNC and plan.custom is None
 
 
 class Replies:
-    """The part of a session that its threads share.
+    """The state of a session that its threads share.
 
     Parameters
     ----------
@@ -79,28 +80,28 @@ class Replies:
         """Blocks that kept their values in the last step, because no trainer had a gradient for them."""
         self._clock = WatchClock(settings.glance_seconds)
         self._changed = threading.Condition()
-        """Guards everything below; notified when something that is waited for has come."""
+        """Guards everything below; notified when a reply has arrived or a failure has occurred."""
         self._failure: FleetError | None = None
         self._blocks = {block.id: block for block in plan.blocks}
         self._missing: set[int] = set()
         """Blocks whose values have not arrived."""
         self._steps = range(0)
-        """The steps of which these values may be."""
+        """The steps to which these values may belong."""
         self._wanted: frozenset[int] = frozenset()
         """Blocks that the training thread needs before the others."""
         self._tables = {table.number: table for table in plan.tables}
         self._row_bytes = {table.number: table.row_bytes for table in plan.tables}
         self._look_ups: list[deque[tuple[LookUp, NDArray[np.int64]]]] = [deque() for _ in plan.endpoints]
-        """By server the unanswered requests, in order, with the positions of their rows."""
+        """The unanswered requests to each server, in order, with the positions of their rows."""
         self._most_look_ups = min(settings.look_ups_at_once, MOST_LOOK_UPS)
         self._stepping: set[tuple[int, int]] = set()
         """Servers and tables whose step has not been confirmed."""
         self._table_steps = 0
-        """The number of steps that these have made once it is."""
+        """The number of steps that these tables have made once the step is confirmed."""
         self._changed_rows: list[ChangedRows] = []
 
     def fail(self, error: FleetError) -> None:
-        """Keep an error for the training thread; the first one counts."""
+        """Keep an error for the training thread; only the first error is kept."""
         with self._changed:
             if self._failure is None:
                 self._failure = error
@@ -119,16 +120,16 @@ class Replies:
     def wait_until(
         self, done: Callable[[], bool], describe: Callable[[], str], *, background: bool = False
     ) -> None:
-        """Wait for another thread.
+        """Wait for a condition that another thread brings about.
 
         Parameters
         ----------
         done : callable
             Returns whether the wait is over.
         describe : callable
-            Returns what is waited for, for messages.
+            Returns a description of the wait, for messages.
         background : bool
-            Whether training continues meanwhile, so that the time does not count as waited.
+            Whether training continues meanwhile, so that the time does not count as waiting time.
 
         Raises
         ------
@@ -155,7 +156,7 @@ class Replies:
             waited = log.note("step", lambda: f"waiting for {describe()}")
             if waited >= limit_seconds:
                 raise DeadlineExceededError(f"waited {waited:.0f} s for {describe()}")
-            self._changed.wait(LOOK_SECONDS)  # last: the reply may have come by its end
+            self._changed.wait(LOOK_SECONDS)  # last: the reply may have arrived meanwhile
 
     def expect_values(self, *, present: bool = False, exactly: bool = False) -> None:
         """Register the expected replies, one per block, before the request is sent.
@@ -165,7 +166,7 @@ class Replies:
         present : bool
             Whether present values are requested. Otherwise a value must be of this step or a later one.
         exactly : bool
-            Whether the values of this very step are requested.
+            Whether values of exactly this step are requested.
         """
         with self._changed:
             self._missing = set(self._blocks)
@@ -174,7 +175,7 @@ class Replies:
             self.unchanged = set()
 
     def value_landed(self, block: int, step: int, *, changed: bool) -> None:
-        """Note that a block's value is here, or that it has not changed.
+        """Record that a block's value has arrived, or that it has not changed.
 
         Raises
         ------
@@ -195,12 +196,12 @@ class Replies:
 
     @property
     def values_arrived(self) -> bool:
-        """Whether all expected values are here."""
+        """Return whether all expected values have arrived."""
         return not self._missing
 
     @property
     def nothing_changed(self) -> bool:
-        """Whether no block was stepped."""
+        """Return whether no block was stepped."""
         return len(self.unchanged) == len(self._blocks)
 
     def wait_for_values(self, *, background: bool = False) -> None:
@@ -216,18 +217,18 @@ class Replies:
             self._wanted = frozenset()
 
     def servers_wait_for(self) -> str:
-        """Return what the servers wait for; empty for nothing."""
+        """Describe what the servers wait for; empty for nothing."""
         return ""
 
     def _describe_values(self) -> str:
-        """Return the servers and a block that a step waits for, and what these servers wait for."""
+        """Describe the servers and a block that a step waits for, and what these servers wait for."""
         blocks = [self._blocks[block] for block in sorted(self._missing)]
         servers = ", ".join(sorted({block.endpoint for block in blocks}))
         because = self.servers_wait_for()
         return f"{blocks[0].name} of step {self.step} from {servers}" + (f" ({because})" if because else "")
 
     def expect_rows(self, server: int, look_up: LookUp, at: NDArray[np.int64]) -> None:
-        """Register a request for rows before it is sent; wait while the server has too many.
+        """Register a request for rows before it is sent; wait while the server has too many requests.
 
         Parameters
         ----------
@@ -246,7 +247,7 @@ class Replies:
         pending.append((look_up, at))
 
     def rows_landed(self, server: int, header: Header, payload: memoryview) -> None:
-        """Take the rows of the server's oldest request.
+        """Store the rows of the server's oldest request.
 
         Raises
         ------
@@ -281,14 +282,14 @@ class Replies:
         return f"rows of table {look_up.table.name} from {', '.join(each for each, some in busy if some)}"
 
     def expect_table_steps(self, step: int) -> None:
-        """Register that every server steps every table, before the gradients of a step are sent."""
+        """Expect every server to step every table; called before the gradients of a step are sent."""
         with self._changed:
             servers = range(len(self.plan.endpoints))
             self._stepping = {(server, number) for server in servers for number in self._tables}
             self._table_steps = step + 1
 
     def table_stepped(self, server: int, header: Header, payload: memoryview) -> None:
-        """Take a server's confirmation that it has stepped a table, with rows that have changed.
+        """Record a server's confirmation that it has stepped a table, with the changed rows.
 
         Raises
         ------
@@ -316,7 +317,7 @@ class Replies:
 
     @property
     def tables_stepped(self) -> bool:
-        """Whether every server has stepped the tables."""
+        """Return whether every server has stepped the tables."""
         return not self._stepping
 
     def wait_for_tables(self, *, background: bool = False) -> None:
@@ -324,7 +325,7 @@ class Replies:
         self.wait_until(lambda: not self._stepping, self._describe_tables, background=background)
 
     def take_changed_rows(self) -> list[ChangedRows]:
-        """Return the changed rows that have come since the last call, in order."""
+        """Return the changed rows that have arrived since the last call, in order."""
         with self._changed:
             rows, self._changed_rows = self._changed_rows, []
         return rows

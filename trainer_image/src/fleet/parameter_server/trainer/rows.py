@@ -1,9 +1,9 @@
-"""A trainer's part in tables on the servers: it looks rows up, and sends their gradients.
+"""A trainer's use of tables on the servers: look-ups of rows, and gradients of rows.
 
 A look-up requests rows from every server that holds some of the ids, in parts of bounded size. Gradients are
-collected as backward passes bring them, and leave in ``step()``, one for each table and server. Where
-trainers are in step, the step ends once every server has stepped every table, so that no table is ever more
-than a step ahead.
+collected from backward passes and sent in ``step()``, one for each table and server. In modes with a common
+step, the step ends once every server has stepped every table, so that no table is ever more than one step
+ahead.
 """
 
 import threading
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 __all__ = ["TrainerRows", "rows_of_tables", "write_rows"]
 
 _BATCHES: Final = 2
-"""The batches whose prefetched rows are kept: the present one and the next."""
+"""The number of batches whose prefetched rows are kept: the present one and the next."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class _Prefetched:
     step : int
         The step in which they were requested.
     ids : int64[n]
-        Ascending and distinct.
+        Ascending and distinct ids.
     look_up : LookUp
     """
 
@@ -62,9 +62,9 @@ class TrainerRows:
     Parameters
     ----------
     streams : sequence of ResumableStream
-        One to each server.
+        The stream to each server.
     replies : Replies
-        What is expected of the servers.
+        The replies expected from the servers.
     """
 
     def __init__(self, streams: "Sequence[ResumableStream]", replies: Replies) -> None:
@@ -74,23 +74,23 @@ class TrainerRows:
         self._most_at_once = {
             name: max(1, PART_BYTES // table.row_bytes) for name, table in self._tables.items()
         }
-        """The rows of each table in one request."""
+        """The largest number of rows of each table in one request."""
         self._own = {name: table.own for name, table in self._tables.items() if table.own is not None}
         """The weights of tables that this trainer holds too; their gradients are sparse."""
         self._waits_each_step = in_step(replies.plan) or bool(self._own)
         self._placement = Placement.over(len(streams))
         self._order = threading.Lock()
-        """Held while requests are sent: each server answers them in this order."""
+        """Held while requests are sent, because each server answers them in the order of sending."""
         self._prefetched: dict[str, deque[_Prefetched]] = {}
         self._touched: dict[tuple[str, int], Touched] = {}
         """The rows with gradients, by table and look-up."""
 
     def __bool__(self) -> bool:
-        """Whether there are tables."""
+        """Return whether there are tables."""
         return bool(self._tables)
 
     def look_up(self, name: str, ids: NDArray[np.int64]) -> Tensor:
-        """Return the rows of ids, as they are after the steps that this trainer has made.
+        """Return the rows of ids, as of the steps that this trainer has made.
 
         Parameters
         ----------
@@ -106,11 +106,11 @@ class TrainerRows:
         Raises
         ------
         FleetError
-            A server refuses, or does not answer in time.
+            A server refuses the request, or does not answer in time.
         """
         step, rows, missing = self.replies.step, None, np.arange(ids.size)
         for batch in self._prefetched.get(name, ()):
-            if batch.step + 1 != step:  # rows requested in this very step may already be those of the next
+            if batch.step + 1 != step:  # rows requested in this step may already be those of the next
                 continue
             found, at = find_among(ids[missing], batch.ids)
             if found.any():
@@ -128,8 +128,8 @@ class TrainerRows:
     def prefetch(self, name: str, ids: NDArray[np.int64]) -> None:
         """Request rows that the next batch needs, without waiting for them.
 
-        They are requested as rows of the next step. Where trainers are in step, the confirmations of the
-        present step bring those that it has changed.
+        They are requested as rows of the next step. In modes with a common step, the confirmations of the
+        present step include those of the rows that the step has changed.
         """
         step = self.replies.step
         batch = _Prefetched(step, ids, self._request(name, ids, step + 1))
@@ -157,9 +157,9 @@ class TrainerRows:
         self._touched[name, touched.order] = touched
 
     def gradients(self) -> OfRows:
-        """Return by table the ids that have a gradient, ascending, and the sum for each of them.
+        """Return, for each table, the ids with gradients in ascending order, and the sum for each id.
 
-        Look-ups are added in their order, whichever the backward pass came to first.
+        The gradients are added in the order of the look-ups, regardless of the order of the backward pass.
 
         Raises
         ------
@@ -179,18 +179,18 @@ class TrainerRows:
         }
 
     def gradient_tensors(self) -> list[Tensor]:
-        """Return the gradients as backward passes have left them, to be changed in place."""
+        """Return the gradients of backward passes, which may be changed in place."""
         leaves = (*(touched.rows for touched in self._touched.values()), *self._own.values())
         return [leaf.grad for leaf in leaves if leaf.grad is not None]
 
     def forget_gradients(self) -> None:
-        """Drop the gradients of rows that have come since the last step."""
+        """Drop the gradients of rows since the last step."""
         touched, self._touched = self._touched, {}
         for each in touched.values():
             each.rows.grad = None
 
     def values_seen(self, name: str, ids: NDArray[np.int64]) -> Tensor:
-        """Return the values that rows with gradients had when they were first looked up.
+        """Return the values that rows with gradients had at their first look-up.
 
         Parameters
         ----------
@@ -208,13 +208,13 @@ class TrainerRows:
         return values[torch.from_numpy(places[np.searchsorted(known, ids)])]
 
     def send(self, gradients: OfRows, step: int | None = None) -> None:
-        """Send each table's gradient to every server; an empty one where no row of the server has one.
+        """Send each table's gradient to every server, an empty one if no row of the server has a gradient.
 
         Parameters
         ----------
         gradients : mapping of name to (ids, Tensor)
         step : int, optional
-            The step of the gradients; by default the trainer's present one.
+            The step of the gradients; by default the present step of the trainer.
         """
         self.wait()
         step = self.replies.step if step is None else step
@@ -240,11 +240,11 @@ class TrainerRows:
                 stream.send(Kind.ROW_GRADIENT, payload, step=step, block=table.number)
 
     def end_step(self) -> None:
-        """Wait until servers have stepped the tables, where that is needed, and adopt changed rows.
+        """Wait until servers have stepped the tables, if that is necessary, and adopt changed rows.
 
-        Where trainers are not in step, a server takes a trainer's gradient before its next look-up, which
-        follows on the same stream, and the next step waits for this one. Only rows that this trainer holds
-        too are needed at once.
+        Without a common step, waiting is necessary only for tables that this trainer holds too: a server
+        takes a trainer's gradient before its next look-up, which follows on the same stream, and the next
+        step waits for this one.
         """
         if self._waits_each_step:
             self.wait()
@@ -252,11 +252,11 @@ class TrainerRows:
 
     @property
     def settled(self) -> bool:
-        """Whether every server has stepped the rows whose gradients were sent last."""
+        """Return whether every server has stepped the rows whose gradients were sent last."""
         return self.replies.tables_stepped
 
     def wait(self, *, background: bool = False) -> None:
-        """Wait until every server has; see `Replies.wait_until`."""
+        """Wait until `settled` is True; see `Replies.wait_until`."""
         self.replies.wait_for_tables(background=background)
 
     def adopt(self) -> None:
@@ -270,7 +270,7 @@ class TrainerRows:
                 batch.look_up.rows[torch.from_numpy(at)] = rows[torch.from_numpy(found)]
 
     def take_all(self) -> None:
-        """Take all rows of the tables that this trainer holds too, and drop prefetched rows."""
+        """Fetch all rows of the tables that this trainer holds too, and drop prefetched rows."""
         self._prefetched.clear()
         for name, weight in self._own.items():
             num_rows, most = len(weight), self._most_at_once[name]
@@ -286,7 +286,7 @@ def write_rows(weight: Parameter, ids: NDArray[np.int64], rows: Tensor) -> None:
 
 
 def _rows_of(name: str, weight: Parameter) -> RowGradients:
-    """Return the gradient of a weight by distinct rows; the gradient itself stays."""
+    """Return the gradient of a weight by distinct rows, without changing the gradient itself."""
     if weight.grad is None or not weight.grad.is_sparse:
         raise ConfigurationError(
             f"the gradient of {name} is not sparse, and its module has sparse=True, so parameter servers "
@@ -298,7 +298,7 @@ def _rows_of(name: str, weight: Parameter) -> RowGradients:
 
 @torch.no_grad()
 def rows_of_tables(source: Source, table_ids: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Look up the rows of given ids, for a process that serves the model.
+    """Return the rows of given ids, for a process that serves the model.
 
     Parameters
     ----------

@@ -1,8 +1,8 @@
-"""A trainer's session with one server, whichever data connection carries it.
+"""A trainer's session with one server, over successive data connections.
 
-Data travels over the server's Unix socket where the server is on this host, else over TCP. A connection that
-breaks while the server lives is opened again by a thread of its own: the training thread only waits longer.
-Whether the server lives is for the heartbeat to say.
+Data travels over the server's Unix socket if the server is on this host, else over TCP. If a connection
+breaks while the server is alive, a separate thread reconnects, and the training thread only waits longer. The
+heartbeat determines whether the server is alive.
 """
 
 import logging
@@ -52,33 +52,33 @@ _LONGEST_PAUSE_SECONDS: Final = 5.0
 _LOOK_SECONDS: Final = 0.05
 _FAREWELL_SECONDS: Final = 1.0
 _PROBE_AFTER: Final = 2 / 5
-"""The part of the silent time after which the server is probed."""
+"""The fraction of the time limit of silence after which the server is probed."""
 _PROBE_BYTES: Final = HEADER_BYTES + RECORD_BYTES
-"""The most bytes of a probe, encrypted or not; no two frames are so short."""
+"""The largest size of a probe, encrypted or not; no two frames together are so short."""
 _log = logging.getLogger(__name__)
 
 
 class ServerConnection:
-    """Sends frames to one server, and dispatches its replies.
+    """The connection to one server, which sends frames and dispatches the replies.
 
     Parameters
     ----------
     server : int
-        Its index in the plan.
+        The index of the server in the plan.
     joined : JoinReply
-        The server's: its data port, its Unix socket, its incarnation.
+        The server's reply, with its data port, its Unix socket and its incarnation.
     identity : Identity
-        Of this start of this trainer.
+        The identity of this trainer, with the attempt of this process.
     key : bytes
-        The job's, which both ends prove to each other; empty for none.
+        The key of the job, which both ends prove to have; empty without one.
     certificates : Certificates or None
-        For TLS over TCP.
+        The certificates for TLS over TCP.
     store : ParameterStore
-        Where values land.
+        The memory in which values land.
     replies : Replies
-        What is expected of the servers.
+        The replies expected from the servers.
     heartbeat : Heartbeat
-        Knows whether the server lives.
+        The heartbeat, which determines whether the server is alive.
     """
 
     def __init__(
@@ -95,14 +95,14 @@ class ServerConnection:
         plan, self._settings = replies.plan, replies.settings
         self.server = server
         self.endpoint = plan.endpoints[server]
-        """Of its control service."""
+        """The endpoint of its control service."""
         self.blocks = {block.id: block for block in plan.blocks_on(server)}
         self.holds = bool(self.blocks) or bool(plan.tables)
-        """Whether the server has some of the model: blocks, or shards of tables."""
+        """Whether the server has a part of the model: blocks, or shards of tables."""
         self.completed_trainers: frozenset[int] | None = None
-        """The trainers that had completed when the server learned that this one has."""
+        """The trainers in the server's COMPLETE; None until it arrives."""
         self.has_ended = False
-        """Whether the server has ended the session in good order."""
+        """Whether the server has ended the session regularly."""
         self._in_step = in_step(plan)
         self._store = store
         self._replies = replies
@@ -113,20 +113,20 @@ class ServerConnection:
             f"parameter server {self.endpoint}", Side.TRAINER, identity, self._codec.buffer_of, self._deliver
         )
         self.transport: BlockTransport = StreamTransport(self.stream, self._codec)
-        """How blocks travel; the first handshake decides."""
+        """The transport of blocks, which the first handshake decides."""
         self._row_bytes = {table.number: table.row_bytes for table in plan.tables}
         self._port = joined.data_port
         self._local_name = joined.data_socket if self._settings.transport != "tcp" else ""
-        """The Unix socket of a server on this host, as far as is known; empty for none."""
+        """The Unix socket of a server that may be on this host; empty for none."""
         self._reached_here = False
         self._key = key
         self._certificates = certificates
         self._hello = Hello(joined.incarnation, len(self._codec.block_bytes), secrets.token_hex(8))
         self._memory = self._make_memory()
-        """Memory to share with the server; None for none."""
+        """The memory to share with the server, or None."""
         self._greeted = False
         self._greeting: socket.socket | None = None
-        """The connection whose handshake is under way."""
+        """The connection whose handshake is in progress."""
         self._closing = threading.Event()
         self.watchdog = SilenceWatchdog(self.stream, self.endpoint, self._settings.silent_seconds)
 
@@ -136,9 +136,9 @@ class ServerConnection:
         Raises
         ------
         ConfigurationError
-            The settings want shared memory, and the server is elsewhere or shares none.
+            The settings require shared memory, but the server is on another host or does not share memory.
         FleetError
-            There is no connection, or the server refuses; see `_open`.
+            No connection could be opened, or the server refuses it; see `_open`.
         """
         self._open(None)
         if self._settings.transport == "shared_memory" and not isinstance(
@@ -147,7 +147,7 @@ class ServerConnection:
             raise self._not_here("it shares no memory")
 
     def close(self) -> None:
-        """End the session: in good order where the server knows of its end, else at once."""
+        """End the session, in an orderly way if the server knows of its end, and otherwise at once."""
         self._closing.set()
         greeting = self._greeting
         if greeting is not None:
@@ -158,7 +158,7 @@ class ServerConnection:
             self.stream.close()
 
     def _deliver(self, event: Frame | End) -> None:
-        """Dispatch what the stream brings; called by its receiving thread."""
+        """Dispatch a frame or the end of the stream; called by its receiving thread."""
         if isinstance(event, End):
             self._end(event.error)
             return
@@ -191,7 +191,7 @@ class ServerConnection:
             copy_bytes(value, self._store.landing(block))
 
     def _end(self, error: FleetError | None) -> None:
-        """Reconnect where a connection broke; pass any other end on."""
+        """Reconnect if a connection broke; report any other end."""
         if self._closing.is_set():
             return
         if isinstance(error, BrokenConnectionError):
@@ -222,12 +222,12 @@ class ServerConnection:
         self._heartbeat.connection_regained(self.server)
 
     def _lives_since(self, since: float) -> bool:
-        """Wait until the server is known to have lived after a time; False if this end closes first.
+        """Wait until the server is known to have been alive after a time; False if this end closes first.
 
         Raises
         ------
         FleetError
-            The server is gone for good.
+            The server is lost.
         """
         while self._heartbeat.lived(self.server) <= since:
             self._replies.check()
@@ -237,25 +237,25 @@ class ServerConnection:
         return True
 
     def _open(self, lives_since: Callable[[float], bool] | None) -> int:
-        """Open a connection, after ever longer pauses; return the number of frames that are sent again.
+        """Open a connection, with growing pauses between attempts; return the number of resent frames.
 
-        A server that lives and does not greet is busy, with a long step for example: this counts as no try.
-        It greets once it has taken the frame that keeps it busy.
+        A live server that does not answer the greeting is busy, for example with a long step, and answers
+        once it has processed the frame that keeps it busy. This does not count as a failed attempt.
 
         Parameters
         ----------
         lives_since : callable, optional
-            Called after a failed try; waits for a later sign of life, and returns whether to try again. None
-            for the first connection, when the server has just let this trainer join.
+            Called after a failed attempt; waits for a later sign of life, and returns whether to try again.
+            None for the first connection, when the server has just let this trainer join.
 
         Raises
         ------
         PeerLostError
-            All tries have failed.
+            All attempts have failed.
         FleetError
-            The server refuses.
+            The server refuses the connection.
         ConfigurationError
-            The settings want shared memory, and the server is elsewhere.
+            The settings require shared memory, but the server is on another host.
         """
         tries, tried = self._settings.retry_times + 1, 0
         greeting_seconds, log = GREETING_SECONDS, WaitLog()
@@ -305,7 +305,7 @@ class ServerConnection:
         return self._open_once(greeting_seconds)  # without the memory, which could not be mapped
 
     def _dial(self) -> socket.socket:
-        """Connect by the Unix socket where the server is on this host, else by TCP."""
+        """Connect over the Unix socket if the server is on this host, else over TCP."""
         settings = self._settings
         timeout_seconds = min(GREETING_SECONDS, settings.deadline_seconds)
         if self._local_name:
@@ -362,7 +362,7 @@ class ServerConnection:
         return self.stream.attach(connected, directions, theirs.taken)
 
     def _share(self, theirs: Hello, descriptors: Sequence[int]) -> bool:
-        """Decide whether memory is shared, once for the session."""
+        """Decide once for the session whether memory is shared."""
         shares = theirs.shared and self._memory is not None
         shared = isinstance(self.transport, SharedMemoryTransport)
         if self._greeted and shares != shared:
@@ -374,7 +374,7 @@ class ServerConnection:
             try:
                 self.transport = self._shared_transport(self._memory, descriptors)
             except OSError:
-                self._memory = None  # the next connection does without
+                self._memory = None  # the next connection does not share memory
                 raise
         if not shares:
             self._memory = None
@@ -382,7 +382,7 @@ class ServerConnection:
         return shares
 
     def _shared_transport(self, own: SharedBlocks, descriptors: Sequence[int]) -> SharedMemoryTransport:
-        """Map the server's values; OSError where that fails, or where the system dropped their descriptor."""
+        """Map the server's values; raise OSError if that fails or the system dropped their descriptor."""
         if not descriptors:
             raise OSError("the descriptor of the server's memory did not come with its greeting")
         values = SharedBlocks.receive(descriptors[0], self._codec.block_bytes, writable=False)
@@ -399,17 +399,17 @@ class ServerConnection:
 
 
 class SilenceWatchdog:
-    """Ends a connection over which nothing has arrived for too long, not even the reply to a probe.
+    """A watchdog that ends a connection if nothing arrives for too long, not even the reply to a probe.
 
-    Works only where the system counts the bytes that have moved: within a large frame nothing else does.
+    It works only if the system counts transferred bytes, the only sign of progress within a large frame.
 
     Parameters
     ----------
     stream : ResumableStream
     endpoint : str
-        The server's, for messages.
+        The endpoint of the server, for messages.
     limit_seconds : float
-        How long nothing may arrive.
+        The longest allowed silence.
     """
 
     def __init__(self, stream: ResumableStream, endpoint: str, limit_seconds: float) -> None:
@@ -427,7 +427,7 @@ class SilenceWatchdog:
         Parameters
         ----------
         now : float
-            By a monotonic clock.
+            The present time by a monotonic clock.
         """
         moved = self._stream.bytes_moved()
         if moved is None or self._moved is None or _is_alive(self._moved, moved):
@@ -448,5 +448,5 @@ class SilenceWatchdog:
 
 
 def _is_alive(before: BytesMoved, now: BytesMoved) -> bool:
-    """Return whether the peer itself sent or took data; its kernel's reply to a probe does not count."""
+    """Return whether the peer itself sent or received data; its kernel's reply to a probe does not count."""
     return now.received != before.received or now.acknowledged - before.acknowledged > _PROBE_BYTES

@@ -1,10 +1,10 @@
-"""A trainer's session with its servers: it joins them, and trains through their data connections.
+"""A trainer's session with its servers, from joining them to training through their data connections.
 
-A trainer first joins every server and learns which blocks each holds. Only then does it make the objects of
-its session, each of them once, from the final plan.
+A trainer first joins every server and learns which blocks each server holds. Then it creates the objects of
+its session once, from the final plan.
 
-The training thread calls; per server one thread receives and one sends. Values land in the `ParameterStore`;
-a failure is kept until the training thread makes its next call.
+The training thread calls the session; for each server one thread receives and one sends. Values land in the
+`ParameterStore`. A failure is kept until the training thread makes its next call.
 """
 
 import threading
@@ -54,31 +54,31 @@ def join(
     look: Callable[[], None] = lambda: None,
     completed: Callable[[Collection[int]], None] = lambda _: None,
 ) -> "Session":
-    """Join every server, and take the values that they hold.
+    """Join every server, and take the values that the servers hold.
 
     Parameters
     ----------
     plan : TrainerPlan
-        With the blocks of the program; the session's has those that servers hold.
+        The plan with the blocks of the program. The session's plan has the blocks that servers hold.
     parameters : mapping of name to Parameter
-        The module's own.
+        The parameters of the module.
     job : JobIdentity
-        Name, uid and key of the job, and the start count of this process.
+        The name, uid and key of the job, and the start count of this process.
     settings : Settings
     facts : mapping of str to str
-        What the servers must have in common with this process, in addition to the plan's agreement.
+        Facts on which the servers must agree with this process, in addition to the plan's agreement.
     guarded : bool
         Whether writes of the script to parameters are errors.
     look : callable
-        As of `wait_for_ports`.
+        See `wait_for_ports`.
     completed : callable
-        Called before joining with the trainers that have completed, among which this one may be; an exception
+        Called before joining with the trainers that have completed, which may include this one; an exception
         ends the start.
 
     Raises
     ------
     ConfigurationError
-        A server refuses, with its reason.
+        A server refuses the trainer; the message gives its reason.
     PeerLostError
         A server does not answer in time.
     """
@@ -119,22 +119,22 @@ def join(
 
 
 class Session(Replies):
-    """One trainer's session; see `fleet.parameter_server.modes.Session` for what a mode uses of it.
+    """One trainer's session; a mode uses it through `fleet.parameter_server.modes.Session`.
 
     Parameters
     ----------
     plan : TrainerPlan
-        With the blocks that servers hold.
+        The plan with the blocks that servers hold.
     store : ParameterStore
-        Where values land.
+        The memory in which values land.
     job : JobIdentity
     settings : Settings
     controls : sequence of ControlClient
-        One for each server.
+        The control channel of each server.
     joined : sequence of JoinReply
-        The servers'.
+        The reply of each server.
     certificates : Certificates or None
-        For TLS over TCP.
+        The certificates for TLS over TCP.
     """
 
     def __init__(
@@ -166,10 +166,10 @@ class Session(Replies):
             for server, reply in enumerate(joined)
         ]
         self._holders = [connection for connection in self.connections if connection.holds]
-        """The connections with servers that have some of the model."""
+        """The connections with servers that have a part of the model."""
         self.rows = TrainerRows([connection.stream for connection in self.connections], self)
         self.local_rows: LocalTables | None = None
-        """This trainer's copies of rows, where it steps them itself."""
+        """This trainer's copies of rows, if it steps them itself."""
         if plan.mode is DistributedMode.GEO and plan.tables:
             self.local_rows = LocalTables(plan.tables, plan.trainers, self.rows)
         self._shows_tables = bool(plan.tables) and plan.trainer_id == 0
@@ -177,7 +177,7 @@ class Session(Replies):
         self._sending = 0
         """The step whose frames are being sent."""
         self._turn = threading.RLock()
-        """Held while a mode sends a whole step, so that frames of no other step come in between."""
+        """Held while a mode sends a whole step, so that no frames of another step come in between."""
 
     def start(self, joined: "Sequence[control_pb2.JoinReply]") -> None:
         """Connect to the servers, and take the values that they hold; raises as `join`."""
@@ -189,7 +189,7 @@ class Session(Replies):
         self.pull(*agreement.loaded_and_steps(self.plan, joined, self.calls, self.settings.deadline_seconds))
 
     def agree(self) -> "list[control_pb2.LoadReply]":
-        """Have the servers load one checkpoint; see `agreement.agree`."""
+        """Make the servers load one checkpoint; see `agreement.agree`."""
         return agreement.agree(self.calls.ask_all, self.plan.endpoints, self.settings.deadline_seconds)
 
     def pull(self, restored: Sequence[str], steps: Sequence[int]) -> None:
@@ -200,7 +200,7 @@ class Session(Replies):
         restored : sequence of str
             The checkpoint that each server has loaded.
         steps : sequence of int
-            The number of steps that each has made.
+            The number of steps that each server has made.
 
         Raises
         ------
@@ -213,7 +213,7 @@ class Session(Replies):
         self.take_values()
 
     def take_values(self) -> None:
-        """Overwrite this trainer's values by those of the servers."""
+        """Overwrite this trainer's values with those of the servers."""
         self.store.forget()
         self.request_values()
         self.wait_for_values()
@@ -221,7 +221,7 @@ class Session(Replies):
         self.rows.take_all()
 
     def complete(self) -> frozenset[int]:
-        """Tell every server that this trainer has finished; return the trainers that all know to have."""
+        """Complete this trainer at every server; return the trainers that all servers know as completed."""
         self.check()
         if self._shows_tables:
             self._heartbeat.beat()  # the last chance to learn the sizes: the servers are about to end
@@ -281,7 +281,7 @@ class Session(Replies):
         gradients: Mapping[int, memoryview],
         of_rows: OfRows = NO_ROWS,
     ) -> None:
-        """Enqueue a whole step, with gradients by block and table; in any thread of the mode."""
+        """Enqueue a whole step, with gradients by block and table; any thread of the mode may call."""
         with self._turn:
             self.begin_step(hyper_parameters, step)
             for block in self.plan.blocks:
@@ -292,7 +292,7 @@ class Session(Replies):
             self.end_step([block for block in self.plan.blocks if block.id not in gradients])
 
     def flush(self) -> None:
-        """Wait until the servers have what was enqueued: its memory may change then."""
+        """Wait until the servers have received everything enqueued, so that its memory may change."""
         log = WaitLog()
         for connection, mark in [(each, each.stream.send(Kind.CONFIRM)) for each in self._holders]:
             what = f"{connection.endpoint} to take gradients"
@@ -303,7 +303,7 @@ class Session(Replies):
                     raise DeadlineExceededError(f"waited {waited:.0f} s for {what}")
 
     def request_values(self) -> None:
-        """Request the value of each block: that of this very step where trainers are in step."""
+        """Request the value of each block; in modes with a common step, the value of exactly this step."""
         self.check()
         with self._turn:
             self.expect_values(present=True, exactly=in_step(self.plan))
@@ -319,7 +319,7 @@ class Session(Replies):
         self.calls.wait_for_ends()
 
     def servers_wait_for(self) -> str:
-        """Return what the servers wait for, as of their latest heartbeats; empty for nothing."""
+        """Describe what the servers wait for, as of their latest heartbeats; empty for nothing."""
         return self._heartbeat.waiting_for()
 
     def _look_for_silence(self) -> None:

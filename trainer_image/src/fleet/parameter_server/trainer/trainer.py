@@ -1,4 +1,4 @@
-"""One trainer's training, for the loop form and the program form alike."""
+"""One trainer's training, both for loops and for programs."""
 
 import logging
 from collections.abc import Callable, Collection, Mapping
@@ -47,7 +47,7 @@ _log = logging.getLogger(__name__)
 
 
 class Trainer:
-    """Trains through a session with the servers; see `Trainer.join`.
+    """The training of one trainer through a session with the servers; see `Trainer.join`.
 
     Parameters
     ----------
@@ -56,11 +56,11 @@ class Trainer:
         The module's parameters and the optimizer.
     kind : Mode
     overlap : bool or None
-        Whether gradients leave during the backward pass; as of `GradientFlow`.
+        Whether gradients are sent during the backward pass; see `GradientFlow`.
     cross_step : bool
         Whether the layers of the next forward pass wait for values, in place of ``step()``.
     non_finite : str
-        What happens to gradients that are not finite; as of `FiniteCheck`.
+        The action for gradients that are not finite; see `FiniteCheck`.
     """
 
     def __init__(
@@ -75,11 +75,11 @@ class Trainer:
     ) -> None:
         self.session = session
         self.plan = session.plan
-        """With the blocks that the servers hold."""
+        """The plan with the blocks that the servers hold."""
         self.completed = False
-        """Whether the servers know that this trainer has finished."""
+        """Whether the servers know that this trainer has completed."""
         self.steps_locally = kind.steps_locally
-        """Whether the user's own optimizer steps, and has the state."""
+        """Whether the user's own optimizer makes the steps, and has the state."""
         self.checkpoints = TrainerCheckpoints(session, source, steps_locally=kind.steps_locally)
         self._source = source
         self._own_tables = source.own_tables
@@ -107,7 +107,7 @@ class Trainer:
         look: Callable[[], None] = lambda: None,
         completed: Callable[[Collection[int]], None] = lambda _: None,
     ) -> "Trainer":
-        """Join the servers as a plan says, and take their values.
+        """Join the servers of a plan, and take their values.
 
         Parameters
         ----------
@@ -116,22 +116,22 @@ class Trainer:
         job : JobIdentity
         settings : Settings
         overlap, cross_step, non_finite
-            As of this class.
+            See `Trainer`.
         look, completed : callable
-            As of `session.join`.
+            See `session.join`.
 
         Raises
         ------
         ConfigurationError
-            `cross_step` cannot be honoured: the source has no module, or the mode does not wait for each
-            step; the script has converted the model; or a server refuses.
+            `cross_step` is not possible, because the source has no module or the mode does not wait for each
+            step; the script has converted the model; or a server refuses the trainer.
         PeerLostError
             A server does not answer in time.
         """
         kind = mode_of_trainer(plan, settings)
         facts = initial_state_fact(state_of(source))
         facts |= elastic_facts(kind, plan.trainers, settings.max_trainers)
-        # What is wrong on this trainer alone is found before the others count on it.
+        # Check this trainer's own mistakes before it joins, while the others do not yet wait for it.
         for block in plan.blocks:
             check_dtype(block.param, source.parameters[block.param], dtype_of(block.dtype))
         if plan.mode is DistributedMode.GEO:
@@ -162,7 +162,7 @@ class Trainer:
         return self.session.step
 
     def start(self) -> None:
-        """Take the trainer's part of a loaded checkpoint, and begin to train."""
+        """Restore the trainer's part of a loaded checkpoint, and begin to train."""
         self.checkpoints.restore_own_part()
         self.mode.start()
         self.flow.attach()
@@ -189,7 +189,7 @@ class Trainer:
 
     @property
     def stepped_nothing(self) -> bool:
-        """Whether the last step is known to have changed no parameter."""
+        """Return whether the last step is known to have changed no parameter."""
         return self._waits_for_values and self.session.nothing_changed
 
     def step(self, scaling: Scaling | None = None) -> None:
@@ -198,8 +198,8 @@ class Trainer:
         Raises
         ------
         ConfigurationError
-            Parameters have gradients that no server receives, see `LeftOut.check`; or other dtypes than on
-            the servers, see `check_dtype`.
+            Parameters have gradients that no server receives (see `LeftOut.check`), or other dtypes than on
+            the servers (see `check_dtype`).
         FleetError
             The script has written to parameters; see `ParameterStore.check_kept`.
         """
@@ -214,23 +214,23 @@ class Trainer:
         self.flow.guard.replace(self.step)
 
     def settle(self) -> None:
-        """Send what is left of the steps made so far, and take the values that follow."""
+        """Send everything that remains of the steps made so far, and take the resulting values."""
         self.mode.settle()
         self.session.rows.wait()
         self.session.rows.adopt()
 
     def push(self) -> None:
-        """Overwrite the servers' values by those that the script has written to parameters.
+        """Overwrite the servers' values with the values that the script has written to parameters.
 
-        They travel block by block in control calls: a script that writes rarely needs no faster way. The
-        state of the servers' optimizers, momentum for example, stays as it is, as it would in one process.
+        They travel block by block in control calls, which is fast enough for scripts that write rarely. The
+        state of the servers' optimizers, such as momentum, does not change, as in one process.
 
         Raises
         ------
         ConfigurationError
-            The mode is the script's own, or servers step rows of a table that trainers hold too.
+            The mode is a user's own, or servers step rows of a table that trainers hold too.
         FleetError
-            Gradients have been sent, and ``step()`` was not called; or the last step's values are not here.
+            Gradients have been sent, and ``step()`` was not called; or the last step's values are missing.
         """
         if self.plan.custom is not None:
             raise ConfigurationError(
@@ -253,7 +253,7 @@ class Trainer:
             self._push_alone()
 
     def _push_together(self) -> None:
-        """Make the first trainer's values everyone's; every trainer that has not completed calls this."""
+        """Give all trainers the first trainer's values; every trainer that has not completed must call."""
         session, blocks, trainer = self.session, self.plan.blocks, self.plan.trainer_id
         held = session.store.checksums()
         own = np.array([held[block.id] for block in blocks] + [trainer], dtype=np.int64)
@@ -278,11 +278,11 @@ class Trainer:
         session.take_values()
 
     def _push_alone(self) -> None:
-        """Overwrite the servers' values by this trainer's; the others get them with their next ones."""
+        """Overwrite the servers' values with this trainer's; the others receive them with later values."""
         store = self.session.store
         written = {name: each.detach().cpu().contiguous().clone() for name, each in store.parameters.items()}
         store.forget()
-        self.settle()  # this may bring values from before, so the written ones are copied first
+        self.settle()  # may adopt earlier values, so copy the written ones first
         values: dict[int, memoryview] = {}
         for block in self.plan.blocks:
             value = written[block.param]
@@ -315,18 +315,18 @@ class Trainer:
         Raises
         ------
         FleetError
-            As in `save`.
+            See `save`.
         """
         self._settle_for_checkpoint()
         return self.checkpoints.save_numbered(folder, status, keep=keep, incremental=incremental)
 
     def hand_in(self, status: TrainStatus) -> None:
-        """Report how far this trainer's script has come; see `TrainerCheckpoints.hand_in`.
+        """Send the status of this trainer's script to the servers; see `TrainerCheckpoints.hand_in`.
 
         Raises
         ------
         FleetError
-            As in `save`.
+            See `save`.
         """
         self._settle_for_checkpoint()
         self.checkpoints.hand_in(status)
@@ -336,7 +336,7 @@ class Trainer:
         self.settle()
 
     def clean(self, folder: str, keep: int) -> None:
-        """Remove a folder's checkpoints but the newest."""
+        """Remove all but the newest checkpoints of a folder."""
         self.checkpoints.clean(folder, keep)
 
     def load(self, directory: str) -> TrainStatus | None:
@@ -352,7 +352,7 @@ class Trainer:
         status, other_values = self.checkpoints.load(directory)
         if other_values:
             self._finite.restart()
-            # A mode and a flow begin with the servers' values, and remember some of them.
+            # A mode and a flow start from the servers' values and keep some of them, so both are rebuilt.
             self.flow.detach()
             self.mode.close()
             self.mode, self.flow = self._make_steps()
@@ -361,18 +361,18 @@ class Trainer:
         return status
 
     def complete(self) -> frozenset[int]:
-        """Finish: the servers train on without this trainer. The module keeps the last values.
+        """Complete this trainer; the servers continue without it. The module keeps the last values.
 
         Returns
         -------
         frozenset of int
-            The trainers that have completed, as all servers know; see `Session.complete`.
+            The trainers that have completed according to all servers; see `Session.complete`.
 
         Raises
         ------
         FleetError
             Gradients have been sent, and ``step()`` was not called; or the script has written to parameters
-            whose last values are still to come.
+            whose last values have not arrived.
         """
         if self.steps_locally:  # the last changes are still to be sent
             self._check_dtypes()
@@ -390,19 +390,19 @@ class Trainer:
         return known
 
     def export(self, table_ids: Mapping[str, Any] | None = None) -> dict[str, Tensor]:
-        """Return the model as one process's ``load_state_dict`` takes it; see `named_state`.
+        """Return the model in the form of a single process's ``load_state_dict``; see `named_state`.
 
-        The values are the servers'; once this trainer has completed, those of the module.
+        The values are the servers' or, once this trainer has completed, those of the module.
 
         Parameters
         ----------
         table_ids : mapping of str to int[n], optional
-            By table on the servers, the ids whose rows are included; see `rows_of_tables`.
+            For each table on the servers, the ids whose rows are included; see `rows_of_tables`.
 
         Raises
         ------
         ConfigurationError
-            A table has no ids, or there is none of that name; or this trainer has completed.
+            A table has no ids, there is no table of that name, or this trainer has completed.
         """
         if self.completed:
             values = {name: each.detach().cpu().clone() for name, each in self._source.parameters.items()}
@@ -417,8 +417,7 @@ class Trainer:
         Returns
         -------
         dict
-            As of `ServerCalls.optimizer_state`. Where trainers step by themselves, the state is this
-            trainer's own.
+            See `ServerCalls.optimizer_state`. If trainers step locally, the state is this trainer's own.
         """
         if self.steps_locally:
             return {name: dict(state) for name, state in state_of(self._source).items() if state}
@@ -431,13 +430,13 @@ class Trainer:
         return {parameter: name for name, parameter in self._source.parameters.items()}
 
     def close(self) -> None:
-        """End without completing: to the servers this trainer is lost."""
+        """End without completing; the servers treat this trainer as lost."""
         self.flow.detach()
         self.session.close()
         self.mode.close()
 
     def _check_dtypes(self) -> None:
-        """Check that the script has converted nothing since; see `check_dtype`."""
+        """Check that the script has not converted parameters since; see `check_dtype`."""
         self.session.store.check_dtypes()
         for name, weight in self._own_tables.items():
             check_dtype(name, weight, torch.float32)
