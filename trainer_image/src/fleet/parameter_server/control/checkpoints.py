@@ -99,7 +99,7 @@ class CheckpointClient:
     def numbers(
         self, directory: str, timeout_seconds: float, *, verify: bool = False, remove: Iterable[int] = ()
     ) -> Pending[control_pb2.CheckpointsReply]:
-        """Remove numbered checkpoints, and request the remaining ones; with `verify`, only complete ones."""
+        """Remove numbered checkpoints, and list the remaining ones; with `verify`, also the complete ones."""
         request = control_pb2.CheckpointsRequest(
             trainer=self._trainer, directory=directory, verify=verify, remove=remove
         )

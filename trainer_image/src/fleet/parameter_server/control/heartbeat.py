@@ -34,11 +34,11 @@ class _Peer:
     incarnation: str
     heard: float
     lived: float = 0.0
-    """When the latest answered heartbeat was sent: the server was certainly alive then."""
+    """The time at which the latest answered heartbeat was sent; the server was certainly alive then."""
     named: bool = False
     waiting_for: str = ""
     lost: FleetError | None = None
-    """Why the data connection broke; None while there is one."""
+    """The error that broke the data connection; None while it is open."""
 
 
 class Heartbeat:

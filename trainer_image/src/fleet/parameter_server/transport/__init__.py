@@ -1,1 +1,1 @@
-"""How bytes move between trainer and server: sockets, resumable streams, shared memory, flat buffers."""
+"""The transport of bytes between trainer and server: sockets, resumable streams, shared memory, arenas."""

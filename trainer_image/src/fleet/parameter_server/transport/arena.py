@@ -1,4 +1,4 @@
-"""Flat memory: one tensor per dtype, and views of bytes that sockets read from and write to.
+"""Flat memory: one tensor per dtype, with byte views for sockets.
 
 Arenas are allocated once. A training step moves bytes from one arena, or from a gradient of autograd, to
 another, without a copy in between.
@@ -62,18 +62,18 @@ class Arena(Generic[Key]):
 
 @dataclass(frozen=True, slots=True)
 class LazyBytes:
-    """Bytes of a frame that are read only when they leave, and again if they have to be sent again.
+    """Bytes of a frame that are read only when they are sent, and again if they are resent.
 
-    A value that may change at any time would otherwise have to be copied for each trainer that it is sent to,
-    for as long as it waits in an unacknowledged queue.
+    Otherwise a value that may change at any time would have to be copied for each receiving trainer, and kept
+    until it is acknowledged.
 
     Attributes
     ----------
     num_bytes : int
-        Their number, which does not change.
+        The number of bytes, which does not change.
     read : callable
-        Fills a buffer with the bytes from an offset on, as they are at one moment. Called by several sending
-        threads at once, with offsets that are multiples of 64 bytes.
+        Fills a buffer with a consistent copy of the bytes from an offset on. Called concurrently by several
+        sending threads, with offsets that are multiples of 64 bytes.
     """
 
     num_bytes: int
@@ -90,7 +90,7 @@ def bytes_of(tensor: Tensor) -> memoryview:
 
 
 def copy_bytes(source: memoryview, destination: memoryview) -> None:
-    """Copy bytes without holding the interpreter lock.
+    """Copy bytes without holding the global interpreter lock.
 
     Raises
     ------

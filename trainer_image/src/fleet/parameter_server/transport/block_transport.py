@@ -1,13 +1,13 @@
-"""How the bytes of a block get from one end of a session to the other: the seam for further transports.
+"""The transport of a block's bytes between the ends of a session: the extension point for other transports.
 
 The frames about blocks always use the resumable stream, in order. The transport decides where a block's bytes
-are: behind the frame's header (`StreamTransport`, over TCP or a Unix socket), or in memory that both ends
+are: after the frame's header (`StreamTransport`, over TCP or a Unix socket), or in memory that both ends
 share (`SharedMemoryTransport`). A native or an RDMA transport would be a third class.
 
-Behind a header a tensor may have a shorter dtype than in memory (`Codec`). It is converted at both ends of a
-connection, so that training modes and optimizers see the dtype of the parameters only. Neither end keeps a
-second copy: a block is converted as it is sent, and the other end receives it in one buffer, from which it is
-converted before the next block arrives.
+On the wire a tensor may have a shorter dtype than in memory (`Codec`). It is converted at both ends of a
+connection, so that training modes and optimizers see only the dtype of the parameters. Neither end keeps a
+second copy: a block is converted as it is sent, and the other end receives it in a single buffer, from which
+it is converted before the next block arrives.
 """
 
 from collections.abc import Callable, Iterable
@@ -25,21 +25,21 @@ __all__ = ["BlockTransport", "Codec", "SharedMemoryTransport", "StreamTransport"
 
 
 class Codec:
-    """Converts the blocks of one session; without a dtype it converts none.
+    """The conversion of blocks in one session; without a dtype no block is converted.
 
     Parameters
     ----------
     blocks : iterable of PlannedBlock
-        What the session carries.
+        The blocks of the session.
     dtype : str
-        ``bfloat16``, for blocks of longer floating-point numbers; empty for none.
+        ``bfloat16``, for blocks of longer floating-point numbers; empty for no conversion.
     buffer_of : callable
-        Returns by block the memory for arriving values, in the block's own dtype.
+        Returns the memory for a block's arriving values, in the block's own dtype.
 
     Attributes
     ----------
     block_bytes : dict of int to int
-        How many bytes of each block are sent.
+        The size of each block on the wire in bytes.
     converted : dict of int to torch.dtype
         The own dtypes of the blocks that are converted.
     """
@@ -86,7 +86,7 @@ class Codec:
         return self.receive_buffer(block) if block in self.converted else self._buffer_of(block)
 
     def receive_buffer(self, block: int) -> memoryview:
-        """Return where the arriving bytes of a block are to be written."""
+        """Return the buffer for the arriving bytes of a block."""
         if block in self.converted:
             return self._landing[: self.block_bytes[block]]
         return self._buffer_of(block)
@@ -99,7 +99,7 @@ class Codec:
 
 
 class BlockTransport(Protocol):
-    """One end of a session's blocks. The receiving thread alone calls `register` and `poll`."""
+    """One end of the transport of blocks. Only the receiving thread calls `register` and `poll`."""
 
     def register(self, block: int) -> memoryview:
         """Return the receive buffer of a block: where bytes that follow a frame's header are written."""
@@ -127,7 +127,7 @@ class BlockTransport(Protocol):
 
 
 class StreamTransport:
-    """Blocks follow the headers of their frames.
+    """The transport in which blocks follow the headers of their frames.
 
     Parameters
     ----------
@@ -157,12 +157,12 @@ class StreamTransport:
 
 
 class SharedMemoryTransport(StreamTransport):
-    """Blocks are in memory that both ends have mapped; their frames say so, and carry nothing.
+    """The transport in which blocks are in memory that both ends have mapped; frames have no payload.
 
-    Each end writes to its own memory only. It may overwrite a block there once the other end has answered it
-    with an answer sent after that end took the frame: until then a mode may still have to sum the block, and
-    the frame may have to be sent again. A block that is submitted earlier follows its header, as between two
-    hosts; the other end's receiving thread then writes it where the one before was.
+    Each end writes only to its own memory. It may overwrite a block there once the other end has answered the
+    block after taking its frame: until then a mode may still have to sum the block, and the frame may have to
+    be resent. A block that is submitted earlier follows its header, as between two hosts; the other end's
+    receiving thread then writes it to the place of the previous one.
 
     Parameters
     ----------
@@ -186,9 +186,9 @@ class SharedMemoryTransport(StreamTransport):
         self._theirs = theirs
         self._copies = copies
         self._submitted: dict[int, int] = {}
-        """By block the number of its latest frame."""
+        """The number of each block's latest frame."""
         self._answered: dict[int, int] = {}
-        """By block how many frames the other end had taken at its latest answer."""
+        """The number of frames that the other end had taken at its latest answer, by block."""
 
     def submit(self, kind: Kind, step: int, block: int, content: memoryview | LazyBytes) -> None:
         """Copy a block to this end's memory if that is free, and send its frame."""
@@ -204,7 +204,7 @@ class SharedMemoryTransport(StreamTransport):
         return self._theirs[header.block] if header.shared else super().poll(header)
 
     def _put(self, block: int, content: memoryview) -> bool:
-        """Copy a block to this end's memory; return False if the block before may still be needed there.
+        """Copy a block to this end's memory; return False if the previous block may still be needed there.
 
         A block of a wrong size is not copied either: as the payload of its frame it is refused by name.
         """

@@ -1,10 +1,10 @@
-"""One data connection after its handshake: frames leave and arrive at the same time.
+"""One data connection after its handshake, which sends and receives frames concurrently.
 
-Both ends are alike. `send` never waits. It hands a small frame to the kernel itself if no other frame is
-queued, which is faster than to wake the sending thread. That thread takes all queued frames, checks them
-against the protocol and hands them to the kernel in one call; it reads lazy bytes a run at a time. The
-receiving thread reads a header, lets the kernel write the payload into its receive buffer, and delivers the
-frame.
+Both ends work alike. `send` never blocks. It passes a small frame to the kernel itself if no other frame is
+queued, which is faster than waking the sending thread. That thread takes all queued frames, checks them
+against the protocol and passes them to the kernel in one call; it reads lazy bytes in runs of limited size.
+The receiving thread reads a header, lets the kernel write the payload into its receive buffer, and delivers
+the frame.
 """
 
 import contextlib
@@ -43,18 +43,18 @@ __all__ = [
 ]
 
 RUN_BYTES: Final = 1 << 18
-"""Size of a connection's buffer for lazy bytes, and the most that is read of them at once."""
+"""The size of a connection's buffer for lazy bytes, and the most bytes that are read at once."""
 _ALIGNMENT_BYTES: Final = 64
 _BATCH: Final = 64
 _DRAIN_SECONDS: Final = 10.0
 _IOV_MAX: Final = 512
 _SMALL_BYTES: Final = 1 << 16
-"""The largest payload that leaves without the sending thread."""
+"""The largest payload that is sent without the sending thread."""
 _log = logging.getLogger(__name__)
 
 
 class BrokenConnectionError(PeerLostError):
-    """The connection ended before the protocol did. The peer may still live."""
+    """The connection ended before the conversation was over. The peer may still be alive."""
 
 
 class Frame(NamedTuple):
@@ -78,7 +78,7 @@ class End(NamedTuple):
 
 
 Deliver = Callable[[Frame | End], None]
-"""Takes received frames in order, in the receiving thread; an `End` comes once, last."""
+"""Receives the frames in order, in the receiving thread; an `End` comes once, last."""
 BufferOf = Callable[[Header], memoryview | None]
 """Returns the receive buffer for a header's payload; None if the payload needs memory of its own."""
 
@@ -128,7 +128,7 @@ class Connection:
         self._buffer_of = buffer_of
         self._deliver = deliver
         self._lock = threading.Lock()
-        """Keeps frames in order, and none of them follows the end."""
+        """Keeps frames in order, and ensures that no frame follows the end."""
         self._started = self._finishing = False
         self._queue: queue.SimpleQueue[OutgoingFrame | memoryview | None] = queue.SimpleQueue()
         """Frames for the sending thread, or the rest of one that was sent in part; None ends the thread."""
@@ -137,9 +137,9 @@ class Connection:
         self._sends_directly = False
         """Whether `send` may use the socket itself when the queue is empty."""
         self._refusal: FleetError | None = None
-        """Why a frame of ours could not leave; the receiving thread reports it."""
+        """The reason why a frame of ours could not be sent; the receiving thread reports it."""
         self._runs = memoryview(b"")
-        """Where lazy bytes are read to; allocated for the first ones."""
+        """The buffer for lazy bytes, allocated on first use."""
         self._sender = threading.Thread(target=self._send, name=f"fleet-send {peer}", daemon=True)
         self._receiver = threading.Thread(target=self._receive, name=f"fleet-receive {peer}", daemon=True)
 
@@ -194,7 +194,7 @@ class Connection:
         self.close()
 
     def close(self) -> None:
-        """Close now. An `End` is delivered, unless one was before."""
+        """Close now. An `End` is delivered, unless one has been delivered before."""
         started = self._end()
         hang_up(self._socket)
         if started:
@@ -203,7 +203,7 @@ class Connection:
         self._socket.close()
 
     def _end(self) -> bool:
-        """Let the sending thread come to its end; return whether the threads were ever started."""
+        """Let the sending thread end; return whether the threads were ever started."""
         with self._lock:
             self._finishing = True
             self._sends_directly = False
@@ -211,7 +211,7 @@ class Connection:
             return self._started
 
     def _send_directly(self, header: Header, payload: bytes | memoryview) -> None:
-        """Hand a frame to the kernel, and what the kernel does not take at once to the sending thread."""
+        """Pass a frame to the kernel, and to the sending thread any part that the kernel does not accept."""
         self._sending.advance(header)
         self.frames_sent += 1
         whole = b"".join((pack_header(header), payload))

@@ -11,7 +11,7 @@
 
 Before that, both ends of a TCP connection agree on TLS if the job has certificates (`transport.tls`). The
 first three lines are exchanged only if the job has a key (`fleet.wire.proof`): each end proves that it has
-the key over random numbers of both, and the server says nothing to a peer without it. The trainer calls
+the key over random numbers of both, and the server does not answer a peer without the key. The trainer calls
 `greet`. On the server `DataPorts` calls `accept`, which finds the session by the identity in the trainer's
 HELLO and lets it resume over this connection. No other module sends or receives a frame of the handshake.
 """
@@ -72,11 +72,11 @@ __all__ = [
 ]
 
 GREETING_SECONDS: Final = 10.0
-"""How long either end waits for the other one's part of the handshake by default."""
+"""The default time limit for the other end's part of the handshake."""
 _DESCRIPTOR: Final = struct.Struct("i")
 _DRAIN_SECONDS: Final = 1.0
 _PAUSE_SECONDS: Final = 0.1
-"""Pause of a listener that cannot accept, for want of descriptors for example."""
+"""The pause of a listener that cannot accept, for example for lack of file descriptors."""
 _log = logging.getLogger(__name__)
 
 
@@ -166,14 +166,14 @@ class Resumable(Protocol):
         """How many bytes a row of each table has."""
 
     def resume(self, caller: "Caller") -> None:
-        """Continue over a new connection: answer the caller, or raise why not."""
+        """Resume over a new connection: answer the caller, or raise the reason for a refusal."""
 
     def refused(self) -> None:
-        """Note that a caller has received an error."""
+        """Record that a caller has received an error."""
 
 
 class Caller:
-    """A trainer that has greeted and waits for the server's answer.
+    """A trainer that has sent its greeting and waits for the server's answer.
 
     Parameters
     ----------
@@ -203,7 +203,7 @@ class Caller:
         self._receiving = receiving
 
     def check_waiting(self) -> None:
-        """Check that the trainer still waits: an earlier frame may have kept it waiting for long.
+        """Check that the trainer is still waiting, because an earlier frame may have delayed its answer.
 
         Raises
         ------
@@ -473,7 +473,7 @@ def _receive(connected: socket.socket, count: int) -> bytes:
 
 
 def _first_header(connected: socket.socket) -> Header:
-    """Receive a header; its first bytes show at once whether the peer speaks another protocol."""
+    """Receive a header; detect a peer of another protocol from the first bytes."""
     buffer = memoryview(bytearray(HEADER_BYTES))
     receive_exactly(connected, buffer[:4])
     read_header(buffer[:4])

@@ -1,7 +1,7 @@
-"""Sockets of the data plane: they are opened, tuned, ended, and closed in forked children.
+"""Sockets of the data plane: opening, tuning, ending, and closing in forked children.
 
-The sockets block. Only opening has a time-out: a thread that waits in a socket is woken by `hang_up`, called
-by the thread that finds that the peer is gone.
+The sockets are blocking. Only opening has a timeout: a thread that waits in a socket is woken by `hang_up`,
+which is called by the thread that detects the loss of the peer.
 
 Processes of one host connect over Unix sockets, which can pass the descriptors of shared memory. Their names
 are in Linux's abstract namespace, which belongs to a network namespace as ports do: no file is left behind,
@@ -63,8 +63,8 @@ class BytesMoved(NamedTuple):
 def bind_address(host: str) -> str:
     """Return the address to bind so that others reach this process by `host`; empty for every interface.
 
-    An address of this machine is returned as it is. A name, or an address of another machine, may be
-    translated on its way into this container: for these, every interface.
+    An address of this machine is returned unchanged. A name, or an address of another machine, may be
+    translated on its way into this container, so the result is every interface.
     """
     address = _literal(host)
     if address:
@@ -79,7 +79,7 @@ def bind_address(host: str) -> str:
 
 
 def reachable_address(host: str, *, by_all: bool) -> str:
-    """Return the address to bind: `bind_address`, or loopback if strangers could reach that.
+    """Return the address to bind: `bind_address`, or loopback if unauthenticated hosts could reach that.
 
     Parameters
     ----------
@@ -117,7 +117,7 @@ def dial(host: str, port: int, *, timeout_seconds: float, buffer_bytes: int | No
     Raises
     ------
     OSError
-        The host is unknown, nothing listens there, or the time is over.
+        The host is unknown, nothing listens there, or the timeout expired.
     """
     connection = own(socket.create_connection((host, port), timeout=timeout_seconds))
     tune(connection, buffer_bytes)
@@ -162,7 +162,7 @@ def dial_here(name: str, *, timeout_seconds: float, buffer_bytes: int | None) ->
     Raises
     ------
     OSError
-        No process of this host listens there, it belongs to another user, or the time is over.
+        No process of this host listens there, it belongs to another user, or the timeout expired.
     """
     connection = _unix_socket()
     try:
@@ -184,7 +184,7 @@ def check_user(connection: socket.socket) -> None:
     Raises
     ------
     PermissionError
-        It runs as another user.
+        The peer runs as another user.
     """
     found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     _, user, _ = _CREDENTIALS.unpack(found)
@@ -193,7 +193,7 @@ def check_user(connection: socket.socket) -> None:
 
 
 def drain(connection: socket.socket, timeout_seconds: float) -> None:
-    """Discard what the peer still sends, until it closes or the time is over.
+    """Discard incoming bytes until the peer closes or the timeout expires.
 
     Closing a socket with unread bytes resets the connection, and after a reset the peer cannot read the error
     that was sent to it.

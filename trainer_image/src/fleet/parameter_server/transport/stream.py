@@ -1,9 +1,9 @@
-"""A resumable stream: the frames of one session in both directions, over one connection after the other.
+"""A resumable stream: the frames of one session in both directions, over successive connections.
 
-A connection may break while both processes live. So a frame stays in the unacknowledged queue until the other
-end is known to have it: every header says how many frames its sender has taken. A later connection begins
-with a handshake in which both ends say the same, and only the frames after that are sent again. Each frame is
-therefore taken exactly once, and its memory must not change before the other end has it.
+A connection may break while both processes are alive. So a frame stays in the unacknowledged queue until the
+other end is known to have it: every header has the number of frames that its sender has received. A later
+connection begins with a handshake in which both ends exchange these numbers, and only later frames are
+resent. Each frame is therefore received exactly once, and its memory must not change before that.
 """
 
 import socket
@@ -50,13 +50,13 @@ class ResumableStream:
     peer : str
         Name of the other end, for messages.
     side : Side
-        Who sends at this end.
+        The sender at this end.
     identity : Identity
-        What every frame repeats.
+        The identity that every frame carries.
     buffer_of : callable
-        As `BufferOf`.
+        See `BufferOf`.
     deliver : callable
-        As `Deliver`, with an `End` for each connection.
+        See `Deliver`; an `End` is delivered for each connection.
 
     Attributes
     ----------
@@ -81,7 +81,7 @@ class ResumableStream:
         self._acknowledged = 0
         """How many frames the other end has."""
         self._handed = 0
-        """How many frames connections that broke had handed to the kernel."""
+        """The number of frames that broken connections had passed to the kernel."""
         self._sending = self._received = (State.OPEN, 0)
         """State and step of both directions, after the acknowledged frames and after the taken ones."""
         self._receiving: Conversation | None = None
@@ -269,10 +269,10 @@ class ResumableStream:
 
 
 class Arrivals:
-    """Detects whether anything has arrived over a stream: a sign of life of the peer.
+    """A detector of arrivals over a stream, which show that the peer is alive.
 
-    A peer's heartbeat may be starved by the very work whose results it sends. Within a large frame the bytes
-    that the system counts show progress, if it counts them.
+    A peer's heartbeat may be starved by the work whose results it sends. Within a large frame, the system's
+    count of received bytes shows progress, if the system has one.
 
     Parameters
     ----------

@@ -22,7 +22,7 @@ RECORD_BYTES: Final = 22
 """Overhead of a TLS 1.3 record: its header, its type and its tag."""
 
 _CHUNK_BYTES: Final = 1 << 18
-"""How much is encrypted or received at once: the size of a piece of a block."""
+"""The number of bytes encrypted or received at once: the size of a piece of a block."""
 _REASONS: Final = {
     "PEER_DID_NOT_RETURN_A_CERTIFICATE": "it presents no certificate",
     "TLSV13_ALERT_CERTIFICATE_REQUIRED": "it demands a certificate and was given none",
@@ -44,7 +44,7 @@ _NO_TLS: Final = frozenset(
 
 
 class TlsError(ConnectionError):
-    """No encrypted connection can be made with the other end; the message says why."""
+    """No encrypted connection to the other end is possible; the message gives the reason."""
 
 
 class TlsSocket(socket.socket):
@@ -109,7 +109,7 @@ class TlsSocket(socket.socket):
                 return
 
     def recv_into(self, buffer: Any, nbytes: int = 0, flags: int = 0) -> int:
-        """Receive into a buffer what has arrived; 0 at the end. Flags are ignored."""
+        """Receive available bytes into a buffer; return 0 at the end. Flags are ignored."""
         del flags
         wanted = memoryview(buffer)[: nbytes or None]
         while True:
@@ -167,7 +167,7 @@ class TlsSocket(socket.socket):
 
 
 def explain(error: ssl.SSLError) -> str:
-    """Return a sentence about what is wrong with the other end, as far as OpenSSL knows."""
+    """Describe the problem with the other end, as far as OpenSSL reports it."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"its certificate is refused: {error.verify_message} (ca.crt in FLEET_TLS_DIR)"
     reason = error.reason or str(error)
