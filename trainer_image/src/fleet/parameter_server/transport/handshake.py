@@ -101,28 +101,28 @@ def greet(
     Parameters
     ----------
     connected : socket.socket
-        Has no time-out when this returns.
+        The socket, which has no timeout when this function returns.
     identity : Identity
-        Of the trainer.
+        The identity of the trainer.
     ours : Hello
     block_bytes : mapping of int to int
-        How many bytes of each block are sent.
+        The size of each block on the wire in bytes.
     descriptors : sequence of int
-        Of the trainer's memory, if it offers to share it; else empty.
+        The descriptor of the trainer's memory, if it offers to share it; else empty.
     share : callable
-        Gets the server's greeting and the descriptors that came with it, which are closed afterwards;
+        Called with the server's greeting and the descriptors that came with it, which are closed afterwards;
         returns whether memory is shared.
     timeout_seconds : float
-        For each of the server's answers.
+        The time limit of each of the server's answers.
     key : bytes
-        The job's; empty without one.
+        The key of the job; empty without one.
     row_bytes : mapping of int to int
-        How many bytes a row of each table has.
+        The size of each table's rows in bytes.
 
     Returns
     -------
     tuple of Directions and Hello
-        The Hello is the server's.
+        The directions of the connection, and the server's greeting.
 
     Raises
     ------
@@ -159,11 +159,11 @@ class Resumable(Protocol):
 
     @property
     def block_bytes(self) -> Mapping[int, int]:
-        """How many bytes of each block are sent."""
+        """The size of each block on the wire in bytes."""
 
     @property
     def row_bytes(self) -> Mapping[int, int]:
-        """How many bytes a row of each table has."""
+        """The size of each table's rows in bytes."""
 
     def resume(self, caller: "Caller") -> None:
         """Resume over a new connection: answer the caller, or raise the reason for a refusal."""

@@ -30,7 +30,7 @@ class SharedBlocks:
     Parameters
     ----------
     descriptor : int
-        Of the memory. Not closed here.
+        The descriptor of the memory, which is not closed here.
     block_bytes : mapping of int to int
         The blocks, which are laid out in the order of their numbers.
     writable : bool

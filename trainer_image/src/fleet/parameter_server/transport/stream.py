@@ -79,7 +79,7 @@ class ResumableStream:
         self._unacknowledged: deque[OutgoingFrame] = deque()
         """Frames that the other end is not known to have."""
         self._acknowledged = 0
-        """How many frames the other end has."""
+        """The number of frames that the other end has."""
         self._handed = 0
         """The number of frames that broken connections had passed to the kernel."""
         self._sending = self._received = (State.OPEN, 0)
@@ -122,7 +122,7 @@ class ResumableStream:
         Returns
         -------
         int
-            How many frames have been sent so far, arrived or not.
+            The number of frames sent so far, whether they have arrived or not.
         """
         job, trainer, attempt = self._identity
         header = Header(kind, job, attempt, trainer, step, block, self.taken, len(payload), shared)
@@ -149,12 +149,12 @@ class ResumableStream:
             Blocking; closed by this object from now on.
         directions : Directions
         acknowledged : int
-            How many frames the other end has, as its greeting says.
+            The number of frames that the other end has, according to its greeting.
 
         Returns
         -------
         int
-            How many frames are sent again.
+            The number of resent frames.
 
         Raises
         ------
