@@ -1,7 +1,8 @@
-"""Plans: what the replicas of a job do, as data that follows from what is trained, by pure functions.
+"""Plans: descriptions of what the replicas of a job do, computed by pure functions from what is trained.
 
-A plan says which blocks of which parameters go to which server, and how they are stepped. Whatever runs
-follows one; nothing here opens a socket, starts a thread or reads a clock, and importing it loads no torch.
+A plan assigns the blocks of each parameter to servers, and describes how they are stepped. The runtime
+follows a plan. This package opens no socket, starts no thread and reads no clock, and importing it does not
+import torch.
 """
 
 from fleet.plan.agreement import describe_difference, facts_of_training, fingerprint_of

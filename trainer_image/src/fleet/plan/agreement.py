@@ -1,7 +1,8 @@
-"""What the processes of one job must have in common before they may train together.
+"""Agreements: the facts that all processes of a job must share before they train together.
 
-An agreement is a flat mapping from the name of a fact to its text, so that two processes that differ can
-say in what. A fingerprint is its digest: cheap to compare, equal on every platform and Python version.
+An agreement is a flat mapping from the name of a fact to its text, so two processes can report which facts
+differ. A fingerprint is the digest of an agreement. It is cheap to compare, and identical on every platform
+and Python version.
 """
 
 import hashlib
@@ -15,7 +16,7 @@ _OF_TRAINING = ("parameter ", "optimizer of ", "table ")
 
 
 def facts_of_training(agreement: Mapping[str, str]) -> dict[str, str]:
-    """Return what of an agreement is about the model and its optimizer, and not about the cluster."""
+    """Return the facts of an agreement that concern the model and its optimizer, not the cluster."""
     return {fact: text for fact, text in agreement.items() if fact.startswith(_OF_TRAINING)}
 
 
@@ -26,18 +27,18 @@ def fingerprint_of(agreement: Mapping[str, str]) -> str:
 
 
 def describe_difference(ours: Mapping[str, str], theirs: Mapping[str, str], *, at_most: int = 3) -> str:
-    """Say in one clause how two agreements differ; empty when they do not.
+    """Return one clause that describes how two agreements differ; empty if they do not.
 
     Parameters
     ----------
     ours, theirs : mapping of fact to text
     at_most : int
-        How many differing facts to spell out.
+        Maximum number of differing facts to spell out.
 
     Returns
     -------
     str
-        ``trainers: 2 here, 3 there; …``, with the number of facts left out.
+        Such as ``trainers: 2 here, 3 there; …``, ending with the number of omitted facts, if any.
     """
     facts = [*ours, *(fact for fact in theirs if fact not in ours)]
     differing = [fact for fact in facts if ours.get(fact) != theirs.get(fact)]

@@ -1,7 +1,7 @@
-"""Blocks: the contiguous runs of a parameter's elements, in row-major order, that travel and are stepped.
+"""Blocks: contiguous runs of a parameter's elements, in row-major order; the units that are sent and stepped.
 
-A parameter is sliced along its first dimension, so that several servers share the work; each slice, or the
-whole parameter where it is not sliced, is one block.
+A parameter is sliced along its first dimension, so that several servers share the work. Each slice is one
+block; a parameter that is not sliced is a single block.
 """
 
 from dataclasses import dataclass
@@ -14,14 +14,14 @@ __all__ = ["PlannedBlock", "Slice", "plan_block", "slice_variable"]
 
 @dataclass(frozen=True, slots=True)
 class PlannedBlock:
-    """One block: where its elements lie in the parameter, and which server owns it."""
+    """One block: its range of elements in the parameter, and the server that owns it."""
 
     id: int
-    """The same number on every trainer and server: a block's position among all blocks of the job."""
+    """The block's position among all blocks of the job; the same on every trainer and server."""
     name: str
-    """``w.block1``, or the parameter's own name where it is not sliced."""
+    """Such as ``w.block1``; the parameter's own name if it is not sliced."""
     grad: str
-    """What is sent for it, without a trainer's suffix: ``w@GRAD.block1``, or ``w.block1.delta`` in GEO."""
+    """The sent variable, without a trainer's suffix: ``w@GRAD.block1``, or ``w.block1.delta`` in GEO."""
     param: str
     param_shape: tuple[int, ...]
     dtype: str
@@ -50,18 +50,18 @@ class PlannedBlock:
 
     @property
     def sliced(self) -> bool:
-        """Whether its parameter is cut into several blocks."""
+        """True if its parameter is cut into several blocks."""
         return self.name != self.param
 
     @property
     def suffix(self) -> str:
-        """What the block's name adds to the parameter's; empty where it is not sliced."""
+        """The suffix of the block's name after the parameter's name; empty if the parameter is not sliced."""
         return self.name[len(self.param) :]
 
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """One block of a variable: its elements ``begin`` to ``end``, whole rows where it has rows."""
+    """One block of a variable: the elements from ``begin`` to ``end``; whole rows if there are rows."""
 
     index: int
     begin: int
@@ -77,19 +77,20 @@ def slice_variable(shape: tuple[int, ...], slice_count: int, min_block_size: int
     shape : tuple of int
         The variable's shape.
     slice_count : int
-        The most blocks wanted: the number of servers, or 1 to leave the variable whole.
+        The maximum number of blocks: the number of servers, or 1 to leave the variable whole.
     min_block_size : int
-        Elements that a block should have at least; a smaller variable stays whole.
+        The minimum number of elements in a block; a smaller variable stays whole.
 
     Returns
     -------
     tuple of Slice
-        In order; together they hold each element once.
+        In order; together they hold each element exactly once.
 
     Notes
     -----
-    The original's arithmetic: blocks of ``ceil(numel / count)`` elements, rounded up to whole rows for
-    two and more dimensions, after which fewer blocks may be left.
+    The arithmetic is the original's: blocks have ``ceil(numel / count)`` elements, rounded up to
+    whole rows for two or more dimensions. Because of the rounding there may be fewer blocks than
+    `slice_count`.
 
     >>> [block.shape for block in slice_variable((10001, 10), 2, 8192)]
     [(5001, 10), (5000, 10)]
@@ -132,11 +133,11 @@ def plan_block(
     sliced : bool
         Whether the parameter has several slices.
     geo : bool
-        Whether trainers send a parameter's change in place of its gradient.
+        Whether trainers send a parameter's change instead of its gradient.
     number, server : int
-        The block's id, and the index of its server.
+        The block's id, and its server's index.
     endpoint : str
-        Its server's.
+        The server's endpoint.
     """
     name = f"{parameter.name}.block{piece.index}" if sliced else parameter.name
     return PlannedBlock(

@@ -1,4 +1,4 @@
-"""Capture: what a PyTorch script trains, read off its objects without running any of them."""
+"""Capture: derives what a PyTorch script trains from its objects, without running any of them."""
 
 import inspect
 from collections import Counter
@@ -20,7 +20,7 @@ from fleet.plan.tables import find_tables, placeholders_of, table_spec
 __all__ = ["LOSS", "capture_loop", "capture_step"]
 
 LOSS: Final = "loss"
-"""The name of a step's result."""
+"""The name of the loss among a step's results."""
 
 
 def capture_step(
@@ -29,12 +29,12 @@ def capture_step(
     optimizer: torch.optim.Optimizer,
     grad_clip: GradClip | None = None,
 ) -> tuple[TrainingSpec, Source]:
-    """Capture a step that an executor makes by a loss function; see `fleet.fluid.Program.capture`.
+    """Capture a step that an executor makes with a loss function; see `fleet.fluid.Program.capture`.
 
     Raises
     ------
     TranspileError
-        The step cannot be captured; the message says what.
+        The step cannot be captured; the message gives the cause.
     """
     if not isinstance(model, torch.nn.Module):
         raise TranspileError(f"capture needs a torch.nn.Module as its model, found {_kind(model)}")
@@ -53,15 +53,16 @@ def capture_loop(
     ----------
     optimizer : torch.optim.Optimizer
     model : torch.nn.Module, optional
-        Gives the parameters their names, and the order of their creation.
+        Provides the names of the parameters, and the order of their creation.
     grad_clip : ClipGradByValue, ClipGradByNorm or ClipGradByGlobalNorm, optional
     trained : collection of Parameter, optional
-        What trainers step without servers, whether or not it requires a gradient at the moment.
+        The parameters that trainers step without servers, whether or not they require a gradient at the
+        moment.
 
     Raises
     ------
     TranspileError
-        The step cannot be captured; the message says what.
+        The step cannot be captured; the message gives the cause.
     """
     if model is not None and not isinstance(model, torch.nn.Module):
         raise TranspileError(f"model must be a torch.nn.Module or None, found {_kind(model)}")
@@ -87,7 +88,7 @@ def _capture(
     group_of = _trainable(optimizer, names, placeholders_of(tables), trained)
     groups = tuple(_group(optimizer, index, group_of) for index in range(len(optimizer.param_groups)))
 
-    # Creation order is the model's where one is known, else the optimizer's.
+    # Creation order is the order in the model if it is known, else in the optimizer.
     ordered = list(model.parameters()) if model is not None else list(group_of)
     parameters = {names[parameter]: parameter for parameter in ordered if parameter in group_of}
     _check_names(feeds, parameters, {table.name for table in tables})
@@ -133,7 +134,7 @@ def _feeds(loss_fn: Callable[..., Any]) -> tuple[str, ...]:
 
 
 def _check_names(feeds: tuple[str, ...], parameters: Collection[str], tables: Collection[str]) -> None:
-    """Refuse feeds, parameters and tables with equal names."""
+    """Refuse equal names among feeds, parameters and tables."""
     for name in feeds:
         if name in parameters or name == LOSS:
             other = "one of the model's parameters" if name in parameters else "the result"

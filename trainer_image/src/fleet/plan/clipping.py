@@ -1,4 +1,4 @@
-"""Gradient clipping: what a user asks for, and what a server does about it.
+"""Gradient clipping, as users request it and as servers apply it.
 
 The mathematics is that of ``torch.nn.utils``: `clip_grad_value_` and `clip_grad_norm_` on the gradient that
 is averaged over the trainers. Clipping comes before weight decay, as in PyTorch and in the original.
@@ -24,13 +24,13 @@ __all__ = [
 
 @dataclass(frozen=True)
 class ClipGradByValue:
-    """Clip each element of a gradient to ``min`` … ``max``.
+    """Clip each element of a gradient to the range from ``min`` to ``max``.
 
     Attributes
     ----------
     max : float
     min : float, optional
-        ``-max`` otherwise.
+        By default ``-max``.
 
     Notes
     -----
@@ -100,7 +100,7 @@ GradClip = ClipGradByValue | ClipGradByNorm | ClipGradByGlobalNorm
 
 @dataclass(frozen=True, slots=True)
 class NormPlan:
-    """A norm over the gradients of several blocks, by which a server clips them before it steps."""
+    """A norm over the gradients of several blocks, with which a server clips them before it steps."""
 
     key: str
     """The parameter's name; empty for the norm over all parameters."""
@@ -112,7 +112,7 @@ class NormPlan:
 
     @property
     def name(self) -> str:
-        """Its name in messages."""
+        """The norm's name in messages."""
         return f"the gradient of {self.key}" if self.key else "all gradients"
 
 
@@ -121,25 +121,25 @@ class ClippingPlan:
     """How a server clips the gradients of its blocks."""
 
     ranges: Mapping[int, tuple[float, float]]
-    """Least and largest element of a gradient, by block; empty unless gradients are clipped by value."""
+    """The bounds of the elements of a gradient, by block; empty unless gradients are clipped by value."""
     norms: tuple[NormPlan, ...]
     """The norms by which gradients are clipped; empty unless they are."""
 
 
 def in_floats(clip: GradClip) -> GradClip:
-    """Return an equal way to clip whose bounds are floats, so that all processes write the same text."""
+    """Return the same way of clipping with floats as bounds, so that all processes write the same text."""
     if isinstance(clip, ClipGradByValue):
         return ClipGradByValue(float(clip.max), float(clip.low))
     return type(clip)(float(clip.clip_norm))
 
 
 def check_grad_clip(name: str, value: object) -> None:
-    """Check that a value is one of the three ways to clip.
+    """Check that a value is an instance of one of the three clipping classes.
 
     Raises
     ------
     ConfigurationError
-        `value` is no instance of one of the three classes; the message begins with `name`.
+        `value` is not an instance of one of the three classes; the message begins with `name`.
     """
     if not isinstance(value, GradClip):
         raise ConfigurationError(

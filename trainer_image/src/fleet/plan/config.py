@@ -19,7 +19,7 @@ _log = logging.getLogger(__name__)
 
 
 class DistributedMode(IntEnum):
-    """How trainers and servers keep step; the numbers are `listen_and_serv`'s `distributed_mode`.
+    """How trainers and servers synchronize; the numbers are those of `listen_and_serv`'s `distributed_mode`.
 
     Notes
     -----
@@ -33,7 +33,7 @@ class DistributedMode(IntEnum):
 
 
 class TrainingMode(Protocol):
-    """The part of a user's own mode that a plan needs; see `fleet.parameter_server.modes.Mode`."""
+    """The part of a user-defined mode that a plan needs; see `fleet.parameter_server.modes.Mode`."""
 
     @property
     def name(self) -> str:
@@ -41,58 +41,61 @@ class TrainingMode(Protocol):
 
     @property
     def programs(self) -> DistributedMode:
-        """The mode whose programs it runs on."""
+        """The built-in mode whose programs this mode runs."""
 
     def agreement(self) -> Mapping[str, str]:
-        """Return the options that every process must have in common, besides the name."""
+        """Return the options, besides the name, that must be equal in every process."""
 
 
 @dataclass(slots=True)
 class DistributeTranspilerConfig:
-    """The configuration of a `DistributeTranspiler`. Set the fields, then hand it over.
+    """The configuration of a `DistributeTranspiler`. Set its fields before passing it on.
 
     Attributes
     ----------
     slice_var_up : bool
         Cut parameters into blocks so that all servers share the work.
     split_method : type
-        `RoundRobin`, `HashName`, or a `PSDispatcher` of your own. The names of the first two may be text.
+        `RoundRobin`, `HashName`, or your own subclass of `PSDispatcher`. The first two may also be given by
+        name, as a string.
     min_block_size : int
-        A block has at least this many elements; 8192 or more.
+        The minimum number of elements in a block; 8192 or more.
     sync_mode : bool
-        Together with transpile's `sync_mode`: False in either means asynchronous training.
+        Combined with the `sync_mode` argument of ``transpile``: False in either one means asynchronous
+        training.
     runtime_split_send_recv : bool
-        Asynchronous training in which the sender cuts the gradients; without it, half-asynchronous.
+        True: asynchronous training, in which the sender cuts the gradients. False: half-asynchronous
+        training, if `sync_mode` is False.
     mode : str
-        ``pserver``; ``nccl2`` or ``collective`` of a transpiler that is called by hand: the programs of
-        collective training.
+        ``pserver``; or, for a transpiler that is called by hand, ``nccl2`` or ``collective``, which give the
+        programs of collective training.
     half_async : bool
-        Half-asynchronous training, also where the sender cuts the gradients.
+        Half-asynchronous training, even if the sender cuts the gradients.
     completely_not_async : bool
-        With an asynchronous `sync_mode`: synchronous training after all, as the original's
-        `SyncStrategy` says it.
+        Synchronous training even though `sync_mode` is False. The original's `SyncStrategy` requests it in
+        this way.
     enable_dc_asgd : bool
-        Asynchronous training that compensates for delay (DC-ASGD). Where `sync_mode` is False and nothing
-        asks for another mode, the mode is async.
+        Asynchronous training that compensates for delay (DC-ASGD). If `sync_mode` is False and no field
+        requests another mode, the mode is async.
     geo_sgd_mode : bool
-        GEO: trainers step by themselves, and exchange what has changed now and then.
+        GEO: each trainer steps its own copy, and exchanges the changes at intervals.
     geo_sgd_need_push_nums : int
-        After how many steps a trainer of GEO sends what has changed.
+        GEO: the number of steps between two exchanges.
     wait_port : bool
-        Trainers wait until every server accepts connections before they start, and say for whom. Without
-        it a server that is not there yet is waited for in the call that joins it. Either way for the
-        deadline for starting at most (`FLEET_START_DEADLINE_SECONDS`, else `FLAGS_rpc_deadline`).
+        Before trainers start, they wait until every server accepts connections, and log which servers are
+        missing. If False, a trainer waits for a missing server in the call that joins it. Both waits end at
+        the deadline for starting (`FLEET_START_DEADLINE_SECONDS`, else `FLAGS_rpc_deadline`).
     print_log : bool
-        Log where each block goes.
+        Log the server of each block.
     nccl_comm_num, use_hierarchical_allreduce, hierarchical_allreduce_inter_nranks
-        Refused: in collective training all gradients travel through one communicator, on one level.
+        Refused: in collective training all gradients use one communicator, without a hierarchy.
     collective_mode : str or None
-        ``grad_allreduce``, what collective training does anyway, or ``local_sgd``.
+        ``grad_allreduce``, the default of collective training, or ``local_sgd``.
 
     Notes
     -----
-    The original's ``fluid.transpiler.DistributeTranspilerConfig``. Which field is carried out where says
-    `fleet.options`; elsewhere a value other than the default is an error that names the field.
+    The original's ``fluid.transpiler.DistributeTranspilerConfig``. `fleet.options` lists where each field is
+    supported. Elsewhere a value other than the default raises an error that names the field.
     """
 
     slice_var_up: bool = True
@@ -120,7 +123,7 @@ class DistributeTranspilerConfig:
             raise TypeError(_unknown(unknown[0], known))
         return object.__new__(cls)  # super() is of no use in a dataclass with slots
 
-    if not TYPE_CHECKING:  # to type checkers, a class that has it has every field
+    if not TYPE_CHECKING:  # else type checkers would accept any attribute
 
         def __setattr__(self, name: str, value: object) -> None:
             known = [field.name for field in fields(self)]
@@ -136,7 +139,7 @@ class DistributeTranspilerConfig:
         Raises
         ------
         TranspileError
-            A field has a value of the wrong type or range, or one that parameter servers do not carry out.
+            A field has a value of the wrong type or range, or one that parameter servers do not support.
         """
         if self.mode not in ("pserver", "nccl2", "collective"):
             raise TranspileError(
@@ -170,7 +173,7 @@ class DistributeTranspilerConfig:
         Raises
         ------
         TranspileError
-            It does not; the message names the first such field.
+            A field is not supported; the message names the first one.
         """
         for field in fields(self):
             self._refuse(field.name, Where(servers=False, by_executor=True))
@@ -186,17 +189,17 @@ class DistributeTranspilerConfig:
             raise TranspileError(f"config.{name} is {value!r}; expected True or False")
 
     def distributed_mode(self, sync_mode: bool) -> DistributedMode:
-        """Return the mode that these fields and transpile's `sync_mode` give together.
+        """Return the mode that results from these fields and the `sync_mode` argument of ``transpile``.
 
         Parameters
         ----------
         sync_mode : bool
-            As ``DistributeTranspiler.transpile`` was given it.
+            The argument of ``DistributeTranspiler.transpile``.
 
         Returns
         -------
         DistributedMode
-            What trainers and servers follow.
+            The mode of trainers and servers.
 
         Raises
         ------
@@ -218,18 +221,18 @@ class DistributeTranspilerConfig:
         return ", ".join(set_fields)
 
     def check_options(self, mode: DistributedMode, *, custom: bool = False) -> None:
-        """Check the fields that have a meaning in one mode only, or ask for one where one is given.
+        """Refuse fields of another mode, and fields that request a mode beside a user-defined one.
 
         Parameters
         ----------
         mode : DistributedMode
         custom : bool
-            Whether it is only the mode whose programs a mode of the user's own runs on.
+            True if the job runs a user-defined mode, and `mode` only determines its programs.
 
         Raises
         ------
         TranspileError
-            Such a field is set, and the mode is another.
+            Such a field is set.
         """
         for name in (*_OF_ONE_MODE, "sync_mode", *_MODE_FLAGS) if custom else _OF_ONE_MODE:
             self._refuse(name, Where(servers=True, mode="own" if custom else mode.name.lower()))
@@ -268,7 +271,7 @@ def _unknown(name: str, known: list[str]) -> str:
 
 @functools.cache
 def say_that_async_follows() -> None:
-    """Log once that the mode is async, which the script did not name."""
+    """Warn once that the mode is async, although the script did not name it."""
     _log.warning("config.enable_dc_asgd = True and sync_mode = False: the mode is async")
 
 

@@ -1,7 +1,7 @@
 """Dispatchers: how blocks are assigned to servers.
 
-A dispatcher is asked once, for all parameter blocks of the job in order, and a gradient follows its
-parameter; so the two always share a server.
+The transpiler calls a dispatcher once, with all parameter blocks of the job in order. A gradient follows its
+parameter, so the two always share a server.
 """
 
 import zlib
@@ -21,7 +21,7 @@ class Named(Protocol):
 
 
 class PSDispatcher(ABC):
-    """Base class of dispatchers: set a subclass as `config.split_method`.
+    """Base class of dispatchers; assign a subclass to `config.split_method`.
 
     Parameters
     ----------
@@ -48,7 +48,7 @@ class PSDispatcher(ABC):
 
     @abstractmethod
     def dispatch(self, varlist: Sequence[Named]) -> list[str]:
-        """Return one endpoint for each block; every process of the job must return the same ones.
+        """Return one endpoint per block; the result must be the same in every process of the job.
 
         Parameters
         ----------
@@ -90,11 +90,11 @@ class RoundRobin(PSDispatcher):
 class HashName(PSDispatcher):
     """Assigns each block by a hash of its name, so that a new parameter moves no other block.
 
-    The hash is CRC-32, which every process computes alike; Python's own is salted per process.
+    The hash is CRC-32, which is the same in every process; Python's built-in hash is salted per process.
 
     Notes
     -----
-    The original's ``fluid.transpiler.HashName``, whose hash is Python's own.
+    The original's ``fluid.transpiler.HashName``, which uses Python's built-in hash.
     """
 
     def dispatch(self, varlist: Sequence[Named]) -> list[str]:

@@ -1,7 +1,7 @@
-"""Plans as plain values of JSON, and back.
+"""Conversion of plans to plain JSON values and back.
 
-A plan is read by the types of its fields: whatever is not exactly a plan is refused with its place. Reading
-imports nothing that the text names; an optimizer's class is looked up when the plan is followed.
+The types of the fields determine how a plan is read. Any other value is refused, with its place in the text.
+Reading a plan imports nothing that the text names; an optimizer's class is looked up when the plan runs.
 """
 
 from collections.abc import Iterable, Mapping
@@ -32,7 +32,7 @@ _NAMED: Final = {
         ClipGradByGlobalNorm,
     )
 }
-"""The classes that may stand in one place; the text says which one it is."""
+"""The classes that the same field may hold; the text names the class."""
 _NAMES: Final = {
     dict: "an object",
     list: "a list",
@@ -44,25 +44,25 @@ _NAMES: Final = {
 
 
 def write_plan(plan: Plan) -> dict[str, Any]:
-    """Return a plan as plain values."""
+    """Convert a plan to plain values."""
     written: dict[str, Any] = _write(plan)
     return written
 
 
 def read_plan(where: str, value: object) -> Plan:
-    """Return the plan that plain values describe.
+    """Build the plan that plain values describe.
 
     Parameters
     ----------
     where : str
         The place in the text, for messages.
     value
-        What `write_plan` returned.
+        The result of `write_plan`.
 
     Raises
     ------
     TranspileError
-        The values are no plan, or contradict each other; the message says where.
+        The values are not a plan, or contradict each other; the message gives the place.
     """
     plan: Plan = _read(where, value, Plan)
     if isinstance(plan, JobPlan):
@@ -73,12 +73,12 @@ def read_plan(where: str, value: object) -> Plan:
 
 
 def refuse(where: str, found: object, expected: str) -> NoReturn:
-    """Raise TranspileError, which names a place in the text, and what stands there."""
+    """Raise a TranspileError that names a place in the text and the value found there."""
     raise TranspileError(f"the program is damaged: {where} is {describe(found)}; expected {expected}")
 
 
 def describe(value: object) -> str:
-    """Return a value as a message shows it."""
+    """Format a value for a message."""
     if isinstance(value, dict):
         return f"an object with {', '.join(value) or 'nothing'}"
     text = repr(value)
@@ -98,7 +98,7 @@ def _write(value: Any) -> Any:
 
 
 def _read(where: str, value: Any, kind: Any) -> Any:
-    """Return a value as the type of a field wants it."""
+    """Convert a value to the type of a field; refuse it if that is impossible."""
     if kind == HyperParameter:
         return _hyper_parameter(where, value)
     if isinstance(kind, UnionType):
@@ -134,7 +134,7 @@ def _read_one_of(where: str, value: Any, kinds: tuple[Any, ...]) -> Any:
 
 
 def _read_fields(where: str, value: Any, kind: Any) -> Any:
-    """Return an object of a class from its fields: all of them, and no other."""
+    """Build an object of a class; the text must have exactly its fields."""
     _expect(where, value, dict)
     hints = get_type_hints(kind)
     names = {field.name for field in fields(kind)} | ({"kind"} if kind.__name__ in _NAMED else set())
@@ -145,7 +145,7 @@ def _read_fields(where: str, value: Any, kind: Any) -> Any:
     given = {name: _read(f"{where}, {name}", value[name], hints[name]) for name in names - {"kind"}}
     try:
         return kind(**given)
-    except ConfigurationError as error:  # a bound of clipping that is none
+    except ConfigurationError as error:  # such as an invalid clipping bound
         raise TranspileError(f"the program is damaged: {where}: {error}") from error
 
 
@@ -164,7 +164,7 @@ def _expect(where: str, value: object, kind: type) -> None:
 
 
 def _check_job(where: str, plan: JobPlan) -> None:
-    """Check that the blocks of a plan are those of what it trains, each element once."""
+    """Check that the blocks of a plan cover each element of its parameters exactly once."""
     if plan.trainers < 1:
         refuse(f"{where}, trainers", plan.trainers, "at least 1")
     ids = [block.id for block in plan.blocks]
@@ -189,7 +189,7 @@ def _check_job(where: str, plan: JobPlan) -> None:
 
 
 def _ends(blocks: Iterable[Any]) -> int:
-    """Return where blocks end that follow each other from 0; -1 where they do not."""
+    """Return the end of blocks that are contiguous from 0; -1 if they are not contiguous."""
     end = 0
     for block in blocks:
         if block.begin != end:

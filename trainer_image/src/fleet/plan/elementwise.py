@@ -1,9 +1,9 @@
-"""Trials of an optimizer: whether parameter servers can make its step, and may step slices.
+"""Trials of an optimizer, which test whether parameter servers can make its step, and on slices too.
 
-A server steps each parameter, or a slice of it, by an optimizer of its own, which it builds anew from the
-options of the param group. So three things are tried: whether slices give what the whole gives; whether
-parameters that are stepped together end as when each is stepped by itself; and whether the rebuilt optimizer
-is the user's.
+A server steps each parameter, or each slice of it, with a separate optimizer, which it builds from the
+options of the param group. The trials therefore test three things: whether stepping slices gives the same
+result as stepping the whole; whether stepping parameters together gives the same result as stepping each one
+alone; and whether the rebuilt optimizer behaves like the user's.
 """
 
 import inspect
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
 __all__ = ["Findings", "try_out"]
 
 _SHAPES = ((6, 4), (6, 4), (5, 3))
-"""Two-dimensional because Muon requires it; two of one shape for optimizers that stack equal shapes."""
+"""Two-dimensional because Muon requires it; two are equal for optimizers that stack equal shapes."""
 _STEPS = 4
 """Enough for moments and bias corrections to matter."""
 _RUNS = ((0.01, 1e-3), (1.0, 1.0), (0.01, 1e3))
-"""Learning rates and sizes of the first gradients: what clips acts on large ones only, and what fails on them
-is tried on the small ones, which come first. The user's rate is not among them: a schedule may begin at zero,
-where every optimizer looks element-wise."""
+"""Learning rates, and sizes of the first gradients. Clipping takes effect only on large values. An optimizer
+that fails on large values has already been tried on the small ones, which come first. The user's own rate is
+not used: a schedule may begin at zero, where every optimizer looks element-wise."""
 _GROWTH = 6.0
 """Growth of gradients from step to step, so that the runs cover eight powers of ten."""
 _RATES = (0.7, 0.1, 0.05, 0.01, 3e-3, 1e-3, 3e-4, 1e-4)
@@ -50,12 +50,12 @@ class Findings:
     Attributes
     ----------
     elementwise : bool
-        Whether stepping two slices of a tensor gives, to the bit, what stepping the whole gives.
+        Whether stepping two slices of a tensor gives the same bits as stepping the whole tensor.
     refusal : str
-        Why parameter servers cannot make this step, and what to do; empty where they can.
+        Why parameter servers cannot make this step, and what to do about it; empty if they can.
     tensors : mapping of str to str
-        The options that are tensors, with their dtypes: a learning rate of float32 computes otherwise than a
-        number of the same value.
+        The options that are tensors, with their dtypes: a float32 learning rate can give other results than a
+        Python number of the same value.
     """
 
     elementwise: bool
@@ -71,24 +71,24 @@ def try_out(
     Parameters
     ----------
     optimizer : torch.optim.Optimizer
-        The user's; it is neither stepped nor changed.
+        The user's optimizer, which is neither stepped nor changed.
     index : int
         The param group in question.
     trained : mapping of int to int
-        How many parameters are trained, by param group. A single one has nothing to be coupled with.
+        The number of trained parameters, by param group. A single parameter cannot be coupled with another.
     dtypes : collection of torch.dtype
-        Of the group's parameters; float32 is tried anyway.
+        The dtypes of the group's parameters; float32 is always tried.
 
     Returns
     -------
     Findings
-        With a refusal too where the class cannot be built from the group's options, or cannot step a dense
-        gradient: where trainers step, that is no matter.
+        These include a refusal if the class cannot be built from the group's options, or cannot step a dense
+        gradient. The refusal does not matter if the trainers step.
 
     Raises
     ------
     TranspileError
-        As of `read_hyper_parameters`.
+        As for `read_hyper_parameters`.
     """
     kind, group = type(optimizer), optimizer.param_groups[index]
     options = {
@@ -106,7 +106,7 @@ def try_out(
             )
             tensors, of_numbers = _number_types(kind, group, options)
             refusal = findings.refusal or of_numbers or _of_arguments(optimizer, options)
-        except Exception as error:  # noqa: BLE001 - a class of the script's may raise any
+        except Exception as error:  # noqa: BLE001 - a user-defined class may raise anything
             return Findings(False, _FAILS.format(name=kind.__name__, error=error))
     return Findings(findings.elementwise, refusal, tensors)
 
@@ -116,7 +116,7 @@ def _is_rate(name: str, value: object) -> bool:
 
 
 def _layout(trained: Mapping[int, int]) -> tuple[int, ...]:
-    """Return the sizes of the trial's param groups: like the user's, with at most three parameters in all."""
+    """Return the sizes of the trial's param groups: as the user's, with at most three parameters in all."""
     counts = [count for count in trained.values() if count]
     if sum(counts) < 2:
         return (1,)
@@ -129,8 +129,8 @@ def _layout(trained: Mapping[int, int]) -> tuple[int, ...]:
 def _script_untouched() -> Iterator[None]:
     """Isolate a trial from the script: its random state, default device and global optimizer hooks.
 
-    Tensors are made on the CPU even where the default device is another one. The random numbers that the
-    script draws stay the same, and none of its hooks on all optimizers is called.
+    Tensors are made on the CPU, whatever the default device is. The script's random numbers stay the same,
+    and its global optimizer hooks are not called.
     """
     of_python, of_numpy = random.getstate(), np.random.get_state()  # noqa: NPY002 - what a script may use
     hooks = [getattr(torch_optimizer, f"_global_optimizer_{when}_hooks") for when in ("pre", "post")]
@@ -154,7 +154,7 @@ def _try_out(
     layout: tuple[int, ...],
     dtypes: tuple[torch.dtype, ...],
 ) -> Findings:
-    """As `try_out`, without a learning rate, so that groups that differ only in it share a trial."""
+    """Do what `try_out` does, but ignore the learning rate: groups that differ only in it share a trial."""
     elementwise = True
     for dtype in dtypes:
         for number, (rate, size) in enumerate(_RUNS):
@@ -164,7 +164,7 @@ def _try_out(
             except Exception:
                 if number == 0:
                     raise
-                continue  # a class of the script's own may refuse large gradients, and rates
+                continue  # a user-defined class may refuse large gradients or learning rates
             if found.refusal:
                 return found
             elementwise = elementwise and found.elementwise
@@ -226,7 +226,7 @@ _CHANGES = (
 def _problem(
     count: int, size: float, dtype: torch.dtype, steps: int = _STEPS
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Return initial values and, by step, gradients of similar direction, as in a descent."""
+    """Return initial values, and the gradients of each step, whose directions are similar as in a descent."""
     generator = torch.Generator("cpu").manual_seed(0)
 
     def normal(*shape: int) -> Tensor:
@@ -241,7 +241,7 @@ def _problem(
 
 @dataclass(frozen=True, slots=True)
 class _Outcome:
-    """The result of a trial, by parameter: its value, its state and the options of its group."""
+    """The result of a trial: for each parameter its value, its state and the options of its group."""
 
     values: list[Tensor]
     states: list[_Options]
@@ -255,7 +255,7 @@ class _Outcome:
         )
 
     def changed(self, options: _Options) -> list[str]:
-        """Return the options that the first group's steps have changed."""
+        """Return the options of the first group that its steps have changed."""
         return [name for name, value in options.items() if not _same(self.groups[0][name], value)]
 
 
@@ -276,7 +276,7 @@ def _train(
     *,
     served: bool = False,
 ) -> _Outcome:
-    """Run a trial; `served`: as a server does, which receives the options again in each step."""
+    """Run a trial; if `served`, as on a server, which receives the options again in each step."""
     parameters = [torch.nn.Parameter(start.clone()) for start in starts]
     groups, remaining = [], list(parameters)
     for count in layout:
@@ -301,7 +301,7 @@ def _train(
 
 
 def _same(one: Any, other: Any) -> bool:
-    """Whether two results are equal to the bit, NaN included; objects of one class count as equal."""
+    """Return whether two results are bitwise equal, including NaN; objects of one class count as equal."""
     if isinstance(one, Tensor) and isinstance(other, Tensor):
         alike = one.shape == other.shape and one.dtype == other.dtype
         return alike and torch.allclose(one, other, rtol=0.0, atol=0.0, equal_nan=True)
@@ -317,15 +317,15 @@ def _same(one: Any, other: Any) -> bool:
 
 
 def _number_types(kind: "type[Optimizer]", group: _Options, options: _Options) -> tuple[dict[str, str], str]:
-    """Return the options that are tensors, or the reason why servers cannot keep an option's type."""
+    """Return the dtypes of tensor options, and why servers cannot keep an option's type, if they cannot."""
     tensors: dict[str, str] = {}
     for name in options:
         value = group[name]
         if isinstance(value, Tensor):
-            if value.is_floating_point() and value.dtype != torch.float64:  # else it computes as a number
+            if value.is_floating_point() and value.dtype != torch.float64:  # others act like a number
                 tensors[name] = str(value.dtype).removeprefix("torch.")
         elif _has_array(value) and not _computes_as_numbers(kind, name, value, options):
-            # A scheduler may make another type of one of numpy's numbers, so none can be promised.
+            # A scheduler may change the type of a NumPy number, so its type cannot be relied on.
             return {}, (
                 f"{kind.__name__}'s option {name} is {_kind_of(value)}, with which PyTorch computes "
                 f"otherwise than with a plain number, and parameter servers get plain numbers: "
@@ -335,10 +335,10 @@ def _number_types(kind: "type[Optimizer]", group: _Options, options: _Options) -
 
 
 def _computes_as_numbers(kind: "type[Optimizer]", name: str, value: object, options: _Options) -> bool:
-    """Whether a step gives the same bits with Python's numbers as with an option of another type."""
+    """Return whether a step gives the same bits if an option is converted to a plain Python number."""
     for rate in _RATES:
         plain: dict[str, Any] = dict(options)
-        if "foreach" in plain:  # which torch refuses to combine with tensors
+        if "foreach" in plain:  # torch refuses to combine foreach with tensor options
             plain["foreach"] = False
         if _is_rate("lr", plain.get("lr")):
             plain["lr"] = rate
@@ -356,12 +356,12 @@ def _has_array(value: object) -> bool:
 
 
 def _like(value: Any, plain: Any) -> Any:
-    """Return plain numbers, converted to the types of other values."""
+    """Convert plain numbers to the types of other values."""
     if isinstance(value, tuple | list):
         return tuple(map(_like, value, plain))
     if isinstance(value, Tensor):
         return torch.tensor(plain, dtype=value.dtype, device="cpu")
-    # A trial's rates are no integers, and those of NumPy compute as Python's.
+    # A trial's rates are not integers, and NumPy's integers give the same results as Python's.
     return type(value)(plain) if isinstance(value, np.floating) else plain
 
 
@@ -372,10 +372,10 @@ def _kind_of(value: object) -> str:
 
 
 def _of_arguments(optimizer: "Optimizer", options: _Options) -> str:
-    """Return why servers would lose a constructor argument that is no option of a param group."""
+    """Return why servers would lose a constructor argument outside the param groups; empty if they do not."""
     kind = type(optimizer)
     rebuilt = build_optimizer(kind, [torch.nn.Parameter(torch.zeros(_SHAPES[0]))], options)
-    for name in list(inspect.signature(kind).parameters)[1:]:  # the first takes the parameters
+    for name in list(inspect.signature(kind).parameters)[1:]:  # the first argument takes the parameters
         for attribute in (name, f"_{name}"):
             ours, theirs = vars(optimizer), vars(rebuilt)
             if name in options or attribute not in ours or attribute not in theirs:

@@ -1,8 +1,8 @@
-"""A job's plan: which blocks there are, which server holds each, and what every replica does.
+"""The plan of a job: its blocks, the server of each block, and the work of every replica.
 
-`plan_job` makes it from what is trained and how; from it follow each trainer's plan and each server's. All
-processes of a job number the blocks alike: a block's id is its position in the list of all blocks, sorted by
-parameter name (code points) and then by offset.
+`plan_job` computes it from the training specification and the configuration. The plan of each trainer and
+server follows from it. All processes of a job number the blocks in the same way: a block's id is its position
+in the list of all blocks, sorted by parameter name (code points) and then by offset.
 """
 
 from collections.abc import Mapping, Sequence
@@ -38,16 +38,16 @@ class GroupPlan:
     hyper_parameters: Mapping[str, HyperParameter]
     """Every option of the group at capture, ``lr``, ``weight_decay`` and kernel flags included."""
     elementwise: bool
-    """Whether stepping two slices gives the bits that stepping the whole parameter gives."""
+    """Whether stepping two slices gives the same bits as stepping the whole parameter."""
     cuttable: bool
-    """Whether the mode and the clipping too let blocks be sent and stepped in pieces."""
+    """Whether blocks may be sent and stepped in pieces, considering the mode and the clipping as well."""
     tensors: Mapping[str, str] = field(default_factory=dict)
-    """The options that are tensors where the user has them, and their dtypes, which decide bits of a step."""
+    """The user's options that are tensors, with their dtypes, on which the bits of a step depend."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrainerPlan:
-    """What one trainer sends and receives at each step."""
+    """What one trainer sends and receives in each step."""
 
     mode: DistributedMode
     trainer_id: int
@@ -56,27 +56,27 @@ class TrainerPlan:
     wait_port: bool
     """Whether to wait until every server accepts connections before the first step."""
     blocks: tuple[PlannedBlock, ...]
-    """All blocks of the job, by parameter name and then by offset; once joined, those that servers hold."""
+    """All blocks of the job, by parameter name, then by offset; once joined, those that servers hold."""
     send_order: tuple[int, ...]
-    """Block ids in the order of the program's send operators. An eager loop may send in another."""
+    """Block ids in the order of the program's send operators. An eager loop may use another order."""
     agreement: Mapping[str, str]
-    """What every process of the job must have in common, by name, for messages."""
+    """The facts that must be equal in every process of the job, by name, for messages."""
     merge_add: frozenset[int]
     """The param groups whose gradients are summed, not averaged, when those of several steps are merged."""
     push_nums: int
-    """GEO: after how many steps a trainer sends what has changed."""
+    """GEO: the number of steps between two exchanges."""
     custom: TrainingMode | None
-    """The user's own mode, which takes the place of `mode`."""
+    """The user-defined mode, which replaces `mode`."""
     tables: tuple[TablePlan, ...] = ()
-    """The tables that live on the servers, each on all of them."""
+    """The tables on the servers; every server holds a part of each table."""
 
     @property
     def fingerprint(self) -> str:
-        """Hex digest of `agreement`: equal on all processes that may work together."""
+        """Hex digest of `agreement`; equal in all processes that may train together."""
         return fingerprint_of(self.agreement)
 
     def placed(self, told: Sequence[Placement]) -> "TrainerPlan":
-        """Return the plan for the blocks that servers hold, which they tell; see `blocks_told`."""
+        """Return this plan with the blocks that the servers announced; see `blocks_told`."""
         runs = blocks_told(self.blocks, self.endpoints, told)
         param_of = {block.id: block.param for block in self.blocks}
         sent = (runs[param] for param in dict.fromkeys(param_of[number] for number in self.send_order))
@@ -87,7 +87,7 @@ class TrainerPlan:
         )
 
     def blocks_of(self, param: str) -> tuple[PlannedBlock, ...]:
-        """Return the blocks of one parameter in order of offset."""
+        """Return the blocks of one parameter, in order of offset."""
         return tuple(block for block in self.blocks if block.param == param)
 
     def blocks_on(self, server: int) -> tuple[PlannedBlock, ...]:
@@ -97,18 +97,18 @@ class TrainerPlan:
 
 @dataclass(frozen=True, slots=True)
 class ServerPlan:
-    """What one server holds and steps."""
+    """The parts of the model that one server holds and steps."""
 
     mode: DistributedMode
     server: int
     """This server's index in `endpoints`."""
     endpoints: tuple[str, ...]
     trainers: int
-    """Fanin: the number of trainers, which is also the divisor of the summed gradients."""
+    """Fan-in: the number of trainers, by which the summed gradients are divided."""
     blocks: tuple[PlannedBlock, ...]
-    """The blocks this server owns, or their pieces, in that order; empty when it owns none."""
+    """The blocks that this server owns, or their pieces, in order; empty if it owns none."""
     num_blocks: int
-    """How many blocks the whole job has, however they are cut into pieces."""
+    """The number of blocks in the whole job; pieces of a block do not count separately."""
     groups: Mapping[int, GroupPlan]
     """The param groups that `blocks` refer to, by index."""
     clipping: ClippingPlan
@@ -117,18 +117,18 @@ class ServerPlan:
     custom: TrainingMode | None
     """As in `TrainerPlan`."""
     version: int = 0
-    """Of the placement; see `Placement`."""
+    """The version of the placement; see `Placement`."""
     tables: tuple[TablePlan, ...] = ()
-    """As in `TrainerPlan`; of each this server holds some shards."""
+    """As in `TrainerPlan`; this server holds some shards of each."""
 
     @property
     def dc_asgd(self) -> bool:
-        """Whether gradients are compensated for their delay."""
+        """True if gradients are compensated for their delay."""
         return self.agreement.get("enable_dc_asgd") == str(True)
 
     @property
     def endpoint(self) -> str:
-        """Where this server is reached."""
+        """The endpoint at which other replicas reach this server."""
         return self.endpoints[self.server]
 
     @property
@@ -138,12 +138,12 @@ class ServerPlan:
 
     @property
     def fingerprint(self) -> str:
-        """As of `TrainerPlan`."""
+        """See `TrainerPlan`."""
         return fingerprint_of(self.agreement)
 
     @property
     def placement(self) -> Placement:
-        """What this server tells each trainer of its blocks."""
+        """The placement that this server announces to each trainer."""
         return Placement(tuple(map(part_of, self.blocks)), self.version)
 
 
@@ -151,28 +151,28 @@ class ServerPlan:
 class JobPlan:
     """The plan of a job with parameter servers.
 
-    It is plain data: it can be written as text, and equal plans make equal programs.
+    A plan is plain data: it can be written as text, and equal plans give equal programs.
 
     Attributes
     ----------
     spec : TrainingSpec
         What is trained.
     mode : DistributedMode
-        The mode, or the one whose programs a mode of the user's own runs on.
+        The mode, or the mode whose programs a user-defined mode runs.
     own_mode : str
-        The name of the user's own mode; empty where `mode` decides.
+        The name of the user-defined mode; empty if there is none.
     endpoints : tuple of str
-        The servers'.
+        The servers' endpoints.
     trainers : int
-        How many there are.
+        The number of trainers.
     blocks : tuple of PlannedBlock
         Sorted by parameter name, then by offset; ``blocks[i].id == i``.
     agreement : mapping
-        What all processes of the job must have in common.
+        The facts that must be equal in all processes of the job.
     push_nums : int
-        GEO: after how many steps a trainer sends what has changed.
+        GEO: the number of steps between two exchanges.
     sender_cuts : bool
-        Whether gradients are handed over whole, and cut by the thread that sends them.
+        Whether the thread that sends gradients also cuts them, instead of the training thread.
     dc_asgd : bool
         Whether servers compensate gradients for their delay.
     wait_port : bool
@@ -193,7 +193,7 @@ class JobPlan:
 
     @property
     def geo(self) -> bool:
-        """Whether trainers step by themselves, and exchange changes."""
+        """True if trainers step their own copies and exchange changes."""
         return self.mode is DistributedMode.GEO
 
     @property
@@ -210,8 +210,8 @@ class JobPlan:
     def cuttable(self) -> tuple[int, ...]:
         """The param groups whose blocks may be sent and stepped in pieces, to the same bits.
 
-        A norm needs a whole gradient; and a mode that keeps something of a block besides the gradient, such
-        as GEO, takes whole blocks.
+        A norm needs a whole gradient. A mode that keeps data of a block besides the gradient, such as GEO,
+        also needs whole blocks.
         """
         norms = self.spec.clip is not None and not isinstance(self.spec.clip, ClipGradByValue)
         in_pieces = not self.own_mode and self.mode in (DistributedMode.SYNC, DistributedMode.ASYNC)
@@ -237,17 +237,17 @@ class JobPlan:
         *,
         wait_port: bool = True,
     ) -> TrainerPlan:
-        """Return what one trainer does.
+        """Return the plan of one trainer.
 
         Parameters
         ----------
         trainer_id : int
         source : Source or None
-            Has the tables, where there are some.
+            Holds the tables, if the job has any.
         custom : TrainingMode, optional
-            The user's own mode, where the job has one.
+            The user-defined mode, if the job has one.
         wait_port : bool
-            False: do not wait for the servers' ports, even if the configuration says so.
+            False: do not wait for the servers' ports, even if the configuration requests it.
 
         Raises
         ------
@@ -255,7 +255,7 @@ class JobPlan:
             The job has another mode, or tables that the source does not have.
         """
         self._check_mode(custom)
-        # Autograd finishes the last parameter first, so its gradient can leave first.
+        # Autograd computes the last parameter's gradient first, so that gradient can be sent first.
         latest_first = (self.by_param[each.name] for each in reversed(self.spec.parameters))
         return TrainerPlan(
             mode=self.mode,
@@ -273,16 +273,16 @@ class JobPlan:
         )
 
     def server(self, endpoint: str, source: Source | None, custom: TrainingMode | None = None) -> ServerPlan:
-        """Return what the server at an endpoint does.
+        """Return the plan of the server at an endpoint.
 
         Parameters
         ----------
         endpoint : str
             One of `endpoints`.
         source : Source or None
-            Has the optimizer's class, where it is none of PyTorch's, and the tables.
+            Holds the tables, and the optimizer's class if it is not one of PyTorch's.
         custom : TrainingMode, optional
-            As of `trainer`.
+            As for `trainer`.
 
         Raises
         ------
@@ -346,7 +346,7 @@ class JobPlan:
         )
 
     def holders(self, param: str) -> tuple[int, ...]:
-        """Return the servers that hold a part of a parameter, ascending; of all, where it is empty."""
+        """Return the servers that hold a part of a parameter, ascending; of any parameter if it is empty."""
         return tuple(sorted({block.server for block in (self.by_param[param] if param else self.blocks)}))
 
 
@@ -359,11 +359,11 @@ class CollectivePlan:
     spec : TrainingSpec
         What is trained.
     form : str
-        The original's form of the programs, ``nccl2`` or ``collective``.
+        The form of the programs, as in the original: ``nccl2`` or ``collective``.
     collective_mode : str
         ``grad_allreduce`` or ``local_sgd``.
     endpoints : tuple of str
-        The trainers', by number.
+        The trainers' endpoints, by trainer number.
     trainer_id : int
         This trainer's number.
     """
@@ -385,22 +385,22 @@ def plan_job(
     sync_mode: bool = True,
     custom: TrainingMode | None = None,
 ) -> JobPlan:
-    """Cut what is trained into blocks, and give each block a server.
+    """Cut the parameters into blocks, and assign each block to a server.
 
     Parameters
     ----------
     spec : TrainingSpec
     source : Source or None
-        The objects that are trained, where they are known.
+        The PyTorch objects that are trained, if known.
     config : DistributeTranspilerConfig
     endpoints : sequence of str
-        The servers', ``host:port``, each once.
+        The servers' endpoints, ``host:port``, without duplicates.
     trainers : int
         At least 1.
     sync_mode : bool
-        False for asynchronous training, which the configuration can ask for too.
+        False for asynchronous training; the configuration can request it as well.
     custom : TrainingMode, optional
-        A mode of the user's own, which then decides.
+        A user-defined mode, which then takes precedence.
 
     Returns
     -------
@@ -409,9 +409,8 @@ def plan_job(
     Raises
     ------
     TranspileError
-        A field of the configuration that cannot be honoured, an optimizer or a module that servers cannot
-        train as they are told, or a dispatcher that answers with something other than one known endpoint for
-        each block.
+        A field of the configuration cannot be honoured, servers cannot train an optimizer or a module as
+        requested, or a dispatcher does not return one known endpoint for each block.
     """
     config.check()
     if custom is None:
@@ -428,7 +427,7 @@ def plan_job(
     if custom is None:
         refuse_forward_writes(source, steps_alone=mode is DistributedMode.GEO)
     _check_tables(spec, config, mode, custom)
-    if mode is not DistributedMode.GEO:  # where trainers step
+    if mode is not DistributedMode.GEO:  # GEO: the trainers step
         for parameter in spec.by_name:
             if refusal := spec.group(parameter.group).refusal:
                 raise TranspileError(refusal)
@@ -469,7 +468,7 @@ def _mode_agreement(
 
 
 def _check_clipping(spec: TrainingSpec, mode: DistributedMode, custom: TrainingMode | None) -> None:
-    """Refuse clipping where there is no gradient that is averaged over the trainers."""
+    """Refuse clipping in modes without a gradient that is averaged over the trainers."""
     built_in = custom is None and mode is DistributedMode.SYNC
     name = mode.name.lower().replace("_", "-") if custom is None else repr(custom.name)
     if not built_in and spec.clip is not None:
@@ -486,7 +485,7 @@ def _check_tables(
     mode: DistributedMode,
     custom: TrainingMode | None,
 ) -> None:
-    """Refuse what tables are not trained with, by name."""
+    """Refuse options that tables do not support, by name."""
     refused = {
         f"the mode {custom.name if custom is not None else mode.name.lower()!r}": custom is not None,
         "enable_dc_asgd": mode is DistributedMode.ASYNC and config.enable_dc_asgd,
@@ -505,7 +504,7 @@ def _check_tables(
 def _cut(
     spec: TrainingSpec, config: DistributeTranspilerConfig, endpoints: Sequence[str], *, geo: bool
 ) -> tuple[PlannedBlock, ...]:
-    """Cut the parameters into blocks, which are the first server's until they are dispatched."""
+    """Cut the parameters into blocks; all belong to the first server until they are dispatched."""
     blocks: list[PlannedBlock] = []
     for parameter in spec.by_name:
         group = spec.group(parameter.group)
@@ -544,7 +543,7 @@ def _cut(
 def _dispatch(
     dispatcher: PSDispatcher, blocks: Sequence[PlannedBlock], endpoints: Sequence[str]
 ) -> tuple[PlannedBlock, ...]:
-    """Return the blocks with the servers that the dispatcher gives them."""
+    """Return the blocks with the servers that the dispatcher assigns to them."""
     servers = tuple(dispatcher.dispatch(blocks))
     unknown = [server for server in servers if server not in endpoints]
     if unknown or len(servers) != len(blocks):
@@ -560,7 +559,7 @@ def _dispatch(
 
 
 def _print_blocks(plan: JobPlan) -> None:
-    """Print one line per block, and the share of each server, as the original does."""
+    """Print one line per block and the share of each server, as the original does."""
     for block in plan.blocks:
         shape = list(block.shape)
         print(f"{block.name} {shape} elements {block.begin} to {block.end} on {block.endpoint}")

@@ -43,14 +43,14 @@ _COUPLED = frozenset(
 
 
 def class_path(optimizer_class: type) -> str:
-    """Return the importable name of a class: ``torch.optim.sgd.SGD``."""
+    """Return the importable name of a class, such as ``torch.optim.sgd.SGD``."""
     return f"{optimizer_class.__module__}.{optimizer_class.__qualname__}"
 
 
 def kind_of(path: str, options: Mapping[str, HyperParameter]) -> str:
-    """Return the original's name of an optimizer, by the path of its class and a param group's options.
+    """Return the original's name of an optimizer, given its class path and a param group's options.
 
-    Where the original has none, it is the class's name in lower case.
+    If the original has none, return the class name in lower case.
     """
     if path == "torch.optim.sgd.SGD":
         return "momentum" if options.get("momentum") else "sgd"
@@ -58,19 +58,19 @@ def kind_of(path: str, options: Mapping[str, HyperParameter]) -> str:
 
 
 def has_coupled_decay(path: str, options: Mapping[str, HyperParameter]) -> bool:
-    """Whether weight decay, if any, is added to the gradient before anything else happens to it."""
+    """Return whether weight decay, if any, is added to the gradient before anything else is done with it."""
     return path in _COUPLED and not options.get("decoupled_weight_decay", False)
 
 
 def optimizer_class_at(path: str, optimizer: "Optimizer | None") -> "type[Optimizer]":
     """Return the class at a path: the class of the given optimizer, or one of PyTorch's.
 
-    A plan may have been read from a text, and a text must not choose what is imported.
+    A plan may have been read from text, and text must not choose what is imported.
 
     Raises
     ------
     TranspileError
-        The class is neither.
+        The path names another class.
     """
     if optimizer is not None and class_path(type(optimizer)) == path:
         return type(optimizer)
@@ -93,7 +93,8 @@ def read_hyper_parameters(optimizer: "Optimizer", group: Mapping[str, Any]) -> d
     Parameters
     ----------
     optimizer : torch.optim.Optimizer
-        Its defaults say which entries of the group are options; a scheduler's own entries are not.
+        Its defaults determine which entries of the group are options; entries that a scheduler has added are
+        not.
     group : mapping
         One of the optimizer's param groups.
 
@@ -114,7 +115,7 @@ def _plain(optimizer: "Optimizer", name: str, value: object) -> HyperParameter:
         return tuple(_plain(optimizer, name, item) for item in value)  # type: ignore[misc]
     if value is None or isinstance(value, bool | int | float | str):
         return value
-    if getattr(value, "ndim", None) == 0:  # a tensor, or one of numpy's numbers
+    if getattr(value, "ndim", None) == 0:  # a tensor or a NumPy number
         number: HyperParameter = value.item()  # type: ignore[attr-defined]
         return number
     raise TranspileError(
@@ -128,17 +129,17 @@ def build_optimizer(
     parameters: "Iterable[Tensor] | Iterable[dict[str, Any]]",
     options: Mapping[str, Any],
 ) -> "Optimizer":
-    """Build an optimizer as the user built theirs.
+    """Build an optimizer in the same way as the user did.
 
     Parameters
     ----------
     optimizer_class : type
         The user's class.
     parameters : iterable of tensors, or of param groups
-        Leaf tensors; param groups name theirs and nothing else.
+        Leaf tensors, or param groups that contain only their parameters.
     options : mapping of option to value
-        The user's param group. Those that the constructor does not take, because the class sets them
-        itself, are put into the group afterwards.
+        The options of the user's param group. Those that the constructor does not accept, because the class
+        sets them itself, are added to the group afterwards.
 
     Returns
     -------

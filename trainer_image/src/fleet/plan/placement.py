@@ -1,7 +1,7 @@
-"""Placement: which server holds which part of which parameter, as servers announce it to trainers.
+"""Placement of the parts of parameters on servers, as servers announce it to trainers.
 
-Servers hold blocks, whole or in pieces. A trainer cuts its gradients as the servers announce, whatever its
-own plan says, after it has checked that their parts cover what it trains.
+Servers hold whole blocks or pieces of blocks. A trainer checks that the announced parts cover its parameters.
+It then cuts its gradients into these parts, even if its own plan differs.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,9 +23,9 @@ class Part:
     """A contiguous range of a parameter on one server: a block, or a piece of one."""
 
     block: int
-    """Its number in frames and calls."""
+    """The part's number in frames and calls."""
     name: str
-    """The name of its block, ``w.block1``, which all pieces of the block share."""
+    """The name of its block, such as ``w.block1``; all pieces of a block share it."""
     index: int
     """Position of its block among those of the parameter."""
     param: str
@@ -44,7 +44,7 @@ class Placement:
     ----------
     parts : tuple of Part
     version : int
-        Version of the placement on all servers; rises with each change.
+        Version of the placement; equal on all servers, and higher after each change.
     """
 
     parts: tuple[Part, ...]
@@ -52,23 +52,23 @@ class Placement:
 
 
 def part_of(block: PlannedBlock) -> Part:
-    """Return a block as a server announces it."""
+    """Return the part that announces a block."""
     return Part(block.id, block.name, block.index, block.param, block.dtype, block.begin, block.shape)
 
 
 def blocks_told(
     own: Iterable[PlannedBlock], endpoints: Sequence[str], told: Sequence[Placement]
 ) -> dict[str, tuple[PlannedBlock, ...]]:
-    """Return the blocks that the servers announced, as blocks of a trainer.
+    """Convert the parts that the servers announced to blocks of a trainer.
 
     Parameters
     ----------
     own : iterable of PlannedBlock
         The blocks of the trainer's own plan.
     endpoints : sequence of str
-        The servers'.
+        The servers' endpoints.
     told : sequence of Placement
-        What each server announced, in the order of `endpoints`.
+        The placement that each server announced, in the order of `endpoints`.
 
     Returns
     -------
@@ -78,8 +78,8 @@ def blocks_told(
     Raises
     ------
     ConfigurationError
-        The servers announced different versions, or do not hold each element of each parameter once, in the
-        parameter's dtype.
+        The servers announced different versions, or do not hold each element of each parameter exactly once
+        and in the parameter's dtype.
     """
     if len({each.version for each in told}) > 1:
         pairs = zip(endpoints, told, strict=True)
@@ -104,7 +104,7 @@ def blocks_told(
 
 
 def _block(own: Mapping[str, PlannedBlock], part: Part, server: int, endpoint: str) -> PlannedBlock:
-    """Return a part as one of a trainer's blocks, given the trainer's own by parameter."""
+    """Convert a part to a block of a trainer, given the trainer's own blocks by parameter."""
     trained = own.get(part.param)
     if trained is None or trained.dtype != part.dtype:
         found = "which this trainer does not train" if trained is None else f"expected {trained.dtype}"

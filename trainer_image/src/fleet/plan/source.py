@@ -1,6 +1,6 @@
-"""The PyTorch objects that a job trains, and checks of them.
+"""The PyTorch objects that a job trains, and checks on them.
 
-Torch is imported where a function needs it, so that programs and plans are read and printed without it.
+Functions import torch when they need it, so that programs and plans can be read and printed without torch.
 """
 
 import gc
@@ -32,7 +32,7 @@ WITHOUT_NAMES = (
     "them; model=model in fleet.distributed_optimizer, or an optimizer that is built from named parameters, "
     "gives them names"
 )
-"""The log line of a trainer whose parameters have no names."""
+"""The message that a trainer logs if its parameters have no names."""
 _IN_GEO: Final = (
     "; or train in the mode geo, in which trainers step by themselves (config.geo_sgd_mode = True)"
 )
@@ -48,12 +48,12 @@ class CapturedTable:
     config: Any
     """Its configuration on servers: a `fleet.tables.TableConfig`, or the `OwnTable`."""
     group: int | None
-    """The param group whose options apply in each step; None where the table has its own rule."""
+    """The param group whose options apply in each step; None if the table has its own rule."""
 
 
 @dataclass(frozen=True, eq=False)
 class OwnTable:
-    """A table that trainers hold too: the weight of an embedding, or a bag, with ``sparse=True``."""
+    """A table that trainers also hold: the weight of an embedding, or a bag, with ``sparse=True``."""
 
     name: str
     placeholder: "Parameter"
@@ -75,7 +75,7 @@ class OwnTable:
 
 @dataclass(frozen=True, eq=False)
 class Source:
-    """The live PyTorch objects of a training: what the runtime needs, and a plan cannot hold as data."""
+    """The live PyTorch objects of a training: what the runtime needs and a plan cannot hold as data."""
 
     optimizer: "Optimizer"
     parameters: "Mapping[str, Parameter]"
@@ -83,13 +83,13 @@ class Source:
     module: "Module | None" = None
     loss_fn: Callable[..., Any] | None = None
     named: bool = True
-    """False where names are positions (``param_0_3``), for lack of better ones."""
+    """False if the names are only positions (``param_0_3``), because the user gave none."""
     tables: tuple[CapturedTable, ...] = ()
     """The tables of the model, sorted by name."""
 
     @property
     def own_tables(self) -> "Mapping[str, Parameter]":
-        """The weights of tables that trainers hold too, by name."""
+        """The weights of the tables that trainers also hold, by name."""
         return {
             table.name: table.declared.placeholder
             for table in self.tables
@@ -100,20 +100,21 @@ class Source:
 def find_module(optimizer: "Optimizer") -> "Module | None":
     """Return the outermost module of this process that holds all of an optimizer's parameters.
 
-    It gives the parameters the names that its script knows them by; what ``torch.compile`` has wrapped is
-    looked at without its wrapper. Every replica runs the same script, and so finds the same one.
+    The module gives the parameters the names that the script uses. A wrapper of ``torch.compile`` is ignored.
+    Every replica runs the same script, and so finds the same module.
 
     Returns
     -------
     Module or None
-        None where there is none, where several share the parameters, or where the optimizer has names.
+        None if there is no such module, if several modules share the parameters, or if the optimizer already
+        has names.
     """
     from torch.nn import Module
 
     if all("param_names" in group for group in optimizer.param_groups):
         return None
     wanted = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-    # An object may say that it is of another class than its type; and __init__ may not have run yet.
+    # An object may report a `__class__` other than its type, and its __init__ may not have run yet.
     found = (each for each in gc.get_objects() if issubclass(type(each), Module))
     modules = [each for each in found if "_modules" in vars(each)]
     inside = {id(child) for module in modules for child in module.children()}
@@ -133,7 +134,7 @@ def without_wrapper(module: "Module") -> "Module":
 
 
 def parameter_names(optimizer: "Optimizer", model: "Module | None") -> "tuple[dict[Parameter, str], bool]":
-    """Return the name of each parameter, and whether the names are the user's."""
+    """Return the name of each parameter, and whether the names come from the user."""
     if model is not None:
         return {parameter: name for name, parameter in model.named_parameters()}, True
     names: dict[Parameter, str] = {}
@@ -158,7 +159,7 @@ class LeftOut:
     exchanged : iterable of Tensor
         The optimizer's parameters whose gradients are exchanged.
     module : torch.nn.Module, optional
-        Gives names.
+        Provides the names of parameters.
     """
 
     def __init__(
@@ -184,7 +185,7 @@ class LeftOut:
         Raises
         ------
         ConfigurationError
-            It would change another parameter; the message names it.
+            The step would change another parameter; the message names it.
         """
         for name, parameter in self._frozen:
             if parameter.grad is not None:
@@ -215,16 +216,16 @@ def refuse_forward_writes(source: Source | None, *, steps_alone: bool) -> None:
     ----------
     source : Source or None
     steps_alone : bool
-        Whether a trainer steps its own values, as in GEO; rows of tables are copies even then.
+        Whether a trainer steps its own values, as in GEO. Rows of tables are copies even then.
 
     Raises
     ------
     TranspileError
-        There is one; the message names it.
+        There is such a module; the message names it.
     """
     if source is None or source.module is None:
         return
-    import torch  # not above: programs are read and printed where no torch is loaded
+    import torch  # imported here, so that programs can be read and printed without torch
 
     rows = {id(each) for each in source.own_tables.values()}
     blocks = set() if steps_alone else {id(each) for each in source.parameters.values()}

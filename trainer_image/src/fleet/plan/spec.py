@@ -1,7 +1,7 @@
-"""A training specification: what one process trains, as plain data that a plan is made from.
+"""Training specifications: what one process trains, as plain data from which a plan is made.
 
-`fleet.plan.capture` reads it off the PyTorch objects. It names no object of PyTorch itself, so it can be
-written as text, and two processes can compare theirs.
+`fleet.plan.capture` derives a specification from the PyTorch objects. It holds no PyTorch object, so it can
+be written as text, and processes can compare their specifications.
 """
 
 from collections.abc import Mapping
@@ -40,26 +40,26 @@ class GroupSpec:
     options: Mapping[str, HyperParameter]
     """Every option of the group at capture, ``lr``, ``weight_decay`` and kernel flags included."""
     elementwise: bool
-    """Whether stepping two slices gives the bits that stepping the whole parameter gives."""
+    """Whether stepping two slices gives the same bits as stepping the whole parameter."""
     refusal: str = ""
-    """Why parameter servers cannot make this step; empty where they can."""
+    """Why parameter servers cannot make this step; empty if they can."""
     tensors: Mapping[str, str] = field(default_factory=dict)
-    """The options that are tensors, with their dtypes, which decide bits of a step."""
+    """The options that are tensors, with their dtypes, on which the bits of a step depend."""
 
     @property
     def kind(self) -> str:
-        """The original's name of the optimizer: ``sgd``, ``momentum``, ``adam``."""
+        """The original's name of the optimizer, such as ``sgd``, ``momentum`` or ``adam``."""
         return kind_of(self.optimizer, self.options)
 
     @property
     def coupled(self) -> bool:
-        """Whether weight decay is added to the gradient before anything else happens to it."""
+        """True if weight decay is added to the gradient before the optimizer does anything else with it."""
         return has_coupled_decay(self.optimizer, self.options)
 
     @property
     def fact(self) -> str:
-        """The class and those options that must be equal in every process: the ones that are no numbers."""
-        # Kernel flags follow the device, and a server may have another than a trainer.
+        """The class and the options that must be equal in every process: all that are not numbers."""
+        # Kernel flags depend on the device, and servers and trainers may have different devices.
         structural = {
             name: value
             for name, value in sorted(self.options.items())
@@ -75,12 +75,12 @@ class TableSpec:
 
     name: str
     num_embeddings: int
-    """The number of ids; -1 where any id may be looked up."""
+    """The number of ids; -1 if any id may be looked up."""
     dimension: int
     own: bool
-    """Whether trainers hold the table too, as the weight of a module with sparse gradients."""
+    """Whether trainers also hold the table, as the weight of a module with sparse gradients."""
     fact: str
-    """What it is made of: equal in every process, and in a checkpoint."""
+    """The properties of the table that must be equal in every process and in a checkpoint."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,11 +117,11 @@ class TrainingSpec:
         return next(group for group in self.groups if group.index == index)
 
     def agreement(self) -> dict[str, str]:
-        """Return what all processes that train this must have in common, by the name of the fact.
+        """Return the facts that must be equal in all processes that train this, by name.
 
-        Names, shapes, dtypes and param groups of the parameters; each table; the class and structural
-        hyper-parameters of each group; how gradients are clipped. Numbers such as the learning rate may
-        change during training, and are compared step by step instead.
+        They are the names, shapes, dtypes and param groups of the parameters, each table, the class and
+        structural hyper-parameters of each group, and how gradients are clipped. Numbers such as the learning
+        rate may change during training, so they are compared at each step instead.
         """
         agreement = {f"table {table.name}": table.fact for table in self.tables}
         if self.clip is not None:

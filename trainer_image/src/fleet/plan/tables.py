@@ -1,4 +1,4 @@
-"""The plans of tables, and how tables are found in a model."""
+"""The plans of tables, and the search for tables in a model."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -24,15 +24,15 @@ __all__ = ["TablePlan", "find_tables", "placeholders_of", "served", "shards_on",
 
 @dataclass(frozen=True, slots=True)
 class TablePlan:
-    """The plan of one table, of which every server holds some shards."""
+    """The plan of one table; every server holds some of its shards."""
 
     number: int
-    """The same on every trainer and server: its position among the tables, by name."""
+    """The table's position among all tables, sorted by name; the same on every trainer and server."""
     config: "TableConfig"
     group: int | None
-    """The param group whose options apply in each step; None where the table has its own rule."""
+    """The param group whose options apply in each step; None if the table has its own rule."""
     own: "Parameter | None" = None
-    """The module's weight, where trainers hold the table too and receive its changed rows."""
+    """The module's weight, if trainers also hold the table and receive its changed rows."""
     warm_start: "Callable[[], tuple[Any, Any]] | None" = None
     """Returns the ids and vectors that the table starts with; servers call it."""
 
@@ -43,12 +43,12 @@ class TablePlan:
 
     @property
     def row_bytes(self) -> int:
-        """Size of a row on the wire in bytes: float32, whatever type the table stores."""
+        """Size of a row on the wire, in bytes. Rows travel as float32, whatever type the table stores."""
         return 4 * self.config.dimension
 
     def options(self, hyper_parameters: "HyperParameters") -> "Mapping[str, Any]":
-        """Return the options of a step from the table's param group; empty where it has its own rule."""
-        from fleet.tables.rules import options_of  # here: programs are made and read without torch
+        """Return the options of a step from the table's param group; empty if the table has its own rule."""
+        from fleet.tables.rules import options_of  # programs need no torch
 
         return {} if self.group is None else options_of(self.config.rule, hyper_parameters[self.group])
 
@@ -58,12 +58,12 @@ def find_tables(
 ) -> tuple[CapturedTable, ...]:
     """Return the tables of a model, sorted by name, with their param groups.
 
-    Without servers (`served` False), an embedding with sparse gradients is a parameter like any other.
+    Without servers (`served` is False), an embedding with sparse gradients is an ordinary parameter.
 
     Raises
     ------
     TranspileError
-        Two tables have one name; or the optimizer holds a table of no known model.
+        Two tables have the same name, or the optimizer holds a table that belongs to no known model.
     ConfigurationError
         A table has neither a rule nor an optimizer; see `fleet.nn.DistributedTable.config`.
     """
@@ -98,7 +98,7 @@ def _own_tables(
     optimizer: "torch.optim.Optimizer", model: "torch.nn.Module | None", groups: Mapping[int, int]
 ) -> dict[str, CapturedTable]:
     """Return the weights of modules with sparse gradients that the optimizer steps."""
-    import torch  # not above: programs are read and printed where no torch is loaded
+    import torch  # imported here, so that programs can be read and printed without torch
 
     names = {id(weight): name for name, weight in model.named_parameters()} if model is not None else {}
     found: dict[str, CapturedTable] = {}
@@ -133,8 +133,8 @@ def _refuse_unknown(optimizer: "torch.optim.Optimizer", known: frozenset[int]) -
 
 
 def shards_on(server: int, num_servers: int) -> tuple[int, ...]:
-    """Return the virtual shards that a server holds of each table."""
-    from fleet.tables import Placement  # as above
+    """Return the virtual shards of each table that a server holds."""
+    from fleet.tables import Placement  # imported here for the same reason
 
     return Placement.over(num_servers).shards_of(server)
 
@@ -147,12 +147,12 @@ def table_plans(names: "Sequence[str]", source: Source | None) -> tuple[TablePla
     names : sequence of str
         In the order of their numbers.
     source : Source or None
-        What has the tables.
+        Holds the tables.
 
     Raises
     ------
     TranspileError
-        The source has no table of that name, as that of a program that was read from a text.
+        The source has no table of that name; the source of a program that was read from text has none.
     """
     known = {each.name: each for each in source.tables} if source is not None else {}
     if unknown := [name for name in names if name not in known]:
@@ -164,16 +164,16 @@ def table_plans(names: "Sequence[str]", source: Source | None) -> tuple[TablePla
 
 
 def served(plans: "Sequence[TablePlan]", mode: DistributedMode) -> tuple[TablePlan, ...]:
-    """Return the plans of tables on servers; in GEO, servers add the trainers' changes.
+    """Return the plans of tables as servers hold them; in GEO, servers add the trainers' changes.
 
     Raises
     ------
     ConfigurationError
-        A table's rules need to see each gradient.
+        GEO is requested, and a rule of a table needs every single gradient.
     """
     if mode is not DistributedMode.GEO:
         return tuple(plans)
-    from fleet.tables.geo import server_config  # as above
+    from fleet.tables.geo import server_config  # imported here for the same reason
 
     return tuple(replace(plan, config=server_config(plan.config), group=None) for plan in plans)
 
@@ -185,14 +185,14 @@ def table_spec(table: CapturedTable) -> TableSpec:
 
 
 def _named(option: object) -> object:
-    """Return an option as text sees it: a schedule by its name, as its address differs between processes."""
+    """Return an option for use in text; a schedule by name, as its address differs between processes."""
     if not callable(option):
         return option
     return f"{option.__module__}.{getattr(option, '__qualname__', type(option).__qualname__)}"
 
 
 def _describe(table: CapturedTable) -> str:
-    """Return the facts of a table that must be equal in every process and in a checkpoint."""
+    """Return the properties of a table that must be equal in every process and in a checkpoint."""
     config = table.config
     if isinstance(config, OwnTable):
         return (
@@ -217,7 +217,7 @@ def _plan(number: int, table: CapturedTable) -> TablePlan:
     own = table.config
     if not isinstance(own, OwnTable):
         return TablePlan(number, table.config, table.group, warm_start=table.declared.warm_start)
-    from fleet.tables import Constant, TableConfig  # as above
+    from fleet.tables import Constant, TableConfig  # imported here for the same reason
     from fleet.tables.rules import rule_of
 
     rule, options = rule_of(own.name, own.optimizer_class, own.options)
