@@ -1,8 +1,8 @@
-"""What users of the original see: programs, the distribute transpiler, and executors.
+"""The interface that users of the original know: programs, the distribute transpiler and executors.
 
-A program shows a training step as operators over variables. `ir` is the data; above it `printer` shows a
-program, `serialise` writes and reads it, and `capture` builds one from PyTorch. Programs and the transpiler
-load no torch; only capturing and executing do.
+A program describes a training step as operators over variables. `ir` defines the data, `printer` formats a
+program, `serialise` writes and reads it, and `program` captures one from PyTorch. Programs and the transpiler
+do not import torch; only capturing and executing do.
 """
 
 from fleet.fluid.ir import Attribute, Block, Operator, OpRole, Variable

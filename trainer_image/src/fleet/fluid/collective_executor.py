@@ -1,4 +1,4 @@
-"""Collective training by an executor, whose optimizer averages gradients as in a script's own loop."""
+"""Collective training with an executor; the optimizer averages gradients as in a script's own loop."""
 
 import os
 import weakref
@@ -24,12 +24,12 @@ _started: weakref.WeakSet[Optimizer] = weakref.WeakSet()
 
 
 def start(plan: CollectivePlan, source: Source, place: Place) -> Fleet:
-    """Join the other trainers and distribute the optimizer, once.
+    """Join the other trainers and distribute the optimizer; later calls do nothing.
 
     Raises
     ------
     ConfigurationError
-        The place is another GPU than the one that the environment gives this trainer.
+        The place is not the GPU that the environment assigns to this trainer.
     """
     if source.optimizer not in _started:
         if isinstance(place, CUDAPlace):
@@ -44,23 +44,23 @@ def start(plan: CollectivePlan, source: Source, place: Place) -> Fleet:
 
 
 def take_gpu(number: int, environ: MutableMapping[str, str], count: int) -> None:
-    """Assign the GPU of a place to this trainer, unless the environment names one.
+    """Assign the GPU of a place to this trainer, unless the environment already names one.
 
-    `fleet.init` reads there which GPU is this trainer's, to decide whether NCCL can carry its tensors.
+    `fleet.init` reads this trainer's GPU from the environment, to decide whether NCCL can carry its tensors.
 
     Parameters
     ----------
     number : int
-        Of the place.
+        The GPU number of the place.
     environ : mutable mapping
-        This process's environment.
+        The environment of this process.
     count : int
-        How many GPUs are visible.
+        The number of visible GPUs.
 
     Raises
     ------
     ConfigurationError
-        It names another.
+        The environment names another GPU.
     """
     named = next((name for name in ("FLAGS_selected_gpus", "LOCAL_RANK") if environ.get(name)), None)
     if named is None:
@@ -73,12 +73,12 @@ def take_gpu(number: int, environ: MutableMapping[str, str], count: int) -> None
 
 
 def check_started(program: Program, source: Source) -> None:
-    """Check that the startup program has run, where there are other trainers.
+    """Check that the startup program has run, if there are other trainers.
 
     Raises
     ------
     ConfigurationError
-        It has not.
+        The startup program has not run.
     """
     if program.attrs.get("trainers", 1) != 1 and source.optimizer not in _started:
         raise ConfigurationError(

@@ -1,6 +1,6 @@
-"""Programs of collective training: what a trainer does besides its own computation.
+"""Programs of collective training: a trainer's computation, and the operators that connect it to the others.
 
-They describe: `fleet.collective` carries the same out, with the gradients in buckets.
+The programs are descriptions only. `fleet.collective` does the same work, with the gradients in buckets.
 """
 
 from collections.abc import Iterable, Sequence
@@ -45,7 +45,7 @@ def plan_collective(
     trainers : str or iterable of str
         Every trainer's endpoint, ``host:port``, by number.
     current_endpoint : str
-        This trainer's.
+        This trainer's endpoint.
     arguments : iterable of tuple
         The transpiler's other arguments: name in `fleet.options`, value, default.
 
@@ -64,7 +64,7 @@ def plan_collective(
 
 
 def collective_program(plan: CollectivePlan) -> Program:
-    """Return the program that a trainer of a collective job runs at each step."""
+    """Return the program that a trainer of a collective job runs in each step."""
     program = step_program(plan.spec)
     if plan.form == "collective" and plan.collective_mode == "local_sgd":
         _average_parameters(program.global_block(), len(plan.endpoints))
@@ -75,7 +75,7 @@ def collective_program(plan: CollectivePlan) -> Program:
 
 
 def collective_startup(plan: CollectivePlan) -> Program:
-    """Return the startup program of a trainer of a collective job, which connects it to the others."""
+    """Return the startup program of a collective trainer, which connects it to the other trainers."""
     program = startup_program(plan.spec)
     block, endpoints = program.global_block(), list(plan.endpoints)
     if plan.form == "nccl2":
@@ -107,7 +107,7 @@ def _check_number(trainer_id: int, current_endpoint: str, endpoints: Sequence[st
 
 
 def refuse_argument(name: str, value: object, default: object) -> None:
-    """Raise a TranspileError that names an argument which collective training would ignore."""
+    """Raise a TranspileError that names an argument that collective training would ignore."""
     if (reason := refusal(name, value, default, Where(servers=False, by_executor=True))) is not None:
         raise TranspileError(reason)
 
@@ -128,7 +128,7 @@ def _endpoints(mode: str, trainers: str | Iterable[str] | int) -> list[str]:
 
 
 def _meet(block: Block, kind: str, name: str, trainer_id: int, endpoints: list[str]) -> None:
-    """Append the operator by which trainers find each other."""
+    """Append the operator with which trainers find each other."""
     others: list[Attribute] = [each for each in endpoints if each != endpoints[trainer_id]]
     block.create_var(Variable(name, (1,), "uint8", persistable=True))
     named: dict[str, Attribute] = (

@@ -1,6 +1,6 @@
-"""The executor: runs programs, local or transpiled, one call per step.
+"""The executor: runs local and transpiled programs, with one call per step.
 
-A loop of the script's own and an executor drive the same sessions; see `fleet.parameter_server.sessions`.
+A script's own loop and an executor use the same sessions; see `fleet.parameter_server.sessions`.
 """
 
 import operator
@@ -45,7 +45,7 @@ def source_of(program: Program) -> Source:
     Raises
     ------
     ConfigurationError
-        There are none.
+        The program has none.
     """
     if program.source is None or program.plan is None:
         raise ConfigurationError(
@@ -60,12 +60,12 @@ class Executor:
     Parameters
     ----------
     place : CPUPlace or CUDAPlace, optional
-        Where a trainer's model computes; the CPU otherwise. A parameter server computes on the CPU.
+        The device of a trainer's model; by default the CPU. A parameter server always uses the CPU.
 
     Notes
     -----
-    The original's ``fluid.Executor``. This one runs the PyTorch model and optimizer that a program was
-    captured from.
+    The original's ``fluid.Executor``. This executor runs the PyTorch model and optimizer from which a program
+    was captured.
 
     Examples
     --------
@@ -97,34 +97,35 @@ class Executor:
     ) -> list[npt.NDArray[Any]]:
         """Run a program once.
 
-        A startup program prepares: on a trainer the module then holds the servers' values, a server then
-        accepts trainers. A main program makes one training step; a server's serves until every trainer has
-        completed.
+        A startup program prepares the process. On a trainer, the module holds the servers' values afterwards;
+        a server accepts trainers from then on. A trainer's main program makes one training step. A server's
+        main program serves until every trainer has completed.
 
         Parameters
         ----------
         program : Program, optional
-            ``fleet.default_main_program()`` otherwise.
+            By default ``fleet.default_main_program()``.
         feed : mapping of name to array or tensor, optional
-            The program's data: the arguments of its `loss_fn`. Or a list of one, for the one device.
+            The program's data: the arguments of its `loss_fn`. May also be a list of one mapping, for the one
+            device.
         fetch_list : sequence of str or Variable, optional
-            What to return: names of what `loss_fn` returned (a single tensor is ``loss``), parameters as
-            they are after the step, or a parameter's name with ``@GRAD``.
+            The values to return: results of `loss_fn` by name (a single tensor is ``loss``), parameters after
+            the step, or gradients, by a parameter's name with ``@GRAD``.
         **originals
-            The original's further arguments: those that mean something else here are refused by name.
+            Other arguments of the original. Those that would have another effect here are refused by name.
 
         Returns
         -------
         list of numpy.ndarray
-            One per entry of `fetch_list`. A number, as the loss is, has the shape ``(1,)``; ``loss[0]``,
-            ``float(loss)``, ``"%f" % loss`` and ``f"{loss:.4f}"`` all give it.
+            One per entry of `fetch_list`. A number such as the loss has the shape ``(1,)``; ``loss[0]``,
+            ``float(loss)``, ``"%f" % loss`` and ``f"{loss:.4f}"`` all work.
 
         Raises
         ------
         ConfigurationError
-            The program cannot run so: a name is unknown, an input is missing.
+            The program cannot run with these arguments, because a name is unknown or an input is missing.
         FleetError
-            As of ``optimizer.step()``.
+            As for ``optimizer.step()``.
         """
         if self._closed:
             raise ConfigurationError("run() after close(); make another Executor")
@@ -148,7 +149,7 @@ class Executor:
         return self._step(source, trainer, inputs, names, clip)
 
     def close(self) -> None:
-        """Tell the servers that this trainer has finished; safe to repeat, and on a server."""
+        """Notify the servers that this trainer has finished. May be called repeatedly, and on a server."""
         self._closed = True
         trainer, self._trainer = self._trainer, None
         if trainer is not None and not lifecycle.refuses("close()"):
@@ -235,12 +236,12 @@ class Executor:
 
 
 def collective() -> Any:
-    """Return the module of collective training, whose imports only such jobs need."""
+    """Import and return the module of collective training, which only collective jobs need."""
     return import_module("fleet.fluid.collective_executor")
 
 
 def _clip(clip: GradClip | None, parameters: Collection[Parameter]) -> None:
-    """Clip the gradients of one process's step, as parameter servers clip the averaged ones."""
+    """Clip the gradients of a step in one process, as parameter servers clip averaged gradients."""
     match clip:
         case ClipGradByValue():
             for parameter in parameters:
@@ -254,7 +255,7 @@ def _clip(clip: GradClip | None, parameters: Collection[Parameter]) -> None:
 
 
 def _check_unasked(feed: Feed | None, fetch_list: Sequence[str | Variable] | None) -> None:
-    """Refuse `feed` and `fetch_list` where no training step is made."""
+    """Refuse `feed` and `fetch_list` for a program that makes no training step."""
     for name, given in (("feed", feed), ("fetch_list", fetch_list)):
         if given:
             raise ConfigurationError(
@@ -264,7 +265,7 @@ def _check_unasked(feed: Feed | None, fetch_list: Sequence[str | Variable] | Non
 
 
 def _of_one_device(feed: Feed | None) -> Mapping[str, Any]:
-    """Return the feed of this process; the original also takes a list with one feed per device."""
+    """Return the feed of this process; like the original, accept a list with one feed per device."""
     if feed is None or isinstance(feed, Mapping):
         return feed or {}
     entries = list(feed) if isinstance(feed, (list, tuple)) else []
@@ -295,7 +296,7 @@ def _fetch(name: str, outputs: Mapping[str, Any], source: Source) -> npt.NDArray
         if value is None:
             raise FleetError(f"{name} was fetched, but this step computed no gradient for the parameter")
     tensor = value if isinstance(value, Tensor) else torch.as_tensor(value)
-    if tensor.dtype is torch.bfloat16:  # which numpy lacks; float32 has each of its values
+    if tensor.dtype is torch.bfloat16:  # NumPy has no bfloat16; float32 represents all of its values
         tensor = tensor.float()
     return fetched(tensor.detach().to("cpu", copy=True).numpy())
 
@@ -311,8 +312,8 @@ def _summary(value: object) -> str:
 class FetchedNumber(np.ndarray[Any, Any]):
     """An array of shape ``(1,)`` that also works wherever Python expects a number.
 
-    What is computed from it is of this kind where it has this shape, as a running sum of losses is, and
-    NumPy's own otherwise. So is what a pickle or a file of it gives back.
+    A value computed from it is of this class if it has the same shape, such as a running sum of losses, and a
+    plain NumPy array otherwise. Pickling or saving it gives a plain array.
     """
 
     def __float__(self) -> float:
@@ -328,12 +329,12 @@ class FetchedNumber(np.ndarray[Any, Any]):
         return round(self.item(), digits)
 
     def __format__(self, spec: str) -> str:
-        """Format the number by a specification, and the array without one."""
+        """Format the number if there is a format specification, else the array."""
         return format(self.item(), spec) if spec else str(self)
 
     def __array_wrap__(self, array: Any, context: Any = None, return_scalar: bool = False) -> Any:
-        """Return a result of this class if it has shape ``(1,)``, otherwise as NumPy does."""
-        if array is self:  # computed in place
+        """Return a result of shape ``(1,)`` as this class; return any other as NumPy does."""
+        if array is self:  # an in-place operation
             return self
         plain = np.asarray(array)
         if return_scalar:
@@ -341,11 +342,11 @@ class FetchedNumber(np.ndarray[Any, Any]):
         return plain.view(FetchedNumber) if plain.shape == (1,) else plain
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Pickle as a plain array, which can be read without fleet."""
+        """Pickle as a plain array, which can be loaded without fleet."""
         return self.view(np.ndarray).__reduce_ex__(protocol)
 
     def __deepcopy__(self, memo: dict[int, Any] | None = None) -> "FetchedNumber":
-        """Return a copy of this class; NumPy's own copy would be a plain array."""
+        """Return a copy of this class; NumPy's own method would return a plain array."""
         return self.copy()
 
     def __repr__(self) -> str:
@@ -353,5 +354,5 @@ class FetchedNumber(np.ndarray[Any, Any]):
 
 
 def fetched(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return an array, as a `FetchedNumber` if its shape is ``()`` or ``(1,)``."""
+    """Return an array; if its shape is ``()`` or ``(1,)``, as a `FetchedNumber`."""
     return values.reshape(1).view(FetchedNumber) if values.shape in ((), (1,)) else values

@@ -1,11 +1,11 @@
-"""The intermediate representation as data: Variables, Operators, Blocks, and the list of them.
+"""The intermediate representation as data: variables, operators, blocks and programs.
 
-Variables and Operators are immutable; a Block is an ordered, editable list of operators over named
-variables; a program is a list of Blocks whose first, the global block, is the parent of the others.
-Programs are equal when they say the same. Their plan, their startup program and the Python objects behind
+Variables and operators are immutable. A block is an ordered, editable list of operators over named variables.
+A program is a list of blocks; the first one, the global block, is the parent of the others. Two programs are
+equal if their blocks and attributes are equal. Their plans, startup programs and the Python objects behind
 them (`Source`) do not count.
 
-The modules above this one know what the attributes of operators mean.
+This module does not interpret the attributes of operators; the modules that use it do.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -35,7 +35,7 @@ Attribute = bool | int | float | str | None | list["Attribute"] | dict[str, "Att
 
 
 class OpRole(IntEnum):
-    """The role of an operator, its attribute `op_role`, with the original's numbers."""
+    """The role of an operator: the values of its attribute `op_role`, with the original's numbers."""
 
     FORWARD = 0
     BACKWARD = 1
@@ -53,11 +53,11 @@ class Variable:
     name : str
         Unique in its block.
     shape : tuple of int
-        In elements.
+        The number of elements in each dimension.
     dtype : str
-        As numpy names it, such as ``float32``.
+        NumPy's name of the dtype, such as ``float32``.
     persistable : bool
-        Whether it is there from one step to the next, as parameters and optimizer state are.
+        Whether it persists from one step to the next, like parameters and optimizer state.
     is_parameter : bool
         Whether the optimizer trains it.
     is_data : bool
@@ -83,12 +83,12 @@ class Variable:
 
 @dataclass(frozen=True)
 class Operator:
-    """One step: variables by slot in, variables by slot out, and plain values as attributes.
+    """One operation: input and output variables by slot, and plain values as attributes.
 
     Attributes
     ----------
     type : str
-        What it does, such as ``sgd`` or ``send``.
+        The kind of operation, such as ``sgd`` or ``send``.
     inputs, outputs : mapping of slot to tuple of variable names
     attrs : mapping of attribute name to plain value
 
@@ -104,17 +104,17 @@ class Operator:
 
     @property
     def input_names(self) -> list[str]:
-        """The input slots."""
+        """The names of the input slots."""
         return list(self.inputs)
 
     @property
     def output_names(self) -> list[str]:
-        """The output slots."""
+        """The names of the output slots."""
         return list(self.outputs)
 
     @property
     def attr_names(self) -> list[str]:
-        """The attributes' names."""
+        """The names of the attributes."""
         return list(self.attrs)
 
     @property
@@ -128,7 +128,7 @@ class Operator:
         return [name for names in self.outputs.values() for name in names]
 
     def input(self, slot: str) -> list[str]:
-        """Return the variables in an input slot.
+        """Return the names of the variables in an input slot.
 
         Parameters
         ----------
@@ -138,7 +138,7 @@ class Operator:
         Returns
         -------
         list of str
-            Names of variables.
+            The names, in order.
 
         Raises
         ------
@@ -148,7 +148,7 @@ class Operator:
         return list(self._lookup("input slot", self.inputs, slot))
 
     def output(self, slot: str) -> list[str]:
-        """Return the variables in an output slot.
+        """Return the names of the variables in an output slot.
 
         Parameters
         ----------
@@ -158,7 +158,7 @@ class Operator:
         Returns
         -------
         list of str
-            Names of variables.
+            The names, in order.
 
         Raises
         ------
@@ -168,7 +168,7 @@ class Operator:
         return list(self._lookup("output slot", self.outputs, slot))
 
     def has_attr(self, name: str) -> bool:
-        """Whether the operator has an attribute of this name.
+        """Return whether the operator has an attribute of this name.
 
         Parameters
         ----------
@@ -178,7 +178,7 @@ class Operator:
         return name in self.attrs
 
     def attr(self, name: str) -> Any:
-        """Return an attribute's value.
+        """Return the value of an attribute.
 
         Parameters
         ----------
@@ -199,12 +199,12 @@ class Operator:
         return list(value) if isinstance(value, list) else value
 
     def renamed(self, names: Mapping[str, str]) -> "Operator":
-        """Return this operator with variables renamed in every slot.
+        """Return a copy of this operator with variables renamed in every slot.
 
         Parameters
         ----------
         names : mapping of str to str
-            Old names to new ones; a variable that is not in it keeps its name.
+            New names by old name; a variable that is missing here keeps its name.
 
         Returns
         -------
@@ -227,16 +227,16 @@ class Operator:
 
 @dataclass
 class Block:
-    """An ordered list of operators and the variables they name.
+    """An ordered list of operators, and the variables that they use.
 
     Attributes
     ----------
     program : Program
-        The one that has the block.
+        The program that contains the block.
     idx : int
         The block's position in the program.
     parent_idx : int
-        The position of the block whose variables are known here too; -1 where there is none.
+        The position of the parent block, whose variables this block can use too; -1 if there is none.
     vars : dict of str to Variable
         In order of creation.
     ops : list of Operator
@@ -254,7 +254,7 @@ class Block:
     ops: list[Operator] = field(default_factory=list)
 
     def var(self, name: str) -> Variable:
-        """Return a variable of this block or, failing that, of its parents.
+        """Return a variable of this block or, if it has none of this name, of a parent.
 
         Parameters
         ----------
@@ -264,12 +264,12 @@ class Block:
         Returns
         -------
         Variable
-            Of the nearest block that declares it.
+            The variable of the nearest block that declares it.
 
         Raises
         ------
         ValueError
-            No block up to the outermost one declares it.
+            Neither this block nor a parent declares it.
         """
         block: Block = self
         while name not in block.vars:
@@ -279,7 +279,7 @@ class Block:
         return block.vars[name]
 
     def has_var(self, name: str) -> bool:
-        """Whether this very block declares a variable of this name.
+        """Return whether this block itself, not a parent, declares a variable of this name.
 
         Parameters
         ----------
@@ -298,17 +298,17 @@ class Block:
         Parameters
         ----------
         variable : Variable
-            What to declare.
+            The variable to declare.
 
         Returns
         -------
         Variable
-            The same.
+            The given variable.
 
         Raises
         ------
         ValueError
-            The block has a variable of this name.
+            The block already has a variable of this name.
         """
         if variable.name in self.vars:
             raise ValueError(f"block {self.idx} has a variable {variable.name!r} already")
@@ -316,17 +316,17 @@ class Block:
         return variable
 
     def rename_vars(self, names: Mapping[str, str]) -> None:
-        """Rename variables, here and in this block's operators.
+        """Rename variables of this block, and in its operators.
 
         Parameters
         ----------
         names : mapping of str to str
-            Old names to new ones; a variable that is not in it keeps its name.
+            New names by old name; a variable that is missing here keeps its name.
 
         Raises
         ------
         ValueError
-            Two variables would have one name.
+            Two variables would have the same name.
         """
         renamed = [
             replace(variable, name=names.get(variable.name, variable.name)) for variable in self.vars.values()
@@ -338,12 +338,12 @@ class Block:
 
     def append_op(
         self,
-        type: str,  # noqa: A002 - the name that every reader of Programs knows
+        type: str,  # noqa: A002 - the original's name
         inputs: Mapping[str, Iterable[str]] | None = None,
         outputs: Mapping[str, Iterable[str]] | None = None,
         attrs: Mapping[str, Attribute] | None = None,
     ) -> Operator:
-        """Append an operator whose variables this block or a parent declares.
+        """Append an operator; this block or a parent must declare its variables.
 
         Parameters
         ----------
@@ -377,9 +377,9 @@ class Block:
         Parameters
         ----------
         index : int
-            The position in `ops` that the operator takes.
+            The position of the new operator in `ops`.
         type, inputs, outputs, attrs
-            As of `append_op`.
+            As for `append_op`.
 
         Returns
         -------
@@ -404,9 +404,9 @@ class Block:
 
 
 class ProgramData:
-    """What a program says: blocks of operators, the first of which is the global block.
+    """The content of a program: blocks of operators; the first one is the global block.
 
-    Its attributes are described where people meet them, at `fleet.fluid.Program`.
+    `fleet.fluid.Program` documents the attributes, because it is the public class.
     """
 
     def __init__(self) -> None:
@@ -445,7 +445,7 @@ class ProgramData:
 
     @property
     def spec(self) -> "TrainingSpec | None":
-        """What is trained; None where the program has no plan."""
+        """The training specification; None if the program has no plan."""
         spec: TrainingSpec | None = getattr(self.plan, "spec", self.plan)  # type: ignore[arg-type]
         return spec
 
@@ -455,16 +455,16 @@ class ProgramData:
         return len(self.blocks)
 
     def global_block(self) -> Block:
-        """Return the first block, parent of all others."""
+        """Return the first block, which is the parent of all others."""
         return self.blocks[0]
 
     def block(self, index: int) -> Block:
-        """Return the block of this index.
+        """Return the block with this index.
 
         Parameters
         ----------
         index : int
-            Its position in the program; 0 is the global block's.
+            Its position in the program; the global block has index 0.
 
         Returns
         -------
@@ -474,7 +474,7 @@ class ProgramData:
         Raises
         ------
         IndexError
-            There are not as many blocks.
+            There is no such block.
         """
         return self.blocks[index]
 
@@ -484,7 +484,7 @@ class ProgramData:
         Parameters
         ----------
         parent_idx : int
-            The position of the block whose variables are known in the new one too.
+            The position of the parent, whose variables the new block can use too.
 
         Returns
         -------
@@ -500,7 +500,7 @@ class ProgramData:
             yield from block.vars.values()
 
     def clone(self) -> Self:
-        """Return an independent copy over the same source; its startup program is copied too."""
+        """Return an independent copy with the same source; the startup program is copied too."""
         copy = type(self)()
         copy.blocks = [
             Block(copy, block.idx, block.parent_idx, dict(block.vars), list(block.ops))
@@ -518,7 +518,7 @@ class ProgramData:
             return NotImplemented
         return self.blocks == other.blocks and self.attrs == other.attrs
 
-    __hash__ = None  # type: ignore[assignment]  # a list of operators that may change, as any list
+    __hash__ = None  # type: ignore[assignment]  # the list stays editable
 
     def __repr__(self) -> str:
         ops: Sequence[Operator] = self.global_block().ops

@@ -1,4 +1,4 @@
-"""Arguments of the original's calls that ours do not have, and what to do instead."""
+"""Arguments that only the original's calls have, and what to use instead."""
 
 import logging
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from fleet.errors import ConfigurationError
 __all__ = ["MINIMIZE", "PARALLEL_EXECUTOR", "PARALLEL_RUN", "RUN", "Argument", "check_arguments"]
 
 _SHOWN: Final = 80
-"""Longest text of a value that a message shows in full."""
+"""The maximum length of a value that a message shows in full."""
 _log = logging.getLogger(__name__)
 
 _EXECUTED = "PyTorch runs the model, and has settings of its own"
@@ -19,7 +19,7 @@ _EXECUTED = "PyTorch runs the model, and has settings of its own"
 
 @dataclass(frozen=True, slots=True)
 class Argument:
-    """One of the original's arguments: its default, and why another value is refused or has no effect."""
+    """An argument of the original: its default, and why other values are refused or have no effect."""
 
     default: object
     text: str
@@ -62,21 +62,21 @@ MINIMIZE: Final[Mapping[str, Argument]] = {
 
 
 def check_arguments(call: str, given: Mapping[str, object], known: Mapping[str, Argument]) -> None:
-    """Accept the original's arguments that have no effect, with a line in the log, and refuse the others.
+    """Accept and log the original's arguments that have no effect; refuse the others.
 
     Parameters
     ----------
     call : str
-        The call that got them, for messages.
+        The name of the call, for messages.
     given : mapping
-        By name.
+        The given arguments, by name.
     known : mapping
         The arguments that only the original has.
 
     Raises
     ------
     TypeError
-        The original has no such argument either.
+        The original does not have this argument either.
     ConfigurationError
         A value requests something unsupported; the message names the argument.
     """

@@ -17,28 +17,30 @@ __all__ = ["ParallelExecutor"]
 
 
 class ParallelExecutor:
-    """Makes the steps of one trainer of several; see `DistributeTranspiler`, mode ``nccl2``.
+    """Makes the steps of one of several trainers; see mode ``nccl2`` of `DistributeTranspiler`.
 
     Parameters
     ----------
     use_cuda : bool
-        Compute on a GPU: where the model is, by the place of the `Executor` that ran the startup program.
+        Compute on a GPU. The place of the `Executor` that ran the startup program determines the model's
+        device.
     loss_name : str, optional
-        As in the original; a variable of the program.
+        As in the original: a variable of the program.
     main_program : Program, optional
-        ``fleet.default_main_program()`` otherwise.
+        By default ``fleet.default_main_program()``.
     num_trainers, trainer_id : int
-        As they were given to ``transpile``.
+        The values that were passed to ``transpile``.
     share_vars_from : ParallelExecutor, optional
-        Changes nothing: programs of one model share its parameters. One of another model is refused.
+        Has no effect, because programs of one model share its parameters. An executor of another model is
+        refused.
     **originals
-        The original's further arguments, which are refused by name.
+        Other arguments of the original, which are refused by name.
 
     Raises
     ------
     ConfigurationError
-        They differ from what the program was transpiled for, or it has no such variable; or there is no GPU;
-        or an argument asks for what is not carried out.
+        An argument differs from what the program was transpiled for, the program has no such variable, there
+        is no GPU, or an argument requests something unsupported.
 
     Notes
     -----
@@ -92,13 +94,13 @@ class ParallelExecutor:
         Parameters
         ----------
         fetch_list : sequence of str or Variable, optional
-            What to return.
+            The variables to return.
         feed : mapping of str to array, or sequence of one such mapping, optional
             The batch, by variable.
         feed_dict : mapping of str to array, optional
-            The original's older name of `feed`.
+            The original's older name for `feed`.
         **originals
-            The original's further arguments, which are refused by name.
+            Other arguments of the original, which are refused by name.
 
         Returns
         -------
@@ -108,7 +110,7 @@ class ParallelExecutor:
         Raises
         ------
         ConfigurationError
-            As `Executor.run`; or `feed` and `feed_dict` are both given.
+            As for `Executor.run`; or both `feed` and `feed_dict` are given.
         """
         check_arguments("ParallelExecutor.run", originals, PARALLEL_RUN)
         if feed is not None and feed_dict is not None:
@@ -127,7 +129,7 @@ class ParallelExecutor:
             )
 
     def _place(self) -> Place:
-        """Return the place of the model, which is also where feeds go."""
+        """Return the place of the model, to which feeds are moved too."""
         parameter = next(iter(source_of(self._program).parameters.values()), None)
         device = torch.device("cpu") if parameter is None else parameter.device
         if (device.type == "cuda") != self._use_cuda:

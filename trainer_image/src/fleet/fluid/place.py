@@ -1,4 +1,4 @@
-"""Where a process computes: the places of the original."""
+"""Places: the devices on which a process computes, as in the original."""
 
 import os
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ __all__ = ["CPUPlace", "CUDAPlace", "Place", "check_place"]
 
 @dataclass(frozen=True, slots=True)
 class CPUPlace:
-    """The processor of this machine.
+    """The CPU of this machine.
 
     Notes
     -----
@@ -30,7 +30,7 @@ class CUDAPlace:
     Attributes
     ----------
     device_id : int
-        Its number among the visible GPUs (``CUDA_VISIBLE_DEVICES``), from 0 on.
+        Its index among the visible GPUs (``CUDA_VISIBLE_DEVICES``), from 0.
 
     Notes
     -----
@@ -54,11 +54,11 @@ def check_place(place: Place) -> None:
     Raises
     ------
     ConfigurationError
-        It does not; the message says how many it sees.
+        The GPU is not visible; the message gives the number of visible GPUs.
     """
     if not isinstance(place, CUDAPlace):
         return
-    import torch  # not above: scripts name a place before they load torch
+    import torch  # imported here: scripts may name a place before they import torch
 
     count = torch.cuda.device_count()
     if not 0 <= place.device_id < count:

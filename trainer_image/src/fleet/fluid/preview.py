@@ -1,7 +1,7 @@
-"""Previews: with ``FLEET_PRINT_PROGRAM=1`` a replica prints its programs and does not run them.
+"""Previews: with ``FLEET_PRINT_PROGRAM=1``, a replica prints its programs instead of running them.
 
-A replica that is about to join a job, or to serve it, prints what it would run and ends well. Nothing is
-bound and no peer is awaited, so each role can be looked at alone.
+A replica that is about to join or serve a job prints the programs that it would run, and exits successfully.
+It binds no port and waits for no peer, so each role can be inspected alone.
 """
 
 import os
@@ -19,7 +19,7 @@ _shown: list[Program] = []
 
 
 def preview_asked() -> bool:
-    """Whether the environment asks for programs to be printed.
+    """Return whether the environment requests that programs be printed.
 
     Raises
     ------
@@ -33,24 +33,24 @@ def preview_asked() -> bool:
 
 
 def previewed(program: Program) -> bool:
-    """Print a transpiled program, if the environment asks for programs to be printed.
+    """Print a transpiled program if the environment requests it.
 
     Parameters
     ----------
     program : Program
-        About to be run. Its startup program is printed first, unless it was printed before.
+        The program that is about to run. Its startup program is printed first, unless it was printed before.
 
     Returns
     -------
     bool
-        Whether it was printed: it is not to be run then.
+        True if the program was printed; the caller must then not run it.
 
     Raises
     ------
     SystemExit
-        With status 0, after a program that trains or serves: there is nothing left to do.
+        With status 0, after printing a program that trains or serves: there is nothing left to do.
     ConfigurationError
-        As of `preview_asked`.
+        As for `preview_asked`.
     """
     if not preview_asked():
         return False

@@ -9,18 +9,18 @@ from fleet.fluid.ir import Block, Operator, ProgramData, Variable
 __all__ = ["format_difference", "format_program"]
 
 _INDENT = "    "
-# Attributes that repeat what the reader sees anyway.
+# Attributes that repeat what the text already shows.
 _DETAILS = frozenset({"op_role", "op_role_var", "hyper_parameters", "block_ids", "agreement"})
 
 
 def format_program(program: ProgramData, *, with_details: bool = False) -> str:
-    """Return the whole program as text, block by block.
+    """Format a whole program, block by block.
 
     Parameters
     ----------
     program : ProgramData
     with_details : bool
-        Also print the output slots and the book-keeping attributes.
+        Also show output slots and bookkeeping attributes.
     """
     header = [
         f"// {name} = {_value(value)}"
@@ -31,7 +31,7 @@ def format_program(program: ProgramData, *, with_details: bool = False) -> str:
 
 
 def format_difference(ours: ProgramData, theirs: ProgramData) -> str:
-    """Return the lines in which two programs differ, with two lines around each."""
+    """Return the lines in which two programs differ, with two lines of context."""
     here, there = (format_program(program, with_details=True).splitlines() for program in (ours, theirs))
     return "\n".join(unified_diff(here, there, "this program", "the other", n=2, lineterm=""))
 
@@ -46,7 +46,7 @@ def _format_block(block: Block, with_details: bool) -> str:
 
 def _format_variable(variable: Variable, with_details: bool) -> str:
     if variable.is_data and not with_details:
-        return f"data {variable.name}"  # the shape is not known before it is fed
+        return f"data {variable.name}"  # the shape is unknown until the variable is fed
     kinds = {
         "data": variable.is_data,
         "param": variable.is_parameter,
@@ -70,7 +70,7 @@ def _slots(slots: Mapping[str, Iterable[str]]) -> list[str]:
 
 
 def _value(value: object) -> str:
-    """Return an attribute as Python would write it, strings in double quotes."""
+    """Format an attribute as a Python literal, with strings in double quotes."""
     if isinstance(value, str):
         return json.dumps(value, ensure_ascii=False)
     if isinstance(value, list):

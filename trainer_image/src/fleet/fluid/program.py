@@ -1,6 +1,6 @@
-"""`Program`: captured from PyTorch, shown as text, written as JSON, compared with other processes' programs.
+"""`Program`: captured from PyTorch, printed as text, stored as JSON, and compared between processes.
 
-The default programs are those of the latest capture, for scripts that name none.
+The default programs, for scripts that pass none, are those of the latest capture.
 """
 
 from collections.abc import Callable
@@ -25,41 +25,42 @@ __all__ = ["Program", "default_main_program", "default_startup_program"]
 
 
 class Program(ProgramData):
-    """What a process executes: blocks of operators, the first of which is the global block.
+    """A program that a process executes: blocks of operators; the first one is the global block.
 
     Attributes
     ----------
     blocks : list of Block
     attrs : dict
-        Facts about the whole program, put there by the transpiler: the role, the endpoints, the mode.
+        Facts about the whole program, set by the transpiler: the role, the endpoints, the mode.
     startup_program : Program or None
         The program that creates this one's persistable variables.
     plan : TrainingSpec, JobPlan, CollectivePlan or None
-        What the program shows, and the runtime follows; not part of what the program says.
+        The plan that the program shows and the runtime follows; ignored in comparisons of programs.
     part : str
-        ``main``, or ``startup`` of a program that prepares another one.
+        ``main``, or ``startup`` for a program that prepares another one.
     plan : TrainingSpec, JobPlan, CollectivePlan or None
-        What the program shows, and the runtime follows; not part of what the program says.
+        The plan that the program shows and the runtime follows; ignored in comparisons of programs.
     part : str
-        ``main``, or ``startup`` of a program that prepares another one.
+        ``main``, or ``startup`` for a program that prepares another one.
     source : Source or None
-        The PyTorch objects behind it; not part of what the program says.
+        The PyTorch objects behind the program; ignored in comparisons of programs.
     mode : object or None
-        A training mode of the user's own that the program was transpiled for; not part of what it says.
+        The user-defined mode for which the program was transpiled; ignored in comparisons of programs.
 
     Notes
     -----
-    The original's ``fluid.framework.Program``. Here it is captured from a PyTorch model and its optimizer.
+    The original's ``fluid.framework.Program``. Here a program is captured from a PyTorch model and its
+    optimizer.
     """
 
     @property
     def random_seed(self) -> int:
-        """The original's seed of initial values and dropout: 0, as PyTorch draws both.
+        """The original's seed of initial values and dropout; always 0, because PyTorch draws both.
 
         Raises
         ------
         ConfigurationError
-            Another one is set; the message says what to write instead.
+            Another value is assigned; the message says what to write instead.
         """
         return 0
 
@@ -73,7 +74,7 @@ class Program(ProgramData):
             )
 
     def clone(self, for_test: bool = False) -> Self:
-        """Return an independent copy over the same source; its startup program is copied too.
+        """Return an independent copy with the same source; the startup program is copied too.
 
         Parameters
         ----------
@@ -88,7 +89,7 @@ class Program(ProgramData):
         Raises
         ------
         ConfigurationError
-            `for_test` asks for the original's program without a backward pass.
+            `for_test` is True; the original then returns a program without a backward pass.
         """
         if for_test:
             raise ConfigurationError(
@@ -99,7 +100,7 @@ class Program(ProgramData):
         return super().clone()
 
     def fingerprint(self) -> str:
-        """Return a hex digest that is equal for programs whose processes may train together."""
+        """Return a hex digest, which is equal for programs whose processes may train together."""
         if isinstance(self.plan, JobPlan):
             return fingerprint_of(self.plan.agreement)
         return fingerprint_of(self.spec.agreement() if self.spec is not None else {})
@@ -110,7 +111,7 @@ class Program(ProgramData):
         Parameters
         ----------
         with_details : bool
-            Show output slots and book-keeping too.
+            Also show output slots and bookkeeping attributes.
 
         Returns
         -------
@@ -120,7 +121,7 @@ class Program(ProgramData):
         return format_program(self, with_details=with_details)
 
     def difference(self, other: "Program") -> str:
-        """Say how another program differs from this one; empty when the two are equal.
+        """Describe how another program differs from this one; empty if the two are equal.
 
         Parameters
         ----------
@@ -129,8 +130,8 @@ class Program(ProgramData):
         Returns
         -------
         str
-            The lines of both programs' text, with details, around each difference: those of this program
-            alone begin with ``-``, those of `other` alone with ``+``.
+            The detailed text of both programs around each difference. Lines of this program only begin with
+            ``-``, and lines of `other` only with ``+``.
         """
         return "" if self == other else format_difference(self, other)
 
@@ -140,18 +141,18 @@ class Program(ProgramData):
         Returns
         -------
         str
-            What the program says. The PyTorch objects behind it stay behind.
+            The program, without the PyTorch objects behind it.
 
         Raises
         ------
         TranspileError
-            An attribute is no plain value.
+            An attribute is not a plain value.
         """
         return write_program(self)
 
     @classmethod
     def from_json(cls, text: str) -> "Program":
-        """Build a program from what `to_json` returned.
+        """Build a program from the result of `to_json`.
 
         Parameters
         ----------
@@ -160,13 +161,13 @@ class Program(ProgramData):
         Returns
         -------
         Program
-            Equal to the one that was written, without a `source`: it can be printed, compared and lowered,
-            and to run it needs the `source` of a program that was captured here.
+            Equal to the program that was written, but without a `source`. It can be printed, compared and
+            lowered. To run, it needs the `source` of a program that was captured in this process.
 
         Raises
         ------
         TranspileError
-            The text is cut off, of another format or version, or damaged; the message says where.
+            The text is truncated, damaged, or of another format or version; the message gives the place.
         """
         return read_program(text, cls)
 
@@ -178,32 +179,32 @@ class Program(ProgramData):
         optimizer: "Optimizer",
         grad_clip: GradClip | None = None,
     ) -> "Program":
-        """Describe one training step of a PyTorch script, without running or tracing the model.
+        """Capture one training step of a PyTorch script, without running or tracing the model.
 
         Parameters
         ----------
         model : torch.nn.Module
-            Its parameters give the program's names.
+            Provides the names of the parameters.
         loss_fn : callable
-            Called as ``loss_fn(model, **feed)``; returns the scalar loss, or a dict of named scalars and
-            tensors with ``loss`` among them. The names in its signature are the program's data.
+            Called as ``loss_fn(model, **feed)``. Returns the scalar loss, or a dict of named scalars and
+            tensors that includes ``loss``. The argument names in its signature are the program's data.
         optimizer : torch.optim.Optimizer
-            Its class and param groups give the optimize operators.
+            Its class and param groups determine the optimize operators.
         grad_clip : ClipGradByValue, ClipGradByNorm or ClipGradByGlobalNorm, optional
-            Clip the gradients before the optimize operators.
+            How to clip the gradients before the optimize operators.
 
         Returns
         -------
         Program
-            Also `fleet.default_main_program()` from now on; its `startup_program` is
+            It becomes `fleet.default_main_program()`, and its `startup_program` becomes
             `fleet.default_startup_program()`.
 
         Raises
         ------
         TranspileError
-            Something here cannot be trained by parameter servers; the message names it.
+            Parameter servers cannot train a part of the step; the message names it.
         """
-        from fleet.plan.capture import capture_step  # not above: programs are read and printed without torch
+        from fleet.plan.capture import capture_step  # programs need no torch
 
         spec, source = capture_step(model, loss_fn, optimizer, grad_clip)
         program = _captured(spec, source)
@@ -217,29 +218,29 @@ class Program(ProgramData):
         model: "Module | None" = None,
         grad_clip: GradClip | None = None,
     ) -> "Program":
-        """Describe the step of a loop that calls ``loss.backward()`` and ``optimizer.step()`` itself.
+        """Capture the step of a loop that calls ``loss.backward()`` and ``optimizer.step()`` itself.
 
         Parameters
         ----------
         optimizer : torch.optim.Optimizer
-            Its parameters are the program's.
+            Its parameters are those of the program.
         model : torch.nn.Module, optional
-            Gives the names. Without it they come from ``torch.optim.X(model.named_parameters())``, else
-            they are ``param_{group}_{i}``.
+            Provides the names of the parameters. By default they come from
+            ``torch.optim.X(model.named_parameters())``; without names there, they are ``param_{group}_{i}``.
         grad_clip : ClipGradByValue, ClipGradByNorm or ClipGradByGlobalNorm, optional
             As in `capture`.
 
         Returns
         -------
         Program
-            The default programs stay as they are.
+            The default programs do not change.
 
         Raises
         ------
         TranspileError
             As in `capture`.
         """
-        from fleet.plan.capture import capture_loop  # as above
+        from fleet.plan.capture import capture_loop  # imported here for the same reason
 
         return _captured(*capture_loop(optimizer, model, grad_clip))
 
@@ -274,7 +275,7 @@ _defaults: dict[str, Program] = {}
 
 
 def default_main_program() -> Program:
-    """Return the program of the latest `Program.capture`; an empty one before the first.
+    """Return the program of the latest `Program.capture`; an empty program before the first capture.
 
     Notes
     -----
@@ -284,7 +285,7 @@ def default_main_program() -> Program:
 
 
 def default_startup_program() -> Program:
-    """Return the startup program of the latest `Program.capture`; an empty one before the first.
+    """Return the startup program of the latest `Program.capture`; an empty one before the first capture.
 
     Notes
     -----

@@ -1,4 +1,4 @@
-"""A parameter server's programs: an operator that listens, and a block of operators for each slice."""
+"""The programs of a parameter server: an operator that listens, and a block of operators for each slice."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -18,21 +18,21 @@ _OPTIMIZE = int(OpRole.OPTIMIZE)
 def pserver_program(plan: JobPlan, endpoint: str) -> Program:
     """Return the program that the server at `endpoint` runs.
 
-    Block 0 holds only `listen_and_serv`. Each further block steps one slice: in synchronous mode the sum
-    of the trainers' gradients, times one over their number, then the optimize operators of the step. In
-    asynchronous modes the operators step each gradient, compensated for its delay where the plan says so;
-    in GEO what a trainer has changed is added.
+    Block 0 holds only `listen_and_serv`. Each further block steps one slice. In synchronous mode it sums the
+    trainers' gradients, divides the sum by the number of trainers, and runs the optimize operators. In
+    asynchronous modes it runs them for each gradient, with delay compensation if the plan requests it. In GEO
+    it adds a trainer's change.
 
     Parameters
     ----------
     plan : JobPlan
     endpoint : str
-        One of the plan's.
+        One of the plan's endpoints.
 
     Returns
     -------
     Program
-        Without optimize blocks when the server holds nothing.
+        Without optimize blocks if the server holds nothing.
     """
     program = Program()
     root, step = program.global_block(), step_program(plan.spec).global_block()
@@ -70,18 +70,18 @@ def pserver_program(plan: JobPlan, endpoint: str) -> Program:
 
 
 def pserver_startup(plan: JobPlan, endpoint: str) -> Program:
-    """Return the program that creates what the server at `endpoint` holds.
+    """Return the program that creates the variables of the server at `endpoint`.
 
     Parameters
     ----------
     plan : JobPlan
     endpoint : str
-        One of the plan's.
+        One of the plan's endpoints.
 
     Returns
     -------
     Program
-        Each slice is cut from the parameter that this process's own module has.
+        Each slice is cut from a parameter of this process's own module.
     """
     program, startup = Program(), startup_program(plan.spec).global_block()
     block = program.global_block()
@@ -89,7 +89,7 @@ def pserver_startup(plan: JobPlan, endpoint: str) -> Program:
     created_by = {op.output("Out")[0]: op for op in startup.ops}
     for piece in plan.on(endpoint):
         optimizer = operators[piece.param][-1]
-        # In GEO the trainers have optimizers, and the servers none.
+        # In GEO only the trainers have optimizers.
         for slot in ("Param",) if plan.geo else optimizer.input_names:
             if slot == "Grad":
                 continue
@@ -98,7 +98,7 @@ def pserver_startup(plan: JobPlan, endpoint: str) -> Program:
             if slot != "LearningRate":
                 variable = _on_slice(variable, piece)
             elif block.has_var(name):
-                continue  # the parameters of a group share it
+                continue  # the parameters of a group share the learning rate
             block.create_var(variable)
             op = created_by[name]
             attrs = dict(op.attrs) | (_origin(piece) if slot == "Param" else {})
@@ -122,7 +122,7 @@ def _optimize_operators(step: Block) -> dict[str, list[Operator]]:
 
 
 def _append_prefetch_blocks(root: Block, tables: Sequence[str]) -> list[Attribute]:
-    """Append a block that answers look-ups for each table; return the pairs of ids and block."""
+    """Append a block for each table that answers look-ups; return the pairs of ids and block."""
     whose: list[Attribute] = []
     for name in tables:
         block = root.program.create_block()
@@ -149,7 +149,7 @@ def _attributes(plan: JobPlan, endpoint: str) -> dict[str, Attribute]:
 
 
 def _origin(piece: PlannedBlock) -> dict[str, Attribute]:
-    """Return the attributes that locate a slice in its parameter."""
+    """Return the attributes that give the position of a slice in its parameter."""
     return {
         "origin": piece.param,
         "origin_shape": list(piece.param_shape),
@@ -175,7 +175,7 @@ def _append_step(
 
 
 def _declare_gradients(root: Block, piece: PlannedBlock, plan: JobPlan) -> list[str]:
-    """Declare a slice's gradient, and each trainer's if it has its own name; return the sent names."""
+    """Declare the gradient of a slice, and each trainer's if it has its own name; return the sent names."""
     sent = _sent_names(piece, plan)
     for name in dict.fromkeys((piece.grad, *sent)):
         root.create_var(Variable(name, piece.shape, piece.dtype))
@@ -183,7 +183,7 @@ def _declare_gradients(root: Block, piece: PlannedBlock, plan: JobPlan) -> list[
 
 
 def _sent_names(piece: PlannedBlock, plan: JobPlan) -> list[str]:
-    """Return the names under which the trainers send their gradients for a slice, each once."""
+    """Return the distinct names under which the trainers send their gradients of a slice."""
     return list(dict.fromkeys(sent_name(plan, piece, trainer) for trainer in range(plan.trainers)))
 
 
@@ -199,7 +199,7 @@ def _append_mean(block: Block, piece: PlannedBlock, plan: JobPlan) -> None:
 
 
 def _backups(piece: PlannedBlock, plan: JobPlan) -> list[Variable]:
-    """Return the variables of the values that each trainer received last, which DC-ASGD compares."""
+    """Return the variables with the values that each trainer last received, which DC-ASGD compares."""
     if not plan.dc_asgd:
         return []
     names = [f"{piece.name}.trainer_{trainer}_bak" for trainer in range(plan.trainers)]
@@ -207,7 +207,7 @@ def _backups(piece: PlannedBlock, plan: JobPlan) -> list[Variable]:
 
 
 def _append_compensation(block: Block, piece: PlannedBlock, plan: JobPlan) -> None:
-    """Append DC-ASGD: the gradient plus its square times the change since its trainer received the value."""
+    """Append DC-ASGD: add the squared gradient, times the change since the trainer received the value."""
     root = block.program.global_block()
     backups = _backups(piece, plan)
     role: dict[str, Attribute] = {"op_role": _OPTIMIZE, "op_role_var": [piece.name, piece.grad]}
@@ -228,7 +228,7 @@ def _append_compensation(block: Block, piece: PlannedBlock, plan: JobPlan) -> No
 
 
 def _append_addition(block: Block, piece: PlannedBlock) -> None:
-    """Append the step of a server in GEO, which adds a trainer's change."""
+    """Append a server's step in GEO, which adds a trainer's change."""
     attrs: dict[str, Attribute] = {
         "param_group": piece.group,
         "op_role": _OPTIMIZE,
@@ -239,7 +239,7 @@ def _append_addition(block: Block, piece: PlannedBlock) -> None:
 
 
 def _append_on_slice(block: Block, step: Block, op: Operator, piece: PlannedBlock, plan: JobPlan) -> None:
-    """Append an operator of the step with the parameter's variables replaced by those of the slice."""
+    """Append an operator of the step, with the parameter's variables replaced by those of the slice."""
     root = block.program.global_block()
     names: dict[str, str] = {}
     for name in (*op.input_arg_names, *op.output_arg_names):
@@ -252,7 +252,7 @@ def _append_on_slice(block: Block, step: Block, op: Operator, piece: PlannedBloc
     sliced = op.renamed(names)
     attrs = dict(op.attrs) | {"op_role_var": [piece.name, piece.grad]}
     if op.has_attr("max_norm"):
-        # The servers that hold a part of the norm tell each other theirs before they step.
+        # The servers that hold a part of the norm exchange their parts before they step.
         key = "" if op.type == "clip_by_global_norm" else piece.param
         attrs |= {"epmap": [plan.endpoints[server] for server in plan.holders(key)], "key": key}
     if op.has_attr("optimizer"):
@@ -261,6 +261,6 @@ def _append_on_slice(block: Block, step: Block, op: Operator, piece: PlannedBloc
 
 
 def _on_slice(variable: Variable, piece: PlannedBlock) -> Variable:
-    """Return a parameter's variable for a slice, cut if it has the parameter's shape."""
+    """Return the variable of a parameter for a slice; cut it if it has the parameter's shape."""
     shape = piece.shape if variable.shape == piece.param_shape else variable.shape
     return replace(variable, name=variable.name + piece.suffix, shape=shape)

@@ -1,7 +1,7 @@
-"""Rendering: the program of a plan, and the check that a program still says what its plan says.
+"""Rendering: builds the program of a plan, and checks that a program still matches its plan.
 
-The runtime follows the plan that a program carries. A program that somebody has edited is therefore refused
-before it runs: its operators would say one thing, and the runtime would do another.
+The runtime follows the plan that a program carries, and not its operators. An edited program is therefore
+refused before it runs: the runtime would ignore the edits.
 """
 
 from itertools import zip_longest
@@ -24,13 +24,13 @@ _REMEDY = (
 
 
 def rendered(program: Program) -> Program:
-    """Render a program again from its plan."""
+    """Render the program of a plan again."""
     plan, startup = program.plan, program.part == "startup"
     if isinstance(plan, TrainingSpec):
         return startup_program(plan) if startup else step_program(plan)
     if isinstance(plan, CollectivePlan):
         expected = collective_startup(plan) if startup else collective_program(plan)
-        if "wait_port" in program.attrs:  # get_trainer_program() adds it
+        if "wait_port" in program.attrs:  # get_trainer_program() adds this operator
             expected.attrs["wait_port"] = True
         return expected
     if not isinstance(plan, JobPlan):
@@ -54,27 +54,28 @@ def rendered(program: Program) -> Program:
 
 
 def check_unedited(program: Program) -> None:
-    """Check that a program says what its plan says.
+    """Check that a program matches its plan.
 
     Raises
     ------
     TranspileError
-        It does not; the message names the first operator, variable or attribute that differs.
+        The program differs; the message names the first operator, variable or attribute that differs.
     """
     known = program.checked
-    # What was checked before and has the same operators is compared by identity, as in each step of a script.
+    # This runs in each step, so it is fast for a checked program: its operators are the same objects as
+    # before.
     if known is not None and known.blocks == program.blocks and known.attrs == program.attrs:
         return
     expected = rendered(program)
     if isinstance(program.plan, TrainingSpec):
-        expected.attrs = program.attrs  # where transpile() leaves notes
+        expected.attrs = program.attrs  # transpile() adds attributes there
     if difference := _difference(program, expected):
         raise TranspileError(f"the program was edited: {difference}{_REMEDY}")
     program.checked = program.clone()
 
 
 def _difference(program: Program, expected: Program) -> str:
-    """Return the first difference between a program and the expected one as text; empty if there is none."""
+    """Describe the first difference between a program and the expected one; empty if there is none."""
     if len(program.blocks) != len(expected.blocks):
         return f"it has {len(program.blocks)} blocks, expected {len(expected.blocks)}"
     for ours, theirs in zip(program.blocks, expected.blocks, strict=True):
@@ -112,7 +113,7 @@ def _operator_difference(
 
 
 def _name(op: Operator | None) -> str:
-    """Return an operator's name for messages: its type and its parameter."""
+    """Return a name of an operator for messages: its type and its parameter."""
     if op is None:
         return "no operator"
     about = op.attrs.get("op_role_var")
@@ -125,12 +126,12 @@ def trainer_plan(program: Program) -> TrainerPlan:
     Parameters
     ----------
     program : Program
-        What `DistributeTranspiler.get_trainer_program` returned, or its startup program.
+        The result of `DistributeTranspiler.get_trainer_program`, or its startup program.
 
     Raises
     ------
     TranspileError
-        The program is not a trainer's, was edited, or has not all that its plan needs.
+        The program is not a trainer's, was edited, or lacks something that its plan needs.
     """
     plan = _job_plan(program, "trainer", "get_trainer_program()")
     return plan.trainer(
@@ -144,12 +145,12 @@ def server_plan(program: Program) -> ServerPlan:
     Parameters
     ----------
     program : Program
-        What `DistributeTranspiler.get_pserver_program` returned.
+        The result of `DistributeTranspiler.get_pserver_program`.
 
     Raises
     ------
     TranspileError
-        As of `trainer_plan`.
+        As for `trainer_plan`.
     """
     plan = _job_plan(program, "pserver", "get_pserver_program(endpoint)")
     return plan.server(program.attr("endpoint"), program.source, program.mode)

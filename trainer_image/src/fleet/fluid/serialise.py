@@ -1,8 +1,8 @@
-"""Programs as JSON and back: their operators and their plans, without the PyTorch objects behind them.
+"""Conversion of programs to JSON and back: operators and plans, without the PyTorch objects behind them.
 
-The text is an object with the format's name, its version, the program and, where there is one, its startup
-program; each of these with the plan that it shows. Numbers come back as the numbers they were; whatever is
-not exactly a program of this version is refused with the place in the text.
+The text is an object with the format's name, its version, the program and its startup program, if there is
+one. Each program includes the plan that it shows. Numbers are preserved exactly. Text that is not exactly a
+program of this version is refused, with the place of the error.
 """
 
 import json
@@ -21,7 +21,7 @@ Built = TypeVar("Built", bound=ProgramData)
 
 FORMAT: Final = "fleet-program"
 VERSION: Final = 2
-"""Programs carry their plans since version 2."""
+"""Programs have carried their plans since version 2."""
 
 _PROGRAM: Final = {"part": str, "plan": object, "attrs": dict, "blocks": list}
 _PARTS: Final = ("main", "startup")
@@ -39,12 +39,12 @@ _KINDS: Final = {
 
 
 def write_program(program: ProgramData) -> str:
-    """Return a program as JSON, its startup program with it.
+    """Convert a program, with its startup program, to JSON.
 
     Raises
     ------
     TranspileError
-        An attribute is neither a number, a text, a flag, None nor a list or mapping of these.
+        An attribute is neither a number, a string, a boolean, None nor a list or mapping of these.
     """
     document: dict[str, Any] = {"format": FORMAT, "version": VERSION, **_program(program)}
     if program.startup_program is not None:
@@ -58,19 +58,19 @@ def write_program(program: ProgramData) -> str:
 
 
 def read_program(text: str, make: Callable[[], Built]) -> Built:
-    """Build the program that a text describes.
+    """Build the program that JSON text describes.
 
     Parameters
     ----------
     text : str
-        What `write_program` returned.
+        The result of `write_program`.
     make : callable
-        Makes an empty program.
+        Returns an empty program.
 
     Raises
     ------
     TranspileError
-        The text is cut off, of another format or version, or damaged; the message says where.
+        The text is truncated, damaged, or of another format or version; the message gives the place.
     """
     document = _parse(text)
     if not isinstance(document, dict) or document.get("format") != FORMAT:
@@ -185,7 +185,7 @@ def _names(where: str, found: object) -> tuple[str, ...]:
 
 
 def _fields(where: str, found: object, expected: Mapping[str, type]) -> dict[str, Any]:
-    """Return the fields of an object, which must be exactly the expected ones."""
+    """Return the fields of an object; refuse it if they are not exactly the expected ones."""
     if not isinstance(found, dict):
         refuse(where, found, f"an object with {_listed(expected)}")
     if missing := expected.keys() - found.keys():

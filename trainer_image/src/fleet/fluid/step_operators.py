@@ -1,10 +1,11 @@
 """The operators of a training step in one process, and of its startup program.
 
-The model's forward and backward are two opaque operators. After them each trainable parameter gets its
-gradient, last created first, which is about the order in which autograd finishes them; then come the
-optimize operators, by parameter name as in the original: clipping, coupled weight decay as `scale` and
-`sum`, and the optimizer. An optimize operator has the original's type, slots and attribute names where the
-original knows the optimizer, else the class's name in lower case and PyTorch's own option names.
+The model's forward and backward passes are two opaque operators. They are followed by one operator per
+trainable parameter that produces its gradient. The last created parameter comes first, which is about the
+order in which autograd finishes. Then come the optimize operators, by parameter name as in the original:
+clipping, coupled weight decay as `scale` and `sum`, and the optimizer. An optimize operator has the
+original's type, slots and attribute names if the original has this optimizer. Otherwise it has the class name
+in lower case and PyTorch's option names.
 """
 
 from collections.abc import Iterable, Mapping
@@ -24,12 +25,12 @@ _LOSS: Final = "loss"
 
 @dataclass(frozen=True)
 class _Form:
-    """How the original writes an optimizer.
+    """The form of an optimizer in the original's programs.
 
     Attributes
     ----------
     state : mapping of slot to the state variable's suffix
-        A state has the parameter's shape, except that the running powers of beta have one element.
+        A state variable has the parameter's shape; only the running powers of beta have one element.
     attributes : mapping of PyTorch's option to the original's attributes
         Several attributes make up one tuple.
     """
@@ -62,7 +63,7 @@ _FORMS = {
         {"AvgSquaredGrad": "_avg_squared_grad", "AvgSquaredUpdate": "_avg_squared_update"}, _EPSILON
     ),
 }
-"""By the path of the class. A subclass may compute anything, and so has no form."""
+"""By class path. A subclass has no form, because it may compute anything."""
 
 
 def _form_of(group: GroupSpec) -> _Form:
@@ -93,9 +94,9 @@ def append_step(block: Block, spec: TrainingSpec) -> None:
 
 
 def append_startup(block: Block, variables: Iterable[Variable]) -> None:
-    """Append the operators that create a step's persistable variables to an empty block.
+    """Append the operators that create the persistable variables of a step to an empty block.
 
-    Parameters start as the module has them; optimizer state starts as torch.optim starts it.
+    Parameters start with the module's values, and optimizer state with the initial values of torch.optim.
     """
     for variable in variables:
         if not variable.persistable:
@@ -109,7 +110,7 @@ def append_startup(block: Block, variables: Iterable[Variable]) -> None:
 
 
 def _append_look_up(block: Block, table: TableSpec) -> None:
-    """Append the operator that looks up rows, which comes before the model's."""
+    """Append the operator that looks up rows; it precedes the model's operators."""
     rows = f"{table.name}@ROWS"
     for name in (table.name, rows, f"{table.name}@GRAD"):
         block.create_var(Variable(name, (table.num_embeddings, table.dimension)))
@@ -183,7 +184,7 @@ def _append_optimizer(
 
 
 def _clipping(clip: GradClip) -> tuple[str, dict[str, Attribute]]:
-    """Return type and attributes of the clipping operator, by the original's names."""
+    """Return the type and the attributes of the clipping operator, with the original's names."""
     if isinstance(clip, ClipGradByValue):
         return "clip", {"min": clip.low, "max": clip.max}
     kind = "clip_by_norm" if isinstance(clip, ClipGradByNorm) else "clip_by_global_norm"
@@ -191,12 +192,12 @@ def _clipping(clip: GradClip) -> tuple[str, dict[str, Attribute]]:
 
 
 def _options(group: GroupSpec, form: _Form) -> dict[str, Attribute]:
-    """Return a group's options as attributes, by the original's names if it has them."""
+    """Return the options of a group as attributes, with the original's names if it has any."""
     attrs: dict[str, Attribute] = {"hyper_parameters": list(group.options)}
     for name, value in group.options.items():
         names = form.attributes.get(name, (name,))
         if name == "weight_decay" and group.coupled:
-            continue  # operators of its own show it
+            continue  # separate operators show it
         if isinstance(value, tuple) and len(names) == len(value) > 1:
             attrs.update(zip(names, value, strict=True))
         else:

@@ -1,4 +1,4 @@
-"""A trainer's programs: its own computation, surrounded by sends, barriers and receives."""
+"""The programs of a trainer: its own computation with sends, barriers and receives around it."""
 
 from collections.abc import Sequence
 
@@ -16,23 +16,23 @@ _DIST = int(OpRole.DIST)
 
 
 def trainer_program(plan: JobPlan, trainer_id: int, *, wait_port: bool = True) -> Program:
-    """Return the program that trainer `trainer_id` runs at each step.
+    """Return the program that trainer `trainer_id` runs in each step.
 
-    Each gradient leaves right after the operator that produces it, so that the network works while the
-    rest of the backward pass computes. What the servers do is gone: optimize operators and their state.
-    In GEO the optimize operators stay, and what has changed leaves behind them.
+    Each gradient is sent right after the operator that produces it, so that communication overlaps with the
+    rest of the backward pass. The optimize operators and their state are removed, because the servers step.
+    In GEO the optimize operators stay, and the changes are sent after them.
 
     Parameters
     ----------
     plan : JobPlan
     trainer_id : int
     wait_port : bool
-        False: do not wait for the servers' ports, even if the plan says so.
+        False: do not wait for the servers' ports, even if the plan requests it.
 
     Returns
     -------
     Program
-        Named in its attributes: the role, the job's endpoints and size, the mode and the agreement.
+        Its attributes give the role, the job's endpoints and size, the mode and the agreement.
     """
     program = step_program(plan.spec)
     block = program.global_block()
@@ -53,14 +53,14 @@ def trainer_program(plan: JobPlan, trainer_id: int, *, wait_port: bool = True) -
 
 
 def trainer_startup(plan: JobPlan, trainer_id: int, *, wait_port: bool = True) -> Program:
-    """Return a trainer's startup program: its own initial values, then the servers'.
+    """Return the startup program of a trainer: it creates initial values, then receives the servers'.
 
     Parameters
     ----------
     plan : JobPlan
     trainer_id : int
     wait_port : bool
-        As of `trainer_program`.
+        As for `trainer_program`.
     """
     program = startup_program(plan.spec)
     block = program.global_block()
@@ -74,7 +74,7 @@ def trainer_startup(plan: JobPlan, trainer_id: int, *, wait_port: bool = True) -
 
 
 def _attributes(plan: JobPlan, trainer_id: int, *, wait_port: bool) -> dict[str, Attribute]:
-    """Return the facts about the whole job that a trainer's program carries."""
+    """Return the facts about the whole job that a trainer's program records."""
     return {
         "role": "trainer",
         "trainer_id": trainer_id,
@@ -95,13 +95,13 @@ def _drop_unused_variables(block: Block) -> None:
 
 
 def sent_name(plan: JobPlan, block: PlannedBlock, trainer_id: int) -> str:
-    """Return the name under which a trainer sends its gradient for a block."""
+    """Return the name under which a trainer sends its gradient of a block."""
     suffixed = plan.mode is DistributedMode.SYNC and plan.trainers > 1
     return f"{block.grad}.trainer_{trainer_id}" if suffixed else block.grad
 
 
 def _insert_sends(block: Block, plan: JobPlan, trainer_id: int) -> None:
-    """Insert each gradient's split and send right after the operator that produces the gradient."""
+    """Insert the split and the send of each gradient right after the operator that produces it."""
     block.rename_vars(
         {
             f"{name}@GRAD": sent_name(plan, blocks[0], trainer_id)
@@ -121,7 +121,7 @@ def _append_send(block: Block, blocks: tuple[PlannedBlock, ...], plan: JobPlan, 
     grad, sections = f"{blocks[0].param}@GRAD", _sections(blocks)
     attrs = _carried(blocks, trainer_id)
     if len(blocks) > 1 and plan.sender_cuts:
-        # The sender cuts the gradient when it has merged enough of them.
+        # The sender cuts the gradient after it has merged several.
         attrs |= {"sections": sections, "send_varnames": list(names)}
         names = [grad]
     elif len(blocks) > 1:
@@ -134,7 +134,7 @@ def _append_send(block: Block, blocks: tuple[PlannedBlock, ...], plan: JobPlan, 
 
 
 def _append_push(block: Block, blocks: tuple[PlannedBlock, ...], plan: JobPlan, trainer_id: int) -> None:
-    """Append the send of a parameter's change, which is what GEO exchanges; the sender cuts it."""
+    """Append the send of a parameter's change in GEO; the sender cuts the change."""
     attrs = _carried(blocks, trainer_id) | {
         "sections": _sections(blocks),
         "send_varnames": [piece.grad for piece in blocks],
@@ -148,7 +148,7 @@ def _sections(blocks: tuple[PlannedBlock, ...]) -> list[Attribute]:
 
 
 def _carried(blocks: tuple[PlannedBlock, ...], trainer_id: int) -> dict[str, Attribute]:
-    """Return the attributes of an operator that carries a parameter's blocks."""
+    """Return the attributes of an operator that sends or receives the blocks of a parameter."""
     return {
         "epmap": [piece.endpoint for piece in blocks],
         "trainer_id": trainer_id,
@@ -192,7 +192,7 @@ def _append_receives(block: Block, plan: JobPlan, trainer_id: int, *, barrier: b
 
 
 def _show_tables(block: Block, plan: JobPlan, trainer_id: int) -> None:
-    """Replace look-ups by their fetches from the servers, and add the sends of row gradients."""
+    """Replace look-ups with fetches from the servers, and add sends of row gradients."""
     own = {table.name for table in plan.spec.tables if table.own}
     captured, block.ops[:] = list(block.ops), []
     for op in captured:
@@ -221,7 +221,7 @@ def _append_look_up(block: Block, table: str, rows: str, endpoints: Sequence[str
 def _append_row_send(
     block: Block, table: str, endpoints: Sequence[str], trainer_id: int, *, own: bool
 ) -> None:
-    """Append the send of a table's gradient, and the receive of rows that the trainer holds too."""
+    """Append the send of a table's gradient, and the receive of rows that the trainer also holds."""
     parts = [f"{table}@GRAD.{server}" for server in range(len(endpoints))]
     for name in parts:
         block.create_var(Variable(name, (-1,), "any"))

@@ -1,4 +1,4 @@
-"""The distribute transpiler: from one captured program to the programs of every replica of a job."""
+"""The distribute transpiler, which turns one captured program into the programs of all replicas of a job."""
 
 import warnings
 from collections.abc import Iterable
@@ -30,14 +30,14 @@ _ENDPOINT: Final = "127.0.0.1:6174"
 
 
 class DistributeTranspiler:
-    """Distribute a program over parameter servers.
+    """Turns a program into those of trainers and parameter servers, or of collective trainers.
 
     Parameters
     ----------
     config : DistributeTranspilerConfig, optional
-        The defaults otherwise.
+        By default a config with default values.
     mode : TrainingMode, optional
-        A mode of your own, which then decides instead of the config; see `fleet.parameter_server.modes`.
+        A user-defined mode, which takes precedence over the config; see `fleet.parameter_server.modes`.
 
     Notes
     -----
@@ -45,7 +45,7 @@ class DistributeTranspiler:
 
     Examples
     --------
-    On every replica alike::
+    On every replica::
 
         transpiler = fleet.DistributeTranspiler()
         transpiler.transpile(trainer_id, pservers="10.0.0.1:6174,10.0.0.2:6174", trainers=2)
@@ -72,31 +72,33 @@ class DistributeTranspiler:
         startup_program: Program | None = None,
         current_endpoint: str = _ENDPOINT,
     ) -> None:
-        """Plan the job; the `get_` methods then return the replicas' programs, in any order.
+        """Plan the job. Afterwards the `get_` methods return the programs of the replicas, in any order.
 
         Parameters
         ----------
         trainer_id : int
-            This trainer's number, from 0. Any valid number on a parameter server.
+            This trainer's index, from 0. On a parameter server, any valid index.
         program : Program, optional
-            The captured program; `fleet.default_main_program()` otherwise. It stays as it is, but cannot
-            be transpiled again.
+            The captured program; by default `fleet.default_main_program()`. It is not changed, but cannot be
+            transpiled again.
         pservers : str or iterable of str
-            The parameter servers' endpoints, ``host:port``, comma separated; none where `config.mode` is
-            ``nccl2`` or ``collective``.
+            The endpoints of the parameter servers, ``host:port``, as a list or comma separated; empty if
+            `config.mode` is ``nccl2`` or ``collective``.
         trainers : int, str or iterable of str
-            Number of trainers; their endpoints where `config.mode` is ``nccl2`` or ``collective``.
+            The number of trainers, or their endpoints if `config.mode` is ``nccl2`` or ``collective``.
         sync_mode : bool
-            False for asynchronous training, which the config can ask for too. Collective training has none.
+            False for asynchronous training, which the config can request as well. Collective training accepts
+            only True.
         startup_program : Program, optional
-            The startup program of `program`; its own otherwise. Rewritten in place into the trainer's.
+            The startup program of `program`; by default the one that `program` has. It is rewritten in place
+            into the trainer's startup program.
         current_endpoint : str
-            This trainer's, where `config.mode` is ``nccl2`` or ``collective``.
+            This trainer's endpoint, if `config.mode` is ``nccl2`` or ``collective``.
 
         Raises
         ------
         TranspileError
-            Any argument or config field that cannot be honoured; nothing has changed then.
+            An argument or a config field cannot be honoured. Nothing is changed in this case.
         """
         main = program if program is not None else default_main_program()
         startup = _startup_of(main, program, startup_program)
@@ -120,7 +122,7 @@ class DistributeTranspiler:
             self._trainer_program = trainer_program(self._plan, trainer_id)
             prepared = trainer_startup(self._plan, trainer_id)
             self._trainer_program.mode = startup.mode = self._mode
-        # The startup program that a script has at hand becomes the trainer's, as in the original.
+        # As in the original, the startup program that the script holds becomes the trainer's.
         startup.blocks, startup.attrs, startup.plan = prepared.blocks, prepared.attrs, self._plan
         for block in startup.blocks:
             block.program = startup
@@ -129,23 +131,23 @@ class DistributeTranspiler:
         main.attrs["transpiled"] = True
 
     def get_trainer_program(self, wait_port: bool = True) -> Program:
-        """Return what this trainer runs at each step.
+        """Return the program that this trainer runs in each step.
 
         Parameters
         ----------
         wait_port : bool
-            Wait for the servers' ports before the first step. `config.wait_port` must agree. It holds for
-            the startup program too. Collective training has no such ports.
+            Whether to wait for the servers' ports before the first step, in the startup program too.
+            `config.wait_port` must agree. Collective training has no such ports.
 
         Returns
         -------
         Program
-            The same object at every call.
+            The same object in every call.
 
         Raises
         ------
         TranspileError
-            `transpile` has not been called; or there are no ports, and they are not to be waited for.
+            `transpile` has not been called; or training is collective, and `wait_port` is False.
         """
         if isinstance(self._plan, CollectivePlan):
             refuse_argument("get_trainer_program.wait_port", wait_port, True)
@@ -158,12 +160,12 @@ class DistributeTranspiler:
         return self._trainer_program
 
     def get_pserver_program(self, endpoint: str) -> Program:
-        """Return what the parameter server at `endpoint` runs.
+        """Return the program that the parameter server at `endpoint` runs.
 
         Parameters
         ----------
         endpoint : str
-            One of transpile's `pservers`.
+            One of the `pservers` that were passed to ``transpile``.
 
         Returns
         -------
@@ -172,27 +174,28 @@ class DistributeTranspiler:
         Raises
         ------
         TranspileError
-            `transpile` has not been called, the endpoint is not among its servers, or training is collective.
+            `transpile` has not been called, the endpoint is not one of the servers, or training is
+            collective.
         """
         return self.get_pserver_programs(endpoint)[0]
 
     def get_pserver_programs(self, endpoint: str) -> tuple[Program, Program]:
-        """Return `get_pserver_program` and `get_startup_program` of one endpoint.
+        """Return the results of `get_pserver_program` and `get_startup_program` for one endpoint.
 
         Parameters
         ----------
         endpoint : str
-            One of the servers that `transpile` was given, as host:port.
+            One of the servers that were passed to ``transpile``, as host:port.
 
         Returns
         -------
         tuple of two Program
-            What the server serves, and what prepares it.
+            The program that the server runs, and its startup program.
 
         Raises
         ------
         TranspileError
-            There is no such server, or ``transpile`` was not called.
+            There is no such server, or ``transpile`` has not been called.
         """
         plan = self._plan_with(endpoint)
         program, startup = pserver_program(plan, endpoint), pserver_startup(plan, endpoint)
@@ -207,15 +210,15 @@ class DistributeTranspiler:
         pserver_program: Program | None = None,
         startup_program: Program | None = None,
     ) -> Program:
-        """Return the program that creates what the parameter server at `endpoint` holds.
+        """Return the program that creates the variables of the parameter server at `endpoint`.
 
         Parameters
         ----------
         endpoint : str
-            One of transpile's `pservers`.
+            One of the `pservers` that were passed to ``transpile``.
         pserver_program, startup_program : Program, optional
-            Deprecated, as in the original: transpile knows both. What is given must be this endpoint's
-            pserver program, and the startup program that was transpiled.
+            Deprecated, as in the original, because the transpiler knows both. If given, they must be the
+            pserver program of this endpoint and the startup program that was transpiled.
 
         Returns
         -------
@@ -224,8 +227,8 @@ class DistributeTranspiler:
         Raises
         ------
         TranspileError
-            `transpile` has not been called, the endpoint is not among its servers, training is collective, or
-            one of the deprecated arguments is another program than the one that is used.
+            `transpile` has not been called, the endpoint is not one of the servers, training is collective,
+            or a deprecated argument is not the program that is used.
         """
         self._plan_with(endpoint)
         given = {"pserver_program": pserver_program, "startup_program": startup_program}
@@ -309,7 +312,7 @@ def _checked_servers(pservers: str | Iterable[str]) -> list[str]:
 
 
 def _spec_of(main: Program, startup: Program) -> TrainingSpec:
-    """Return the specification of a captured program; refuse one that was transpiled or edited."""
+    """Return the specification of a captured program; refuse a program that was transpiled or edited."""
     if "transpiled" in main.attrs or "role" in main.attrs:
         raise TranspileError(
             "program has been transpiled already; capture it anew, or transpile a clone taken before"
