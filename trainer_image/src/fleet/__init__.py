@@ -58,12 +58,12 @@ _NAMES_IN = {
 """The public names, by module. For type checkers, ``make docs`` writes `fleet.typed` from them."""
 
 _PACKAGES = ("nn", "tables")
-"""What scripts say as ``fleet.nn.DistributedEmbedding``."""
+"""The modules that scripts use as attributes, as in ``fleet.nn.DistributedEmbedding``."""
 
 NAMES = {name: f"fleet.{module}" for module, names in _NAMES_IN.items() for name in names}
 __all__ = sorted(NAMES)
 NAMES |= dict.fromkeys(_PACKAGES, "fleet")
-"""Where each name comes from that scripts find here, and on the `fleet` of their job too."""
+"""The module of each public name; scripts find these names here and on the `fleet` of their job."""
 
 _RUN_BY_AN_EXECUTOR = "run the program itself with fleet.Executor, in one process for each device"
 _LEFT_TO_PYTORCH = "PyTorch runs the model, and has settings of its own"
@@ -73,11 +73,11 @@ _NOT_HERE = {
     "ExecutionStrategy": _LEFT_TO_PYTORCH,
     "DGCMomentumOptimizer": "no gradient travels in parts; see strategy.wire_dtype and strategy.power_sgd",
 }
-"""The original's names that scripts may use and that are not here, and what to do instead."""
+"""Names of the original that this package does not have, and what to use instead."""
 
 
 def unknown_name(name: str, problem: str) -> AttributeError:
-    """Return the error of a name that is not here; of one of the original's it says what to do instead."""
+    """Return the error for an unknown name; for a name of the original, it says what to use instead."""
     if name in _NOT_HERE:
         problem = f"fleet has no {name}: {_NOT_HERE[name]}"
     return AttributeError(problem, name=name, obj=None)  # of an obj, Python would add a guess of its own

@@ -1,4 +1,4 @@
-"""How trainers of a collective job average, if not by plain gradients: options of a strategy."""
+"""Strategy options that replace the plain averaging of gradients in collective training."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ __all__ = ["LocalSGD", "PowerSGD"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LocalSGD:
-    """Each trainer steps by itself; at intervals all take the mean of their parameters.
+    """Local SGD: each trainer steps alone, and at intervals all take the mean of their parameters.
 
     Attributes
     ----------
@@ -60,7 +60,7 @@ class PowerSGD:
     matrix_rank : int
         The rank of the narrow matrices.
     start_step : int
-        Gradients travel whole until this step, while they change fast.
+        Gradients are not compressed before this step, while they change fast.
 
     Raises
     ------

@@ -1,8 +1,8 @@
 """Every error that fleet raises on purpose, and the exit status with which each ends a replica.
 
-The tree separates causes: the user's mistakes (`ConfigurationError`), protocol errors of a peer or of ours
-(`ProtocolError`), and failures of the environment (`PeerLostError`, `StateLostError`). The operator reads the
-exit status, so the reserved codes below are part of the contract between the two distributions::
+The class hierarchy separates causes: the user's mistakes (`ConfigurationError`), protocol errors of a peer or
+of ours (`ProtocolError`), and failures of the environment (`PeerLostError`, `StateLostError`). The operator
+reads the exit status, so the reserved codes below are part of the contract between the two distributions::
 
     FleetError                        1   training failed
     ├── ConfigurationError            2   a mistake of the user, found before any work
@@ -84,7 +84,7 @@ _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EMFILE, err
 
 
 def no_room(raised: Exception) -> bool:
-    """Whether a write failed because the disk is full or no descriptor is left."""
+    """Return whether a write failed because the disk is full or no file descriptor is left."""
     return isinstance(raised, DiskFullError) or (isinstance(raised, OSError) and raised.errno in _NO_ROOM)
 
 
@@ -122,13 +122,13 @@ class LocalProtocolError(ProtocolError):
 
 
 class StateLostError(FleetError):
-    """A parameter server restarted without the state that the trainers rely on."""
+    """A parameter server restarted without the state on which the trainers rely."""
 
     exit_code: ClassVar[int] = EXIT_STATE_LOST
 
 
 class PeerLostError(FleetError):
-    """A peer is gone for good."""
+    """A peer is permanently lost."""
 
     exit_code: ClassVar[int] = EXIT_PEER_LOST
 

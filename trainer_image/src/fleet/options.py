@@ -1,8 +1,8 @@
-"""The options of a strategy and of a transpiler's config, and what each does in every way to train.
+"""The options of a strategy and of a transpiler's config, and the effect of each in every way of training.
 
 Unsupported values raise an error that names the option; none is ignored. The strategy, the transpiler and
 both fleets check against this table, ``docs/reference/options.md`` is generated from it, and a test tries
-every field in every way to train. The table also holds the other options that only some ways to train
+every field in every way of training. The table also holds the other options that only some ways of training
 support.
 """
 
@@ -14,7 +14,7 @@ from typing import Final
 __all__ = ["MODES", "OPTIONS", "Rule", "Verdict", "Where", "refusal", "rule_for"]
 
 MODES: Final = ("sync", "async", "half_async", "geo", "own")
-"""The training modes; ``own`` stands for a mode of the user's own."""
+"""The training modes; ``own`` stands for a user-defined mode."""
 
 
 class Verdict(Enum):
@@ -28,7 +28,7 @@ class Verdict(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Where:
-    """A way to train.
+    """A way of training.
 
     Attributes
     ----------
@@ -55,13 +55,13 @@ class Where:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """The effect of an option; of an option's rules the first that applies counts.
+    """The effect of an option. The first rule of an option that applies determines the effect.
 
     Attributes
     ----------
     verdict : Verdict
     text : str
-        The effect; or why there is none; or why it is refused, and what works instead.
+        The effect, why there is none, or why the value is refused and what to use instead.
     servers, collective : bool
         Whether the rule applies with parameter servers, and in collective training.
     modes : tuple of str
@@ -81,7 +81,7 @@ class Rule:
     by_executor: bool | None = None
 
     def applies(self, value: object, where: Where) -> bool:
-        """Whether this rule applies to a value in a way to train."""
+        """Return whether this rule applies to a value in a way of training."""
         if not (self.servers if where.servers else self.collective):
             return False
         if where.servers and (self.modes != MODES if not where.mode else where.mode not in self.modes):
@@ -371,7 +371,7 @@ OPTIONS: Final[Mapping[str, tuple[Rule, ...]]] = {
 
 
 def rule_for(name: str, value: object, where: Where) -> Rule:
-    """Return the rule for an option's value in a way to train.
+    """Return the rule for an option's value in a way of training.
 
     Parameters
     ----------
@@ -393,7 +393,7 @@ def rule_for(name: str, value: object, where: Where) -> Rule:
 
 
 def refusal(name: str, value: object, default: object, where: Where) -> str | None:
-    """Return the message that refuses a value in a way to train; None if it is accepted or the default.
+    """Return the message that refuses a value in a way of training; None if it is accepted or the default.
 
     Examples
     --------

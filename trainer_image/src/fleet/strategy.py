@@ -1,8 +1,8 @@
-"""The strategy: how a job trains, as far as the script decides it.
+"""The strategy: the part of a job's training options that the script sets.
 
-The mode follows from what says something about it: a `mode` object of the script's own, `sync_mode`, or the
-transpiler config's fields. Where two of them contradict each other the strategy cannot be made; where none
-says anything, the job decides (`FLEET_SYNC_MODE`).
+A `mode` object of the script, `sync_mode` or the fields of the transpiler config determine the mode. If two
+of them contradict each other, the strategy is refused. If none is set, the job determines the mode
+(`FLEET_SYNC_MODE`).
 """
 
 from collections.abc import Callable, Mapping
@@ -73,66 +73,65 @@ ORIGINALS: Final[Mapping[str, str]] = {
 
 @dataclass(kw_only=True)
 class DistributedStrategy:
-    """How a job trains. Set fields when it is made or afterwards; ``distributed_optimizer`` reads them.
+    """How a job trains. Set fields in the constructor or later; ``distributed_optimizer`` reads them.
 
     Each value is checked when it is set, and all of them together when they are read.
 
     Attributes
     ----------
     sync_mode : bool or None
-        True for synchronous training, False for an asynchronous mode: the one that `transpiler` asks for,
+        True for synchronous training, False for an asynchronous mode: the one that `transpiler` requests,
         else half-async. None leaves it to `transpiler`, and then to the job (`FLEET_SYNC_MODE`).
     mode : TrainingMode or None
-        A mode of your own, an instance of a subclass of `fleet.parameter_server.modes.Mode`.
+        A user-defined mode: an instance of a subclass of `fleet.parameter_server.modes.Mode`.
     overlap : bool or None
-        True: send a gradient the moment it exists; whatever changes it afterwards is an error. False: send
-        all of them in `optimizer.step()`, which allows gradients to be changed after the backward pass. None:
-        as False in the first three steps, and then as True, unless the script has clipped, scaled,
-        accumulated or otherwise changed gradients until then.
+        True: send each gradient as soon as it is computed; changing it afterwards is an error. False: send
+        all gradients in `optimizer.step()`, so that they may be changed after the backward pass. None: as
+        False in the first three steps. Then as True, unless the script has clipped, scaled, accumulated or
+        otherwise changed gradients.
     cross_step : bool
-        Wait for new values layer by layer in the next forward pass, and not in `optimizer.step()`.
-        Parameters must then be read through the modules that own them; the model is to be given to
+        Wait for new values layer by layer in the next forward pass, not in `optimizer.step()`. The script
+        must then read parameters only through the modules that own them, and pass the model to
         `distributed_optimizer`. Synchronous and asynchronous training only; half-async and GEO do not wait.
     server_kernels : str
-        ``default``: the servers step with the user's own kernel flags, and every bit is that of one process.
-        ``fused``: with the fused kernels of the optimizer's class, which pass over memory once, and round
-        otherwise.
+        ``default``: the servers step with the user's kernel flags, and give the same bits as one process.
+        ``fused``: they use the fused kernels of the optimizer's class, which pass over memory once, and round
+        differently.
     transport : str
-        How gradients and values travel between a trainer and a parameter server. ``auto``: through memory
-        that both share where they run on one host as one user, else over TCP. ``tcp``: always over TCP.
-        ``shared_memory``: as ``auto``, but a server that is elsewhere is an error that names it.
+        How gradients and values travel between a trainer and a parameter server. ``auto``: through shared
+        memory if both run on one host as one user, else over TCP. ``tcp``: always over TCP.
+        ``shared_memory``: as ``auto``, but a server that cannot share memory is an error that names it.
     wire_dtype : str or None
         ``bfloat16``: gradients and values of longer floating-point numbers travel as bfloat16, over TCP. The
-        servers keep and step the parameters' own dtype. In collective training gradients do, and as
-        ``float16`` too, but not those that are float64. None: everything travels as it is.
+        servers keep and step the parameters' own dtype. In collective training only gradients are converted,
+        except float64; ``float16`` is allowed as well. None: nothing is converted.
     local_sgd : LocalSGD or None
-        Trainers step by themselves, and average parameters now and then. Collective training only.
+        Trainers step locally, and average their parameters at intervals. Collective training only.
     power_sgd : PowerSGD or None
-        Gradients travel as products of narrow matrices. Collective training only.
+        Gradients are compressed to products of narrow matrices. Collective training only.
     broadcast_buffers : bool
         Whether a model's buffers, such as BatchNorm's statistics, take trainer 0's values with each average.
-        Collective training only; beside parameter servers each trainer has its own.
+        Collective training only; with parameter servers each trainer keeps its own buffers.
     grad_clip : ClipGradByValue, ClipGradByNorm, ClipGradByGlobalNorm or None
-        Clip the gradients on the servers, after they were averaged over the trainers. Synchronous training
-        only.
+        How the servers clip the gradients, after averaging over the trainers. Synchronous training only.
     non_finite : str
-        What is done about a gradient that holds NaN or infinity. ``warn``: a sentence in the log, once; it is
-        looked for in the first steps and in every sixteenth, in rows of tables in every step. ``stop``: an
-        error before it leaves the trainer. ``skip``: no trainer makes that step; in the asynchronous modes
-        this trainer makes none. To stop or to skip, each step passes over its gradients once more, and with
-        parameter servers all of them leave in `optimizer.step()`.
+        How to handle a gradient that holds NaN or infinity. ``warn``: log one warning. The first steps and
+        every sixteenth step are checked; rows of tables are checked in every step. ``stop``: raise an error
+        before the gradient is sent. ``skip``: no trainer makes the step; in the asynchronous modes, only this
+        trainer skips it. ``stop`` and ``skip`` read all gradients once more in each step, and with parameter
+        servers all gradients are sent in `optimizer.step()`.
     transpiler : DistributeTranspilerConfig
-        How parameters are cut into blocks and dispatched.
+        How parameters are cut into blocks and dispatched to servers.
 
     Raises
     ------
     ConfigurationError
-        A value that is unknown or not supported yet; the message names the field.
+        A value is unknown or not supported; the message names the field.
 
     Notes
     -----
-    The original's ``DistributedStrategy`` holds a transpiler's config and how trainers send; ours has what
-    PyTorch, collective training and the servers' kernels need besides.
+    The original's ``DistributedStrategy`` holds a transpiler's config and how trainers send; ours adds what
+    PyTorch, collective training and the servers' kernels need.
     """
 
     sync_mode: bool | None = None
@@ -158,7 +157,7 @@ class DistributedStrategy:
     def __post_init__(self) -> None:
         self.check()
 
-    if not TYPE_CHECKING:  # to type checkers, a class that has it has every field
+    if not TYPE_CHECKING:  # else type checkers would accept any attribute
 
         def __setattr__(self, name: str, value: object) -> None:
             check = _CHECKS.get(name)
@@ -173,7 +172,7 @@ class DistributedStrategy:
         Raises
         ------
         ConfigurationError
-            Two of them contradict each other; the message names both.
+            Two fields contradict each other; the message names both.
         """
         if self.wire_dtype is not None and self.transport == "shared_memory":
             raise ConfigurationError(
@@ -205,21 +204,21 @@ class DistributedStrategy:
         return self.local_sgd
 
     def check_works(self, where: Where) -> None:
-        """Check that a way to train supports every field that differs from its default.
+        """Check that a way of training supports every field that differs from its default.
 
         Parameters
         ----------
         where : Where
-            The way to train: `fleet.options.Where`.
+            The way of training.
 
         Raises
         ------
         ConfigurationError
-            It does not; the message names the first such field, and what works instead.
+            A field is not supported; the message names the first one, and an alternative.
         """
         for owner, prefix in ((self, "strategy"), (self.transpiler, "config")):
             if where.servers and owner is not self:
-                return  # the transpiler checks its own
+                return  # the transpiler's config checks its own fields
             for each in fields(owner):
                 if each.default is not MISSING:
                     value = getattr(owner, each.name)
@@ -280,7 +279,7 @@ class DistributedStrategy:
             )
 
     def resolved(self, job_sync_mode: str) -> "DistributedStrategy":
-        """Return this strategy, with open fields filled in from the job.
+        """Return this strategy with unset fields filled in from the job.
 
         Parameters
         ----------
@@ -290,13 +289,14 @@ class DistributedStrategy:
         Returns
         -------
         DistributedStrategy
-            With a `sync_mode` that is not None and a `transpiler` that says the mode, unless `mode` does.
+            With a `sync_mode` that is not None, and a `transpiler` that requests the mode unless `mode` is
+            set.
 
         Raises
         ------
         ConfigurationError
-            The job asks for a mode that there is not, the fields contradict each other, or parameter servers
-            in that mode do not carry one of them out.
+            The job requests an unknown mode, the fields contradict each other, or parameter servers do not
+            support one of them in that mode.
         """
         self.check()
         if job_sync_mode not in SYNC_MODES:
@@ -313,17 +313,17 @@ class DistributedStrategy:
         return resolved
 
     def where(self, *, by_executor: bool = False) -> Where:
-        """Return which way to train with parameter servers a resolved strategy asks for.
+        """Return the way of training with parameter servers that a resolved strategy requests.
 
         Parameters
         ----------
         by_executor : bool
-            Whether an `Executor` runs the steps, and not a loop of the script's own.
+            True if an `Executor` runs the steps, False if the script's own loop does.
 
         Returns
         -------
         Where
-            What `check_works` takes.
+            The argument of `check_works`.
         """
         asked = self.transpiler.asks_for() or DistributedMode.SYNC
         name = "own" if self.mode is not None else asked.name.lower()
@@ -349,7 +349,7 @@ def strategy_of(given: DistributedStrategy | DistributeTranspilerConfig | None) 
     Raises
     ------
     ConfigurationError
-        It is neither.
+        The value is neither.
     """
     if given is None:
         return DistributedStrategy()
@@ -385,8 +385,8 @@ def create_sync_strategy(**fields: Unpack[StrategyFields]) -> DistributedStrateg
     Parameters
     ----------
     **fields
-        As of `DistributedStrategy`, but for `sync_mode` and `mode`. Of `transpiler`, the fields that say the
-        mode are set here.
+        Those of `DistributedStrategy` except `sync_mode` and `mode`. The function sets the fields of
+        `transpiler` that determine the mode.
 
     Returns
     -------
@@ -396,7 +396,7 @@ def create_sync_strategy(**fields: Unpack[StrategyFields]) -> DistributedStrateg
     Raises
     ------
     TypeError
-        There is no such field; the message names the one that may be meant.
+        There is no such field; the message suggests a similar one.
     ConfigurationError
         A value is unknown, or contradicts another; the message names the field.
 
@@ -408,22 +408,22 @@ def create_sync_strategy(**fields: Unpack[StrategyFields]) -> DistributedStrateg
 
 
 def create_async_strategy(**fields: Unpack[StrategyFields]) -> DistributedStrategy:
-    """Return a strategy for asynchronous training, in which each gradient is applied when it comes.
+    """Return a strategy for asynchronous training, in which servers apply each gradient on arrival.
 
     Parameters
     ----------
     **fields
-        As of `create_sync_strategy`.
+        As for `create_sync_strategy`.
 
     Returns
     -------
     DistributedStrategy
-        With `sync_mode` False, and a `transpiler` that asks for the mode.
+        With `sync_mode` False, and a `transpiler` that requests the mode.
 
     Raises
     ------
     TypeError, ConfigurationError
-        As `create_sync_strategy`.
+        As for `create_sync_strategy`.
 
     Notes
     -----
@@ -438,17 +438,17 @@ def create_half_async_strategy(**fields: Unpack[StrategyFields]) -> DistributedS
     Parameters
     ----------
     **fields
-        As of `create_sync_strategy`.
+        As for `create_sync_strategy`.
 
     Returns
     -------
     DistributedStrategy
-        With `sync_mode` False, and a `transpiler` that asks for the mode.
+        With `sync_mode` False, and a `transpiler` that requests the mode.
 
     Raises
     ------
     TypeError, ConfigurationError
-        As `create_sync_strategy`.
+        As for `create_sync_strategy`.
 
     Notes
     -----
@@ -458,24 +458,24 @@ def create_half_async_strategy(**fields: Unpack[StrategyFields]) -> DistributedS
 
 
 def create_geo_strategy(update_frequency: int = 100, **fields: Unpack[StrategyFields]) -> DistributedStrategy:
-    """Return a strategy for GEO: trainers step by themselves and exchange what has changed.
+    """Return a strategy for GEO: trainers step their own copies and exchange the changes.
 
     Parameters
     ----------
     update_frequency : int
-        After how many steps of a trainer it exchanges.
+        The number of steps between two exchanges of a trainer.
     **fields
-        As of `create_sync_strategy`.
+        As for `create_sync_strategy`.
 
     Returns
     -------
     DistributedStrategy
-        With `sync_mode` False, and a `transpiler` that asks for the mode.
+        With `sync_mode` False, and a `transpiler` that requests the mode.
 
     Raises
     ------
     TypeError, ConfigurationError
-        As `create_sync_strategy`.
+        As for `create_sync_strategy`.
 
     Notes
     -----
@@ -505,7 +505,7 @@ def _create(mode: DistributedMode, fields: StrategyFields, **of_config: Any) -> 
 
 
 def _config_for(mode: DistributedMode, config: DistributeTranspilerConfig) -> DistributeTranspilerConfig:
-    """Return a config that requests a mode; the same one if it does so already."""
+    """Return a config that requests a mode; the same object if it already does."""
     return config if config.asks_for() is mode else replace(config, **_FIELDS_OF_MODE[mode])
 
 

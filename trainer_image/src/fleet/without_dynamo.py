@@ -25,8 +25,8 @@ ATTRIBUTE = "__dynamo_disable"
 def defer_dynamo() -> None:
     """Let optimizers work without importing ``torch._dynamo`` until something else has imported it.
 
-    Before that import nothing can compile, so there is nothing to exclude. A version of torch that uses
-    another attribute is as slow as ever.
+    Before that import nothing can compile, so there is nothing to exclude. With a version of torch that uses
+    another attribute, nothing is deferred.
     """
     if "torch._dynamo" in sys.modules:
         return
@@ -38,10 +38,10 @@ def defer_dynamo() -> None:
 
 
 def step_directly(optimizer: Optimizer) -> None:
-    """Step an optimizer without its hooks: these run around the step that the script makes.
+    """Step an optimizer without its hooks, which already run around the script's own step.
 
     The step function of a torch optimizer is called alone, without hooks, profiler marks and the import. A
-    ``step`` of the user's own class is called as it is, but for the hooks.
+    user-defined ``step`` is called unchanged, except for the hooks.
     """
     step, is_torchs = _direct_step(type(optimizer).step)
     if is_torchs:
@@ -53,9 +53,9 @@ def step_directly(optimizer: Optimizer) -> None:
         optimizer.step()
 
 
-@cache  # by the function, which torch replaces when the first optimizer of a class is made
+@cache  # keyed by function, because torch replaces it when the first optimizer of a class is made
 def _direct_step(step: Callable[..., Any]) -> tuple[Any, bool]:
-    """Return what a class's step wraps below its hooks, None for nothing, and whether it is torch's own."""
+    """Return the function that a class's step wraps below its hooks, if any, and whether it is torch's."""
     layers = [step]
     while (wrapped := getattr(layers[-1], "__wrapped__", None)) is not None:
         layers.append(wrapped)

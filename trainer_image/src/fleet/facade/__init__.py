@@ -1,7 +1,7 @@
-"""The `fleet` of a job: the calls of a training script, for each kind of job.
+"""The `fleet` singletons: the calls of a training script, for each kind of job.
 
 ``from fleet.parameter_server import fleet`` and ``from fleet.collective import fleet`` have the same calls.
-`calls` has what they share; `parameter_server` and `collective` add how each kind of job trains.
+`calls` holds the common part; `parameter_server` and `collective` add the training of each kind of job.
 """
 
 from fleet.facade.calls import FleetCalls

@@ -1,4 +1,4 @@
-"""The calls of `fleet` that both kinds of job share."""
+"""The `fleet` calls that both kinds of job share."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
@@ -58,14 +58,15 @@ class FleetCalls(SavingCalls, LoopCalls, PublicNames):
     def all_reduce_worker(
         self, values: Any, output: npt.NDArray[Any] | None = None, mode: str = "sum"
     ) -> Any:
-        """Combine numbers over all trainers; beside servers, over those that have not completed, in order.
+        """Reduce numbers over all trainers; with servers, over those that have not completed, in order.
 
         Parameters
         ----------
         values
-            A number, an array or a tensor; of the same shape and type on every trainer. Beside servers small.
+            A number, an array or a tensor, of the same shape and type on every trainer. With servers it must
+            be small.
         output : numpy.ndarray, optional
-            Receives the result as well.
+            Also receives the result.
         mode : str
             ``sum``, ``min`` or ``max``.
 
@@ -77,26 +78,26 @@ class FleetCalls(SavingCalls, LoopCalls, PublicNames):
         Raises
         ------
         ConfigurationError
-            Another trainer gives something else, or these are no numbers that can be combined.
+            Another trainer passes other shapes or types, or the values are not numbers that can be reduced.
         DeadlineExceededError
-            Beside servers: a trainer did not call this; the message names it.
+            With servers: a trainer did not call this; the message names it.
         """
         check_operation(mode)
         return like(values, self._all_reduce(numbers_of(values), mode), output)
 
     @property
     def metrics(self) -> Metrics:
-        """Metrics over the samples of all trainers; each trainer counts its own and calls ``compute``."""
+        """Metrics over the samples of all trainers; each trainer adds its own and calls ``compute``."""
         return Metrics(self.all_reduce_worker)
 
     @property
     @abstractmethod
     def main_program(self) -> Program:
-        """What this replica runs at each step, after ``minimize``; of a server, what it serves."""
+        """The program that this replica runs, after ``minimize``; a trainer runs it in each step."""
 
     @property
     def startup_program(self) -> Program:
-        """What prepares `main_program`."""
+        """The program that prepares `main_program`."""
         return self.main_program.startup_program or Program()
 
     def minimize(
@@ -106,22 +107,23 @@ class FleetCalls(SavingCalls, LoopCalls, PublicNames):
         parameter_list: object = None,
         no_grad_set: object = None,
     ) -> None:
-        """Describe the training step as a program; the same as the distributed optimizer's ``minimize``.
+        """Capture the training step as a program; the same as the distributed optimizer's ``minimize``.
 
         Parameters
         ----------
         loss_fn : callable
-            As of `Program.capture`: called as ``loss_fn(model, **feed)``, it returns the loss, a tensor of
-            one element, or a dict of tensors with ``loss`` among them.
+            As for `Program.capture`: called as ``loss_fn(model, **feed)``, it returns the loss, a tensor of
+            one element, or a dict of tensors that includes ``loss``.
         startup_program, parameter_list, no_grad_set : None
-            The original's further arguments, which are refused by name unless they are None.
+            Other arguments of the original, which are refused by name unless they are None.
 
         Raises
         ------
         ConfigurationError
-            ``fleet.distributed_optimizer`` was not called, or was given no model; or an argument is refused.
+            ``fleet.distributed_optimizer`` was not called, or was called without a model; or an argument is
+            refused.
         TranspileError
-            The step cannot be captured; the message says what.
+            The step cannot be captured; the message gives the cause.
         """
         if self._describe is None:
             raise ConfigurationError("fleet.minimize was called before fleet.distributed_optimizer")
@@ -129,12 +131,12 @@ class FleetCalls(SavingCalls, LoopCalls, PublicNames):
 
     @abstractmethod
     def _all_reduce(self, numbers: npt.NDArray[Any], operation: str) -> npt.NDArray[Any]:
-        """Return numbers combined over the trainers, in their own shape and type."""
+        """Reduce numbers over the trainers, and return them in their own shape and type."""
 
     def _describes(
         self, model: Module | None, capture: Callable[[Module, Callable[..., Any]], None]
     ) -> Callable[..., None]:
-        """Return the ``minimize`` of an optimizer; that of the first is `fleet.minimize` too."""
+        """Return the ``minimize`` of an optimizer; `fleet.minimize` is that of the first optimizer."""
 
         def minimize(
             loss_fn: Callable[..., Any],
@@ -159,12 +161,12 @@ class FleetCalls(SavingCalls, LoopCalls, PublicNames):
         return minimize
 
     def is_worker(self) -> bool:
-        """Whether this process trains; in a collective job every process does.
+        """Return whether this process is a trainer; in a collective job every process is one.
 
         Returns
         -------
         bool
-            True of a trainer.
+            True on a trainer.
 
         Raises
         ------
@@ -174,12 +176,12 @@ class FleetCalls(SavingCalls, LoopCalls, PublicNames):
         return self._started_role().is_worker
 
     def is_first_worker(self) -> bool:
-        """Whether this process is trainer 0, which acts for all where one must.
+        """Return whether this process is trainer 0, which acts for all trainers where only one must.
 
         Returns
         -------
         bool
-            True of trainer 0.
+            True on trainer 0.
 
         Raises
         ------
@@ -194,7 +196,7 @@ class FleetCalls(SavingCalls, LoopCalls, PublicNames):
         Returns
         -------
         int
-            From 0 on.
+            Counted from 0.
 
         Raises
         ------
@@ -225,12 +227,12 @@ class FleetCalls(SavingCalls, LoopCalls, PublicNames):
     def worker_endpoints(self, to_string: bool = False) -> list[str] | str:
         """Return every trainer's host:port, as a list or comma separated.
 
-        Beside parameter servers there is none, as trainers do not listen there.
+        With parameter servers the result is empty, because trainers do not listen.
 
         Parameters
         ----------
         to_string : bool
-            Return one text, comma separated, in place of a list.
+            Return a comma-separated string instead of a list.
 
         Returns
         -------
@@ -250,7 +252,7 @@ class FleetCalls(SavingCalls, LoopCalls, PublicNames):
         Returns
         -------
         int
-            At least 1 beside parameter servers.
+            At least 1 in a parameter-server job.
 
         Raises
         ------
@@ -269,7 +271,7 @@ class FleetCalls(SavingCalls, LoopCalls, PublicNames):
         Parameters
         ----------
         to_string : bool
-            Return one text, comma separated, in place of a list.
+            Return a comma-separated string instead of a list.
 
         Returns
         -------
@@ -284,22 +286,23 @@ class FleetCalls(SavingCalls, LoopCalls, PublicNames):
         return _listed(self._started_role().server_endpoints, to_string)
 
     def split_files(self, files: Sequence[File]) -> list[File]:
-        """Return this trainer's share: contiguous blocks, what remains goes to the lowest indexes.
+        """Return this trainer's contiguous share of files; the remainder goes to the lowest indexes.
 
         Parameters
         ----------
         files : sequence of str or path
-            The same on every trainer, in the same order.
+            The same files in the same order on every trainer.
 
         Returns
         -------
         list of str or path
-            May be empty, where there are fewer files than trainers.
+            May be empty if there are fewer files than trainers.
 
         Raises
         ------
         ConfigurationError
-            `files` is no list of names, this process is a parameter server, or ``fleet.init`` was not called.
+            `files` is not a list of names, this process is a parameter server, or ``fleet.init`` was not
+            called.
         """
         role = self._started_role()
         if not role.is_worker:
@@ -309,9 +312,10 @@ class FleetCalls(SavingCalls, LoopCalls, PublicNames):
         return share_of_files(files, role.index, role.worker_num)
 
     def _find_role(self, role_maker: RoleMaker, *, collective: bool) -> Role:
-        """Return the role that ``init`` is to take; ConfigurationError if it is the other fleet's.
+        """Return the role for ``init``; raise a ConfigurationError if it belongs to the other kind of fleet.
 
-        Mistakes from here on end the process as a replica's do, though nobody knows yet which it is.
+        From here on, a user's mistake ends the process like one of a replica, although its role is not known
+        yet.
         """
         lifecycle.start(None)
         if self._role is not None:

@@ -1,4 +1,4 @@
-"""The `fleet` of a collective job: one object per process, with the original's methods."""
+"""The `fleet` singleton of a collective job: one object per process, with the original's methods."""
 
 import logging
 import os
@@ -48,11 +48,11 @@ _log = logging.getLogger(__name__)
 
 
 class Fleet(FleetCalls):
-    """The place of this process in a collective job. Every trainer is a worker; there are no servers.
+    """The interface of a script to its collective job. Every process is a trainer; there are no servers.
 
     Notes
     -----
-    The original's ``fluid.incubate.fleet.collective.Collective``, whose singleton is called ``fleet``, too.
+    The original's ``fluid.incubate.fleet.collective.Collective``, whose singleton is also called ``fleet``.
     """
 
     def __init__(self) -> None:
@@ -65,12 +65,12 @@ class Fleet(FleetCalls):
         self._program: Program | None = None
 
     def init(self, role_maker: RoleMaker | None = None) -> None:
-        """Find this process's role, meet the other trainers and connect to them.
+        """Determine this process's role, wait for the other trainers and connect to them.
 
         Parameters
         ----------
         role_maker : RoleMaker, optional
-            ``PaddleCloudRoleMaker(is_collective=True)``, which is the default, or
+            ``PaddleCloudRoleMaker(is_collective=True)``, the default, or
             ``UserDefinedCollectiveRoleMaker(current_id, worker_endpoints)``.
 
         Raises
@@ -78,9 +78,9 @@ class Fleet(FleetCalls):
         RoleError
             The environment does not describe a collective job; the message names the variable.
         ConfigurationError
-            It asks for what collective training does not do, such as TLS.
+            The environment requests something that collective training does not support, such as TLS.
         DeadlineExceededError
-            A trainer did not come before the deadline for starting; the message names who.
+            A trainer did not join before the deadline for starting; the message names it.
         """
         maker = role_maker if role_maker is not None else PaddleCloudRoleMaker(is_collective=True)
         role = self._find_role(maker, collective=True)
@@ -107,17 +107,17 @@ class Fleet(FleetCalls):
         )
 
     def is_server(self, model_dir: str | os.PathLike[str] | None = None) -> bool:
-        """Say that this process holds no parameters: a collective job has no servers.
+        """Return False, because a collective job has no servers.
 
         Parameters
         ----------
         model_dir : None
-            As of the other fleet; anything else is refused.
+            Accepted for compatibility with the other fleet. Any other value is refused.
 
         Returns
         -------
         bool
-            False.
+            Always False.
 
         Raises
         ------
@@ -133,11 +133,11 @@ class Fleet(FleetCalls):
 
     @property
     def step(self) -> int:
-        """The number of times that gradients were averaged for the first optimizer."""
+        """The number of times that gradients of the first optimizer were averaged."""
         return self._distributed[0][1].steps.number if self._distributed else 0
 
     def server_index(self) -> int:
-        """Raise: no process of a collective job is a server.
+        """Raise an error, because a collective job has no servers.
 
         Raises
         ------
@@ -152,12 +152,12 @@ class Fleet(FleetCalls):
         self,
         model_dir: str | os.PathLike[str] | None = None,  # noqa: ARG002 (as on the other fleet)
     ) -> None:
-        """Raise: no process of a collective job is a server.
+        """Raise an error, because a collective job has no servers.
 
         Parameters
         ----------
         model_dir : path, optional
-            As of the other fleet.
+            Accepted for compatibility with the other fleet.
 
         Raises
         ------
@@ -169,7 +169,7 @@ class Fleet(FleetCalls):
         )
 
     def run_server(self) -> None:
-        """Raise: no process of a collective job is a server.
+        """Raise an error, because a collective job has no servers.
 
         Raises
         ------
@@ -181,26 +181,26 @@ class Fleet(FleetCalls):
         )
 
     def init_worker(self) -> None:
-        """Wait until every trainer is here.
+        """Wait until every trainer has made this call.
 
         Raises
         ------
         ConfigurationError
             ``fleet.init`` was not called, or ``fleet.stop_worker`` was.
         PeerLostError
-            A trainer is gone, or does not come before the deadline; the message names it.
+            A trainer is lost, or does not make this call before the deadline; the message names it.
         """
         self.barrier_worker()
 
     def stop_worker(self) -> None:
-        """Wait until every trainer is here, leave the group, and leave the progress as the last words.
+        """Wait until every trainer has made this call, leave the group, and record the final progress.
 
         Raises
         ------
         ConfigurationError
             ``fleet.init`` was not called, or ``fleet.stop_worker`` was.
         PeerLostError
-            A trainer is gone, or does not come before the deadline; the message names it.
+            A trainer is lost, or does not make this call before the deadline; the message names it.
         """
         group = self._started_group()
         for training in self._trainings:
@@ -229,12 +229,12 @@ class Fleet(FleetCalls):
         ConfigurationError
             ``fleet.init`` was not called, or ``fleet.stop_worker`` was.
         PeerLostError
-            A trainer is gone, or does not come before the deadline; the message names it.
+            A trainer is lost, or does not make this call before the deadline; the message names it.
         """
         self._started_group().barrier("a barrier")
 
     def push_parameters(self) -> None:
-        """Make trainer 0's parameters everybody's; every trainer calls this alike, between two steps.
+        """Copy trainer 0's parameters to all trainers; every trainer must call this after the same step.
 
         Raises
         ------
@@ -249,7 +249,7 @@ class Fleet(FleetCalls):
 
     @property
     def main_program(self) -> Program:
-        """What a trainer runs at each step, after ``minimize``.
+        """The program that a trainer runs in each step, after ``minimize``.
 
         Raises
         ------
@@ -268,23 +268,23 @@ class Fleet(FleetCalls):
     ) -> torch.optim.Optimizer:
         """Make every backward pass average the gradients over all trainers.
 
-        The parameters first take trainer 0's values. What is returned shares everything with `optimizer`
-        and has ``no_sync()``, for several backward passes before one exchange.
+        All trainers first take trainer 0's parameters. The returned optimizer shares everything with
+        `optimizer`, and adds ``no_sync()`` for several backward passes before one exchange.
 
         Parameters
         ----------
         optimizer
-            Any torch optimizer; its parameters are the ones whose gradients are averaged.
+            Any torch optimizer; the gradients of its parameters are averaged.
         strategy : DistributedStrategy or DistributeTranspilerConfig, optional
             How to train.
         model : optional
-            The model, to name parameters in messages. By default the module that holds them all.
+            The model, which names parameters in messages. By default the module that holds all of them.
 
         Raises
         ------
         ConfigurationError
-            Another trainer's parameters or optimizer differ; or the strategy asks for something that is not
-            carried out here (`fleet.options`). The message says what.
+            Another trainer's parameters or optimizer differ, or the strategy requests something unsupported
+            (see `fleet.options`). The message names the cause.
         """
         _check(optimizer)
         chosen = strategy_of(strategy)
@@ -304,20 +304,20 @@ class Fleet(FleetCalls):
         role = self._started_role()
         claims = Claims(f"trainer-{role.index}", role.job)
         self._trainings.append(CollectiveTraining(optimizer, model, synchronizer, group, claims, self._loops))
-        if len(self._trainings) == 1:  # of several fleet saves none
+        if len(self._trainings) == 1:  # fleet saves nothing if there are several
             self._trainings[0].log_unsavable()
 
         def capture(module: torch.nn.Module, loss_fn: Callable[..., Any]) -> None:
             self._program = Program.capture(module, loss_fn, optimizer)
 
         finite = FiniteCheck(chosen.non_finite, group.world.rank, lambda: synchronizer.step_of_gradients)
-        minimize = self._describes(given, capture)  # which runs it as it is given, compiled
+        minimize = self._describes(given, capture)  # runs the model as it was given, even if it is compiled
         return distribute(optimizer, copies, synchronizer, minimize, model, finite=finite)
 
     def _synchronizer(
         self, copies: Copies, optimizer: torch.optim.Optimizer, strategy: DistributedStrategy
     ) -> Synchronizer:
-        """Return the synchronizer that the strategy asks for."""
+        """Return the synchronizer that the strategy requests."""
         if (plan := strategy.parameters_averaged()) is not None:
             return ParameterAverager(copies, optimizer, plan)
         if copies.group.world.size == 1:
@@ -334,7 +334,7 @@ class Fleet(FleetCalls):
         )
 
     def _compare(self, group: Group, optimizer: torch.optim.Optimizer, copies: Copies) -> None:
-        """Raise if another trainer would exchange other tensors: such sums never end."""
+        """Raise an error if another trainer would exchange other tensors: such sums would never end."""
         lines = [f"the optimizer {type(optimizer).__name__}"]
         lines += copies.describe()
         lines += [
@@ -380,7 +380,7 @@ class Fleet(FleetCalls):
 
     def _before_export(self, call: str) -> None:
         synchronizer = self._distributed[0][1]
-        if synchronizer.apart:  # else one trainer may export by itself, also after stop_worker()
+        if synchronizer.apart:  # otherwise a single trainer may export, even after stop_worker()
             synchronizer.settle(f"fleet.{call}")
 
     def _started_group(self) -> Group:
@@ -395,7 +395,7 @@ class Fleet(FleetCalls):
 
 
 def _check(optimizer: torch.optim.Optimizer) -> None:
-    """Refuse optimizers that cannot be distributed, before anything is exchanged."""
+    """Refuse an optimizer that cannot be distributed, before anything is exchanged."""
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise ConfigurationError(
             f"distributed_optimizer: found {type(optimizer).__name__}; expected a torch.optim.Optimizer"
@@ -406,7 +406,7 @@ def _check(optimizer: torch.optim.Optimizer) -> None:
             "trainer would come to another model; expected an optimizer whose steps follow from the "
             "gradients, such as SGD or Adam"
         )
-    if hasattr(optimizer, "fleet_synchronizer"):  # what is returned shares its attributes with what is given
+    if hasattr(optimizer, "fleet_synchronizer"):  # a distributed optimizer shares its attributes
         raise ConfigurationError(
             f"distributed_optimizer: this {type(optimizer).__name__} was given to it before, or is what it "
             "has returned; expected one call for each optimizer: go on with what the first has returned"
@@ -414,7 +414,7 @@ def _check(optimizer: torch.optim.Optimizer) -> None:
 
 
 def _refuse_shared(copies: Copies, averaged: Iterable[Copies]) -> None:
-    """Refuse a parameter whose gradient another optimizer averages: reducers cannot share one."""
+    """Refuse a parameter whose gradient another optimizer averages: reducers cannot share a parameter."""
     taken = {id(parameter) for each in averaged for _, parameter in each.whole}
     for name, parameter in copies.trained:
         if id(parameter) in taken:
@@ -432,13 +432,13 @@ def _compression(strategy: DistributedStrategy, group: Group) -> Compression | N
 
 
 def _pods(processes: int, environ: Mapping[str, str]) -> int:
-    """Return the number of pods of a job's processes; each pod is one trainer of the job."""
+    """Return the number of pods that run the job's processes; the operator counts each pod as one trainer."""
     slots = environ.get("LOCAL_WORLD_SIZE", "")
     return processes // int(slots) if slots.isdecimal() and 0 < int(slots) <= processes else processes
 
 
 def _travelling(array: npt.NDArray[Any], mode: str) -> npt.NDArray[Any]:
-    """Return a row-major copy in a type that gloo can reduce; narrow integers become int64."""
+    """Return a row-major copy in a dtype that gloo can reduce; narrow integers become int64."""
     if array.dtype.kind in "iu" and array.dtype.itemsize < 8:
         return array.astype(np.int64, order="C")
     whole, complex_sum = array.dtype.name in _COMBINED, array.dtype.name in _SUMMED and mode == "sum"

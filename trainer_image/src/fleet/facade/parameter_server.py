@@ -1,4 +1,4 @@
-"""The `fleet` of a parameter-server job: one object per process, with the original's methods."""
+"""The `fleet` singleton of a parameter-server job: one object per process, with the original's methods."""
 
 import os
 from collections.abc import Callable
@@ -40,12 +40,12 @@ __all__ = ["Fleet", "fleet"]
 
 
 class Fleet(FleetCalls):
-    """The place of this process in a job with parameter servers, and the way to train in it.
+    """The interface of a script to its job with parameter servers.
 
     Notes
     -----
     The original's ``DistributedTranspiler`` of
-    ``fluid.incubate.fleet.parameter_server.distribute_transpiler``, whose singleton is called ``fleet``, too.
+    ``fluid.incubate.fleet.parameter_server.distribute_transpiler``, whose singleton is also called ``fleet``.
 
     Examples
     --------
@@ -75,12 +75,12 @@ class Fleet(FleetCalls):
         self._model_dir: str | None = None
 
     def init(self, role_maker: RoleMaker | None = None) -> None:
-        """Find this process's role.
+        """Determine this process's role.
 
         Parameters
         ----------
         role_maker : RoleMaker, optional
-            ``PaddleCloudRoleMaker()``, which is the default, or ``UserDefinedRoleMaker(...)``.
+            ``PaddleCloudRoleMaker()``, the default, or ``UserDefinedRoleMaker(...)``.
 
         Raises
         ------
@@ -91,23 +91,23 @@ class Fleet(FleetCalls):
         role = self._find_role(maker, collective=False)
         certificates_of(
             Settings.from_environ(os.environ)
-        )  # what is malformed is found here, not after minutes
+        )  # report malformed values here, not minutes later
         self._role = role
         lifecycle.start(role)
         defer_dynamo()
 
     def is_server(self, model_dir: str | os.PathLike[str] | None = None) -> bool:
-        """Whether this process holds parameters.
+        """Return whether this process is a parameter server.
 
         Parameters
         ----------
         model_dir : path, optional
-            As the original's documentation has it: what `init_server` begins with, where it names nothing.
+            The default `model_dir` of `init_server`, as in the original's documentation.
 
         Returns
         -------
         bool
-            True of a parameter server.
+            True on a parameter server.
 
         Raises
         ------
@@ -124,7 +124,7 @@ class Fleet(FleetCalls):
         Returns
         -------
         int
-            From 0 on.
+            Counted from 0.
 
         Raises
         ------
@@ -135,7 +135,7 @@ class Fleet(FleetCalls):
 
     @property
     def main_program(self) -> Program:
-        """What this replica runs at each step, after ``minimize``; of a server, what it serves.
+        """The program that this replica runs, after ``minimize``; a trainer runs it in each step.
 
         Raises
         ------
@@ -146,7 +146,7 @@ class Fleet(FleetCalls):
 
     @property
     def server_program(self) -> Program:
-        """What this parameter server serves; the same as `main_program` there.
+        """The program that this parameter server runs; the same as `main_program`.
 
         Raises
         ------
@@ -162,7 +162,7 @@ class Fleet(FleetCalls):
 
     @property
     def startup_program(self) -> Program:
-        """What prepares `main_program`.
+        """The program that prepares `main_program`.
 
         Raises
         ------
@@ -173,7 +173,7 @@ class Fleet(FleetCalls):
 
     @property
     def step(self) -> int:
-        """The number of steps made, from the job's beginning: where a restarted trainer goes on."""
+        """The number of steps since the beginning of the job, at which a restarted trainer resumes."""
         trainer = self._session()
         return trainer.current_step if trainer is not None else 0
 
@@ -183,17 +183,18 @@ class Fleet(FleetCalls):
         strategy: DistributedStrategy | DistributeTranspilerConfig | None = None,
         model: torch.nn.Module | None = None,
     ) -> DistributedOptimizer:
-        """Distribute what an optimizer steps over the parameter servers.
+        """Distribute the parameters of an optimizer over the parameter servers.
 
-        Every role calls this alike.
+        Trainers and servers must call this with the same arguments.
 
         Parameters
         ----------
         optimizer : torch.optim.Optimizer
-            The user's, of any class that steps parameters one by one.
+            The user's optimizer, of any class that steps each parameter independently.
         strategy : DistributedStrategy or DistributeTranspilerConfig, optional
         model : torch.nn.Module, optional
-            Gives the parameters their names. By default the module that holds them all, if there is one.
+            Provides the names of the parameters. By default the module that holds all of them, if there is
+            one.
 
         Returns
         -------
@@ -239,29 +240,29 @@ class Fleet(FleetCalls):
         return self._optimizer
 
     def init_server(self, model_dir: str | os.PathLike[str] | None = None) -> None:
-        """Cut this server's slices from the model that this process built, and begin to accept trainers.
+        """Cut this server's slices from the model of this process, and start to accept trainers.
 
         Parameters
         ----------
         model_dir : path, optional
-            A checkpoint, or a folder of numbered ones of which the newest counts, to go on from: one that
-            `save_persistables` or `save_check_point` wrote. Otherwise ``FLEET_CHECKPOINT_DIR``, where it is
-            set and there is a checkpoint in it.
+            The checkpoint to resume from, written by `save_persistables` or `save_check_point`. In a folder
+            of numbered checkpoints, the newest is used. By default ``FLEET_CHECKPOINT_DIR``, if it is set and
+            contains a checkpoint.
 
         Raises
         ------
         CheckpointError
-            There is no checkpoint, it is not whole, or it is of another model.
+            There is no checkpoint, it is incomplete, or it is of another model.
         """
         self._server = self._start_serving(model_dir)
 
     def run_server(self) -> None:
-        """Serve until every trainer has completed; calls `init_server` first where the script has not.
+        """Serve until every trainer has completed; call `init_server` first if the script has not.
 
         Raises
         ------
         PeerLostError
-            A trainer vanished for good.
+            A trainer was lost.
         """
         if self._served:
             raise ConfigurationError("fleet.run_server was called a second time; expected once per process")
@@ -270,12 +271,12 @@ class Fleet(FleetCalls):
         serve(server)
 
     def init_worker(self) -> None:
-        """Join the parameter servers, and take the values that they hold.
+        """Join the parameter servers, and load their values into the model.
 
         Raises
         ------
         ConfigurationError
-            A server refuses: another job, another script, another trainer of this id.
+            A server refuses this trainer, because its job, script or id conflicts.
         PeerLostError
             A server does not answer before the deadline.
         """
@@ -294,7 +295,7 @@ class Fleet(FleetCalls):
         self._optimizer.bind(self._trainer)
 
     def barrier_worker(self) -> None:
-        """Wait until every trainer that has not completed calls this.
+        """Wait until every trainer that has not completed has called this.
 
         Raises
         ------
@@ -306,26 +307,26 @@ class Fleet(FleetCalls):
         self._started_trainer().session.calls.barrier()
 
     def push_parameters(self) -> None:
-        """Give the parameter servers the values that the script has written to parameters.
+        """Send the values that the script has written to parameters to the parameter servers.
 
-        Sync mode: every trainer calls this alike, between two steps, and the first trainer's values become
-        everybody's. Async and half-async: the caller's values replace the servers', and the others get them
-        with their next ones. GEO: nothing is to be done, as the next exchange carries them. The optimizer's
-        state stays.
+        In sync mode, every trainer must call this between the same two steps, and all take the first
+        trainer's values. In async and half-async mode, the caller's values replace the servers', and the
+        other trainers get them with the next update. In GEO the call does nothing, because the next exchange
+        includes the change. The optimizer's state is kept.
 
         Raises
         ------
         ConfigurationError
-            There is no session, or the mode is one of your own.
+            There is no session, or the mode is user-defined.
         DeadlineExceededError
             Sync mode: a trainer did not call this; the message names it.
         FleetError
-            Gradients have been sent, and ``step()`` was not called.
+            Gradients have been sent since the last call of ``step()``.
         """
         self._started_trainer().push()
 
     def stop_worker(self) -> None:
-        """Tell the servers that this trainer has finished; the model keeps the last values.
+        """Notify the servers that this trainer has finished; the model keeps its last values.
 
         Raises
         ------
@@ -351,7 +352,7 @@ class Fleet(FleetCalls):
         return server
 
     def _transpile(self, program: Program) -> None:
-        """Plan a step that an executor makes, for which the script gets programs."""
+        """Plan a step that an executor makes, and render its programs for the script."""
         role = self._started_role()
         transpiler = DistributeTranspiler(self._strategy.transpiler, mode=self._strategy.mode)
         transpiler.transpile(
@@ -380,7 +381,7 @@ class Fleet(FleetCalls):
         return self._plan, self._source
 
     def _ready(self) -> tuple[JobPlan, Source]:
-        """Return the plan after its preview, if one is asked for; refuse programs that were edited."""
+        """Return the plan after printing its preview, if one is requested; refuse edited programs."""
         planned = self._planned()
         if preview_asked():
             previewed(self.main_program)
@@ -428,7 +429,7 @@ class Fleet(FleetCalls):
             return self._training(program).load(directory)
         if self._server is not None:
             found = self._server.loader.load(directory)
-        else:  # the server reads the shards, and reports all damage, when it starts
+        else:  # when the server starts, it reads the shards and reports all damage
             found = find_checkpoint(Path(directory), Checkpoint.keep_parts)
         if found is None:
             return None
@@ -439,7 +440,7 @@ class Fleet(FleetCalls):
         return TrainerPart.from_bytes(part, str(found.directory)).status
 
     def _session(self) -> Trainer | None:
-        """Return the session that `init_worker` or an executor has started, if there is one."""
+        """Return the session that `init_worker` or an executor has started; None if there is none."""
         if self._trainer is None and self._source is not None and self._started_role().is_worker:
             self._trainer = find_trainer(self._source)
         return self._trainer

@@ -1,7 +1,8 @@
-"""Role makers: from the environment, or from arguments, to this replica's role in the job.
+"""Role makers, which derive a replica's role in its job from the environment or from arguments.
 
-Pure: a mapping in, a frozen `Role` out, or a `RoleError` that names the variable, its value and what was
-expected. ``Role.WORKER`` and ``Role.SERVER`` are the kinds, as in the original.
+A role maker is pure: it turns a mapping into a frozen `Role`, or raises a `RoleError` that names the
+variable, its value and the expected one. ``Role.WORKER`` and ``Role.SERVER`` are the kinds, as in the
+original.
 """
 
 from fleet.role_maker.mpi import MPISymetricRoleMaker, MPISymmetricRoleMaker

@@ -26,8 +26,8 @@ class World:
     mpi : module
         ``mpi4py.MPI``.
     finalizes : bool
-        Whether MPI ends with the exchange, so that a DataLoader forks without its threads. A script that uses
-        MPI itself has imported mpi4py before, and keeps MPI.
+        Whether to finalize MPI after the exchange, so that a DataLoader forks without MPI's threads. A script
+        that uses MPI itself has already imported mpi4py, and then MPI is not finalized.
     """
 
     def __init__(self, mpi: Any, *, finalizes: bool) -> None:
@@ -37,8 +37,8 @@ class World:
         self.size: int = mpi.COMM_WORLD.Get_size()
 
     def allgather(self, record: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """Return the records of all ranks, in their order; every rank calls this, once."""
-        # mpi4py pickles objects in its lower-case calls; this one sends bytes.
+        """Return the records of all ranks, in rank order; every rank must call this, once."""
+        # mpi4py's lower-case methods pickle objects; this one sends bytes.
         mine = json.dumps(record).encode().ljust(_RECORD_BYTES)
         if len(mine) > _RECORD_BYTES:
             raise RoleError(
@@ -58,7 +58,7 @@ def connect() -> World:
     Raises
     ------
     RoleError
-        mpi4py is not installed, or finds no MPI library.
+        mpi4py is not installed, or does not find an MPI library.
     """
     is_the_scripts = "mpi4py.MPI" in sys.modules
     try:
@@ -75,18 +75,18 @@ def connect() -> World:
 class MPISymmetricRoleMaker(RoleMaker):
     """Makes the role from the rank under ``mpirun``.
 
-    There is one server to each trainer: rank 0, 2, … serve, rank 1, 3, … train.
+    There is one server per trainer: ranks 0, 2, … serve, and ranks 1, 3, … train.
 
     Parameters
     ----------
     connect : callable, optional
-        Returns the other ranks; by mpi4py by default.
+        Returns the other ranks; uses mpi4py by default.
 
     Notes
     -----
     Each rank sends the others its address. Rank 0 also makes and sends the job's key, unless all ranks have
     one in their environment. If all ranks run on one machine, servers listen on loopback only. Set ``POD_IP``
-    if other machines cannot reach the address of the machine's name.
+    if other machines cannot reach the address to which the machine's name resolves.
     """
 
     def __init__(self, connect: Callable[[], World] = connect) -> None:
@@ -147,7 +147,7 @@ def _refuse_loopback(hosts: list[str], machines: list[str]) -> None:
 
 @contextlib.contextmanager
 def _own_place() -> Iterator[dict[str, Any]]:
-    """Yield this machine's name, an address of it for other machines, and a free port.
+    """Yield this machine's name, its address for other machines, and a free port.
 
     No other process of this machine gets the port while the block runs.
     """
@@ -156,13 +156,13 @@ def _own_place() -> Iterator[dict[str, Any]]:
         address = socket.gethostbyname(name)
     except OSError:
         address = ""
-    if not address or address.startswith("127."):  # as /etc/hosts of many machines says
+    if not address or address.startswith("127."):  # the entry in /etc/hosts of many machines
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             try:
                 probe.connect(("192.0.2.1", 9))  # sends nothing: the kernel only chooses a route
                 address = probe.getsockname()[0]
             except OSError:
                 address = "127.0.0.1"
-    with socket.socket() as held:  # bound but not listening, so that no trainer takes it for the server
+    with socket.socket() as held:  # bound but not listening, so that no trainer mistakes it for the server
         held.bind(("", 0))
         yield {"machine": name, "address": address, "port": held.getsockname()[1]}

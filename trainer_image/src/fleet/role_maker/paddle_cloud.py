@@ -23,10 +23,11 @@ class PaddleCloudRoleMaker(RoleMaker):
 
     Notes
     -----
-    The servers have two spellings, which may both be set if they agree: ``PADDLE_PSERVERS_IP_PORT_LIST``, or
+    Two spellings exist for the servers; both may be set if they agree: ``PADDLE_PSERVERS_IP_PORT_LIST``, or
     ``PADDLE_PSERVER_IPS`` with ``PADDLE_PSERVER_PORT`` (6174). Collective workers of torchrun have the rank
-    ``RANK`` of ``WORLD_SIZE``, whatever the number of their pod: a rendezvous may order nodes itself (c10d
-    does, by their names). Such a worker names no endpoints, as their list is in the order of the pods.
+    ``RANK`` of ``WORLD_SIZE``, whatever the index of their pod: a rendezvous backend may order the nodes
+    itself (c10d orders them by name). Such a worker has no endpoints, because their list is in the order of
+    the pods.
     """
 
     def __init__(self, is_collective: bool = False) -> None:
@@ -177,7 +178,7 @@ def _check_launched(variables: Variables) -> None:
 
 
 def _in_another_order(variables: Variables) -> bool:
-    """Return whether torchrun gave this node another number than the list of endpoints does."""
+    """Return whether torchrun gave this node a number that differs from its position among the endpoints."""
     number, listed = variables.optional("GROUP_RANK"), variables.optional("NODE_RANK")
     return _OF_TORCHRUN in variables and bool(number and listed) and number != listed
 

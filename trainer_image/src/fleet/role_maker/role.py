@@ -1,4 +1,4 @@
-"""A replica's role in its job, as data; and what all role makers have in common."""
+"""The role of a replica in its job, as data, and the base class of role makers."""
 
 import os
 from abc import ABC, abstractmethod
@@ -18,7 +18,7 @@ File = TypeVar("File", bound=str | PurePath)
 
 
 class RoleKind(IntEnum):
-    """What a replica does, with the original's numbers."""
+    """The kind of a replica, with the original's numbers."""
 
     WORKER = 1
     SERVER = 2
@@ -26,21 +26,21 @@ class RoleKind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class JobIdentity:
-    """Which job a replica belongs to, and which start of the replica this is. All frames and calls have it.
+    """The job of a replica, and the replica's attempt. All frames and calls carry it.
 
     Attributes
     ----------
     name : str
-        The FleetJob's; ``local`` for a job that was started by hand.
+        The name of the FleetJob; ``local`` for a job that was started by hand.
     uid : str
-        The FleetJob's; empty without one.
+        The uid of the FleetJob; empty without a FleetJob.
     attempt : int
-        How often this replica has been started before.
+        The number of earlier starts of this replica.
     life : str
-        The life of the job in which its training began. A trainer beside servers has it only if nothing has
-        recorded how its process before ended.
+        The life of the job in which its training began. In a parameter-server job, a trainer has it only if
+        the end of its previous process was not recorded.
     key : bytes
-        Proves to other replicas that this one is of the job; empty without one.
+        Authenticates this replica to the others; empty if the job has no key.
     """
 
     name: str = "local"
@@ -58,13 +58,13 @@ class Role:
     ----------
     kind : RoleKind
     index : int
-        Among the replicas of its kind; in collective mode the process rank.
+        The index among the replicas of its kind; in collective mode the process rank.
     worker_num : int
-        Number of trainers; in collective mode of processes.
+        The number of trainers; in collective mode the number of processes.
     worker_endpoints : tuple of str
-        Collective mode only, and only if the launcher gave them.
+        In collective mode only, if the launcher provides them.
     server_endpoints : tuple of str
-        Parameter-server mode only.
+        In parameter-server mode only.
     current_endpoint : str
         A server's own entry in `server_endpoints`, a collective worker's in `worker_endpoints`; else empty.
     current_host : str
@@ -72,7 +72,7 @@ class Role:
     is_collective : bool
     job : JobIdentity
     sync_mode : str
-        The job's mode, the default of a strategy's mode.
+        The job's mode, which is the default mode of a strategy.
     checkpoint_dir : str or None
     """
 
@@ -93,17 +93,17 @@ class Role:
 
     @property
     def is_worker(self) -> bool:
-        """Whether this replica trains."""
+        """True if this replica trains."""
         return self.kind is RoleKind.WORKER
 
     @property
     def is_server(self) -> bool:
-        """Whether this replica holds parameters."""
+        """True if this replica holds parameters."""
         return self.kind is RoleKind.SERVER
 
     @property
     def is_first_worker(self) -> bool:
-        """Whether this replica is the trainer that acts for all."""
+        """True if this replica is the trainer that acts for all."""
         return self.is_worker and self.index == 0
 
     @property
@@ -113,7 +113,7 @@ class Role:
 
 
 class RoleMaker(ABC):
-    """Makes a `Role` once, and answers the original's questions about it."""
+    """Makes a `Role` once, and implements the original's queries about it."""
 
     def __init__(self) -> None:
         self._role: Role | None = None
@@ -145,11 +145,11 @@ class RoleMaker(ABC):
 
     @abstractmethod
     def _make(self, variables: Variables, job: JobIdentity) -> Role:
-        """Make the role, but for the mode and the checkpoint directory, which come from the environment."""
+        """Make the role without the mode and the checkpoint directory, which come from the environment."""
 
     @property
     def role(self) -> Role:
-        """The role, made from this process's environment at the first question."""
+        """The role, made from this process's environment on first use."""
         return self._role if self._role is not None else self.generate_role()
 
     def is_worker(self) -> bool:
@@ -190,7 +190,7 @@ class RoleMaker(ABC):
 
 
 def identity_of(variables: Variables) -> JobIdentity:
-    """Read the identity of the job; a process outside any job is of the job ``local``."""
+    """Read the identity of the job; a process outside any job belongs to the job ``local``."""
     attempt = 0
     if variables.optional("FLEET_RESTARTS"):
         attempt = variables.number("FLEET_RESTARTS", least=0, meaning="how often this replica was restarted")
@@ -204,7 +204,7 @@ def identity_of(variables: Variables) -> JobIdentity:
 
 
 def share_of_files(files: Sequence[File], index: int, num: int) -> list[File]:
-    """Return one trainer's files: contiguous blocks, with one more file each for the lowest indexes.
+    """Return one trainer's contiguous share of files; the lowest indexes get one more file each.
 
     Parameters
     ----------
@@ -216,7 +216,7 @@ def share_of_files(files: Sequence[File], index: int, num: int) -> list[File]:
     Raises
     ------
     ConfigurationError
-        `files` is no list of names.
+        `files` is not a list of names.
     """
     listed = isinstance(files, Sequence) and not isinstance(files, str)
     if not listed or not all(isinstance(file, str | PurePath) for file in files):

@@ -1,4 +1,4 @@
-"""Environment variables of a role; an error gives the name, the value and what was expected."""
+"""Environment variables of a role; errors give the name, the value and the expected value."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,7 +15,7 @@ _KEY: Final = f"{2 * KEY_BYTES} hexadecimal digits, as `openssl rand -hex {KEY_B
 
 
 class Variables:
-    """A mapping of environment variables, in which several names may mean the same.
+    """A mapping of environment variables in which several names may be synonyms.
 
     Parameters
     ----------
@@ -35,9 +35,9 @@ class Variables:
         Parameters
         ----------
         *names : str
-            Spellings of one fact, in order of preference.
+            Synonymous names, in order of preference.
         expected : str
-            What the value should be, for the message.
+            The expected value, for the message.
 
         Returns
         -------
@@ -47,7 +47,7 @@ class Variables:
         Raises
         ------
         RoleError
-            None is set, one is empty, or two say different things.
+            None is set, one is empty, or two contradict each other.
         """
         found = [(name, self._environ[name].strip()) for name in names if name in self._environ]
         if not found:
@@ -82,7 +82,7 @@ class Variables:
         below : int, optional
             The smallest value that is too large.
         meaning : str
-            What the number is, for the message.
+            The meaning of the number, for the message.
 
         Returns
         -------
@@ -91,7 +91,7 @@ class Variables:
         Raises
         ------
         RoleError
-            As in `text`, or the value is no such number.
+            As for `text`; or the value is not a number in this range.
         """
         bounds = f"from {least} to {below - 1}" if below is not None else f"of at least {least}"
         expected = f"{meaning}, a whole number {bounds}"
@@ -134,7 +134,7 @@ def key_of(variables: Variables) -> bytes:
     Raises
     ------
     RoleError
-        The value is no key, or the file cannot be read; the message names the variable but not the value.
+        The value is not a key, or the file cannot be read. The message names the variable but not the value.
     """
     name, text = "FLEET_JOB_KEY", variables.optional("FLEET_JOB_KEY")
     if not text and (path := variables.optional("FLEET_JOB_KEY_FILE")):
