@@ -1,4 +1,4 @@
-"""Gradients in fewer bytes, by torch's communication hooks for its reducer."""
+"""Gradient compression with torch's communication hooks for its reducer."""
 
 from functools import partial
 from types import SimpleNamespace
@@ -30,14 +30,14 @@ _EPSILON: Final = 1e-8
 
 
 def rounding(wire_dtype: str, channel: dist.ProcessGroup | None) -> "CommHook":
-    """Return a hook that averages buckets as shorter numbers, and counts the bytes.
+    """Return a hook that averages buckets in a shorter dtype, and counts the bytes.
 
     Parameters
     ----------
     wire_dtype : str
         ``bfloat16`` or ``float16``.
     channel : ProcessGroup or None
-        That of torch.distributed if it is None.
+        None stands for the default process group of torch.distributed.
     """
     average = _ROUNDED[wire_dtype]
 
@@ -52,7 +52,7 @@ def rounding(wire_dtype: str, channel: dist.ProcessGroup | None) -> "CommHook":
 
 
 def factorizing(power_sgd: "PowerSGD", group: Group, channel: dist.ProcessGroup | None) -> "CommHook":
-    """Return a hook that averages the matrices of buckets as products, and counts the bytes.
+    """Return a hook that averages the matrices of buckets as low-rank products, and counts the bytes.
 
     If the average of a bucket holds NaN or infinity, the next pass starts with that bucket as the first did.
 
@@ -62,7 +62,7 @@ def factorizing(power_sgd: "PowerSGD", group: Group, channel: dist.ProcessGroup 
     group : Group
         Names the trainers that delay an average.
     channel : ProcessGroup or None
-        That of torch.distributed if it is None.
+        None stands for the default process group of torch.distributed.
     """
     state = powerSGD_hook.PowerSGDState(
         channel,

@@ -1,4 +1,4 @@
-"""What every trainer has a copy of: an optimizer's parameters, and the rest of its model."""
+"""The tensors that every trainer has a copy of: an optimizer's parameters, and the rest of its model."""
 
 import logging
 import sys
@@ -118,7 +118,7 @@ class Copies:
                 self.group.broadcast_(value.detach(), f"{what}: {name}")
 
     def push(self, what: str) -> None:
-        """Take every value from trainer 0, in a call that each trainer makes, if all have the same tensors.
+        """Take every value from trainer 0 if all have the same tensors; every trainer must call this.
 
         Raises
         ------
@@ -155,7 +155,7 @@ class Copies:
         return 0 if shapes == self._first_shapes else zlib.crc32("\n".join(_lines(shapes)).encode())
 
     def compare_buffers(self) -> None:
-        """Compare the shapes of buffers with every trainer's, in a call that each makes.
+        """Compare the shapes of buffers among all trainers; every trainer must call this.
 
         Raises
         ------
@@ -170,7 +170,7 @@ class Copies:
             )
 
     def _difference(self, what: str, lines: Sequence[str]) -> str | None:
-        """Return what another trainer has that this one does not have, and the reverse, as a clause."""
+        """Return a clause that lists the tensors that only another trainer or only this one has."""
         ours, world = "\n".join(lines), self.group.world
         for rank, theirs in self.group.agree(what, ours).items():
             if theirs != ours:
@@ -205,8 +205,8 @@ def _lines(shapes: Iterable[_Shape]) -> list[str]:
 
 
 def is_sharded(value: torch.Tensor) -> bool:
-    """Return True if each trainer has a part only, as with FSDP2; the library that sharded it averages it."""
-    module = sys.modules.get("torch.distributed.tensor")  # imported by whatever has made a DTensor
+    """Return True if each trainer has only a part, as with FSDP2; the library that sharded it averages it."""
+    module = sys.modules.get("torch.distributed.tensor")  # if not imported, there is no DTensor
     return module is not None and isinstance(value, module.DTensor)
 
 

@@ -1,8 +1,8 @@
-"""The devices of a job's trainers: which backend carries their tensors, how far a GPU is, whose error it is.
+"""The devices of a job's trainers: choice of the backend, progress of a GPU, and attribution of errors.
 
-NCCL carries CUDA tensors if each trainer has a GPU of its own; it refuses two trainers on one. gloo carries
-all others, CUDA tensors through the host's memory: so several processes may train on the CPU, or even share a
-GPU, whatever the machine has.
+NCCL carries CUDA tensors if each trainer has its own GPU; it refuses two trainers on one GPU. gloo carries
+all other tensors, and CUDA tensors through host memory. So several processes may train on the CPU or share a
+GPU on any machine.
 """
 
 import json
@@ -94,7 +94,7 @@ def local_facts(environ: Mapping[str, str]) -> Facts:
 
 
 def gpu_number(environ: Mapping[str, str], count: int) -> int | None:
-    """Return which of `count` visible GPUs belongs to this process; None if it has none of its own.
+    """Return the index of this process's GPU among `count` visible ones; None if it has no GPU of its own.
 
     Raises
     ------
@@ -126,7 +126,7 @@ def difference(facts: Mapping[int, Facts], rank: int) -> tuple[int, str] | None:
 
 
 def samples(facts: Mapping[int, Facts]) -> dict[int, Facts]:
-    """Return the facts of a few trainers, which with a trainer's own decide as all facts do.
+    """Return the facts of a few trainers that suffice, with a trainer's own, to decide as all facts would.
 
     They are those of the first trainers with each version and model, and of those that prevent NCCL: few,
     even if each of many GPUs has its own UUID.
@@ -168,11 +168,11 @@ def is_capturing(device: torch.device) -> bool:
 
 
 class Mark:
-    """A point in a stream's work; any thread can check whether it is reached, without calling CUDA.
+    """A point in a stream's work; any thread can check, without calling CUDA, whether it has been reached.
 
     Querying a `torch.cuda.Event` is such a call: it creates a context on the thread's current device, and
-    while any thread captures a graph, it may end the capture. Here the GPU itself writes a number to the
-    host's memory when it comes to the point, and the host reads it there.
+    while any thread captures a graph, it may end the capture. Here the GPU itself writes a number to host
+    memory when it reaches the point, and the host reads it there.
 
     Parameters
     ----------
@@ -189,7 +189,7 @@ class Mark:
         self._memory = memory
 
     def put(self) -> None:
-        """Enqueue the mark behind all work that the stream has been given."""
+        """Enqueue the mark after all work that is already in the stream."""
         number = torch.full_like(self._memory, self._number, device=self._device)
         self._memory.copy_(number, non_blocking=True)
 
@@ -214,7 +214,7 @@ class Marks:
 
 
 def own_fault(error: BaseException) -> str:
-    """Return a remedy for an error of this trainer's device; empty if another trainer may be to blame.
+    """Return a remedy for an error of this trainer's device; empty if another trainer may be the cause.
 
     torch reports both by the same calls: an error of this device may come from any earlier kernel.
     """

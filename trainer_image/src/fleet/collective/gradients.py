@@ -68,7 +68,7 @@ class BackwardPass:
         self._reached.append(averager)
 
     def check_ended(self) -> None:
-        """Check that the previous backward pass, if there was one, came to its end.
+        """Check that the previous backward pass, if there was one, ended without an error.
 
         Raises
         ------
@@ -83,7 +83,7 @@ class BackwardPass:
             )
 
     def _finish(self) -> None:
-        """Give the remaining gradients, wait for the averages, and hand them back."""
+        """Pass the remaining gradients to the reducers, wait for the averages, and set them."""
         reached = sorted(self._reached, key=self._averagers.index)
         remaining = [pair for each in reached for pair in each.remaining_gradients()]
         what = f"the average of step {reached[0].steps.number}'s gradients"
@@ -99,7 +99,7 @@ class BackwardPass:
 
 
 class AverageCheck:
-    """Checks that steps use averages only: a step on another gradient would train another model here.
+    """Checks that steps use only averages: a step with a local gradient would make this copy differ.
 
     Parameters
     ----------

@@ -7,8 +7,8 @@ optimizer have connections of their own: which of two optimizers' gradients are 
 
 Every call is compared with the other trainers' before any of its data is sent. Two numbers, over the
 connections for calls, tell whether all are equal. Only if they are not, the trainers exchange texts through
-trainer 0's store. Trainer 0 reads all of them and publishes the few that everybody needs: so the traffic
-grows with the number of trainers, and not with its square.
+trainer 0's store. Trainer 0 reads all of them and publishes the few that all trainers need. The traffic thus
+grows linearly with the number of trainers, not quadratically.
 """
 
 import contextlib
@@ -44,7 +44,7 @@ _OPERATIONS: Final = {"sum": dist.ReduceOp.SUM, "min": dist.ReduceOp.MIN, "max":
 _log = logging.getLogger(__name__)
 
 Chooser = Callable[[Mapping[int, str]], Iterable[int]]
-"""Given the texts of all trainers, returns the ranks of those that everybody needs."""
+"""Given the texts of all trainers, returns the ranks of those that all trainers need."""
 
 
 class TextExchange:
@@ -94,7 +94,7 @@ class Group:
     watchdog : Watchdog
         Names the trainers that keep this one waiting.
     facts : mapping of int to Facts
-        Of the trainers by which all decide alike.
+        The facts of a few trainers, from which all trainers make the same decisions.
     tensors : ProcessGroup or None
         Carries tensors; that of torch.distributed if it is None.
     calls : ProcessGroup or None
@@ -185,7 +185,7 @@ class Group:
         return group
 
     def close(self) -> None:
-        """Leave once all trainers have come here: trainer 0's store must outlive the others' calls."""
+        """Leave once all trainers have called this: trainer 0's store must outlive the others' calls."""
         self.barrier("stop_worker()")
         self._watchdog.close()
         if self._owns_default:
@@ -193,7 +193,7 @@ class Group:
         self._texts.leave("left")
 
     def barrier(self, what: str) -> None:
-        """Wait until every trainer has come to this barrier.
+        """Wait until every trainer has reached this barrier.
 
         Raises
         ------
@@ -370,7 +370,7 @@ def compare_facts(world: World, texts: TextExchange, ours: Facts) -> dict[int, F
 
 
 def _two_unlike(texts: Mapping[int, str]) -> set[int]:
-    """Return trainer 0 and the first whose text is not trainer 0's, if there is one."""
+    """Return trainer 0 and the first trainer whose text differs from trainer 0's, if there is one."""
     return {0, next((rank for rank, text in texts.items() if text != texts[0]), 0)}
 
 
@@ -403,7 +403,7 @@ def _sockets() -> set[tuple[int, int]]:
     if sys.platform != "linux":
         return found
     for entry in Path("/proc/self/fd").iterdir():
-        with contextlib.suppress(OSError):  # closed meanwhile
+        with contextlib.suppress(OSError):  # the descriptor was closed meanwhile
             status = os.fstat(int(entry.name))
             if stat.S_ISSOCK(status.st_mode):
                 found.add((int(entry.name), status.st_ino))

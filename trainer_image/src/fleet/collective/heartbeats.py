@@ -1,4 +1,4 @@
-"""The heartbeats of a job's trainers: what each one waits for, and a report on all of them. Pure.
+"""The heartbeats of a job's trainers, with what each one waits for, and reports on all of them. Pure.
 
 Trainers meet in two kinds of waits: in the exchange of a backward pass's gradients, and in calls that all of
 them make (a barrier, the end of the job). Each kind has connections of its own, so the two never mix. But if
@@ -31,15 +31,15 @@ class WaitKind(StrEnum):
 
 @dataclass(frozen=True)
 class TrainerState:
-    """What one trainer does at one moment.
+    """The state of one trainer at one moment.
 
     Attributes
     ----------
     calls, exchanges : int
-        The numbers of each that this trainer has begun.
+        The number of calls and exchanges that this trainer has begun.
     kind : WaitKind
     what : str
-        What it waits for; empty while it waits for nothing.
+        The event that it waits for; empty while it does not wait.
     """
 
     calls: int = 0
@@ -126,7 +126,7 @@ class Cohort:
 
 @dataclass(frozen=True)
 class Report:
-    """What one trainer, the observer, has seen of all trainers at one of its heartbeats.
+    """The state of all trainers as one of them, the observer, saw it at one of its heartbeats.
 
     Attributes
     ----------
@@ -150,7 +150,7 @@ class Report:
     cohorts: Sequence[Cohort] = ()
 
     def aged(self, seconds: float) -> "Report":
-        """Return the report some seconds later, if no heartbeat has arrived since."""
+        """Return the report with all absences extended by some seconds, for a time without new heartbeats."""
         absences = [replace(each, seconds=each.seconds + seconds) for each in self.absences]
         return replace(self, absences=absences)
 

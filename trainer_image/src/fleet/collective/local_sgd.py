@@ -1,4 +1,4 @@
-"""LocalSGD: trainers step by themselves, and average their parameters after some of the steps."""
+"""LocalSGD: trainers step locally, and average their parameters after some of the steps."""
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -49,7 +49,7 @@ class ParameterAverager(Synchronizer):
         self._group.use((parameter for _, parameter in self._named), self._channel)
 
     def close(self) -> None:
-        """Stop averaging: the others have left."""
+        """Stop averaging, because the other trainers have left."""
         self._closed = True
 
     def on_zero_grad(self) -> None:
@@ -149,7 +149,7 @@ class ParameterAverager(Synchronizer):
 
 
 def _is_averaged(key: str, value: torch.Tensor, parameter: torch.Tensor) -> bool:
-    """Return True if a value of the optimizer's state follows from gradients, and does not count steps."""
+    """Return True if an optimizer state value depends on gradients, and is not a step count."""
     like_the_parameter = value.shape == parameter.shape and key != "step"
     return (value.is_floating_point() or value.is_complex()) and (value.dim() > 0 or like_the_parameter)
 

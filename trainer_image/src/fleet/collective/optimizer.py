@@ -1,4 +1,4 @@
-"""What ``fleet.distributed_optimizer`` returns: the script's own optimizer, with ``no_sync()``."""
+"""The result of ``fleet.distributed_optimizer``: the script's own optimizer, with ``no_sync()``."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -38,7 +38,7 @@ class _Distributed:
         super().zero_grad(*given, **options)  # type: ignore[misc]
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:  # noqa: ARG002 (as every optimizer's)
-        """Refuse: the trainers have agreed on the parameters."""
+        """Raise an error, because the trainers have agreed on the parameters."""
         raise ConfigurationError(
             "add_param_group() after distributed_optimizer(): the trainers have agreed on a fixed set of "
             "parameters; add the group to the torch optimizer first"
@@ -78,7 +78,7 @@ def distribute(
         every = ((name, parameter.grad) for name, parameter in (whole if finite.looks else ()))
         given = {name: gradient for name, gradient in every if gradient is not None}
         if any(each.is_cuda for each in given.values()) and torch.cuda.is_current_stream_capturing():
-            return  # nothing can be read back
+            return  # while a CUDA graph is captured, nothing can be read from the device
         if not finite.lets_step(given):
             for parameter in trained:
                 parameter.grad = None

@@ -1,4 +1,4 @@
-"""torch's own reducer for an optimizer's parameters, however a script calls its model.
+"""torch's own reducer, applied to an optimizer's parameters independently of how a script calls its model.
 
 It is the reducer of `torch.nn.parallel.DistributedDataParallel`, over a module that holds the parameters and
 computes nothing. What that class does around a model's forward pass happens here when the first gradient of a
@@ -39,11 +39,11 @@ CommHook = Callable[[Any, Any], torch.futures.Future[torch.Tensor]]
 """From a state and a bucket to its average, as `DistributedDataParallel.register_comm_hook` takes it."""
 
 Compression = Callable[[dist.ProcessGroup | None], CommHook]
-"""Given the connections, returns what averages a bucket of gradients, and counts its bytes."""
+"""Given the connections, returns an object that averages a bucket of gradients and counts its bytes."""
 
 
 class Flags:
-    """A leaf that is averaged like a parameter's gradient, and says what each trainer has.
+    """A leaf that is averaged like a parameter's gradient, and carries control data of each trainer.
 
     A reducer returns averages only. So every element is 0 or 1: for each parameter, whether this trainer has
     a gradient of it; and each bit of a number, on which all trainers agree if the average of each bit is 0

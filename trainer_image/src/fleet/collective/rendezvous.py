@@ -1,4 +1,4 @@
-"""How the trainers of a job find each other: through a key-value store in trainer 0's process.
+"""Rendezvous of a job's trainers, through a key-value store in trainer 0's process.
 
 torch's store does not authenticate its clients. If the job has a key, the store therefore listens on trainer
 0's loopback address, and a gate listens at `World.port` instead. It forwards a connection once both ends have
@@ -61,7 +61,7 @@ class JoinWait:
 
     @property
     def seconds(self) -> float:
-        """How long it has lasted."""
+        """The duration so far."""
         return time.monotonic() - self._started
 
     @property
@@ -70,7 +70,7 @@ class JoinWait:
         return max(0.0, self._limit - self.seconds)
 
     def is_over(self, who: str) -> bool:
-        """Return True after the limit; until then, log who is missing if it is time to."""
+        """Return True after the limit; before it, log the missing trainers from time to time."""
         waited = self.seconds
         if waited > self._limit:
             return True
@@ -81,16 +81,16 @@ class JoinWait:
 
 
 def meet(world: World, deadlines: Deadlines) -> Store:
-    """Open the store and wait until every trainer is there.
+    """Open the store and wait until every trainer has joined.
 
     Raises
     ------
     ConfigurationError
         Trainer 0 cannot listen at its address, or a trainer of another machine has no key to reach it with.
     DeadlineExceededError
-        A trainer did not come before the deadline; the message names it.
+        A trainer did not join before the deadline; the message names it.
     PeerLostError
-        Trainer 0, which has the store, was there and is gone.
+        Trainer 0, which holds the store, had joined and is lost.
     """
     _check_machine(world)
     wait = JoinWait(deadlines.starting_seconds)
@@ -113,15 +113,15 @@ def meet(world: World, deadlines: Deadlines) -> Store:
 def join(world: World, store: Store, wait: JoinWait) -> None:
     """Register this trainer in the store, and wait until all trainers are registered.
 
-    Trainer 0 looks for all others, and publishes who is missing: so all trainers together read as many keys
-    as there are trainers, and not the square of that.
+    Trainer 0 waits for all others, and publishes the missing ones. The number of reads thus grows linearly
+    with the number of trainers, not quadratically.
 
     Raises
     ------
     DeadlineExceededError
         A trainer did not come; the message names it.
     PeerLostError
-        Trainer 0, which has the store, was there and is gone.
+        Trainer 0, which holds the store, had joined and is lost.
     """
     store.set(f"joined/{world.rank}", world.name(world.rank))
     for who in _missing(world, store):
@@ -141,7 +141,7 @@ def shared_world(world: World, store: Store) -> World:
 
 
 def _missing(world: World, store: Store) -> Iterator[str]:
-    """Wait until all trainers have joined; once in a while, yield the names of those that are missing."""
+    """Wait until all trainers have joined; from time to time, yield the names of those that are missing."""
     missing = list(range(world.size))
     while missing and not _has_keys(
         store, [f"joined/{rank}" for rank in missing] if world.rank == 0 else [_ALL_JOINED]
@@ -156,7 +156,7 @@ def _missing(world: World, store: Store) -> Iterator[str]:
                 f"{world.name(0)} was there and is gone, before all trainers had come: {_first_line(error)}; "
                 "see its log"
             ) from error
-        yield who or world.name(0)  # all are there, but trainer 0 has not published it yet
+        yield who or world.name(0)  # all have joined, but trainer 0 has not published it yet
     if world.rank == 0:
         store.set(_ALL_JOINED, _LISTED if _are_as_listed(world, store) else "")
 
@@ -219,7 +219,7 @@ def _open_store(world: World, seconds: timedelta) -> Store:
 
 
 def _store_at(listener: socket.socket, host: str, seconds: timedelta) -> Store:
-    """Open a store that listens there and nowhere else; it takes over the descriptor."""
+    """Open a store that listens only on this socket; it takes over the descriptor."""
     return TCPStore(
         host,
         listener.getsockname()[1],
@@ -234,7 +234,7 @@ def _connect(world: World, wait: JoinWait) -> Store:
     """Connect to the store of trainer 0, or of torchrun's agent, once it listens."""
     host, port, tunnel = world.host, world.port, None
     if world.key and not world.launcher_has_store:
-        # It gives up before torch's client does, which would log a stack.
+        # This wait ends before that of torch's client, which would log a stack trace.
         tunnel = open_tunnel(host, port, world.key, min(0.8 * ATTEMPT_SECONDS, wait.left))
         host, port = LOOPBACK, tunnel.port
     elif not world.launcher_has_store and loopback_of(host) is None and is_here(host):
@@ -256,7 +256,7 @@ def _connect(world: World, wait: JoinWait) -> Store:
                     "runPolicy.pendingDeadlineSeconds (FLEET_START_DEADLINE_SECONDS; without, "
                     "FLAGS_rpc_deadline)"
                 ) from error
-            time.sleep(PAUSE_SECONDS)  # a tunnel accepts at once, even if nothing is at its other end
+            time.sleep(PAUSE_SECONDS)  # a tunnel accepts at once, even if nothing listens at its other end
         else:
             if tunnel is not None:
                 weakref.finalize(store, tunnel.close)

@@ -37,14 +37,14 @@ Groups = Sequence[Mapping[str, Any]]
 
 
 def after_average(number: int) -> str:
-    """Say what preceded a step, if gradients are averaged."""
+    """Describe what preceded a step, for training that averages gradients."""
     if number == 0:
         return "before any gradients were averaged"
     return f"after the average of step {number - 1}'s gradients"
 
 
 def after_steps(number: int) -> str:
-    """Say what preceded a step, if parameters are averaged."""
+    """Describe what preceded a step, for training that averages parameters."""
     return f"after {number} step{'' if number == 1 else 's'}" if number else "before any other"
 
 
@@ -117,7 +117,7 @@ class Steps:
 
     @property
     def account(self) -> Account:
-        """What other trainers read if digests differ."""
+        """The account that other trainers read if digests differ."""
         return Account(self._count, self.digest, tuple(self._recent))
 
     def compare(self, what: str) -> None:
@@ -126,7 +126,7 @@ class Steps:
         Raises
         ------
         ConfigurationError
-            Another trainer has stepped otherwise; the message names it, and says how.
+            Another trainer has made different steps; the message names it and the difference.
         """
         world = self._group.world
         texts = self._group.agree(what, self.account.to_text())
@@ -149,7 +149,7 @@ def hyper_parameters(optimizer: "torch.optim.Optimizer") -> list[dict[str, Any]]
 def difference(
     accounts: Mapping[int, Account], rank: int, after: Callable[[int], str] = after_average
 ) -> tuple[int, str] | None:
-    """Return a trainer that has stepped otherwise than trainer `rank`, and a clause that says how.
+    """Return a trainer whose steps differ from those of trainer `rank`, and a clause that describes how.
 
     Parameters
     ----------
@@ -176,7 +176,7 @@ def difference(
 
 
 def _known_from(account: Account) -> int:
-    """Return the first `Step.before` of which an account surely has all steps."""
+    """Return the first `Step.before` for which an account is certain to have all steps."""
     return 0 if account.count == len(account.recent) else account.recent[0].before + 1
 
 
@@ -219,7 +219,7 @@ def _counted(number: int) -> str:
 
 
 def _plain(value: object) -> Any:
-    """Return an option as JSON has it."""
+    """Convert an option to a JSON value."""
     if isinstance(value, float):
         return float(f"{value:.9g}")  # a scheduler's last digits may differ between processors
     if value is None or isinstance(value, int | str):

@@ -1,4 +1,4 @@
-"""What keeps the trainers' copies of a model equal; a job's strategy chooses it.
+"""Synchronizers, which keep the trainers' copies of a model equal; the strategy determines the class.
 
 `Alone` is for a job with one trainer, which has nothing to average with: it counts backward passes only.
 """
@@ -26,7 +26,7 @@ _REENTRANT: Final[CodeType] = CheckpointFunction.backward.__code__
 
 
 class Synchronizer:
-    """Keeps one optimizer's parameters equal on all trainers; subclasses say when, and how.
+    """Keeps one optimizer's parameters equal on all trainers; subclasses determine when and how.
 
     Parameters
     ----------
@@ -76,10 +76,10 @@ class Synchronizer:
         return self.steps.number - 1
 
     def on_zero_grad(self) -> None:
-        """Handle that the optimizer is about to clear the gradients."""
+        """Take note that the optimizer is about to clear the gradients."""
 
     def on_step(self, groups: Sequence[Mapping[str, Any]]) -> None:
-        """Handle a step of the optimizer, with these hyper-parameters."""
+        """Take note of a step of the optimizer, with its hyper-parameters."""
 
     def settle(self, what: str) -> None:
         """Make the copies equal, if they are not after each step; every trainer must call this."""
@@ -106,14 +106,14 @@ class PassEnd:
 
     @classmethod
     def queue(cls, finish: Callable[[], None]) -> "weakref.ref[PassEnd]":
-        """Queue a callback to the engine; the reference dies when the pass ends, and after an error too."""
+        """Queue a callback in the autograd engine; its reference is released when the pass ends or fails."""
         end = cls(finish)
         torch.autograd.Variable._execution_engine.queue_callback(end)  # noqa: SLF001
         return weakref.ref(end)
 
 
 def refuse_reentrant() -> None:
-    """Refuse a pass that torch.utils.checkpoint runs inside a pass: each would exchange all gradients."""
+    """Refuse a nested pass of torch.utils.checkpoint, because each pass would exchange all gradients."""
     frame = sys._getframe()  # noqa: SLF001
     while (caller := frame.f_back) is not None:
         if caller.f_code is _REENTRANT:
@@ -126,10 +126,10 @@ def refuse_reentrant() -> None:
 
 
 class Alone(Synchronizer):
-    """Counts the backward passes of a job's only trainer, as an average of gradients would.
+    """Counts the backward passes of a job's only trainer; there is nothing to average.
 
-    A hook on every parameter may cost a model of many small ones more than a step may cost. So the first
-    passes find a parameter that every pass reaches, and from then on only that one has a hook.
+    A hook on every parameter may be too expensive for a model of many small ones. The first passes therefore
+    find a parameter that every pass reaches. From then on only that parameter has a hook.
 
     Parameters
     ----------

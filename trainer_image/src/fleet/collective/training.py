@@ -1,4 +1,4 @@
-"""Saves, loads and exports what a trainer of a collective job trains."""
+"""Saves, loads and exports the training of a trainer in a collective job."""
 
 import json
 import logging
@@ -101,8 +101,8 @@ class CollectiveTraining(Saver):
         return self._synchronizer.steps.number
 
     def log_unsavable(self) -> None:
-        """Log now what would make every save and export fail, perhaps after hours of training."""
-        if _has_sharded(self._optimizer):  # and the log has said so
+        """Log problems now that would make every save and export fail, perhaps after hours of training."""
+        if _has_sharded(self._optimizer):  # already logged
             return
         try:
             _, source = self._described()
@@ -170,7 +170,7 @@ class CollectiveTraining(Saver):
         remove_numbers(path, removable_numbers(list_numbers(path), whole, keep))
 
     def hand_in(self, status: TrainStatus) -> None:  # noqa: ARG002 (trainer 0's counts)
-        """Take part in what trainer 0 saves: what is in step already is its word alone."""
+        """Settle the gradients for trainer 0's checkpoint; this trainer's own status is not saved."""
         self._synchronizer.settle("a checkpoint")
 
     @for_saves.lent()
@@ -183,7 +183,7 @@ class CollectiveTraining(Saver):
         Raises
         ------
         CheckpointError
-            The checkpoint is of another training, none is complete, or the trainers have found different ones.
+            The checkpoint is of another training, none is complete, or the trainers found different ones.
         """
         self.wait()
         spec, source = self._described()
@@ -229,7 +229,7 @@ class CollectiveTraining(Saver):
         return part.status
 
     def _shared(self, folder: Path, source: Source) -> tuple[list[Checkpoint], list[str]]:
-        """Return the checkpoints that all trainers see, newest first, and what is wrong with the others."""
+        """Return the checkpoints that all trainers see, newest first, and the defects of the others."""
 
         def check(checkpoint: Checkpoint) -> None:
             files = ((checkpoint, file) for file in checkpoint.files_with(_spans(source)))
@@ -257,7 +257,7 @@ class CollectiveTraining(Saver):
         return [next(each for each in found if each.manifest.save == save) for save in shared], reasons
 
     def _with_trainers(self, by_rank: Mapping[int, Sequence[str]]) -> list[str]:
-        """Return each reason once; with the trainers that have found it, if not all have."""
+        """Return each reason once, with the trainers that found it unless all did."""
         ranks: dict[str, list[int]] = {}
         for rank, reasons in by_rank.items():
             for reason in reasons:
@@ -268,12 +268,12 @@ class CollectiveTraining(Saver):
         ]
 
     def _tell(self, damage: Sequence[str], used: str) -> None:
-        """Tell of damage once for all trainers."""
+        """Log damage once for all trainers."""
         if self._group.world.rank == 0:
             warn_of_skipped(damage, used)
 
     def export(self, table_ids: Mapping[str, Any] | None = None) -> dict[str, Tensor]:
-        """Return the model as one process's ``load_state_dict`` takes it; see `named_state`."""
+        """Return the model's state dict for ``load_state_dict`` in one process; see `named_state`."""
         if table_ids:
             raise ConfigurationError(
                 f"table_ids are of {', '.join(table_ids)}, and a collective job has no tables on servers; "

@@ -1,13 +1,13 @@
-"""The watchdog of collective training: which trainers are alive, and which one this trainer waits for.
+"""The watchdog of collective training, which detects lost trainers and names those that delay this one.
 
 Every trainer writes heartbeats to trainer 0's store from a thread that never waits for a step, and reads the
 others' only while its own training waits. A healthy job thus costs one small write per trainer and heartbeat,
 and one small read per trainer that waits.
 
-One of the trainers that wait, the observer, reads everybody's heartbeats and publishes a report, which the
-others read: so all trainers together read as many keys as there are trainers, and not the square of that. A
-trainer that finds no observer, or one whose report is two heartbeats old, becomes the observer itself. So no
-trainer is special, and an observer that ends is missed as soon as any other trainer.
+One of the waiting trainers, the observer, reads all heartbeats and publishes a report, which the others read.
+The number of reads thus grows linearly with the number of trainers, not quadratically. A trainer that finds
+no observer, or a report that is two heartbeats old, becomes the observer itself. So no trainer is special,
+and the loss of an observer is noticed as quickly as that of any other trainer.
 """
 
 import contextlib
@@ -78,7 +78,7 @@ class Heartbeats:
         self._searches = 0
 
     def start(self) -> None:
-        """Write the first heartbeat, by which the others find this trainer."""
+        """Write the first heartbeat, so that the others find this trainer."""
         self._store.set_timeout(timedelta(seconds=STORE_SECONDS))
         self.beat(TrainerState())
 
@@ -104,13 +104,13 @@ class Heartbeats:
         return self._report.aged(now - self._since)
 
     def retire(self) -> None:
-        """Stop being the observer, if this trainer is it: it waits for nothing any more."""
+        """Stop observing if this trainer is the observer: it no longer waits for anything."""
         if self._report.observer == self._world.rank and not self._report.ended:
             ended = Report(self._world.rank, self._own.number, absences=self._report.absences)
             self._publish(self._text, ended, self._clock.now())
 
     def still_absent(self, absences: Sequence[Absence]) -> list[Absence]:
-        """Return the given absences that have not ended since."""
+        """Return those of the given absences that continue."""
         found = self._read([each.rank for each in absences])
         return [each for each in absences if found[each.rank].number == each.number]
 
@@ -123,7 +123,8 @@ class Heartbeats:
     def find_silent(self, pause: Callable[[float], object]) -> list[int]:
         """Return the trainers that have missed at least one heartbeat, by comparing two reads.
 
-        All trainers whose connections failed ask this at once. One of them reads for all that ask meanwhile.
+        All trainers whose connections failed call this at about the same time. One of them reads the
+        heartbeats for all.
 
         Parameters
         ----------
@@ -137,10 +138,10 @@ class Heartbeats:
             if (search := self._exchange(_SEARCH, "", ours)) == ours:
                 return self._search(ours, pause)
             found = self._result_of(search, pause)
-            # A search that began before this trainer asked may have missed what made it ask.
+            # A search that began before this trainer's request may have missed the failure that caused it.
             if found or (found is not None and not began_before):
                 return found
-            self._exchange(_SEARCH, search, "")  # its trainer may have ended before it could answer
+            self._exchange(_SEARCH, search, "")  # the searching trainer may have ended before it could answer
             began_before = False
 
     def _search(self, ours: str, pause: Callable[[float], object]) -> list[int]:
@@ -150,11 +151,11 @@ class Heartbeats:
         silent = [rank for rank in self._world.others if before[rank].number == after[rank].number]
         with self._one_call():
             self._store.set(f"{_SEARCH}: {ours}", json.dumps(silent))
-        self._exchange(_SEARCH, ours, "")  # a trainer that asks from now on needs another search
+        self._exchange(_SEARCH, ours, "")  # later requests need another search
         return silent
 
     def _result_of(self, search: str, pause: Callable[[float], object]) -> list[int] | None:
-        """Return what another trainer's search finds, without this trainer; None if no answer comes."""
+        """Return the result of another trainer's search, without this trainer; None if there is no answer."""
         pause(1.5 * self._deadlines.heartbeat_seconds)
         key = f"{_SEARCH}: {search}"
         for _ in range(ANSWER_ATTEMPTS):
@@ -171,7 +172,7 @@ class Heartbeats:
         return 2 * self._deadlines.heartbeat_seconds
 
     def _take_over(self, absences: Sequence[Absence], now: float) -> None:
-        """Become the observer, unless another trainer was faster; known absences continue."""
+        """Become the observer unless another trainer was faster; keep the known absences."""
         if self._publish(self._text, self._claim(absences), now):
             self._seen = {each.rank: (each.number, now - each.seconds) for each in absences}
 
@@ -191,7 +192,7 @@ class Heartbeats:
         )
 
     def _publish(self, expected: str, report: Report, now: float) -> bool:
-        """Replace the expected report, and read the one that is there then; return whether it is ours."""
+        """Replace the expected report, then read the current one; return whether it is this trainer's."""
         text = report.to_text()
         there = self._exchange(_REPORT, expected, text)
         if there != self._text:
@@ -204,7 +205,7 @@ class Heartbeats:
         return {rank: Heartbeat.from_text(text.decode()) for rank, text in zip(ranks, found, strict=True)}
 
     def _exchange(self, key: str, expected: str, text: str) -> str:
-        """Replace the value of a key if it is the expected one, or missing; return the value then."""
+        """Replace the value of a key if it is missing or the expected one; return the current value."""
         with self._one_call():
             return self._store.compare_set(key, expected, text).decode()
 
@@ -220,7 +221,7 @@ class Heartbeats:
 
 
 class _Wait(NamedTuple):
-    """A wait of this trainer, since a time of its clock; `is_over` is for one that a GPU continues."""
+    """A wait of this trainer, with the time of its start; `is_over` is for a wait that a GPU continues."""
 
     state: TrainerState
     since: float
@@ -228,7 +229,7 @@ class _Wait(NamedTuple):
 
 
 class Watchdog:
-    """Writes heartbeats in a thread of its own, and reports which trainer keeps this one waiting.
+    """Writes heartbeats in a background thread, and reports which trainer keeps this one waiting.
 
     Parameters
     ----------
@@ -268,7 +269,7 @@ class Watchdog:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop: this trainer has left."""
+        """Stop the watchdog, because this trainer has left."""
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join(STORE_SECONDS)
@@ -279,13 +280,13 @@ class Watchdog:
     ) -> Iterator[None]:
         """Watch over a block that waits for other trainers.
 
-        If it takes long, the log says for which trainers. If an operation of torch.distributed fails in it,
-        the error says which trainer is to blame.
+        If the wait is long, log the awaited trainers. If an operation of torch.distributed fails in the
+        block, the error names the trainer that caused it.
 
         Parameters
         ----------
         what : str
-            What the block waits for.
+            The awaited event, for messages.
         kind : WaitKind
         until : callable, optional
             The wait continues after the block until this is true: that of a GPU, while the script runs on.
@@ -316,7 +317,7 @@ class Watchdog:
         self._state = self._state.end()
 
     def _explained(self, what: str, error: DistError | RuntimeError) -> FleetError | None:
-        """Return the error that says who is to blame for a failed operation; None if the script's code is."""
+        """Return the error that names the cause of a failed operation; None if the script's code failed."""
         reason = reason_of(error)
         if help_ := own_fault(error):
             return FleetError(f"this trainer's device failed in {what}: {reason}; {help_}")
@@ -355,12 +356,12 @@ class Watchdog:
                 self._report_unreachable(self._clock.now() - unreachable_since, error)
 
     def _current_wait(self) -> _Wait | None:
-        """Return what this trainer, or its GPU, waits for."""
+        """Return the current wait of this trainer or its GPU; None if there is none."""
         wait = self._wait
         if wait is None or wait.is_over is None:
             return wait
         if not wait.is_over():
-            # The script runs on, and may still come elsewhere; after a while it must wait for its GPU too.
+            # The script still runs and may reach another call; eventually it must wait for its GPU too.
             lasting = self._clock.now() - wait.since > self._deadlines.silent_seconds
             return wait if lasting else wait._replace(state=replace(wait.state, kind=WaitKind.OTHER))
         if self._wait is wait:
@@ -391,7 +392,7 @@ class Watchdog:
             _log.warning("%s has been waiting for %.0f s; %s", wait.state.what, now - wait.since, about)
 
     def _names(self, absences: Sequence[Absence], report: Report) -> str:
-        """Name absent trainers; a report lists only the first, but has the number of all."""
+        """Name absent trainers; a report lists only the first ones, but includes the total number."""
         number = max(len(absences), report.silent) if len(absences) >= SHOWN else len(absences)
         return self._world.names([each.rank for each in absences], number)
 
@@ -410,7 +411,8 @@ class Watchdog:
             others = [rank for rank in cohort.ranks if rank != self._world.rank]
             if not others or not mine.deadlocks_with(cohort.state):
                 continue
-            # The first trainer to end would look lost to the others: all of them must have found it before.
+            # The first trainer that ends would look lost to the others, so all must have detected the
+            # deadlock before.
             with contextlib.suppress(DistError, RuntimeError):
                 self._heartbeats.beat(mine)  # this wait may have begun after the last heartbeat
                 self._heartbeats.observe()

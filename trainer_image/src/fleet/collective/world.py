@@ -1,4 +1,4 @@
-"""The world of a collective job: this trainer's rank, the others' names, and where they meet.
+"""The world of a collective job: this trainer's rank, the names of all trainers, and the rendezvous address.
 
 Trainers meet in a key-value store of trainer 0's process, at `World.host` and `World.port`. Under torchrun
 its agent runs that store instead.
@@ -46,8 +46,8 @@ class World:
     launcher_has_store : bool
         True under torchrun, whose agent runs the store.
     launcher_restarts : str
-        How often torchrun's agent has restarted its processes. Its store outlives them, so each start uses
-        keys of its own.
+        The number of times that torchrun's agent has restarted its processes. Its store outlives them, so
+        each start uses separate keys.
     key : bytes
         The key of the job; empty where it has none.
     """
@@ -119,7 +119,7 @@ def find_world(role: "Role", environ: Mapping[str, str]) -> World:
 
 
 def beside_process_group(world: World) -> World:
-    """Return the world with another port: the store of the script's process group uses this one.
+    """Return the world with another port, because the store of the script's process group uses this one.
 
     Every trainer must call this. Trainer 0 chooses the port, and the script's process group carries it.
 
@@ -148,7 +148,7 @@ def beside_process_group(world: World) -> World:
 
 
 def listen_at(host: str, port: int) -> socket.socket:
-    """Listen at a host's address if it is one of this machine, else (for example a service) at all.
+    """Listen at a host's address if this machine has it, else (such as for a Service) at all addresses.
 
     Raises
     ------
@@ -166,7 +166,7 @@ def listen_at(host: str, port: int) -> socket.socket:
 
 
 def loopback_of(host: str) -> str | None:
-    """Return the loopback address that a host resolves to; None if it has any other address, or none."""
+    """Return the loopback address to which a host resolves; None if it has any other address, or none."""
     found = _addresses(host)
     if not found or not all(ipaddress.ip_address(each).is_loopback for each in found):
         return None
