@@ -61,7 +61,7 @@ class SavingCalls(ABC):
         """Return whether this process is trainer 0, which saves for all."""
 
     def _before_export(self, call: str) -> None:  # noqa: B027 (optional: servers hold a single model)
-        """Average the models of trainers that have one each. Every trainer that makes `call` calls this."""
+        """Average the models if each trainer has its own; every trainer that makes `call` must call this."""
 
     def _load(self, directory: str, program: "Program | None") -> TrainStatus | None:
         return self._training(program).load(directory)

@@ -58,7 +58,7 @@ def open_file(path: str | Path, *, flags: int = 0, dir_fd: int | None = None) ->
         The process has no free descriptor. This says nothing about the file.
     """
     try:
-        # O_NONBLOCK: opening a FIFO would otherwise block until somebody writes to it.
+        # O_NONBLOCK: opening a FIFO would otherwise block until a process opens it for writing.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | flags, dir_fd=dir_fd)
     except OSError as error:
         if no_room(error):

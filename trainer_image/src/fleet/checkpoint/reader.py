@@ -129,7 +129,7 @@ class Checkpoint:
 
     @property
     def has_state(self) -> bool:
-        """Whether the shards hold optimizer state of parameters."""
+        """True if the shards hold optimizer state of parameters."""
         return any(block.state for records in self._records.values() for block, _ in records)
 
     def check(self, facts: Mapping[str, str], *, trainers_step: bool = False) -> None:

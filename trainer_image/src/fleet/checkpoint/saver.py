@@ -25,7 +25,7 @@ _LONG_SECONDS = 1.0
 class Saver(ABC):
     """Saves the checkpoints of one training, one at a time.
 
-    A subclass says what is copied, and lists and removes the checkpoints of a folder. Its methods may raise a
+    A subclass makes the copy, and lists and removes the checkpoints of a folder. Its methods may raise a
     FleetError, which the save or the call after it raises.
     """
 
@@ -62,7 +62,7 @@ class Saver(ABC):
         Parameters
         ----------
         directory : str
-            As the process that writes sees it.
+            The path as the writing process sees it.
         status : TrainStatus
             The script's status; the step is filled in.
 
@@ -83,7 +83,7 @@ class Saver(ABC):
         Parameters
         ----------
         folder : str
-            As the process that writes sees it.
+            The path as the writing process sees it.
         status : TrainStatus
         keep : int
             How many complete checkpoints to keep; 0 for all.

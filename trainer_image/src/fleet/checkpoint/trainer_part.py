@@ -1,4 +1,4 @@
-"""A trainer's part of a checkpoint: everything that is in no server's shard.
+"""A trainer's part of a checkpoint: everything that no server's shard contains.
 
 The script's status, the module's buffers, parameters that no server steps, and the options of the param
 groups. Trainers that step by themselves add the optimizer state.

@@ -1,4 +1,4 @@
-"""Values as JSON: exact encoding of what scripts and optimizers keep, and checks of fields that are read.
+"""Values as JSON: exact encoding of the values of scripts and optimizers, and checks on parsed fields.
 
 JSON has no tensors, tuples, infinities or integer keys. `encode` tags them, and collects the tensors for the
 safetensors file that carries the JSON in its metadata.

@@ -20,15 +20,15 @@ class Deadlines:
 
     @property
     def silent_seconds(self) -> float:
-        """After how much silence the log names a peer: five heartbeats."""
+        """The silence after which the log names a peer: five heartbeats."""
         return 5 * self.heartbeat_seconds
 
     @property
     def starting_seconds(self) -> float:
-        """How long to wait for peers that have not started yet: at least as long as for a lost one.
+        """The time to wait for peers that have not started yet: at least as long as for a lost one.
 
-        The job's pendingDeadlineSeconds may be short, and ends when its pods run; they still have to import
-        and to load before they join.
+        The job's pendingDeadlineSeconds may be short, and ends when the pods run. The processes still have to
+        import modules and load data before they join.
         """
         return max(self.start_deadline_seconds or 0.0, self.deadline_seconds)
 
@@ -36,8 +36,8 @@ class Deadlines:
     def stalled_seconds(self) -> float:
         """How long a peer that is alive may keep the others waiting.
 
-        Much longer than the deadline of a lost one: an evaluation, or a checkpoint of one trainer only, is no
-        failure.
+        It is much longer than the deadline for a lost peer, because an evaluation or a checkpoint on one
+        trainer only is not a failure.
         """
         return 10 * self.deadline_seconds
 
@@ -48,7 +48,7 @@ class Deadlines:
         Raises
         ------
         ConfigurationError
-            A value is no positive number; the message names the variable.
+            A value is not a positive number; the message names the variable.
         """
         return cls(
             heartbeat_seconds=positive(environ, "FLEET_HEARTBEAT_SECONDS", 2.0),

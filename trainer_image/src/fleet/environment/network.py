@@ -79,7 +79,7 @@ def interface_to(host: str, port: int) -> str | None:
     Returns
     -------
     str, optional
-        None if the name or the route is unknown, or the address is no interface's first.
+        None if the name or the route is unknown, or the address is not the first one of any interface.
     """
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)

@@ -89,9 +89,7 @@ class Fleet(FleetCalls):
         """
         maker = role_maker if role_maker is not None else PaddleCloudRoleMaker()
         role = self._find_role(maker, collective=False)
-        certificates_of(
-            Settings.from_environ(os.environ)
-        )  # report malformed values here, not minutes later
+        certificates_of(Settings.from_environ(os.environ))  # report malformed values here, not minutes later
         self._role = role
         lifecycle.start(role)
         defer_dynamo()

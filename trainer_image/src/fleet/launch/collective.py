@@ -139,7 +139,7 @@ def visible_gpus(environ: Mapping[str, str]) -> int:
 
 
 def has_device_files(devices: Path = Path("/dev")) -> bool:
-    """Whether this machine or container has the device files of a GPU driver."""
+    """Return whether this machine or container has the device files of a GPU driver."""
     return any(next(devices.glob(pattern), None) is not None for pattern in _DEVICE_FILES)
 
 
@@ -375,7 +375,7 @@ def _port(
 
 
 def _either(arguments: argparse.Namespace, *names: str) -> tuple[str, str] | None:
-    """Return which of two synonymous flags was given, and its text."""
+    """Return the one of two synonymous flags that was given, and its text."""
     given = [
         (f"--{name}", getattr(arguments, name)) for name in names if getattr(arguments, name) is not None
     ]

@@ -140,7 +140,7 @@ def _is_address(host: str) -> bool:
 
 
 def base_environ(environ: Mapping[str, str], num_processes: int) -> dict[str, str]:
-    """Return the environment that all processes share: ours without a role, and a share of the cores each."""
+    """Return the common environment of all processes: ours without a role, and a share of the cores each."""
     shared = {
         name: value
         for name, value in environ.items()

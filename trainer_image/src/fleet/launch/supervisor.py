@@ -212,7 +212,7 @@ def decide(processes: Sequence[Process], stop: Stop | None, now: float) -> Decis
 
 
 def _is_of_signal(status: int) -> bool:
-    """Whether an exit status is 128 + n for a signal n; ``sys.exit(-1)`` gives 255, which is not."""
+    """Return whether an exit status is 128 + n for a signal n; ``sys.exit(-1)`` gives 255, which is not."""
     return 128 < status < 128 + signal.NSIG
 
 
@@ -362,7 +362,7 @@ def _output(path: Path | None) -> Iterator[BinaryIO | None]:
 
 
 def _die_with(launcher: int) -> Callable[[], None] | None:
-    """Return the function by which a new process asks the kernel to die with the launcher."""
+    """Return a function with which a new process asks the kernel to kill it when the launcher dies."""
     if _libc is None:
         return None
     prctl = _libc.prctl

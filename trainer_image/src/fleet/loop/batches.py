@@ -114,7 +114,7 @@ class Order:
 
 
 def _draws(sampler: Any) -> bool:
-    """Whether a sampler draws its order from a generator."""
+    """Return whether a sampler draws its order from a generator."""
     return isinstance(sampler, Sampler) and isinstance(
         getattr(sampler, "generator", 0), torch.Generator | None
     )

@@ -1,6 +1,6 @@
 """``fleet.epochs`` and ``fleet.steps``: a script's loops, which resume where the training is.
 
-Loops follow each other: each covers the steps after those of the loop before. When the script asks for the
+Loops run in sequence: each covers the steps after those of the previous loop. When the script asks for the
 first batch, the number of steps made determines the remaining epochs and batches, and how often schedulers
 have been stepped.
 """

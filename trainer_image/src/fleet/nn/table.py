@@ -148,7 +148,7 @@ class DistributedTable:
     admission : Admission, optional
         Which ids get a row; without it each does with its first update.
     eviction : tuple of Eviction
-        Which rows go.
+        Which rows are evicted.
     storage : Storage
         Where the servers keep rows: ``fleet.tables.Memory()`` or ``fleet.tables.LocalDisk(memory=…)``.
     warm_start : callable, optional

@@ -1,4 +1,4 @@
-"""Admission: which ids get a row. A rule of your own is a class with the members of `Admission`."""
+"""Admission rules, which choose the ids that get rows. Your own rule needs the members of `Admission`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ _MAX_COUNT: Final = 255
 
 
 class Candidates(Protocol):
-    """What a rule remembers of the ids of one table that have no row.
+    """The state of a rule for the ids of one table that have no row.
 
     Its state and its answer for an id depend only on updates of that id's virtual shard.
     """
@@ -47,8 +47,8 @@ class Candidates(Protocol):
     def saved(self) -> Mapping[str, NDArray[Any]]:
         """Return copies of the state; empty if there is none.
 
-        All arrays have the same length. One of them says whose each entry is: ``ids``, or ``shards`` if
-        entries belong to virtual shards.
+        All arrays have the same length. One of them identifies the owner of each entry: ``ids``, or
+        ``shards`` if entries belong to virtual shards.
         """
 
     def load(self, saved: Mapping[str, NDArray[Any]]) -> None:
@@ -56,7 +56,7 @@ class Candidates(Protocol):
 
 
 class Admission(Protocol):
-    """Which ids get a row. An id without one reads as its first value, and its gradients are dropped."""
+    """Chooses the ids that get a row. Other ids read as their first values; their gradients are dropped."""
 
     def candidates(self, key: tuple[int, int]) -> Candidates:
         """Return the initial state of a table.

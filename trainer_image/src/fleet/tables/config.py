@@ -43,7 +43,7 @@ class TableConfig:
     admission : Admission, optional
         Which ids get a row; without it each does with its first update.
     eviction : tuple of Eviction
-        Which rows go.
+        Which rows are evicted.
     storage : Storage
         Where rows are kept.
 

@@ -1,4 +1,4 @@
-"""Eviction: which rows of a table go. A rule of your own is a class with the members of `Eviction`.
+"""Eviction rules, which choose the rows to remove. A user-defined rule has the members of `Eviction`.
 
 Rows go after an update, and only from the virtual shards that it touched. So the content of a shard depends
 on its own updates alone, whatever the number of servers.
@@ -71,7 +71,7 @@ class ShardRows:
 
 
 class Eviction(Protocol):
-    """Which rows go. A table with several rules applies all of them."""
+    """Chooses the rows to evict. A table with several rules applies all of them."""
 
     marks: ClassVar[tuple[str, ...]]
     """Names of the numbers that the rule keeps for each row, besides the last step; 0 in a new row."""
@@ -106,7 +106,7 @@ class Eviction(Protocol):
         """
 
     def leaving(self, rows: ShardRows, step: int) -> NDArray[np.bool_]:
-        """Return which rows of a shard go.
+        """Return which rows of a shard to evict.
 
         Parameters
         ----------
@@ -118,7 +118,7 @@ class Eviction(Protocol):
         Returns
         -------
         bool[n]
-            True for rows that go.
+            True for rows to evict.
         """
 
 
@@ -211,7 +211,7 @@ class LowestScore:
     capacity : int
         At least 256.
     decay : float
-        Above 0, up to 1. With 1 the least frequently used rows go.
+        Above 0, up to 1. With 1 the least frequently used rows are evicted.
     """
 
     capacity: int
@@ -264,7 +264,7 @@ def capacity_of(capacity: int, shard: Any) -> Any:
 
 
 def _beyond_capacity(capacity: int, shard: int, order: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Return which rows of a shard go, given the order in which they would be kept; bool[n]."""
+    """Return which rows of a shard to evict, given the order in which they would be kept; bool[n]."""
     share = int(capacity_of(capacity, shard))
     leaving = np.zeros(order.size, dtype=np.bool_)
     if order.size > share:

@@ -50,7 +50,7 @@ class PagedArray:
         self.values: NDArray[Any] = self._room[:num_bytes].view(self._dtype)
 
     def _move(self, num_bytes: int) -> None:
-        """Move to a larger room, chunk by chunk, so that only one chunk exists twice."""
+        """Move to a larger mapping chunk by chunk, so that only one chunk exists twice."""
         before, pages = self._room, self._pages
         self._room, self._pages = _allocate(num_bytes)
         used = self.values.nbytes if before.size else 0

@@ -1,4 +1,4 @@
-"""Row types: how the values of rows are stored. A type of your own is a class with the members of `RowType`.
+"""Row types: how the values of rows are stored. A user-defined type has the members of `RowType`.
 
 Optimizer state is always float32.
 """

@@ -30,7 +30,8 @@ class TableRows:
         ``last``, the step of each row's last update, and the marks of eviction rules.
     policies : mapping of name to array
         What the table's rules remember besides the rows, named ``admission.…`` and ``eviction.…``. The arrays
-        of one rule have the same length, and its ``….ids`` or ``….shards`` says whose each entry is.
+        of one rule have the same length, and its ``….ids`` or ``….shards`` identifies the owner of each
+        entry.
     """
 
     ids: NDArray[np.int64]

@@ -1,4 +1,4 @@
-"""Row rules: the optimizers of tables. A rule of your own is a class with the members of `RowRule`."""
+"""Row rules: the optimizers of tables. A user-defined rule is a class with the members of `RowRule`."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
