@@ -4,18 +4,16 @@ The class hierarchy separates causes: the user's mistakes (`ConfigurationError`)
 of ours (`ProtocolError`), and failures of the environment (`PeerLostError`, `StateLostError`). The operator
 reads the exit status, so the reserved codes below are part of the contract between the two distributions::
 
-    FleetError                        1   training failed
-    ├── ConfigurationError            2   a mistake of the user, found before any work
-    │   ├── AlreadyJoinedError            a trainer of this id runs already, in this attempt or a later one
-    │   ├── CheckpointError               a checkpoint that is incomplete, or of another training
-    │   ├── RoleError                     a role variable is missing, malformed or contradicts another
-    │   └── TranspileError                a program that cannot be distributed as requested
-    ├── DiskFullError                 1   the disk is full, or no descriptor is left for the file
-    ├── ProtocolError                 1   a violation of the wire protocol
-    │   ├── RemoteProtocolError           by the peer
-    │   └── LocalProtocolError            by a message that this process was about to send
-    ├── StateLostError               90   a parameter server came back without its state
-    └── PeerLostError                91   a peer is gone for good
+    FleetError                        1   training failed ├── ConfigurationError            2   a mistake of
+    the user, found before any work │   ├── AlreadyJoinedError            a trainer of this id runs already,
+    in this attempt or a later one │   ├── CheckpointError               a checkpoint that is incomplete, or
+    of another training │   ├── RoleError                     a role variable is missing, malformed or
+    contradicts another │   └── TranspileError                a program that cannot be distributed as
+    requested ├── DiskFullError                 1   the disk is full, or no descriptor is left for the file
+    ├── ProtocolError                 1   a violation of the wire protocol │   ├── RemoteProtocolError
+    by the peer │   └── LocalProtocolError            by a message that this process was about to send ├──
+    StateLostError               90   a parameter server came back without its state └── PeerLostError
+    91   a peer is permanently lost
         └── DeadlineExceededError         a wait exceeded its deadline
 """
 

@@ -1,6 +1,6 @@
 """Checkpoints: files with a model, its optimizers' state and the progress of the training.
 
-A checkpoint is a directory with a manifest. Each writer creates files of its own, under temporary names until
+A checkpoint is a directory with a manifest. Each writer creates separate files, under temporary names until
 they are complete and durable. The manifest, which names all files with sizes and digests, is written last and
 makes them a checkpoint; a directory without one is not a checkpoint. A reader takes the elements that it
 needs, however they were cut. Tensors are in safetensors files, everything else is JSON: loading runs no code.

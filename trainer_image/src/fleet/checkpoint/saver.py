@@ -93,7 +93,7 @@ class Saver(ABC):
         Returns
         -------
         int
-            The number; -1 if there is no room, which the log says.
+            The number; -1 if there is no room, which is logged.
 
         Raises
         ------

@@ -1,9 +1,9 @@
 """Writing and cleaning the directory of one checkpoint.
 
-A save announces each file in a small manifest of its own (``….begun``), then writes the file, and writes the
+A save announces each file in a separate small manifest (``….begun``), then writes the file, and writes the
 manifest last. So an interrupted save leaves the previous checkpoint intact, and everything that it wrote is
-known by name. Cleaning removes only files that a manifest names, and follows no link below the directory.
-Any other file stays, and so does its directory.
+known by name. Cleaning removes only files that a manifest names, and follows no link below the directory. Any
+other file stays, and so does its directory.
 """
 
 import contextlib
@@ -102,7 +102,7 @@ def write_trainer_part(
 
 
 def announce(path: Path, save_name: str) -> None:
-    """Name a file in a manifest of its own, so that cleaning knows it if the save is interrupted."""
+    """Name a file in a separate manifest, so that cleaning can find it if the save is interrupted."""
     begun = Manifest(save_name, 0, {}, (FileRecord(path.name, 0, ""),)).to_json()
     write_bytes(path.with_name(path.name + BEGUN_SUFFIX), begun.encode())
 

@@ -115,7 +115,7 @@ def gpu_number(environ: Mapping[str, str], count: int) -> int | None:
 
 
 def difference(facts: Mapping[int, Facts], rank: int) -> tuple[int, str] | None:
-    """Return a trainer whose versions differ from those of trainer `rank`, and a clause that says how."""
+    """Return a trainer whose versions differ from those of trainer `rank`, and describe the difference."""
     ours = facts[rank]
     for other, theirs in facts.items():
         if theirs.torch != ours.torch:

@@ -154,7 +154,7 @@ class AverageCheck:
         Raises
         ------
         ConfigurationError
-            A gradient is this trainer's own; the message names it, and says how it gets averaged.
+            A gradient was not averaged; the message names it, and explains how to average it.
         """
         if self._captured:
             return

@@ -209,7 +209,7 @@ class Group:
         Raises
         ------
         ConfigurationError
-            Another trainer has made another call; `what` says everything that must be the same.
+            Another trainer has made another call; `what` includes everything that must be the same.
         """
         with self._watchdog.waiting(what, WaitKind.CALL):
             self._compare_calls(what)

@@ -27,9 +27,9 @@ FLAGS: Final = -1
 """The position of the flags among those of parameters."""
 FLAG_BITS: Final = 32
 _DELAY: Final = 4
-"""A GPU's flags are read so many exchanges later: they have arrived by then, and no one waits for them."""
+"""The number of exchanges after which a GPU's flags are read; they have arrived by then, without a wait."""
 _MOST_IN_FLOAT32: Final = 1024
-"""With so many trainers' parts, the error of a float32 sum is still small beside one part."""
+"""Up to this number of trainers, the error of a float32 sum is small compared with one trainer's part."""
 _BATCHED: Final = "batched_grad_copy"
 """An argument of newer versions of torch: one kernel copies all gradients of a bucket."""
 
@@ -56,7 +56,7 @@ class Flags:
         The number of trainers.
     device : torch.device
     separate : bool
-        Use a dtype of its own, because hooks compress the other gradients.
+        Use a separate dtype, because hooks compress the other gradients.
     delay : int, optional
         The number of further exchanges before the number's bits are read; by default what suits the device.
     """
@@ -210,7 +210,7 @@ class _Holder(torch.nn.Module):
 
 
 class Reducer:
-    """Averages the gradients of an optimizer's parameters, and flags, over connections of its own.
+    """Averages the gradients of an optimizer's parameters, and flags, over dedicated connections.
 
     Parameters
     ----------

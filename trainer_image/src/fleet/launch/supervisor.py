@@ -12,7 +12,7 @@
 
 Everything that a launcher has started ends with it:
 
-- Each process leads a session of its own. SIGKILL thus reaches its whole group, and a Ctrl-C in the terminal
+- Each process leads a separate session. SIGKILL thus reaches its whole group, and a Ctrl-C in the terminal
   reaches only the launcher, which stops the others in order.
 - SIGTERM goes to the process alone, as the kubelet sends it to a container's first process alone: a process
   that saves may still need its children, such as the workers of a DataLoader.

@@ -438,7 +438,7 @@ def _advance(by_epoch: Sequence[Any], by_step: Sequence[Any], epochs: Sequence[i
 
 
 def _times_stepped(scheduler: Any) -> int:
-    """Return how often a scheduler was stepped; a ChainedScheduler keeps no count of its own."""
+    """Return how often a scheduler was stepped; a ChainedScheduler itself keeps no count."""
     inner = getattr(scheduler, "_schedulers", ())
     counted = scheduler if hasattr(scheduler, "last_epoch") or not inner else inner[0]
     return int(counted.last_epoch)

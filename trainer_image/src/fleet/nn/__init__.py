@@ -1,4 +1,4 @@
-"""Modules whose embedding tables are on the parameter servers only."""
+"""Modules whose embedding tables exist only on the parameter servers."""
 
 from fleet.nn.collection import EmbeddingBagCollection, EmbeddingBagConfig, KeyedIds, KeyedTensor
 from fleet.nn.embedding import DistributedEmbedding, DistributedEmbeddingBag

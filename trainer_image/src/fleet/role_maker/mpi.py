@@ -136,7 +136,7 @@ MPISymetricRoleMaker = MPISymmetricRoleMaker
 
 
 def _refuse_loopback(hosts: list[str], machines: list[str]) -> None:
-    """Refuse an address that other machines cannot reach."""
+    """Refuse a loopback address, which other machines cannot reach."""
     for rank, (host, machine) in enumerate(zip(hosts, machines, strict=True)):
         if host.startswith("127."):
             raise RoleError(

@@ -136,7 +136,7 @@ class Snapshot:
         self._copies.store.write(self._copies.add(rows), words)
 
     def _read(self, numbers: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.bool_], Tensor]:
-        """Return ids, whether there was a row, and words, as of the snapshot's step."""
+        """Return the ids, whether each had a row, and the words, as of the snapshot's step."""
         ids, existed = self._memory.numbers.ids[numbers], self._memory.exist(numbers)
         words = self._memory.store.read(numbers)
         if len(self._copies):

@@ -219,7 +219,7 @@ class Table:
         return self._layout.table_rows(ids, self._memory.store.read(rows), self._policies())
 
     def snapshot(self, since: int | None = None) -> Snapshot:
-        """Begin a snapshot of the table as of now, to be read in parts while updates continue.
+        """Begin a snapshot of the table's current state, to be read in parts while updates continue.
 
         Parameters
         ----------
