@@ -19,6 +19,7 @@ from fleet.fluid import collective_executor as collective_steps
 from fleet.fluid.render import trainer_plan
 from fleet.options import MODES, OPTIONS, Verdict, Where, refusal, rule_for
 from fleet.parameter_server import Fleet, sessions
+from fleet.parameter_server.trainer.trainer import Trainer
 from fleet.plan import DistributedMode
 from fleet.process import lifecycle
 from fleet.role_maker import JobIdentity, Role, UserDefinedCollectiveRoleMaker, UserDefinedRoleMaker
@@ -395,7 +396,7 @@ class _Completed:
 )
 def test_a_script_that_transpiles_by_hand_says_that_its_mode_counts(monkeypatch, caplog, job, said):
     monkeypatch.setenv("FLEET_SYNC_MODE", job)
-    monkeypatch.setattr(sessions.Trainer, "join", lambda *_, **__: _Completed())
+    monkeypatch.setattr(Trainer, "join", lambda *_, **__: _Completed())
     transpiler, program = package.DistributeTranspiler(), captured()
     transpiler.transpile(0, program=program, trainers=2)
     assert program.source is not None
