@@ -23,7 +23,7 @@ class Key(NamedTuple):
 
     @classmethod
     def of(cls, job: FleetJob) -> Key:
-        """Return a job's key."""
+        """Return the key of a job."""
         return cls(job.metadata.namespace, job.metadata.name)
 
     def __str__(self) -> str:
@@ -35,10 +35,10 @@ class ClusterError(OperatorError):
     """A request to the cluster failed; the message says why. The next pass retries."""
 
     transient = False
-    """Whether the failure is unrelated to the request, so that a retry may succeed unchanged."""
+    """Whether the cause is unrelated to the request, so that the same request may succeed later."""
 
     retry_after_seconds = 0.0
-    """How long the cluster asks clients to wait."""
+    """How long the cluster asks clients to wait before they retry."""
 
 
 class ConflictError(ClusterError):
@@ -52,7 +52,7 @@ class Cluster(Protocol):
         """Return the newest known version of a job, or None if it is gone."""
 
     def observe(self, job: FleetJob) -> Observed | None:
-        """Return the objects of `job`, or None until they and our own writes have been observed."""
+        """Return the observed objects of `job`, or None until they include the effects of our own writes."""
 
     def hosts(self, job: FleetJob) -> Hosts:
         """Return the hosts of the replicas of `job`."""
@@ -61,7 +61,7 @@ class Cluster(Protocol):
         """Replace the job's status; raise ConflictError if `job` is not its newest version."""
 
     async def apply(self, job: FleetJob, action: Action) -> None:
-        """Carry out one action. Repeating an action is not an error."""
+        """Carry out one action. Repeating a completed action is not an error."""
 
     async def record(self, job: FleetJob, event: Event) -> None:
         """Record an event for people. A failure is logged, never raised."""

@@ -1,7 +1,7 @@
-"""kopf's handlers, which only pass events on: they make no decisions and no writes.
+"""The kopf handlers, which only forward events: they make no decisions and no writes.
 
 There are no create, update or resume handlers, timers or daemons. With these, kopf would write annotations
-and finalizers to the user's objects, and would report changes only, never the present state.
+and finalizers to the user's objects, and would report only changes, never the current state.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ def registry_for(
     on_watched: Callable[[str | None, bool], None],
     on_request: OnRequest | None = None,
 ) -> kopf.OperatorRegistry:
-    """Return kopf's handlers.
+    """Return a registry of the kopf handlers.
 
     Parameters
     ----------
     connection : Connection
         The connection to the API server.
     take_job : callable
-        Called with each event of a FleetJob: its type (None for an existing one at the start) and its
+        Called with each event of a FleetJob: its type (None for a FleetJob that already existed) and its
         manifest.
     on_listed : callable
         Called when kopf has listed FleetJobs, at the start or because its watch had expired. kopf reports the
         existing ones, but not those deleted meanwhile.
     on_watched : callable
-        Called after each attempt to watch FleetJobs with its success and the namespace, None for all.
+        Called after each attempt to watch FleetJobs, with its success and the namespace (None for all).
     on_request : callable, optional
         Called after each request of kopf, as by `ApiClient`.
     """
@@ -76,7 +76,7 @@ def registry_for(
 
 
 class NoEssence(kopf.DiffBaseStorage):
-    """Stores no previous state of objects, which only change handlers would need.
+    """A storage that keeps no previous state of objects, because only change handlers would need it.
 
     By default kopf copies every object twice per event to store it, even without such handlers.
     """
@@ -93,19 +93,19 @@ class NoEssence(kopf.DiffBaseStorage):
 
 
 class Backoffs:
-    """An endless sequence of delays between kopf's attempts, like those of our own watches.
+    """An endless sequence of delays between kopf's attempts, with the same values as for our own watches.
 
     After the last delay of a finite sequence, kopf and with it the term would end, for example for a deleted
     namespace, which the API server refuses to serve.
     """
 
     def __iter__(self) -> Iterator[float]:
-        """Return a new sequence of delays for each request."""
+        """Return a new iterator over the delays; kopf requests one for each API request."""
         return reflector.backoff()
 
 
 def kopf_settings() -> kopf.OperatorSettings:
-    """Return settings for kopf to retry forever, post no events of its own, and exit quickly."""
+    """Return settings with which kopf retries forever, posts no events of its own, and exits quickly."""
     settings = kopf.OperatorSettings()
     settings.persistence.diffbase_storage = NoEssence()
     settings.posting.enabled = False

@@ -1,4 +1,4 @@
-"""The operator's log: one line per record, with the job that it concerns."""
+"""The operator's log format: one line per record, with the job that the record concerns."""
 
 from __future__ import annotations
 

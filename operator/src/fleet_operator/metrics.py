@@ -113,11 +113,11 @@ class Metrics(Observer):
         return Histogram(f"{PREFIX}_{name}", meaning, labels, buckets=buckets, registry=self.registry)
 
     def watch_jobs(self, jobs: Callable[[], Iterable[FleetJob]]) -> None:
-        """Also export the number of jobs by state, computed on each scrape."""
+        """Register a collector of the number of jobs by state, which it computes on each scrape."""
         self.registry.register(_Jobs(jobs))
 
     def watch_watches(self, failing: Callable[[], Iterable[tuple[str, str | None, float]]]) -> None:
-        """Also export for how long each watch has failed, computed on each scrape.
+        """Register a collector of how long each watch has been failing, which it computes on each scrape.
 
         Parameters
         ----------
@@ -127,7 +127,7 @@ class Metrics(Observer):
         self.registry.register(_Watches(failing))
 
     def seen(self, job: FleetJob) -> None:
-        """Start the series of a job's namespace at zero, because a new series at one shows no increase."""
+        """Initialize a namespace's series to zero, because a series that starts at one shows no increase."""
         labels = (job.metadata.namespace, str(job.spec.mode))
         self._successful.labels(*labels)
         self._restarted.labels(*labels)
@@ -157,11 +157,11 @@ class Metrics(Observer):
         self._leading.set(holds)
 
     def progress_read(self, *, answered: bool) -> None:
-        """Count a reading of a trainer's progress."""
+        """Count an attempt to read a trainer's progress."""
         self._reads.labels("answered" if answered else "silent").inc()
 
     def status_written(self, before: FleetJob, after: FleetJob) -> None:
-        """Count a job's change of state."""
+        """Count a job's state transition."""
         labels = (after.metadata.namespace, str(after.spec.mode))
         if before.status.state is None:
             self.seen(after)
@@ -186,7 +186,7 @@ class Metrics(Observer):
             self._duration.labels(*labels, str(status.state)).observe(taken)
 
     def applied(self, job: FleetJob, action: Action) -> None:
-        """Count a created or deleted pod, and observe how long a new job has waited for its pods."""
+        """Count pod creations and deletions, and observe how long a new job waited for its pods."""
         if isinstance(action, DeletePod):
             self._pods_deleted.inc()
         elif isinstance(action, CreatePod):
@@ -200,12 +200,12 @@ class Metrics(Observer):
             histogram.observe(max(0.0, (datetime.now(UTC) - created).total_seconds()))
 
     def queued(self, depth: int) -> None:
-        """Set how many keys wait for a worker."""
+        """Set the number of keys that are waiting for a worker."""
         self._queue.set(depth)
 
 
 def _is_first_life(job: FleetJob) -> bool:
-    """Return whether a job's age equals its waiting time: it was neither restarted nor held back."""
+    """Return whether a job's waiting time is its age, because it was neither restarted nor held back."""
     status = job.status
     anew = status.restarts or status.job_restarts
     return not anew and status.condition(ConditionType.SUSPENDED) is None
@@ -225,7 +225,7 @@ class _Jobs(Collector):
         self._jobs = jobs
 
     def collect(self) -> Iterator[Metric]:
-        """Yield how many jobs are in each state, and the longest waiting time of a job."""
+        """Yield the number of jobs by state and the longest waiting time, for each namespace."""
         jobs = [job for job in self._jobs() if not job.managed_elsewhere]
         tally = Tally((job.metadata.namespace, str(job.status.state or JobState.PENDING)) for job in jobs)
         family = GaugeMetricFamily(f"{PREFIX}_jobs", "FleetJobs by state", labels=("job_namespace", "state"))
@@ -251,13 +251,13 @@ class _Jobs(Collector):
 
 
 class _Watches(Collector):
-    """How long each watch has failed, computed on each scrape."""
+    """How long each watch has been failing, computed on each scrape."""
 
     def __init__(self, failing: Callable[[], Iterable[tuple[str, str | None, float]]]) -> None:
         self._failing = failing
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the seconds of each kind of object in each namespace."""
+        """Yield for how many seconds the watch of each kind has been failing in each namespace."""
         family = GaugeMetricFamily(
             f"{PREFIX}_watch_failing_seconds",
             "For how long a kind of object could not be listed and watched; 0 while it is. The namespace is"

@@ -40,7 +40,7 @@ class Settings:
         NetworkPolicy in addition to the operator's namespace, each a peer of a NetworkPolicy without other
         fields. Default: none.
     workers : int
-        ``FLEET_OPERATOR_WORKERS``: how many jobs are reconciled at the same time, a quarter of them new ones.
+        ``FLEET_OPERATOR_WORKERS``: how many jobs are reconciled concurrently; at most a quarter are new.
         Default: 8.
     resync : timedelta
         ``FLEET_OPERATOR_RESYNC_SECONDS``: how often every job is reconciled even without changes.
@@ -156,10 +156,10 @@ def _peers(environ: Mapping[str, str], name: str) -> tuple[Mapping[str, Any], ..
 
 
 def _expected(peer: Mapping[str, Any]) -> str | None:
-    """Return the expectation that a peer of a NetworkPolicy violates, or None if it is valid.
+    """Return what is expected of an invalid NetworkPolicy peer, or None if the peer is valid.
 
     A misspelt field must be refused here: the API server drops it, and a selector without fields means
-    everyone. The API server refuses other mistakes when a job's policy is created.
+    all clients. The API server refuses other mistakes when a job's policy is created.
     """
     if "ipBlock" in peer:
         if len(peer) > 1:

@@ -1,4 +1,4 @@
-"""The operator's process: the order in which its parts start, and how it ends.
+"""The operator's process: the order in which its components start, and its shutdown.
 
 It serves probes and metrics throughout its lifetime. It is active in terms, each of which lasts as long as it
 holds the Lease. An operator that has lost the Lease becomes a standby again instead of exiting. Otherwise the
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("fleet_operator.startup")  # the same name if this module runs as __main__
 
 AGAIN_SECONDS = 1.0
-"""The delay after a term that ended by itself."""
+"""The delay before the next term after a term that ended unexpectedly."""
 
 COLLECTIONS = (5_000, 10, 10)
 """The thresholds of the garbage collector's generations."""
@@ -104,7 +104,7 @@ class Operator:
         self._server = HttpServer(self._metrics.registry, problem=self._problem, waiting=self._waiting)
 
     async def run(self) -> int:
-        """Run until stopped; return the exit status."""
+        """Run until the operator is stopped; return the exit status."""
         stop = asyncio.Event()
         _catch_signals(stop)
         asyncio.get_running_loop().set_exception_handler(_tell_of_loop)
@@ -144,7 +144,7 @@ class Operator:
         await self._electing.start()
 
     async def _lead(self, stop: asyncio.Event) -> None:
-        """Serve one term: until stopped, until the lease is lost, or until a part of it ends."""
+        """Serve one term, until it is stopped, the lease is lost, or a component of the term ends."""
         ending = asyncio.Event()
         keeping = asyncio.create_task(self._election.keep(), name="keep the lease")
         stopping = asyncio.create_task(stop.wait(), name="wait for a signal")
@@ -170,7 +170,7 @@ class Operator:
             await unless(stop, asyncio.sleep(AGAIN_SECONDS))
 
     async def _before_write(self) -> None:
-        """Admit a write within the rate limit, and only while no other operator may be active."""
+        """Wait until the rate limit permits a write; raise an error if another operator may be active."""
         await self._bucket.take()
         self._election.check()
 
@@ -186,7 +186,7 @@ class Operator:
 
 
 def _collect_rarely() -> None:
-    """Exclude imported modules from garbage collection, and reduce its frequency.
+    """Exclude imported modules from garbage collection, and make collections less frequent.
 
     Almost no cached object is part of a cycle, but each collection would traverse all of them, and its pauses
     are long with a thousand jobs.
@@ -197,7 +197,7 @@ def _collect_rarely() -> None:
 
 
 def _tell_of_loop(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Log the loop's exceptions as asyncio does, except those of generators that it closes at its end.
+    """Log the event loop's exceptions as asyncio does, except those of generators closed at shutdown.
 
     kopf leaves the generator of its watch open if it is stopped during an event, and closing it then raises.
     Nothing is lost, but a traceback would suggest it.

@@ -1,8 +1,8 @@
-"""A term: an operator's work while it is the leader, from the first lists to the last pass.
+"""A term: the work of an operator while it is the leader, from the first lists to the last pass.
 
 Our own tasks start before kopf, because at its end kopf waits for every newer task and then cancels it. kopf
 replaces the signal handlers while it starts. The caller restores its own at once, because otherwise a signal
-would end only kopf. A term keeps no state for the next one, which lists everything again.
+would end only kopf. A term keeps no state for the next term, which lists everything again.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class Term:
         on_signals_taken: Callable[[], None],
         before_kopf_ends: Callable[[], Awaitable[None]],
     ) -> None:
-        """Serve FleetJobs until `ending` is set, or until a component of the term ends by itself.
+        """Serve FleetJobs until `ending` is set, or until a component of the term ends unexpectedly.
 
         Parameters
         ----------
@@ -112,7 +112,7 @@ class Term:
         return iter(self._view.jobs)
 
     def failing(self) -> Iterator[tuple[str, str | None, float]]:
-        """Return for how long each watch has failed, as `ClusterView` does."""
+        """Return how long each watch has been failing; see `ClusterView.failing`."""
         return self._view.failing()
 
     def problem(self) -> str | None:
@@ -121,7 +121,7 @@ class Term:
         return f"ended: {', '.join(ended)}" if ended else None
 
     def waiting(self) -> str | None:
-        """Return what the term waits for before it can reconcile, or None."""
+        """Return what the term is waiting for before it can reconcile, or None."""
         if not self._view.synced:
             return "the first lists from the API server have not arrived"
         return None if self._tasks else "the workers have not been started"
@@ -132,7 +132,7 @@ class Term:
         on_signals_taken: Callable[[], None],
         before_kopf_ends: Callable[[], Awaitable[None]],
     ) -> None:
-        """Reconcile until stopped, or until a component ends by itself."""
+        """Reconcile until the term is stopped, or until a component ends unexpectedly."""
         engine = self._engine()
         stop_kopf = asyncio.Event()
         working = asyncio.create_task(engine.run(), name="engine")
@@ -153,7 +153,7 @@ class Term:
             try:
                 await working
             finally:
-                await self._events.close()  # kopf would wait for retries
+                await self._events.close()  # kopf would wait for the retries of events
                 stop_kopf.set()
                 await watching
 
@@ -172,7 +172,7 @@ class Term:
         return engine
 
     async def _until_given_up(self) -> None:
-        """Return only if kopf does not start watching in time.
+        """Wait until kopf is watching FleetJobs, then block; return only if it does not start in time.
 
         kopf may have looked for the CRD before the API server served it, and does not look again.
         """
@@ -185,7 +185,7 @@ class Term:
             await asyncio.Event().wait()
 
     async def _until_restored(self) -> None:
-        """Return once the API server's history has gone back.
+        """Return once the API server's history has been rolled back, as by a restore of etcd.
 
         kopf would continue to watch from a resourceVersion that the server has not reached yet, and receive
         nothing.
@@ -221,7 +221,7 @@ class Term:
 
 
 async def unless(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
-    """Run `work` to its end, or cancel it when stopped; return False if stopped."""
+    """Run `work` to completion, or cancel it when stopped; return False if it was stopped."""
     doing, stopping = asyncio.create_task(work), asyncio.create_task(stop.wait())
     try:
         await asyncio.wait({doing, stopping}, return_when=asyncio.FIRST_COMPLETED)

@@ -1,4 +1,4 @@
-"""Delays for a job's events and status writes, so that one pass and one write cover several of them.
+"""Delays for a job's events and status writes, so that one pass or one write covers several of them.
 
 Each pod changes several times between its creation and its start: it gets a node, it is initialized, and its
 containers start. In a burst of jobs, most passes would handle such events, and status writes would compete
@@ -21,23 +21,23 @@ if TYPE_CHECKING:
 __all__ = ["COMING_UP", "COUNTS", "FIRST", "QUIET", "StatusBatching", "debounce"]
 
 COMING_UP = timedelta(seconds=0.1)
-"""How long events may wait while all pods exist and not all of them run."""
+"""How long events may wait while all pods exist, but not all of them are running."""
 
 COUNTS = timedelta(seconds=0.5)
-"""How long a write may wait if only counts have changed. With the request it takes less than a second."""
+"""How long a write may wait if only counts have changed: with the request, less than a second."""
 
 QUIET = timedelta(seconds=2)
-"""How long a write may wait if no more replicas run than before: existing pods usually run soon."""
+"""How long a write may wait if no further replica is running yet: existing pods usually run soon."""
 
 FIRST = timedelta(seconds=0.75)
-"""How long a job may have pods without a status: if it runs by then, one write reports both."""
+"""How long a job with pods may lack a status: if it runs by then, one write reports both."""
 
 MOST_OBJECTS = 32
-"""How many objects may be created before the first status, so that they do not delay it."""
+"""The most objects that may be created before the first status: further ones would delay it."""
 
 
 def debounce(status: FleetJobStatus) -> timedelta | None:
-    """Return how long events of a job may wait after the last pass; None if not at all.
+    """Return how long events of a job may wait after the last pass, or None if they may not wait.
 
     Before all pods exist, the next creation may depend on the latest event. Once the job runs, its end should
     be reported without delay.
@@ -50,7 +50,7 @@ class StatusBatching:
     """Tracks how long statuses have been waiting to be written."""
 
     def __init__(self) -> None:
-        # The time since when a status waits, and since when its number of running replicas has changed.
+        # When a status began to wait, and when its number of running replicas began to differ.
         self._waiting: dict[Key, tuple[float, float | None]] = {}
 
     def wait(self, key: Key, job: FleetJob, plan: Plan, now: float) -> timedelta | None:
@@ -81,11 +81,11 @@ class StatusBatching:
         return timedelta(seconds=left) if left > 0 else None
 
     def hurry(self, key: Key) -> None:
-        """Stop delaying a status: the expected change did not happen in time."""
+        """Stop delaying a job's status, because a pass over the job did not succeed."""
         self._waiting[key] = (float("-inf"), None)
 
     def forget(self, key: Key) -> None:
-        """Forget a job, because it is gone or its status was written."""
+        """Forget a job that is gone, or whose status was written."""
         self._waiting.pop(key, None)
 
 
@@ -94,7 +94,7 @@ def _only_counts(plan: Plan) -> bool:
 
 
 def _only_begins(job: FleetJob, plan: Plan) -> bool:
-    """Return whether a job's first plan needs no status: it has no effects to remember and no events."""
+    """Return whether a job's first plan needs no status yet: it only creates objects and has no events."""
     creates = all(isinstance(action, CreatePod | CreateService) for action in plan.actions)
     few = len(plan.actions) <= MOST_OBJECTS
     # If the number of trainers may change, the status must record the one in the pods' environment.
@@ -103,10 +103,10 @@ def _only_begins(job: FleetJob, plan: Plan) -> bool:
 
 
 def _tell_of_as_many(one: FleetJobStatus, other: FleetJobStatus) -> bool:
-    """Return whether two statuses have the same number of running or completed replicas."""
+    """Return whether two statuses report the same number of running or completed replicas."""
     return (_up(one.pservers), _up(one.trainers)) == (_up(other.pservers), _up(other.trainers))
 
 
 def _up(told: str | None) -> str:
-    """Return how many of the desired replicas run or have completed, as in ``1/2``."""
+    """Return the number of running or completed replicas: the first number in ``1/2``."""
     return (told or "0").partition("/")[0]

@@ -1,4 +1,4 @@
-"""Leader election: of several operators, the one that holds a coordination.k8s.io Lease is active.
+"""Leader election: only the operator that holds a coordination.k8s.io Lease is active.
 
 Invariants
 ----------
@@ -49,13 +49,13 @@ TRIES = 5
 
 
 class NotLeadingError(ClusterError):
-    """Another operator may be active: nothing may be written."""
+    """Another operator may be active, so this operator must not write."""
 
     transient = True
 
 
 class Election:
-    """One operator's part in the election.
+    """The participation of one operator in the election.
 
     Parameters
     ----------
@@ -92,10 +92,10 @@ class Election:
             clock=self._clock,
         )
         self._until = float("-inf")
-        self._may_hold = False  # whether one of our writes has taken the lease, or was cancelled and may have
+        self._may_hold = False  # whether one of our writes has, or may have, acquired the lease
         self._trying = asyncio.Lock()
         self._releases = 0
-        self._seen: tuple[str, float] = ("", 0.0)  # the resourceVersion of another's lease, and since when
+        self._seen: tuple[str, float] = ("", 0.0)  # another's resourceVersion, and when first seen
         self._gone_since: float | None = None  # since when the lease is missing
         self._holder: str | None = None
         self.asked = False
@@ -108,7 +108,7 @@ class Election:
 
     @property
     def leads(self) -> bool:
-        """Whether we hold the lease now."""
+        """Whether we hold the lease at this moment."""
         return self._clock.monotonic() < self._until
 
     def check(self) -> None:
@@ -154,7 +154,7 @@ class Election:
         return self._lease.seconds / TRIES
 
     async def _try(self) -> bool:
-        """Take or renew the lease; return whether it succeeded and the lease was not released meanwhile."""
+        """Acquire or renew the lease; return whether we hold it, unless it was released meanwhile."""
         releases = self._releases
         async with self._trying:
             if releases != self._releases:
@@ -182,7 +182,7 @@ class Election:
         return True
 
     async def _take(self) -> bool:
-        """Take the lease if it was released or has expired."""
+        """Acquire the lease if it was released, has expired, or already has our identity."""
         lease = self._lease
         found = await lease.read()
         if found is None:
@@ -208,7 +208,7 @@ class Election:
         return True
 
     async def _make(self) -> bool:
-        """Create the lease, unless another operator may hold the previous one."""
+        """Create the lease, unless another operator may still rely on the previous one."""
         lease, now = self._lease, self._clock.monotonic()
         if self._gone_since is None:
             self._gone_since = now
@@ -258,7 +258,7 @@ class Lease:
         """The object as we last wrote it; None while it is not ours, or may not be."""
 
     async def read(self) -> dict[str, Any] | None:
-        """Return the present object, or None."""
+        """Return the current object, or None if it does not exist."""
         try:
             return await self._client.get(self._path)
         except ApiError as error:
@@ -271,18 +271,18 @@ class Lease:
         self.held = await self._client.create(self._collection, self._manifest({}))
 
     async def take(self, found: dict[str, Any]) -> None:
-        """Take the lease over; raise an error on a conflict, because another operator has written it."""
+        """Take over the lease; raise an error on a conflict, because another operator has written it."""
         found["spec"] = self._manifest(found.get("spec") or {})["spec"]
         self.held = await self._client.replace(self._path, found)
 
     async def renew(self) -> None:
-        """Renew the lease; raise an error on a conflict, because only the holder may write it."""
+        """Renew the lease; raise an error on a conflict, because only the holder should have written it."""
         lease = self.held or {}
         lease["spec"] |= {"renewTime": self._now()}
         self.held = await self._client.replace(self._path, lease)
 
     async def empty(self) -> None:
-        """Clear the holder if the lease is ours, regardless of which of our attempts wrote it last."""
+        """Clear the holder of our lease, regardless of which of our attempts wrote it last."""
         while True:
             lease = self.held or await self.read()
             if lease is None or (lease.get("spec") or {}).get("holderIdentity") != self.identity:
@@ -299,7 +299,7 @@ class Lease:
             return
 
     def _manifest(self, before: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the lease with us as the holder, and a higher leaseTransitions if the holder changes."""
+        """Return the lease with us as the holder; increment leaseTransitions if the holder changes."""
         transitions, holder = before.get("leaseTransitions") or 0, before.get("holderIdentity")
         now = self._now()
         return {

@@ -1,4 +1,4 @@
-"""The engine: workers that take keys from the queue and reconcile them until they are stopped.
+"""The engine: workers that take keys from the queue and reconcile them, until the engine is stopped.
 
 It drives any `fleet_operator.cluster.Cluster`, either an API server or this machine. Everything runs on one
 event loop, from which `enqueue` and `stop` must be called.
@@ -28,11 +28,11 @@ logger = logging.getLogger(__name__)
 SHARE_OF_NEW_JOBS = 1 / 4
 """The fraction of the workers that may reconcile new jobs.
 
-Pods created faster than a scheduler places them do not run sooner, and cause more events.
+Pods that are created faster than a scheduler places them do not run sooner, but cause more events.
 """
 
 STOP_SECONDS = 5.0
-"""How long running passes may take to end when the engine stops."""
+"""How long passes in progress may take to end when the engine stops."""
 
 
 class Engine:
@@ -91,13 +91,13 @@ class Engine:
         self._queue: WorkQueue[Key] = WorkQueue(
             ahead=self._has_begun, others_at_once=max(1, round(workers * SHARE_OF_NEW_JOBS))
         )
-        self._news: dict[Key, float] = {}  # the time of the first event that no pass has processed
+        self._news: dict[Key, float] = {}  # by job, the time of the first event that no pass has processed
         self._wake = asyncio.Event()
         self._stopping = False
         self._passes: set[asyncio.Task[None]] = set()
 
     def enqueue(self, key: Key, after: timedelta | None = None) -> None:
-        """Enqueue a job, optionally after a delay. Cheap and safe to repeat."""
+        """Enqueue a job, optionally after a delay. Repeated calls are cheap and harmless."""
         if after is None:
             self._queue.add(key)
             self._news.setdefault(key, self._clock.monotonic())
@@ -106,19 +106,19 @@ class Engine:
         self._wake.set()
 
     def _has_begun(self, key: Key) -> bool:
-        """Return whether we, or a previously active operator, have already reconciled a job."""
+        """Return whether a job was already reconciled, by us or by a previously active operator."""
         if key in self._known:
             return True
         job = self._cluster.job(key)
         return job is not None and job.status.state is not None
 
     def stop(self) -> None:
-        """Make `run` return once the running passes have ended."""
+        """Make `run` return once the passes in progress have ended."""
         self._stopping = True
         self._wake.set()
 
     async def run(self) -> None:
-        """Reconcile until `stop` is called. No pass runs any more when this returns or is cancelled."""
+        """Reconcile until `stop` is called. No pass is in progress when this returns or is cancelled."""
         resync = None if self._resync is None else asyncio.create_task(self._resync_forever(self._resync))
         try:
             while not self._stopping:
@@ -177,7 +177,7 @@ class Engine:
         self._observer.passed(key, outcome.result, now - started)
 
     def _settle(self, key: Key, outcome: Outcome, now: float) -> None:
-        """Hand a key back to the queue, with the time of the next pass."""
+        """Return a key to the queue, with the time of the next pass."""
         if outcome.result is Result.GONE:
             self._known.discard(key)
         else:

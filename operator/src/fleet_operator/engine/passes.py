@@ -1,4 +1,4 @@
-"""A pass over one job: its clock, its outcome, and the observer that counts it."""
+"""The clock, the outcome and the observer of a pass over one job."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ class Clock(Protocol):
     """A clock with two readings: the time of day, and a monotonic one."""
 
     def now(self) -> datetime:
-        """Return the time of day with its time zone, for plans and statuses."""
+        """Return the current time with its time zone, for plans and statuses."""
 
     def monotonic(self) -> float:
-        """Return monotonic seconds, for delays."""
+        """Return the seconds of a monotonic clock, for delays."""
 
 
 class SystemClock:
     """The clock of this machine."""
 
     def now(self) -> datetime:
-        """Return the time of day in UTC."""
+        """Return the current time in UTC."""
         return datetime.now(UTC)
 
     def monotonic(self) -> float:
-        """Return monotonic seconds."""
+        """Return the seconds of a monotonic clock."""
         return time.monotonic()
 
 
 class Result(StrEnum):
-    """How a pass ended."""
+    """The result of a pass."""
 
     GONE = "gone"  # the job is gone
     WAITING = "waiting"  # one of our writes has not been observed yet
@@ -50,7 +50,7 @@ class Result(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a pass ended.
+    """The result of a pass, and the time of the next one.
 
     Attributes
     ----------
@@ -71,7 +71,7 @@ class Outcome:
 
 
 class Observer:
-    """An observer of passes that does nothing; metrics override the methods that they count."""
+    """An observer of passes that does nothing; subclasses such as the metrics override its methods."""
 
     def passed(self, key: Key, result: Result, seconds: float) -> None:
         """Observe the end of a pass over a job, with its result and duration."""
@@ -83,7 +83,7 @@ class Observer:
         """Observe a completed action."""
 
     def queued(self, depth: int) -> None:
-        """Observe the number of keys that wait for a worker."""
+        """Observe the number of keys that are waiting for a worker."""
 
     def waited(self, seconds: float) -> None:
-        """Observe how long a key has waited for a worker since its first event."""
+        """Observe how long a key waited for a worker after its first event."""

@@ -1,8 +1,8 @@
-"""The work queue, which selects the next key to reconcile. Pure: without tasks, locks or a clock.
+"""The work queue, which selects the next key to reconcile. It is pure: no tasks, locks or clock.
 
 Invariants
 ----------
-- A key is queued at most once: a thousand events of a job lead to one pass.
+- A key is queued at most once, so a thousand events of a job lead to one pass.
 - A key is never processed twice at the same time. A change during a pass leads to another pass after it, so
   nothing is lost.
 - A failing key waits twice as long each time, and independently: one broken job never slows others. An
@@ -25,18 +25,18 @@ if TYPE_CHECKING:
 K = TypeVar("K", bound="Hashable")
 
 AHEAD_IN_A_ROW = 8
-"""How many keys with priority may overtake an older one."""
+"""How many keys with priority may overtake an older key without priority."""
 
 
 class WorkQueue(Generic[K]):
-    """A queue of keys, each of which one worker processes at a time.
+    """A queue of keys, in which each key is processed by at most one worker at a time.
 
     Parameters
     ----------
     backoff_seconds : float
-        The delay after a key's first failure, which each further failure doubles.
+        The delay after a key's first failure. Each further failure doubles it.
     backoff_limit_seconds : float
-        The longest such delay.
+        The maximum delay.
     ahead : callable, optional
         Whether a new key has priority over those for which this is false.
     others_at_once : int, optional
@@ -55,16 +55,16 @@ class WorkQueue(Generic[K]):
         self._delays = Delays[K]()
         self._backoff = Backoff[K](backoff_seconds, backoff_limit_seconds)
         self._running: set[K] = set()
-        self._changed: set[K] = set()  # keys that were added while they were processed
-        self._held: set[K] = set()  # keys whose delay the cluster asked for: no event shortens it
+        self._changed: set[K] = set()  # keys that were added while they were being processed
+        self._held: set[K] = set()  # keys with a delay that the cluster requested: no event shortens it
         self._resting: dict[K, float] = {}  # the end of each key's rest, possibly in the past
 
     def __len__(self) -> int:
-        """Return how many keys are ready, including those whose delay was over at the last `take`."""
+        """Return the number of ready keys, including those whose delay had ended by the last `take`."""
         return len(self._ready)
 
     def add(self, key: K) -> None:
-        """Queue `key`; a queued one keeps its position."""
+        """Queue `key`; a key that is already queued keeps its position."""
         if key in self._running:
             self._changed.add(key)
         elif key in self._resting:
@@ -73,14 +73,14 @@ class WorkQueue(Generic[K]):
             self._ready.add(key)
 
     def add_at(self, key: K, moment: float) -> None:
-        """Queue `key` at `moment`, or earlier if it is due earlier."""
+        """Queue `key` at `moment`, unless it is already due earlier."""
         if key not in self._held:
             self._delays.put(key, moment)
 
     def take(self, now: float) -> K | None:
-        """Return the next key, or None. The caller must return it by `done` or `failed`.
+        """Return the next key, or None. The caller must later pass the key to `done` or `failed`.
 
-        The key's delay ends with it: its pass determines the next one.
+        This cancels the key's delay, because its pass determines the next one.
         """
         for key in self._delays.pop(now):
             self._held.discard(key)
@@ -93,9 +93,9 @@ class WorkQueue(Generic[K]):
         return taken
 
     def done(self, key: K, *, rests_until: float | None = None) -> None:
-        """Return `key` after a successful pass, which resets its failures.
+        """Record a successful pass over `key`, and reset its failure count.
 
-        It rests until the given moment: events until then are processed together.
+        The key rests until the given moment: one pass then processes all events up to it.
         """
         self._backoff.forget(key)
         if rests_until is not None:
@@ -103,9 +103,9 @@ class WorkQueue(Generic[K]):
         self._give_back(key)
 
     def failed(self, key: K, now: float, *, at_least: float = 0.0) -> float:
-        """Return `key` after a failed pass; return the seconds until its retry.
+        """Record a failed pass over `key`; return the seconds until its retry.
 
-        It waits for `at_least` seconds regardless of events: the cluster asked for it.
+        The key waits for `at_least` seconds regardless of events, because the cluster requested that delay.
         """
         delay = max(self._backoff.failed(key), at_least)
         if at_least > 0:  # the next pass covers all changes until then
@@ -118,7 +118,7 @@ class WorkQueue(Generic[K]):
         return delay
 
     def next_due(self) -> float | None:
-        """Return the time at which the first delayed key is due, or None."""
+        """Return the earliest time at which a delayed key is due, or None."""
         return self._delays.first()
 
     def _give_back(self, key: K) -> None:
@@ -138,7 +138,7 @@ class Delays(Generic[K]):
         self._sequence = 0
 
     def put(self, key: K, moment: float) -> None:
-        """Make `key` due at `moment`, or earlier if it is due earlier."""
+        """Make `key` due at `moment`, unless it is already due earlier."""
         if (due := self._due.get(key)) is not None and due <= moment:
             return
         self._due[key] = moment
@@ -150,13 +150,13 @@ class Delays(Generic[K]):
         self._due.pop(key, None)
 
     def first(self) -> float | None:
-        """Return the time at which the first key is due, or None."""
+        """Return the earliest time at which a key is due, or None."""
         while self._heap and self._due.get(self._heap[0][2]) != self._heap[0][0]:
             heapq.heappop(self._heap)
         return self._heap[0][0] if self._heap else None
 
     def pop(self, now: float) -> Iterator[K]:
-        """Remove and return the due keys, in the order of their times."""
+        """Remove and return the due keys, ordered by time."""
         while (due := self.first()) is not None and due <= now:
             _, _, key = heapq.heappop(self._heap)
             del self._due[key]
@@ -164,14 +164,14 @@ class Delays(Generic[K]):
 
 
 class Backoff(Generic[K]):
-    """The exponential back-off of each key.
+    """Exponential back-off for each key.
 
     Parameters
     ----------
     first_seconds : float
-        The delay after the first failure, which each further one doubles.
+        The delay after the first failure. Each further failure doubles it.
     limit_seconds : float
-        The longest delay.
+        The maximum delay.
     """
 
     def __init__(self, first_seconds: float, limit_seconds: float) -> None:
@@ -183,16 +183,16 @@ class Backoff(Generic[K]):
         """Count a failure of `key`; return the seconds until its retry."""
         failures = self._failures.get(key, 0)
         self._failures[key] = failures + 1
-        # 2.0 ** 1024 is an overflow, and no limit needs more doublings than this.
+        # 2.0 ** 1024 overflows, and no limit needs more doublings than this.
         return min(self._first_seconds * 2.0 ** min(failures, 64), self._limit_seconds)
 
     def forget(self, key: K) -> None:
-        """Forget the failures of `key`."""
+        """Reset the failures of `key`."""
         self._failures.pop(key, None)
 
 
 class ReadyKeys(Generic[K]):
-    """The ready keys in order, each once.
+    """The ready keys in order, without duplicates.
 
     Parameters
     ----------
@@ -207,7 +207,7 @@ class ReadyKeys(Generic[K]):
         self._others_at_once = others_at_once
         self._first: deque[K] = deque()  # keys with priority
         self._others: deque[K] = deque()
-        self._waiting: set[K] = set()  # the keys in both
+        self._waiting: set[K] = set()  # the keys in both queues
         self._others_out: set[K] = set()
         self._in_a_row = 0  # keys with priority taken since the last one without
 
@@ -216,13 +216,13 @@ class ReadyKeys(Generic[K]):
         return len(self._waiting)
 
     def add(self, key: K) -> None:
-        """Append `key` to its class; a queued one keeps its position."""
+        """Append `key` to the keys of its priority; a key that is already queued keeps its position."""
         if key not in self._waiting:
             self._waiting.add(key)
             (self._first if self._ahead(key) else self._others).append(key)
 
     def pop(self) -> K | None:
-        """Take the next key; None if there is none, or if too many keys without priority are in progress."""
+        """Remove and return the next key, or None if there is none that may be processed now."""
         has_room = self._others_at_once is None or len(self._others_out) < self._others_at_once
         its_turn = self._others and has_room and self._in_a_row >= AHEAD_IN_A_ROW
         if self._first and not its_turn:
@@ -238,5 +238,5 @@ class ReadyKeys(Generic[K]):
         return key
 
     def back(self, key: K) -> None:
-        """Record that a taken key is no longer being processed."""
+        """Record that a key returned by `pop` is no longer being processed."""
         self._others_out.discard(key)

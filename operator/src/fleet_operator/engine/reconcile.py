@@ -1,4 +1,4 @@
-"""One pass over a job: takes a snapshot, plans, writes the status once, and carries out the actions.
+"""One pass over a job: take a snapshot, plan, write the status once, and carry out the actions.
 
 The status is written first: with a stale snapshot the write conflicts before anything is created or deleted,
 and the plan is discarded. Only a job's first status may wait until its pods run (`engine.batching`): until
@@ -36,18 +36,18 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 UNSEEN_WRITE = timedelta(seconds=5)
-"""When to retry a job whose writes have not been observed; their observation enqueues it earlier."""
+"""The delay before a retry if our writes have not been observed; observing them enqueues the job earlier."""
 
 REMEMBERED_TRIES = 8
-"""How many unsuccessful writes of a status are remembered."""
+"""How many failed status writes are remembered for each job."""
 
 AT_ONCE = 16
-"""How many pods of a job are created or deleted at the same time."""
+"""How many pods of a job are created or deleted concurrently."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Untold:
-    """Statuses whose writes seem to have failed, and their events."""
+    """Statuses whose writes seem to have failed, with their events."""
 
     uid: str | None
     before: FleetJobStatus  # the status on which they are based
@@ -55,7 +55,7 @@ class _Untold:
 
 
 class Reconciler:
-    """Carries out plans.
+    """Reconciles one job at a time, by carrying out its plan.
 
     Parameters
     ----------
@@ -78,7 +78,7 @@ class Reconciler:
         self._observer = observer or Observer()
         self._batching = StatusBatching()
         self._untold: dict[Key, _Untold] = {}
-        self._refusals: dict[Key, tuple[str, str]] = {}  # the last reported one, with the job's uid
+        self._refusals: dict[Key, tuple[str, str]] = {}  # the last reported refusal, with the job's uid
 
     async def reconcile(self, key: Key) -> Outcome:
         """Bring a job one step closer to its spec."""
@@ -117,7 +117,7 @@ class Reconciler:
         return written
 
     def _note_untold(self, key: Key, job: FleetJob, plan: Plan) -> None:
-        """Remember a status that may have been written, with its events."""
+        """Remember a status that may have been written in spite of an error, with its events."""
         untold = self._untold.get(key)
         if untold is None or (untold.uid, untold.before) != (job.metadata.uid, job.status):
             untold = _Untold(job.metadata.uid, job.status, ())
@@ -126,20 +126,20 @@ class Reconciler:
         self._untold[key] = replace(untold, tries=tries)
 
     async def _tell_late(self, key: Key) -> None:
-        """Record the events of a status that turns out to have been written.
+        """Record the events of a status whose write had seemed to fail, but has taken effect.
 
         No later plan contains them: an event belongs to the first status that reports it.
         """
         untold, job = self._untold.get(key), self._cluster.job(key)
         if untold is None or job is None or (untold.uid == job.metadata.uid and untold.before == job.status):
-            return  # not observed yet, or never written and so written again
+            return  # not observed yet, or not written: the next pass writes it again
         del self._untold[key]
         written = (events for status, events in untold.tries if status == job.status)
         for event in next(written, ()) if untold.uid == job.metadata.uid else ():
             await self._cluster.record(job, event)
 
     async def _act(self, key: Key, job: FleetJob, plan: Plan) -> Outcome:
-        """Carry out the actions in order, up to the first refused one; then record the events."""
+        """Carry out the actions in order until one is refused; then record the events."""
         outcome = Outcome(Result.DONE, plan.requeue_after, debounce(plan.status))
         for together in _in_order(plan.actions):
             if refused := await self._apply(job, together):
@@ -152,9 +152,9 @@ class Reconciler:
         return outcome
 
     async def _apply(self, job: FleetJob, actions: Sequence[Action]) -> list[tuple[Action, Exception]]:
-        """Carry out independent actions concurrently; return the refused ones, in order.
+        """Carry out independent actions concurrently; return the refused actions, in order.
 
-        After a refusal no further one starts, and the running ones end normally.
+        After a refusal, no further action starts, and actions in progress are completed.
         """
         waiting, refused = iter(enumerate(actions)), dict[int, Exception]()
 
@@ -179,9 +179,9 @@ class Reconciler:
     async def _refused(
         self, key: Key, job: FleetJob, plan: Plan, refused: Iterable[tuple[Action, Exception]]
     ) -> Outcome:
-        """Handle refusals: a conflict leads to another pass, and the first of the others is reported.
+        """Handle refusals: a conflict leads to another pass; otherwise the first refusal is reported.
 
-        The plan's status has been written, so its deadlines stay.
+        The deadlines of the plan remain valid, because its status has been written.
         """
         told = False
         wait = timedelta()
@@ -197,9 +197,9 @@ class Reconciler:
         return Outcome(result, plan.requeue_after, at_least=wait or None)
 
     async def _tell_refusal(self, key: Key, job: FleetJob, action: Action, refusal: Exception) -> None:
-        """Log and record a refused action, unless its refusal equals the previous one.
+        """Log and record a refused action, unless the same refusal was reported last.
 
-        An overloaded or unavailable cluster is not reported: the job's owner could not correct it.
+        No event reports an overloaded or unavailable cluster, which the job's owner could not correct.
         """
         message = f"{type(action).__name__}: {refusal}"
         unexpected = None if isinstance(refusal, ClusterError) else refusal
@@ -222,9 +222,9 @@ class Reconciler:
 
 
 def _in_order(actions: Iterable[Action]) -> Iterator[Sequence[Action]]:
-    """Split the actions into consecutive steps: adjacent pods form one step, any other action its own.
+    """Split the actions into consecutive steps: adjacent pods form one step, and each other action its own.
 
-    The pod that determines a life's key is a step of its own, too.
+    The pod that determines the key of a life is also a step of its own.
     """
     for (kind, settles), row in groupby(actions, lambda each: (type(each), _settles_key(each))):
         if kind in (CreatePod, DeletePod) and not settles:
@@ -238,7 +238,7 @@ def _settles_key(action: Action) -> bool:
 
 
 def retry_after(refusal: Exception) -> timedelta | None:
-    """Return how long the cluster asks clients to wait, or None."""
+    """Return how long the cluster asks clients to wait before a retry, or None."""
     seconds = refusal.retry_after_seconds if isinstance(refusal, ClusterError) else 0.0
     return timedelta(seconds=seconds) if seconds else None
 

@@ -1,4 +1,4 @@
-"""Pure: the decisions about a job."""
+"""The decisions about a job, as pure functions."""
 
 from fleet_operator.plan.plan import plan
 

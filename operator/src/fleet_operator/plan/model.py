@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, order=True, slots=True)
 class Attempt:
-    """The attempt of a replica: restarts of the whole job, then restarts of this replica.
+    """The attempt of a replica: the restarts of the whole job, and those of this replica.
 
     A pod with a lower attempt than the status requires is outdated, and is removed.
     """
@@ -33,12 +33,12 @@ class Attempt:
 
     @property
     def restarts(self) -> int:
-        """How often the replica was started before, for its environment."""
+        """The number of previous starts of the replica, for its environment."""
         return self.job + self.replica
 
     @classmethod
     def parse(cls, label: str) -> Attempt:
-        """Parse the label's value; anything invalid is attempt 0.0, the oldest."""
+        """Parse the label's value; an invalid value is attempt 0.0, the oldest."""
         job, dot, replica = label.partition(".")
         return cls(int(job), int(replica)) if dot and job.isdigit() and replica.isdigit() else cls()
 
@@ -55,7 +55,7 @@ class PodPhase(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ObservedPod:
-    """A pod of the job, or a foreign pod with the name of one, reduced to what decisions need."""
+    """A pod of the job, or a foreign pod with such a name, reduced to what decisions need."""
 
     name: str
     uid: str
@@ -63,7 +63,7 @@ class ObservedPod:
     index: int
     attempt: Attempt
     phase: PodPhase
-    owned: bool = True  # whether this job controls it, by uid; otherwise only the name matches
+    owned: bool = True  # whether this job controls it, by uid; otherwise, only the name matches
     ready: bool = False
     not_ready_reason: str | None = None  # reason of Ready=False, e.g. NodeNotReady
     not_ready_since: datetime | None = None  # when Ready became False
@@ -107,12 +107,12 @@ class ObservedObject:
     """An additional object of the job, reduced to what decisions need."""
 
     made_from: str | None = None  # the digest in its annotation; None if it has none or is being deleted
-    held_back: str | None = None  # of a waiting PodGroup: its phase, and its scheduler's message
+    held_back: str | None = None  # of a pending PodGroup: its phase, and its scheduler's message
 
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """The objects of one job in the cluster at one moment."""
+    """The objects of one job in the cluster at one moment, and what is known about them."""
 
     pods: tuple[ObservedPod, ...] = ()
     service: bool = False  # whether the job's own headless Service exists
@@ -121,13 +121,13 @@ class Observed:
     metrics_open: bool = False  # whether any client may read metrics of jobs that require no NetworkPolicy
     unserved: frozenset[tuple[str, str]] = frozenset()  # (apiVersion, kind) that the operator may not create
     foreign: tuple[str, ...] = ()  # "Kind/name" of other owners' objects with our names
-    left_over: tuple[str, ...] = ()  # "Kind/name" of remaining objects of a deleted job of our name
+    left_over: tuple[str, ...] = ()  # "Kind/name" of remaining objects of a deleted job with our name
     refused: str | None = None  # the API server's message of its last temporary refusal
     over_quota: bool = False  # whether a quota refused a pod
     rejected: str | None = None  # the API server's message of a permanent refusal
     progress: JobProgress | None = None  # the latest progress of the present trainer 0
     one_machine: bool = False  # whether every attempt of a replica has the same files and programs
-    new_key: str | None = field(default=None, repr=False, compare=False)  # random, for a life without a key
+    new_key: str | None = field(default=None, repr=False, compare=False)  # random, for a life that has no key yet
     departed: tuple[ObservedPod, ...] = ()  # the last states of own pods whose deletion was observed
 
 
@@ -146,7 +146,7 @@ class CreatePod:
     already exists, that pod may have another key, and another pass follows.
     """
 
-    manifest: Mapping[str, Any] = field(repr=False)  # it has the job's key
+    manifest: Mapping[str, Any] = field(repr=False)  # it contains the job's key
     brings_key: bool = False
 
 
@@ -159,7 +159,7 @@ class DeletePod:
 
     name: str
     uid: str
-    grace_period_seconds: int | None = None  # None: the pod's own; 0: at once, for a lost node
+    grace_period_seconds: int | None = None  # None: the pod's own; 0: immediately, for a lost node
     version: str | None = None  # the required resourceVersion; None: any
 
 
@@ -186,7 +186,7 @@ class DeleteObject:
 
 @dataclass(frozen=True, slots=True)
 class DeleteJob:
-    """Delete the job itself, once its ttlSecondsAfterFinished has passed.
+    """Delete the job itself after its ttlSecondsAfterFinished.
 
     The job must be unchanged, because a person may have extended this time.
     """
@@ -199,7 +199,7 @@ Action = CreateService | CreatePod | DeletePod | DeleteService | EnsureObject | 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """An event for people, in ``kubectl describe``."""
+    """A Kubernetes event, which ``kubectl describe`` shows."""
 
     type: str  # Normal or Warning
     reason: str
@@ -208,7 +208,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The next step for one job: first the status, then the actions, in this order."""
+    """The next step for one job: the status, to be written first, and then the actions, in order."""
 
     status: FleetJobStatus
     actions: tuple[Action, ...] = ()

@@ -1,4 +1,4 @@
-"""The next step for one job.
+"""The decision about the next step for one job.
 
 Each decision is a function below. The first decision in the order of `DECISIONS` that returns a plan wins.
 The rules of each policy are in its own module.
@@ -91,7 +91,7 @@ def finished(context: Context) -> Plan | None:
 
 
 def succeeded(context: Context) -> Plan | None:
-    """Succeed once the trainers that successPolicy requires have completed."""
+    """End a job as succeeded once the trainers that successPolicy requires have completed."""
     policy, wanted = context.job.spec.success_policy, context.job.replicas(Role.TRAINER)
     resized = is_resized(before=context.job.status.role(Role.TRAINER).replicas, wanted=wanted)
     if resized and not context.job.elastic:
@@ -110,7 +110,7 @@ def succeeded(context: Context) -> Plan | None:
 
 
 def rejected(context: Context) -> Plan | None:
-    """Fail a job if the API server permanently refuses one of its objects, so that no retry can succeed."""
+    """Fail a job if the API server permanently refuses one of its objects: no retry can succeed."""
     if context.observed.rejected is None:
         return None
     sentence = f"the API server refuses a part of this job: {context.observed.rejected}"
@@ -128,7 +128,7 @@ def overdue(context: Context) -> Plan | None:
 
 
 def suspended(context: Context) -> Plan | None:
-    """Hold a job while runPolicy.suspend is true; when resumed, it restarts, from its checkpoint if any."""
+    """Keep a job without pods while runPolicy.suspend is true; on resume it restarts, from any checkpoint."""
     if not context.job.spec.run_policy.suspend:
         return None
     if context.ledger.has_begun:
@@ -137,7 +137,7 @@ def suspended(context: Context) -> Plan | None:
 
 
 def resized(context: Context) -> Plan | None:
-    """Restart a job if its desired number of trainers changes, because its pods' environment has the old one.
+    """Restart a job if its desired number of trainers changes: the environment of its pods has the old one.
 
     Its PodGroup and pods that have not been observed yet also have the old number. But if no pod has been
     observed, the change is not reported as a restart. In an elastic job, the replicas need not agree on the
@@ -182,7 +182,7 @@ def failed(context: Context) -> Plan | None:
     told = None if all(each.follows for each in failures) and job.status.last_failure else cause
     events = tuple(Event("Warning", failure.event, failure.told.message) for failure in failures)
     failed_now = {*verdict.own, *(each.replica for each in failures if each.follows and each.by_peer)}
-    if verdict.own and isinstance(verdict, RestartJob):  # all are restarted, so their next failures count
+    if verdict.own and isinstance(verdict, RestartJob):  # all replicas restart, so their next failures count
         failed_now |= set(context.replicas.wanted)
     ledger = ledger.with_failures(verdict.counted, failed_now, context.now).with_refused(
         (each.replica for each in failures if each.unadmitted),
@@ -217,7 +217,7 @@ def failed(context: Context) -> Plan | None:
 
 
 def stranded(context: Context) -> Plan | None:
-    """Restart a job whose trainers failed after their training, because alone they would find no servers.
+    """Restart a job whose trainers failed after their training: restarted alone, they would find no servers.
 
     Their failures were reported and counted when they were observed, before the servers' end.
     """
@@ -240,9 +240,9 @@ def _job_restarted(context: Context, ledger: Ledger, *, fails: bool, unseen: boo
 
 
 def stuck(context: Context) -> Plan | None:
-    """Fail a job whose replicas do not all run within pendingDeadlineSeconds, and report the pending reason.
+    """Fail a job whose replicas are not all running within pendingDeadlineSeconds; report the pending reason.
 
-    An elastic job needs only its servers and enough trainers. The observed state counts, not the status.
+    An elastic job needs only its servers and enough trainers. This uses the observed state, not the status.
     """
     seconds = context.job.spec.run_policy.pending_deadline_seconds
     end = pending_deadline(pending_since(context.job.status), seconds)
@@ -257,7 +257,7 @@ def stuck(context: Context) -> Plan | None:
 
 
 def short_of_quota(context: Context) -> Plan | None:
-    """Release the pods of a job if a quota refuses the others, so that another job may run.
+    """Delete the pods of a job if a quota refuses its other pods, so that another job can run.
 
     This is neither a restart nor a failure, because none of the pods has trained.
     """

@@ -1,4 +1,4 @@
-"""The plans that decisions return: a step of a running job, its end, or its suspension.
+"""The plans that decisions return: a step of an active job, its end, or its suspension.
 
 A step deletes pods of older attempts, creates missing replicas, and reports the status. After the end,
 cleanPodPolicy and ttlSecondsAfterFinished determine which objects are deleted.
@@ -64,9 +64,9 @@ def step(
     context : Context
         The job's state, with the ledger for the next status.
     told : mapping, optional
-        Conditions that the decision has changed.
+        The conditions that the decision has changed.
     last_failure : LastFailure, optional
-        The failure that the decision has handled.
+        The failure that the decision has handled, if any.
     events : tuple of Event
         The decision's events.
     """
@@ -97,7 +97,7 @@ def step(
 
 
 def why_pending(context: Context) -> tuple[str, str, str | None]:
-    """Return the reason why not all replicas run, its message, and the pod that causes it, if any."""
+    """Return the reason why not all replicas are running, its message, and the pod that causes it, if any."""
     creation = creation_of(context)
     not_created = why_not_created(context, backed_off=creation.backed_off, gated=creation.gated)
     waiting = why_not_running(context, not_created)
@@ -106,7 +106,7 @@ def why_pending(context: Context) -> tuple[str, str, str | None]:
 
 
 def hold(context: Context) -> Plan:
-    """Delete the pods of a suspended job."""
+    """Return the plan that deletes the pods of a suspended job."""
     sentence = "runPolicy.suspend is true"
     pods = (*context.replicas.past, *context.replicas.present.values())
     stays = why_unended(context, pods)
@@ -125,14 +125,14 @@ def hold(context: Context) -> Plan:
 
 
 def _is_pausing(context: Context, creation: Creation) -> bool:
-    """Return whether any replica is between two attempts: its pod is not gone yet, or the next is delayed."""
+    """Return whether any replica is between attempts: its old pod still exists, or the next is delayed."""
     replicas = context.replicas
     leaving = {pod.name for pod in replicas.past}
     return bool(creation.backed_off) or any(replicas.name_of(each) in leaving for each in replicas.missing)
 
 
 def _progress(context: Context, creation: Creation, *, restarted: bool) -> dict[ConditionType, Told]:
-    """Return the conditions that report whether all pods exist and run, and whether a restart is over."""
+    """Return the conditions about whether all pods exist and run, and whether a restart has ended."""
     waiting = why_not_created(context, backed_off=creation.backed_off, gated=creation.gated)
     told: dict[ConditionType, Told] = {}
     if waiting is None:
@@ -169,7 +169,7 @@ def end_job(
     last_failure: LastFailure | None = None,
     events: tuple[Event, ...] = (),
 ) -> Plan:
-    """End a job, and start cleaning up.
+    """Return the plan that ends a job and starts the cleanup.
 
     Parameters
     ----------
@@ -178,7 +178,7 @@ def end_job(
     state : JobState
         Succeeded or Failed.
     reason, sentence : str
-        The reason for programs, and the message for people.
+        The machine-readable reason, and the message.
     last_failure : LastFailure, optional
         The failure that ended it, if a replica caused it.
     events : tuple of Event
@@ -200,10 +200,10 @@ def end_job(
 
 
 def clean_up(context: Context, status: FleetJobStatus, events: tuple[Event, ...] = ()) -> Plan:
-    """Delete the pods that cleanPodPolicy does not keep, and the job itself once it expires.
+    """Return the plan that deletes the pods that cleanPodPolicy does not keep, and the job once it expires.
 
     Pods of older attempts are deleted regardless of the policy. So are pods of trainers that were created too
-    late and have not started to run, because they would find no servers.
+    late and have not started, because they would find no servers.
     """
     job, now = context.job, context.now
     completion = status.completion_time or stamp(now)

@@ -1,4 +1,4 @@
-"""The objects to create now: the Service, additional objects, and pods that need not wait.
+"""The objects to create now: the Service, the additional objects, and the pods that need not wait.
 
 Additional objects (claims, policies, budgets, PodGroups) are created before the pods, and deleted when they
 are no longer needed. If the job or the operator's settings now require a different object, it is deleted and
@@ -33,15 +33,15 @@ _KEPT = "PersistentVolumeClaim"
 
 @dataclass(frozen=True, slots=True)
 class Creation:
-    """The replicas that may be created now, and why others may not."""
+    """The replicas whose pods may be created now, and why others must wait."""
 
     due: tuple[Replica, ...]
     backed_off: tuple[Replica, ...]
-    gated: bool  # whether trainers wait for the parameter servers
+    gated: bool  # whether trainers must wait for the parameter servers
 
 
 def creation_of(context: Context) -> Creation:
-    """Return the missing replicas that may be created now."""
+    """Return the missing replicas whose pods may be created now."""
     job = context.job
     if is_pausing(context):
         return Creation((), context.replicas.missing, gated=False)
@@ -51,7 +51,7 @@ def creation_of(context: Context) -> Creation:
         servers=job.replicas(Role.PSERVER),
         up=context.ready_or_completed(Role.PSERVER),
     )
-    taken = {pod.name for pod in context.observed.pods}  # regardless of the owner
+    taken = {pod.name for pod in context.observed.pods}  # regardless of its owner
     due, backed_off, gated = [], [], False
     for replica in context.replicas.missing:
         not_before = context.ledger.not_before_of(replica)
@@ -67,7 +67,7 @@ def creation_of(context: Context) -> Creation:
 
 
 def create_actions(context: Context, due: Iterable[Replica]) -> tuple[Action, ...]:
-    """Return the actions that create the Service, additional objects and the due pods, in this order."""
+    """Return the actions that create the Service, the additional objects and the due pods, in this order."""
     job, ledger = context.job, context.ledger
     needs_service = context.may_create and not context.observed.service
     service = (CreateService(build_service(job)),) if needs_service else ()
@@ -99,7 +99,7 @@ def create_actions(context: Context, due: Iterable[Replica]) -> tuple[Action, ..
 
 
 def _peers_run(context: Context, replica: Replica) -> bool:
-    """Return whether all other replicas have run, so that this one need not wait for their start."""
+    """Return whether all other replicas have run, so that this replica need not wait for them to start."""
     replicas = context.replicas
     return all(replicas.has_started(each) for each in replicas.wanted if each != replica)
 
@@ -129,6 +129,6 @@ def ensure(extras: Iterable[Extra], observed: Observed) -> tuple[EnsureObject | 
 
 
 def remove(wanted: Iterable[Extra], observed: Observed) -> tuple[DeleteObject, ...]:
-    """Return the actions that delete unneeded objects, except claims, which hold data."""
+    """Return the actions that delete unneeded objects. Claims are kept, because they hold data."""
     kept = {ObjectRef.of(extra.manifest) for extra in wanted}
     return tuple(DeleteObject(ref) for ref in sorted(observed.objects.keys() - kept) if ref.kind != _KEPT)

@@ -1,4 +1,4 @@
-"""The pods to delete, and the terminating pods to delete forcibly.
+"""The pods to delete, and the terminating pods to force-delete.
 
 The name of a pod is taken until the pod is gone, and some pods never end by themselves. Only a pod that
 cannot run any more is removed without its node's confirmation: one on a lost node, or one whose containers
@@ -25,13 +25,13 @@ __all__ = ["PATIENCE", "deletions", "given_up_at", "how_to_force", "may_be_force
 
 PATIENCE = timedelta(seconds=30)
 NODE_PATIENCE = timedelta(minutes=1)
-"""How long a kubelet may still confirm a pod's end after its node counts as lost."""
+"""How long the kubelet has to confirm a pod's end after the node counts as lost."""
 
 
 def deletions(
     context: Context, pods: Iterable[ObservedPod]
 ) -> tuple[tuple[Action, ...], list[datetime | None]]:
-    """Return the actions that delete pods, and when to check the terminating ones again.
+    """Return the actions that delete pods, and when to check the terminating pods again.
 
     An overdue pod that cannot run any more is deleted immediately, needed or not, because its name is
     required. The same holds for a pod of a deleted job of this name, which no other controller handles.
@@ -51,7 +51,7 @@ def deletions(
 
 
 def _deletion(context: Context, pod: ObservedPod) -> DeletePod:
-    """Return the action that deletes a pod: in any state if its attempt is old, else only if unchanged.
+    """Return the action that deletes a pod: in any state if its attempt is outdated, else only if unchanged.
 
     A changed pod may have ended meanwhile, and its end must be observed first.
     """
@@ -60,7 +60,7 @@ def _deletion(context: Context, pod: ObservedPod) -> DeletePod:
 
 
 def given_up_at(grace_ends: datetime, node_lost: datetime | None = None) -> datetime:
-    """Return when a terminating pod that cannot run becomes overdue.
+    """Return when a terminating pod that can no longer run becomes overdue.
 
     A kubelet kills the pod at the end of the grace period. If it has not confirmed that half a minute later,
     it is gone, disconnected or slow. A lost node does not observe the grace period.
@@ -82,9 +82,9 @@ def may_be_forced(pod: ObservedPod) -> bool:
 
 
 def stuck_pods(pods: Iterable[ObservedPod], now: datetime) -> list[str]:
-    """Return the names of overdue pods that only a person may delete forcibly.
+    """Return the names of overdue pods that only a person may force-delete.
 
-    Pods with finalizers are left out, because force does not delete them before these are removed.
+    Pods with finalizers are left out, because even a forced deletion waits until the finalizers are removed.
     """
     return sorted(
         pod.name
@@ -96,7 +96,7 @@ def stuck_pods(pods: Iterable[ObservedPod], now: datetime) -> list[str]:
 
 
 def how_to_force(pods: Iterable[ObservedPod], namespace: str, now: datetime) -> str | None:
-    """Return advice about stuck pods, or None if there are none."""
+    """Return advice on how to delete stuck pods, or None if there are none."""
     stuck = stuck_pods(pods, now)
     if not stuck:
         return None

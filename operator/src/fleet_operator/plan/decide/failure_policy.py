@@ -1,4 +1,4 @@
-"""failurePolicy: the reaction to replicas that have failed at the same time, and the pause before a restart.
+"""failurePolicy: the reaction to failures that are observed together, and the pause before a restart.
 
 The first rule of failurePolicy.rules that matches a failure decides about it. The pause before a restart is a
 second after a disruption or a first failure, and a minute after many failures. It grows with consecutive
@@ -41,13 +41,13 @@ _MUST_BE_NAMED = (Kind.DISRUPTION, Kind.BAD_CONFIGURATION, Kind.PERMANENT, Kind.
 
 LONGEST = timedelta(seconds=60)
 HEALTHY = timedelta(minutes=10)
-"""After a run of this length, as for the kubelet, earlier failures no longer prolong the pause."""
+"""The run time after which earlier failures no longer prolong the pause, as for the kubelet."""
 
 _SAME = {RuleAction(each): each for each in FailureAction}
 
 
 class FailReason(StrEnum):
-    """The reason why a job has failed."""
+    """The reason why a job failed."""
 
     BACKOFF_LIMIT_EXCEEDED = "BackoffLimitExceeded"
     BAD_CONFIGURATION = "BadConfiguration"
@@ -60,18 +60,18 @@ class FailReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class FailJob:
-    """The job has failed."""
+    """The verdict that the job fails."""
 
-    counted: int  # failures to count against the limit: one, or none
+    counted: int  # how many failures count against the limit: one or none
     cause: Failure
     reason: FailReason
     sentence: str
-    own: tuple[Replica, ...] = ()  # replicas whose failures count, alone or within an incident
+    own: tuple[Replica, ...] = ()  # replicas whose own failures count, alone or within an incident
 
 
 @dataclass(frozen=True, slots=True)
 class RestartJob:
-    """All replicas are restarted."""
+    """The verdict that all replicas are restarted."""
 
     counted: int
     cause: Failure
@@ -80,7 +80,7 @@ class RestartJob:
 
 @dataclass(frozen=True, slots=True)
 class RestartReplicas:
-    """The failed replicas are restarted, the others continue."""
+    """The verdict that the failed replicas are restarted while the others continue."""
 
     counted: int
     cause: Failure
@@ -105,7 +105,7 @@ class Answer:
     failure: Failure
     action: FailureAction
     counts: bool
-    rule: int | None = None  # the index of the rule that says so
+    rule: int | None = None  # the index of the rule that requires it
 
 
 def judge(
@@ -119,14 +119,14 @@ def judge(
     together: bool,
     group: bool = False,
 ) -> Verdict:
-    """Return the reaction to failures.
+    """Return the verdict on failures.
 
     Parameters
     ----------
     action : FailureAction
         The job's policy.
     failures : sequence of Failure
-        At least one failure; all of them were observed at the same time.
+        At least one failure; all failures were observed at the same time.
     rules : sequence of FailureRule
         The job's exceptions from the policy.
     counted_before, limit : int
@@ -148,7 +148,7 @@ def judge(
     every policy. Of several reactions the most severe one is taken. Failures at the same time count once. In
     a current incident they count only if one of the replicas has failed in it before. A replica that gave up
     waiting for peers that have not run yet is restarted alone, even if replicas restart together, because
-    these peers still pull their images and would have to start over.
+    these peers are still pulling their images and would have to start over.
     """
     answers = [_answer(action, rules, failure) for failure in failures]
     failed = [answer.failure for answer in answers if answer.counts]
@@ -172,7 +172,7 @@ def judge(
 
 
 def _answer(action: FailureAction, rules: Sequence[FailureRule], failure: Failure) -> Answer:
-    """Return the reaction to one failure: by a rule, by its kind, or by the policy."""
+    """Return the reaction to one failure, determined by a rule, by its kind, or by the policy."""
     rule = first_match(rules, failure)
     counts = failure.counts
     if rule is not None:
@@ -184,14 +184,14 @@ def _answer(action: FailureAction, rules: Sequence[FailureRule], failure: Failur
     elif failure.kind in _HOPELESS:
         action = FailureAction.FAIL_JOB
     if failure.kind is Kind.STATE_LOST and action is FailureAction.RESTART_REPLICA:
-        action = FailureAction.RESTART_JOB  # alone, it would continue from initial values
+        action = FailureAction.RESTART_JOB  # restarted alone, a server would continue from initial values
     if failure.follows and rule is None and action is FailureAction.FAIL_JOB:
         action = FailureAction.RESTART_JOB  # a disruption is not a failure
     return Answer(failure, action, counts, rule)
 
 
 def _failed(answer: Answer, counted: int, own: tuple[Replica, ...]) -> FailJob:
-    """Return the verdict that the job fails, with the reason why it is not restarted."""
+    """Return the verdict that the job fails, with the reason why it is not restarted instead."""
     failure = answer.failure
     reason = _HOPELESS.get(failure.kind, FailReason.REPLICA_FAILED)
     if answer.rule is not None:
@@ -229,7 +229,7 @@ def _matches(rule: FailureRule, failure: Failure) -> bool:
 
 
 def backoff(failures: int) -> timedelta:
-    """Return the pause after consecutive failures: 1 s, 2 s, 4 s, … and at most a minute.
+    """Return the pause after consecutive failures: 1 s, 2 s, 4 s and so on, up to a minute.
 
     Delays of training are expensive, and failures are rarely caused by an overloaded service. So the pause
     starts below the kubelet's 10 s. With the default backoffLimit of 6, all pauses still add up to a minute.
@@ -238,14 +238,14 @@ def backoff(failures: int) -> timedelta:
 
 
 def next_pause(failures: int, *, fails: bool, ran: timedelta | None) -> tuple[int, timedelta]:
-    """Return the new number of consecutive failures after a pod's end, and the pause before the next start.
+    """Return the number of consecutive failures including a pod's end, and the pause before the next start.
 
     Parameters
     ----------
     failures : int
         The number of consecutive failures before this end.
     fails : bool
-        Whether this end is a failure, and not a disruption or a consequence of another failure.
+        Whether this end is a failure, rather than a disruption or a consequence of another failure.
     ran : timedelta, optional
         How long the ended pod ran, if it did.
     """

@@ -52,7 +52,7 @@ __all__ = [
 EXIT_BAD_CONFIGURATION = 2  # shells, argparse and python also exit with it after wrong arguments
 EXIT_STATE_LOST = 90
 VANISHED = "PodsVanished"
-"""The reason of unobserved ends: the pods are gone, and so are all others that could report their ends."""
+"""The reason for unobserved ends: these pods, and all pods that could report their ends, are gone."""
 
 _SIGNALS = {
     129: "SIGHUP",
@@ -75,7 +75,7 @@ _MESSAGE_CHARACTERS = 1024  # the limit of a termination message in the status; 
 _EARLY = timedelta(minutes=1)
 EVICTED = "Evicted"
 UNADMITTED = "UnexpectedAdmissionError"
-"""The reason of a pod whose node lacks a device that the scheduler expected."""
+"""The reason for a pod whose node lacks a device that the scheduler expected."""
 
 # Reasons of pods that a node or the control plane ended, without a DisruptionTarget condition. Evicted is not
 # one of them: under resource pressure the node sets the condition.
@@ -87,41 +87,41 @@ _OUT_OF = "OutOf"  # such as OutOfcpu
 
 
 class Kind(Enum):
-    """What a failure means for a retry."""
+    """The kind of a failure, which determines whether a retry is useful."""
 
     ORDINARY = auto()  # retryable
     BAD_CONFIGURATION = auto()  # found before any work: a retry fails the same way
     PERMANENT = auto()  # the script cannot run: a retry fails the same way
-    REPEATED = auto()  # on one machine: again the same exception at the same line, before any step
-    STATE_LOST = auto()  # one replica cannot continue alone: all must restart
-    STARTING = auto()  # gave up waiting for peers that have not run yet, which is not its fault
+    REPEATED = auto()  # on one machine: the same exception at the same line as before, without any step
+    STATE_LOST = auto()  # the replica cannot continue alone: all replicas must restart
+    STARTING = auto()  # it gave up waiting for peers that have not run yet
     DISRUPTION = auto()  # not caused by the job
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A replica that needs to be replaced."""
+    """The failure of a replica, whose pod needs to be replaced."""
 
     replica: Replica
     kind: Kind
     told: LastFailure
-    reasons: frozenset[str] = frozenset()  # the reasons that rules match
-    by_main: bool = True  # whether it was the main container that ended
+    reasons: frozenset[str] = frozenset()  # the reasons that rules can match
+    by_main: bool = True  # whether the main container is the one that ended
     follows: bool = False  # whether it is a consequence of a disruption or of a counted failure
 
     @property
     def counts(self) -> bool:
-        """Whether it counts against the limit of restarts."""
+        """Whether the failure counts against the limit of restarts."""
         return self.kind not in (Kind.DISRUPTION, Kind.STARTING) and not self.follows
 
     @property
     def exit_code(self) -> int | None:
-        """The exit code, if it is the main container's."""
+        """The exit code of the main container, if that container ended."""
         return self.told.exit_code if self.by_main else None
 
     @property
     def prolongs_pause(self) -> bool:
-        """Whether it prolongs the pause before the next start.
+        """Whether the failure prolongs the pause before the next start.
 
         A pod that its node refuses would otherwise be created and refused repeatedly.
         """
@@ -130,7 +130,7 @@ class Failure:
 
     @property
     def unadmitted(self) -> bool:
-        """Whether a node did not admit the pod, for lack of a device for example."""
+        """Whether a node did not admit the pod, for example for lack of a device."""
         return UNADMITTED in self.reasons
 
     @property
@@ -140,7 +140,7 @@ class Failure:
 
     @property
     def event(self) -> str:
-        """The reason of its event."""
+        """The reason of the event about the failure."""
         if VANISHED in self.reasons:
             return VANISHED
         return "ReplicaDisrupted" if self.kind is Kind.DISRUPTION else "ReplicaFailed"
@@ -215,7 +215,7 @@ def _find_failure(context: Context, replica: Replica) -> Failure | None:
 
 
 def _gone(context: Context, replica: Replica) -> Failure:
-    """Return the failure of a replica whose pod was deleted, or is gone with an unobserved end."""
+    """Return the failure of a replica whose pod was deleted, or has vanished without an observed end."""
     name = context.replicas.name_of(replica)
     reason, sentence, reasons = "Deleted", f"{name} was deleted", {"Deleted"}
     if replica not in context.replicas.departed:
@@ -232,7 +232,7 @@ def _lost(context: Context, replica: Replica, pod: ObservedPod) -> Failure:
 
 
 def _follows(context: Context, failure: Failure, disturbed: frozenset[Replica]) -> bool:
-    """Return whether a failure is a consequence of another one, which was already reported and counted.
+    """Return whether a failure is a consequence of another, which is a disruption or was already counted.
 
     A trainer that outlives its server ends with exit code 90 once it connects to the next one. A replica ends
     with 91 if its peer is evicted, or is on a silent node. In a collective job, all replicas end with the
@@ -250,7 +250,7 @@ def _follows(context: Context, failure: Failure, disturbed: frozenset[Replica]) 
 
 
 def _disturbed(context: Context) -> frozenset[Replica]:
-    """Return the replicas that are or were evicted or deleted, or are on a silent node."""
+    """Return the replicas that were evicted or deleted, are being so, or are on a silent node."""
     pods = context.replicas.present.items()
     disturbed = {each for each, pod in pods if pod.disruption or pod.deleted_at or is_on_silent_node(pod)}
     vanished = (each for each in context.replicas.wanted if context.replicas.has_vanished(each))
@@ -258,7 +258,7 @@ def _disturbed(context: Context) -> frozenset[Replica]:
 
 
 def _is_of_the_last_incident(context: Context, failure: Failure) -> bool:
-    """Return whether a replica that gave up a peer ran at the previous failure, and ended soon after it.
+    """Return whether a replica that lost a peer was running at the previous failure, and ended soon after.
 
     The replicas whose own failures belong to the incident are in the ledger, and are left out here.
     """
@@ -271,10 +271,10 @@ def _is_of_the_last_incident(context: Context, failure: Failure) -> bool:
 
 
 def _was_there(context: Context, replica: Replica) -> bool:
-    """Return whether a replica's pod was created before the replacement of the pod that failed last.
+    """Return whether a replica's pod was created before the last failed pod was replaced.
 
     Both times come from the API server. The time of the failure itself comes from the clock of a node, which
-    may be some seconds off. After a failure that restarted the whole job, no such pod is left.
+    may be off by some seconds. After a failure that restarted the whole job, no such pod is left.
     """
     replicas, born = context.replicas, context.replicas.present[replica].created_at
     failed = context.last_failed
@@ -285,7 +285,7 @@ def _was_there(context: Context, replica: Replica) -> bool:
 
 
 def _outlived_a_server(context: Context, trainer: Replica) -> bool:
-    """Return whether a server was replaced since this trainer was created."""
+    """Return whether a server was replaced after this trainer's pod was created."""
     born = context.replicas.present[trainer].created_at
     for server in (each for each in context.replicas.wanted if each.role is Role.PSERVER):
         pod = context.replicas.present.get(server)
@@ -307,7 +307,7 @@ def _kind(pod: ObservedPod, main: str, *, refused_again: bool) -> Kind:
 
 
 def _is_disrupted(pod: ObservedPod, *, refused_again: bool) -> bool:
-    """Return whether a pod was ended from outside; only then is an end by SIGTERM not a failure.
+    """Return whether a pod was terminated from outside; only then is an end by SIGTERM not a failure.
 
     A node that cannot provide a device may just have lost it, so its first refusal is a disruption. If the
     same replica is refused again, further pods will be refused, too.
@@ -331,7 +331,7 @@ def _ended_before_work(pod: ObservedPod) -> bool:
 
 
 def _gave_up_starting(context: Context, replica: Replica, pod: ObservedPod) -> bool:
-    """Return whether a replica that found no peer can only have waited for those that have not run yet."""
+    """Return whether a replica that found no peer can only have been waiting for peers that never ran."""
     began = not_running_since(context.job.status)
     patience = timedelta(seconds=context.job.start_deadline_seconds)
     if pod.exit_code != EXIT_PEER_LOST or began is None or context.now >= began + patience:
@@ -355,7 +355,7 @@ def _is_permanent(context: Context, replica: Replica, pod: ObservedPod) -> bool:
 
 
 def _is_repeated_here(context: Context, replica: Replica, pod: ObservedPod) -> bool:
-    """Return whether a replica on one machine repeats the error of an earlier one before any step.
+    """Return whether a replica on one machine failed before any step, with the same error as an earlier one.
 
     Without a runtime that counts steps, a run of up to a minute counts as a run without steps.
     """
@@ -372,7 +372,7 @@ def _is_repeated_here(context: Context, replica: Replica, pod: ObservedPod) -> b
 
 
 def _ended_by_node(pod: ObservedPod) -> bool:
-    """Return whether a node ended or refused the pod (such as OutOfcpu)."""
+    """Return whether a node ended the pod, or refused it (OutOfcpu, for example)."""
     reason = pod.reason or ""
     return reason in _DISRUPTIVE or (pod.exit_code is None and reason.startswith(_OUT_OF))
 
@@ -395,11 +395,11 @@ def failure_sentence(pod: ObservedPod, job: FleetJob, *, refused_again: bool = F
     Parameters
     ----------
     pod : ObservedPod
-        The pod, named as it should be displayed.
+        The pod, with the name to display.
     job : FleetJob
         Its job.
     refused_again : bool
-        Whether a node has refused the replica's previous pod, too.
+        Whether a node also refused the replica's previous pod.
     """
     code, main = pod.exit_code, job.template(pod.role).main_container.name
     said = last_sentence(pod.message, with_place=True)

@@ -1,4 +1,4 @@
-"""Back-off under a quota: a job without a gang releases its pods if a quota refuses the others.
+"""Back-off under a quota: a job without a gang releases its pods if a quota refuses the rest.
 
 Two jobs that share a quota could each hold half of their pods and wait for each other forever. So if a quota
 refuses some pods of a job, the job releases the others, waits, and requests all of them again. The times for
@@ -24,17 +24,17 @@ if TYPE_CHECKING:
 __all__ = ["PATIENCE", "gives_back_at", "is_pausing", "with_pods_given_back", "with_quota"]
 
 PATIENCE = timedelta(seconds=20)
-"""The shortest time for which a job holds its pods while a quota refuses others, and the shortest pause."""
+"""The minimum time for which a job holds its pods while a quota refuses others, and the minimum pause."""
 
 AGAIN = timedelta(seconds=5)
-"""How often a job that holds pods requests the others: another job may have released its own."""
+"""How often a job that holds pods requests the missing ones: another job may have released its pods."""
 
 LONGEST = timedelta(minutes=10)
-"""The longest pause."""
+"""The maximum pause."""
 
 
 def with_quota(context: Context) -> Context:
-    """Record in the ledger since when a quota has refused pods of a job that holds others.
+    """Record in the ledger when a quota began to refuse pods of a job that holds others.
 
     The ledger must be that of the next status, because it determines which pods the job holds.
     """
@@ -50,7 +50,7 @@ def with_quota(context: Context) -> Context:
 
 
 def gives_back_at(context: Context) -> datetime | None:
-    """Return when a job releases its pods, or None while no quota refuses any or it holds none."""
+    """Return when a job releases its pods, or None if no quota refuses any of them or it holds none."""
     known = context.ledger.quota
     if known is None or known.refused_since is None:
         return None
@@ -58,7 +58,7 @@ def gives_back_at(context: Context) -> datetime | None:
 
 
 def with_pods_given_back(context: Context) -> Context:
-    """Return the context in which the job has released its pods, which then belong to an earlier life.
+    """Return the context after the job has released its pods, which then belong to an earlier life.
 
     Nothing was trained in that life. So a training that began in an earlier life, before pods vanished
     unobserved, is still the present one.
@@ -72,7 +72,7 @@ def with_pods_given_back(context: Context) -> Context:
 
 
 def is_pausing(context: Context) -> bool:
-    """Return whether a job has released its pods and does not request them again yet."""
+    """Return whether a job has released its pods and is not requesting them again yet."""
     quota = context.ledger.quota
     if quota is None or quota.not_before is None:
         return False
@@ -80,7 +80,7 @@ def is_pausing(context: Context) -> bool:
 
 
 def _has_had_all(context: Context) -> bool:
-    """Return whether the job has ever had enough pods to run in its present life."""
+    """Return whether the job has had enough pods to run at some time in its current life."""
     replicas, ledger = context.replicas, context.ledger
     had = [
         each
@@ -95,7 +95,7 @@ def _has_had_all(context: Context) -> bool:
 
 
 def _may_give_back(context: Context) -> bool:
-    """Return whether a job holds pods that cannot train without the others.
+    """Return whether a job holds pods that cannot train without the missing ones.
 
     Only Sync and mode Collective wait for every trainer. Otherwise the existing trainers train.
     """
@@ -110,6 +110,6 @@ def _may_give_back(context: Context) -> bool:
 
 
 def _share(context: Context) -> float:
-    """Return a number from 0 to 1 that differs for each job and each of its lives."""
+    """Return a number from 0 to 1 that varies by job and by life."""
     seed = f"{context.job.metadata.uid} {context.ledger.job_restarts}"
     return crc32(seed.encode()) / 2**32

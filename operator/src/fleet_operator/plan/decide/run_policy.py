@@ -1,4 +1,4 @@
-"""The end of a job: successPolicy, and the deadlines and the clean-up of runPolicy."""
+"""The end of a job: successPolicy, and the deadlines and cleanup of runPolicy."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ EXIT_PATIENCE = timedelta(seconds=30)
 
 
 def is_satisfied(policy: SuccessPolicy, *, replicas: int, succeeded: Collection[int]) -> bool:
-    """Return whether enough trainers, given by index, have succeeded. Parameter servers do not count."""
+    """Return whether the trainers with the given indexes suffice for success. Servers do not count."""
     return {
         SuccessPolicy.ALL: len(succeeded) == replicas,
         SuccessPolicy.ANY: len(succeeded) > 0,
@@ -48,7 +48,7 @@ def success_sentence(
     late: Collection[int] = (),
     non_finite: Collection[int] = (),
 ) -> str:
-    """Return a sentence about why the job has succeeded, with remarks.
+    """Return a sentence that explains why the job has succeeded, with remarks.
 
     Parameters
     ----------
@@ -83,15 +83,15 @@ def _success_sentence(policy: SuccessPolicy, *, replicas: int, succeeded: Collec
 
 
 def deadline(start: datetime | None, seconds: int | None) -> datetime | None:
-    """Return when the job must have finished, or None without a deadline.
+    """Return the time by which the job must have finished, or None without a deadline.
 
-    The time includes restarts and waiting, but not suspension: it starts again when the job is resumed.
+    The time includes restarts and waiting. It starts over when a suspended job is resumed.
     """
     return None if start is None or seconds is None else start + timedelta(seconds=seconds)
 
 
 def not_running_since(status: FleetJobStatus) -> datetime | None:
-    """Return since when not all replicas of a job run, ignoring restarts; None as for `pending_since`."""
+    """Return when a job's replicas ceased to be all running, ignoring pauses; None as for `pending_since`."""
     running, resumed = status.condition(ConditionType.RUNNING), status.condition(ConditionType.SUSPENDED)
     if running is None or running.status is not ConditionStatus.FALSE:
         return None
@@ -101,7 +101,7 @@ def not_running_since(status: FleetJobStatus) -> datetime | None:
 
 
 def pending_since(status: FleetJobStatus) -> datetime | None:
-    """Return since when not all replicas run, by the job's status; None if they do, or if it is unknown.
+    """Return when a job began to wait for replicas to run; None if all run, or if its status does not tell.
 
     For a resumed job, the time starts when it is resumed. After a restart, it starts at the end of the pause,
     because the pods have to be scheduled again.
@@ -121,15 +121,15 @@ def pending_since(status: FleetJobStatus) -> datetime | None:
 
 
 def pending_deadline(since: datetime | None, seconds: int | None) -> datetime | None:
-    """Return when all replicas must run, or None without a deadline."""
+    """Return the time by which all replicas must be running, or None without a deadline."""
     return None if since is None or seconds is None else since + timedelta(seconds=seconds)
 
 
 def cleanup_at(state: JobState, completion: datetime, *, any_active: bool) -> datetime:
-    """Return when cleanPodPolicy applies.
+    """Return the time from which cleanPodPolicy applies.
 
     After a success, the servers know that every trainer has completed, and are about to exit by themselves.
-    So may be the trainers that do not count. After a failure, no replica has anything left to do.
+    The same may hold for trainers that do not count. After a failure, no replica has anything left to do.
     """
     if state is JobState.SUCCEEDED and any_active:
         return completion + EXIT_PATIENCE
@@ -137,12 +137,12 @@ def cleanup_at(state: JobState, completion: datetime, *, any_active: bool) -> da
 
 
 def to_clean(policy: CleanPodPolicy, pods: Iterable[ObservedPod]) -> tuple[ObservedPod, ...]:
-    """Return the pods that the policy does not keep."""
+    """Return the pods to delete under the policy."""
     if policy is CleanPodPolicy.NONE:
         return ()
     return tuple(pod for pod in pods if policy is CleanPodPolicy.ALL or is_active(pod))
 
 
 def expiry(completion: datetime | None, seconds: int | None) -> datetime | None:
-    """Return when a finished job is deleted, or None if it is kept."""
+    """Return the time at which a finished job is deleted, or None if it is kept."""
     return None if completion is None or seconds is None else completion + timedelta(seconds=seconds)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["INCIDENT", "RANK_ZERO", "Ledger", "Replica", "RoleLedger"]
 
 INCIDENT = timedelta(seconds=60)
-"""How long after a counted failure those of other replicas belong to the same incident."""
+"""How long after a counted failure the failures of other replicas belong to the same incident."""
 
 
 @dataclass(frozen=True, order=True, slots=True)
@@ -46,12 +46,12 @@ RANK_ZERO = Replica(Role.TRAINER, 0)
 
 @dataclass(frozen=True, slots=True)
 class RoleLedger:
-    """The history of the replicas of one role."""
+    """The history of a role's replicas."""
 
     restarts: Mapping[int, ReplicaRestarts] = field(default_factory=dict)
-    created: frozenset[int] = frozenset()  # with a present pod that was observed: if missing, it was deleted
+    created: frozenset[int] = frozenset()  # whose current pod was observed: if missing, it was deleted
     completed: frozenset[int] = frozenset()
-    failed: frozenset[int] = frozenset()  # replicas that failed in the latest incident
+    failed: frozenset[int] = frozenset()  # the replicas that failed in the latest incident
     refused: frozenset[int] = frozenset()  # replicas whose latest pod was not admitted by a node
 
 
@@ -64,7 +64,7 @@ class Ledger:
     failures: int = 0
     not_before: datetime | None = None
     quota: QuotaBackOff | None = None  # the back-off under a quota
-    unseen_restarts: int = 0  # consecutive restarts of the job after unobserved ends, up to now
+    unseen_restarts: int = 0  # the latest consecutive restarts of the job after unobserved ends
     failures_in_a_row: int = 0  # consecutive failures that restarted the whole job
     incident: datetime | None = None  # the time of its first failure, by the operator's clock
     roles: Mapping[Role, RoleLedger] = field(default_factory=dict)
@@ -96,12 +96,12 @@ class Ledger:
 
     @property
     def has_begun(self) -> bool:
-        """Whether any replica of the present life of the job was observed."""
+        """Whether any replica of the current life of the job has been observed."""
         return any(own.created or own.completed for own in self.roles.values())
 
     @property
     def training(self) -> int:
-        """The life in which the present training began; restarts for vanished pods start no new training."""
+        """The life in which the current training run began; restarts after unobserved ends continue it."""
         return self.job_restarts - min(self.unseen_restarts, self.job_restarts)
 
     def attempt(self, replica: Replica) -> Attempt:
@@ -129,12 +129,12 @@ class Ledger:
         return self.unseen_restarts > 0
 
     def failures_in_a_row_of(self, replica: Replica) -> int:
-        """Return a replica's own consecutive failures in the present life."""
+        """Return the number of a replica's own consecutive failures in the current life."""
         restarts = self.roles[replica.role].restarts.get(replica.index)
         return (restarts.failures_in_a_row or 0) if restarts else 0
 
     def failed_in_incident(self, now: datetime) -> frozenset[Replica] | None:
-        """Return the replicas that have failed in the current incident; None if there is none.
+        """Return the replicas that have failed in the current incident, or None if there is no incident.
 
         An incident in the future was recorded before the clock was set back, and counts as over.
         """
@@ -170,7 +170,7 @@ class Ledger:
         return replace(begun, roles=roles)
 
     def with_seen(self, role: Role, created: frozenset[int], completed: frozenset[int]) -> Self:
-        """Return the ledger with more replicas of a role observed as created and completed."""
+        """Return the ledger with further replicas of a role recorded as created or completed."""
         own = self.roles[role]
         own = replace(own, created=own.created | created, completed=own.completed | completed)
         return replace(self, roles={**self.roles, role: own})
@@ -206,9 +206,9 @@ class Ledger:
         return replace(self, restarts=self.restarts + 1, roles={**self.roles, role: own})
 
     def without_surplus(self, role: Role, wanted: int) -> Self:
-        """Return the ledger without the replicas of a role from index `wanted` on, which is not a restart.
+        """Return the ledger without the replicas of a role from index `wanted` on. This is not a restart.
 
-        If one of them is needed again, its next pod has a later attempt.
+        If such a replica is needed again, its next pod has a later attempt.
         """
         own = self.roles[role]
         surplus = {index for index in own.created if index >= wanted}
@@ -222,7 +222,7 @@ class Ledger:
     def with_job_restart(
         self, not_before: datetime, *, failures_in_a_row: int = 0, unseen: bool = False
     ) -> Self:
-        """Return the ledger with a restart of all replicas, after a failure or `unseen` ends."""
+        """Return the ledger with a restart of all replicas, after a failure or after `unseen` ends."""
         return replace(
             self.with_new_life(),
             restarts=self.restarts + 1,
@@ -254,7 +254,7 @@ class Ledger:
         )
 
     def with_refused(self, refused: Iterable[Replica], ran: Iterable[Replica]) -> Self:
-        """Return the ledger with the replicas whose pods a node did not admit, and without those that ran."""
+        """Return the ledger with the replicas whose pods a node did not admit, without those that have run."""
         refused, ran = frozenset(refused), frozenset(ran)
         roles = {}
         for role, own in self.roles.items():

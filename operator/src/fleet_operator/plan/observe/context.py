@@ -60,12 +60,12 @@ class Context:
     asked: int  # the number of trainers in the manifest; the job has fewer if some start too late
 
     def with_ledger(self, ledger: Ledger) -> Self:
-        """Return the same context with another ledger, which determines the present pods."""
+        """Return the same context with another ledger, which determines the current pods."""
         return replace(self, ledger=ledger)
 
     @cached_property
     def replicas(self) -> Replicas:
-        """The replicas, and their present pods according to the ledger."""
+        """The replicas, and their current pods according to the ledger."""
         return Replicas(self.job, self.ledger, self.observed)
 
     @cached_property
@@ -75,7 +75,7 @@ class Context:
 
     @cached_property
     def enough_up(self) -> bool:
-        """Whether an elastic job trains without some replicas: all servers and enough trainers run."""
+        """Whether an elastic job can train now, because all servers and enough trainers run."""
         up = [each for each in self.replicas.wanted if self.replicas.runs(each)]
         trainers = sum(each.role is Role.TRAINER for each in up)
         all_servers = len(up) - trainers == self.job.replicas(Role.PSERVER)
@@ -104,7 +104,7 @@ class Context:
 
     @cached_property
     def silent_nodes(self) -> dict[Replica, datetime | None]:
-        """The replicas on silent nodes, with the time at which each is given up, if any."""
+        """The replicas on silent nodes, each with the time at which it counts as lost, or None."""
         return {
             replica: lost_at(pod, self.tolerations(replica.role))
             for replica, pod in self.replicas.present.items()
@@ -141,12 +141,12 @@ class Context:
 
     @property
     def may_create(self) -> bool:
-        """Whether all missing objects can be created: no name is taken, and the operator may create them."""
+        """Whether all missing objects can be created: their names are free, and the operator has permission."""
         return not (self.foreign or self.observed.left_over or self.unserved)
 
     @cached_property
     def key(self) -> tuple[str | None, bool]:
-        """The key of the present life, if there is one, and whether it is new."""
+        """The key of the current life, if there is one, and whether the key is new."""
         if brings_own_key(self.job):
             return None, False
         own = (pod for pod in self.observed.pods if pod.owned)
@@ -154,7 +154,7 @@ class Context:
 
     @property
     def told_ports(self) -> tuple[int, ...]:
-        """The ports of pods on their nodes' network, from the oldest pod of the present life."""
+        """The ports of pods on their nodes' network, as the oldest pod of the current life has them."""
         life = self.ledger.job_restarts
         told = [pod for pod in self.observed.pods if pod.owned and pod.attempt.job == life and pod.told_ports]
         eldest = min(told, key=lambda pod: (pod.created_at is None, pod.created_at), default=None)
@@ -162,7 +162,7 @@ class Context:
 
 
 def context_of(job: FleetJob, observed: Observed, now: datetime, hosts: Hosts) -> Context:
-    """Build the context, and record new observations in the ledger."""
+    """Build the context, with new observations recorded in the ledger."""
     pods = (pod for pod in observed.pods if pod.owned)
     ledger = Ledger.of(job.status).with_attempts((Replica(pod.role, pod.index), pod.attempt) for pod in pods)
     context = with_completions(Context(job, observed, now, hosts, ledger, job.replicas(Role.TRAINER)))
@@ -179,7 +179,7 @@ def _with_trainers_to_have(context: Context) -> Context:
 
 
 def with_completions(context: Context) -> Context:
-    """Record in the ledger the replicas whose present pods were observed, and which have completed."""
+    """Return the context with newly observed pods and completions recorded in the ledger."""
     context = context.with_ledger(_with_own_ends(context, Role.TRAINER))
     if Role.PSERVER in context.job.roles:
         context = context.with_ledger(_with_own_ends(context, Role.PSERVER))
@@ -189,7 +189,7 @@ def with_completions(context: Context) -> Context:
         ledger = ledger.with_seen(Role.TRAINER, frozenset(), trainers & _named(context))
         servers = frozenset(each.index for each in unseen if each.role is Role.PSERVER)
         wanted = range(context.job.replicas(Role.TRAINER))
-        if ledger.roles[Role.TRAINER].completed.issuperset(wanted):  # they have no trainer left to serve
+        if ledger.roles[Role.TRAINER].completed.issuperset(wanted):  # no trainer is left to serve
             ledger = ledger.with_seen(Role.PSERVER, frozenset(), servers)
     return context.with_ledger(ledger)
 
@@ -205,21 +205,21 @@ def _with_own_ends(context: Context, role: Role) -> Ledger:
 
 
 def is_unseen(context: Context, replica: Replica) -> bool:
-    """Return whether a replica may have ended unobserved: it has no pod, or had none when it was replaced."""
+    """Return whether a replica may have ended unobserved, in its current or its previous pod."""
     replicas, ledger = context.replicas, context.ledger
     if ledger.has_completed(replica):
         return False
     if replica in replicas.present:
         # A running pod will report the completion at its end, but one that finds no peers cannot know it.
         return ledger.may_have_ended(replica) and replica in replicas.finding_nobody
-    if ledger.is_replaced(replica) and not replicas.has_vanished(replica):  # the next pod is awaited
+    if ledger.is_replaced(replica) and not replicas.has_vanished(replica):  # the next pod is pending
         return ledger.may_have_ended(replica)
     last = replicas.departed.get(replica)
     return last is None or not has_ended(last)
 
 
 def _has_served(context: Context, server: ObservedPod) -> bool:
-    """Return whether a server that succeeded has completed; else its end is a failure."""
+    """Return whether a server that succeeded has completed. Otherwise, its end is a failure."""
     wanted = range(context.job.replicas(Role.TRAINER))
     return _may_have_served(context) or parse_words(server.message).completed.issuperset(wanted)
 
@@ -239,7 +239,7 @@ def _may_have_served(context: Context) -> bool:
 
 
 def _may_have_run(context: Context, trainer: Replica) -> bool:
-    """Return whether a trainer runs, has run, or may have run unobserved in the present life of the job."""
+    """Return whether a trainer has run, or may have run unobserved, in the current life of the job."""
     replicas = context.replicas
     if replicas.has_started(trainer) or context.ledger.is_replaced(trainer):
         return True
@@ -248,7 +248,7 @@ def _may_have_run(context: Context, trainer: Replica) -> bool:
 
 
 def _named(context: Context) -> frozenset[int]:
-    """Return the trainers that have completed according to the messages of pods that succeeded."""
+    """Return the trainers that the messages of successful pods report as completed."""
     named: set[int] = set()
     for replica, pod in _seen(context):
         if not context.ledger.has_completed(replica) or not has_succeeded(pod):
@@ -279,13 +279,13 @@ def _seen(context: Context) -> Iterator[tuple[Replica, ObservedPod]]:
 
 
 def brings_own_key(job: FleetJob) -> bool:
-    """Return whether a template of the job sets the key itself, from a Secret for example."""
+    """Return whether a template of the job sets the key, for example from a Secret."""
     variables = (each for role in job.roles for each in job.template(role).main_container.env or ())
     return any(variable.name in (JOB_KEY, JOB_KEY_FILE) for variable in variables)
 
 
 def key_of_life(pods: Iterable[ObservedPod], life: int, new: str | None) -> tuple[str | None, bool]:
-    """Return the key of a life of a job, and whether it is new.
+    """Return the key of a life of a job, and whether the key is new.
 
     Parameters
     ----------
@@ -294,19 +294,19 @@ def key_of_life(pods: Iterable[ObservedPod], life: int, new: str | None) -> tupl
     life : int
         How often the whole job was restarted.
     new : str or None
-        The key for a life without one, if available.
+        The new key for a life that has none, if available.
     """
     known = next((pod.key for pod in pods if pod.attempt.job == life and pod.key is not None), None)
     return (new, new is not None) if known is None else (known, False)
 
 
 def is_resized(*, before: int, wanted: int) -> bool:
-    """Return whether the desired number of trainers differs from that of the last status; 0 is a new job."""
+    """Return whether the desired number of trainers differs from the last status; 0 there means a new job."""
     return before not in (0, wanted)
 
 
 def trainers_to_have(*, asked: int, before: int, any_completed: bool) -> int:
-    """Return the number of trainers of an elastic job, given the desired number and the previous one.
+    """Return the number of trainers that an elastic job gets, given the desired and the previous number.
 
     Once one trainer has completed, the others are about to. A new trainer would find no servers, and would
     have nothing to do.
@@ -320,7 +320,7 @@ def unserved(extras: Iterable[Extra], observed: Observed) -> Extra | None:
 
 
 def cannot_make(extra: Extra, observed: Observed) -> bool:
-    """Return whether the operator may not create an object, or its name is taken."""
+    """Return whether an object cannot be created: the operator lacks the permission, or the name is taken."""
     ref = ObjectRef.of(extra.manifest)
     return _is_unserved(extra, observed) or f"{ref.kind}/{ref.name}" in observed.foreign
 

@@ -1,4 +1,4 @@
-"""The state of an observed pod: that of its main container, regardless of sidecars, and that of its node.
+"""The state of an observed pod, from its main container and its node, regardless of sidecars.
 
 A pod on a silent node is replaced, even if the node controller does not evict it. The operator never reads
 nodes. When a node stops responding, the node controller sets the Ready condition of its pods to False, and
@@ -39,7 +39,7 @@ EXIT_PEER_LOST = 91
 _ENDED = (PodPhase.SUCCEEDED, PodPhase.FAILED)
 
 UNREACHABLE_PATIENCE = timedelta(minutes=5)
-"""How long a pod without a toleration stays on a silent node, by Kubernetes' default."""
+"""How long a pod without its own toleration stays on a silent node, by default in Kubernetes."""
 
 _TAINTS = ("node.kubernetes.io/unreachable", "node.kubernetes.io/not-ready")
 _REASONS = frozenset({"NodeLost", "NodeNotReady", "NodeStatusUnknown", "NodeUnreachable"})
@@ -58,7 +58,7 @@ def has_failed(pod: ObservedPod) -> bool:
 
 
 def has_ended(pod: ObservedPod) -> bool:
-    """Return whether the main container has ended, or can never run."""
+    """Return whether the main container has ended, or will never run."""
     return pod.exit_code is not None or pod.phase in _ENDED
 
 
@@ -68,12 +68,12 @@ def has_started(pod: ObservedPod) -> bool:
 
 
 def is_up(pod: ObservedPod) -> bool:
-    """Return whether the main container runs, as far as is known, which includes pods on silent nodes."""
+    """Return whether the main container runs, as far as known; pods on silent nodes count as running."""
     return pod.phase in (PodPhase.RUNNING, PodPhase.UNKNOWN) and pod.exit_code is None
 
 
 def is_active(pod: ObservedPod) -> bool:
-    """Return whether the pod still holds resources of a node, or will."""
+    """Return whether the pod holds, or will hold, resources of a node."""
     return pod.phase not in _ENDED
 
 
@@ -93,13 +93,13 @@ def is_on_lost_node(pod: ObservedPod) -> bool:
 
 
 def silent_since(pod: ObservedPod) -> str:
-    """Return the words that a pod's node is silent, and since when, if known."""
+    """Return a phrase about a pod's silent node, with the time at which it became silent, if known."""
     since = pod.not_ready_since
     return "silent" if since is None else f"silent since {since:%H:%M:%S} UTC"
 
 
 def patience(tolerations: Iterable[Mapping[str, Any]]) -> timedelta | None:
-    """Return how long a pod with these tolerations waits for its node; None if forever.
+    """Return how long a pod with these tolerations waits for its node, or None if forever.
 
     Only tolerations that name a taint of a silent node count. The shortest one wins, as for the node
     controller.
@@ -112,14 +112,14 @@ def patience(tolerations: Iterable[Mapping[str, Any]]) -> timedelta | None:
 
 
 def lost_at(pod: ObservedPod, tolerations: Iterable[Mapping[str, Any]]) -> datetime | None:
-    """Return when a pod on a silent node is given up; None if it is not, or is being deleted already."""
+    """Return when a pod on a silent node counts as lost; None if never, or if it is being deleted already."""
     if not is_on_silent_node(pod) or pod.deleted_at is not None:
         return None
     return node_lost_at(pod, tolerations)
 
 
 def node_lost_at(pod: ObservedPod, tolerations: Iterable[Mapping[str, Any]]) -> datetime | None:
-    """Return when a silent node counts as lost for a pod, running or not; None if the node is not silent.
+    """Return when a pod's silent node counts as lost, even if the pod never ran; None if it is not silent.
 
     A taint alone is not enough: a person may have set it on a healthy node.
     """
