@@ -254,7 +254,7 @@ class Ledger:
         )
 
     def with_refused(self, refused: Iterable[Replica], ran: Iterable[Replica]) -> Self:
-        """Return the ledger with the replicas whose pods a node did not admit, without those that have run."""
+        """Return the ledger with the replicas whose pods a node did not admit, without those that ran."""
         refused, ran = frozenset(refused), frozenset(ran)
         roles = {}
         for role, own in self.roles.items():

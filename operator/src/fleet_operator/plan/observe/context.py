@@ -141,7 +141,7 @@ class Context:
 
     @property
     def may_create(self) -> bool:
-        """Whether all missing objects can be created: their names are free, and the operator has permission."""
+        """Whether all missing objects can be created: each name is free, and the operator has permission."""
         return not (self.foreign or self.observed.left_over or self.unserved)
 
     @cached_property

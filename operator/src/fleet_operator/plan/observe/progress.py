@@ -1,4 +1,4 @@
-"""The progress of a job: trainer 0's report, in the form of the status.
+"""The progress of a job: trainer 0's report, in the form that the status stores.
 
 A running replica reports its progress as JSON at ``/progress``. A replica that has succeeded reports it in
 its termination message, so that the final progress arrives with the end.
@@ -30,27 +30,27 @@ DIGITS = 6
 """The significant digits of a displayed loss; smaller differences do not count as changes."""
 
 STEPS_PAST = "steps_past_the_others"
-"""The runtime's counter of steps that a trainer which joined late made after the others had completed."""
+"""The runtime's counter of the steps that a late trainer made after the other trainers had completed."""
 
 NON_FINITE = "non_finite_parameters"
-"""The runtime's counter of parameters that hold NaN or infinity as the training ends."""
+"""The runtime's counter of the parameters that contain NaN or infinity at the end of the training."""
 
 MAX_COUNT = 2**53
-"""The limit of counts: beyond it not all readers of JSON distinguish whole numbers."""
+"""The maximum count: JSON readers that use doubles cannot distinguish larger integers."""
 
 MAX_ETA_SECONDS = 10 * 365 * 24 * 3600
-"""The limit of estimates in seconds."""
+"""The maximum estimate, in seconds."""
 
 MAX_TABLES = 10
-"""The number of tables in the status; a replica lists the largest first."""
+"""The maximum number of tables in the status; a replica lists the largest tables first."""
 
 MAX_WORDS = 100
-"""The length limit of table names, which come from the script, and of messages."""
+"""The maximum length of messages, and of table names, which come from the script."""
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """A replica's report; unreported values are None or empty."""
+    """A replica's progress report; unreported values are None or empty."""
 
     step: int | None = None
     total_steps: int | None = None
@@ -62,12 +62,12 @@ class Progress:
     steps_past: int = 0  # steps that a late trainer made after the others had completed
     non_finite: int = 0  # parameters that hold NaN or infinity at the end
     tables: tuple[TableStatistics, ...] = ()  # the largest first
-    memory_bytes: int | None = None  # of its process
+    memory_bytes: int | None = None  # of the replica's process
     parameter_bytes: int | None = None  # of the dense parameters that a server holds
-    waits_for: str | None = None  # what it waits for before it trains or serves
+    waits_for: str | None = None  # what the replica is waiting for before it trains or serves
 
     def after(self, earlier: Progress | None) -> Progress:
-        """Return this report, with additional points of the curve from an earlier report of the same pod."""
+        """Return this report, with its curve extended by points from an earlier report of the same pod."""
         if earlier is None:
             return self
         history = dict(sorted((dict(earlier.history) | dict(self.history)).items()))
@@ -76,10 +76,10 @@ class Progress:
 
 
 def parse_progress(text: str) -> Progress | None:
-    """Parse a replica's progress; None if `text` is not one. Unknown and invalid values are dropped."""
+    """Parse a progress report; None if `text` is not one. Unknown and invalid values are dropped."""
     try:
         document = json.loads(text)
-    except (ValueError, RecursionError):  # a pod may send anything
+    except (ValueError, RecursionError):  # the pod runs user code, which may send anything
         return None
     if not isinstance(document, dict) or "step" not in document:
         return None
@@ -103,7 +103,7 @@ def parse_progress(text: str) -> Progress | None:
 def job_progress(
     progress: Progress, *, steps_per_second: float | None = None, moment: datetime | None = None
 ) -> JobProgress | None:
-    """Return a replica's progress in the form of the status; None without steps.
+    """Return a replica's progress in the form that the status stores, or None before the first step.
 
     Parameters
     ----------
@@ -134,9 +134,9 @@ def job_progress(
 
 
 def progress_of(context: Context, state: JobState) -> JobProgress | None:
-    """Return the job's progress: that of trainer 0's termination message, or else its latest reading.
+    """Return the job's progress, from trainer 0's termination message or else from its latest report.
 
-    A restarted job begins without progress. A finished job has no estimate.
+    A restarted job starts without progress. A finished job has no estimate.
     """
     pod = context.replicas.present.get(RANK_ZERO, context.replicas.departed.get(RANK_ZERO))
     before = context.job.status
@@ -153,7 +153,7 @@ def progress_of(context: Context, state: JobState) -> JobProgress | None:
 
 
 def _whole(value: Any) -> int | None:
-    """Return a value if it is a valid count; any other would make every write of the status fail."""
+    """Return a value if it is a valid count, else None: other values would make every status write fail."""
     whole = isinstance(value, int) and not isinstance(value, bool)
     return value if whole and 0 <= value < MAX_COUNT else None
 
@@ -180,7 +180,7 @@ def _counted(counters: Any, name: str) -> int:
 
 
 def _words(text: Any) -> str | None:
-    """Return a text that is safe to display: short, and without control characters."""
+    """Return the text shortened and without control characters, so that it is safe to display."""
     if not isinstance(text, str):
         return None
     return "".join(each if each.isprintable() else "?" for each in text[:MAX_WORDS])
@@ -218,7 +218,7 @@ def _history(points: Any) -> dict[int, float]:
 
 
 def trainers_with_non_finite(pods: Iterable[ObservedPod]) -> list[int]:
-    """Return the indexes of the trainers whose termination messages report NaN or infinity in weights.
+    """Return the indexes of the trainers whose termination messages report NaN or infinity in the weights.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""The replicas of a job in its present life, their pods, and the replicas that find no peers.
+"""The replicas of a job in its current life, their pods, and the replicas that find no peers.
 
 Servers wait for every trainer that has joined them, and then succeed. A trainer that starts later finds no
 peer. An elastic job no longer needs such a trainer, and any other job restarts all replicas.
@@ -28,7 +28,7 @@ __all__ = ["Replicas", "find_nobody", "late_trainers"]
 
 @dataclass(frozen=True)
 class Replicas:
-    """The needed replicas, and their pods."""
+    """The needed replicas of a job, and their pods."""
 
     job: FleetJob
     ledger: Ledger
@@ -36,49 +36,49 @@ class Replicas:
 
     @cached_property
     def wanted(self) -> tuple[Replica, ...]:
-        """Every needed replica, in the order of creation."""
+        """All needed replicas, in the order of their creation."""
         return tuple(each for each in self._pods if each not in self.late)
 
     @cached_property
     def present(self) -> dict[Replica, ObservedPod]:
-        """The pods of the replicas' present attempts."""
+        """The existing pods of the replicas' current attempts."""
         pods = self._pods.items()
         return {replica: pod for replica, pod in pods if pod is not None and replica not in self.late}
 
     @cached_property
     def departed(self) -> dict[Replica, ObservedPod]:
-        """The last states of deleted pods of the replicas' present attempts."""
+        """The last known states of deleted pods of the replicas' current attempts."""
         found = {(pod.name, pod.attempt): pod for pod in self.observed.departed}
         known = ((each, found.get((self.name_of(each), self.ledger.attempt(each)))) for each in self._pods)
         return {replica: pod for replica, pod in known if pod is not None}
 
     @cached_property
     def _pods(self) -> dict[Replica, ObservedPod | None]:
-        """Every replica in the manifest, and the pod of its present attempt."""
+        """Every replica in the manifest, with the pod of its current attempt or None."""
         asked_for = (Replica(role, i) for role in self.job.roles for i in range(self.job.replicas(role)))
         found = {(pod.name, pod.attempt): pod for pod in self.observed.pods if pod.owned}
         return {each: found.get((self.name_of(each), self.ledger.attempt(each))) for each in asked_for}
 
     @cached_property
     def late(self) -> frozenset[Replica]:
-        """The trainers of an elastic job that start too late, and are no longer needed."""
+        """The trainers of an elastic job that are no longer needed, because they started too late."""
         return late_trainers(self._pods, self.ledger) if self.job.elastic else frozenset()
 
     @cached_property
     def ended_late(self) -> tuple[ObservedPod, ...]:
-        """The ended pods of late trainers, which are kept like those of the others."""
+        """The pods of late trainers that have started, which are kept like the pods of other trainers."""
         found = (self._pods[each] for each in sorted(self.late))
         return tuple(pod for pod in found if pod is not None and has_started(pod))
 
     @cached_property
     def past(self) -> tuple[ObservedPod, ...]:
-        """The job's own pods that are not needed: those of older attempts, and those that never join."""
+        """The job's own pods that are not needed: pods of older attempts, and pods that will never join."""
         kept = {pod.uid for pod in (*self.present.values(), *self.ended_late)}
         return tuple(pod for pod in self.observed.pods if pod.owned and pod.uid not in kept)
 
     @cached_property
     def missing(self) -> tuple[Replica, ...]:
-        """The replicas without a present pod that should have one."""
+        """The replicas that need a pod of the current attempt but have none."""
         absent = (each for each in self.wanted if each not in self.present)
         return tuple(each for each in absent if not self.ledger.has_completed(each))
 
@@ -92,7 +92,7 @@ class Replicas:
 
     @cached_property
     def stranded(self) -> tuple[Replica, ...]:
-        """Restarted trainers whose servers have succeeded.
+        """The restarted trainers that find no servers, because the servers have succeeded.
 
         Because servers wait for every trainer, each of these had reported its completion before it failed.
         """
@@ -108,7 +108,7 @@ class Replicas:
         return pod_name(self.job.name, replica.role, replica.index)
 
     def has_vanished(self, replica: Replica) -> bool:
-        """Return whether a replica's observed present pod is gone, without a deletion by the operator."""
+        """Return whether an incomplete replica's pod was observed, and is now gone."""
         seen = replica.index in self.ledger.roles[replica.role].created
         return seen and replica not in self.present and not self.ledger.has_completed(replica)
 
@@ -118,19 +118,19 @@ class Replicas:
         return self.ledger.has_completed(replica) or (pod is not None and has_started(pod))
 
     def has_run(self, replica: Replica) -> bool:
-        """Return whether the main container of a replica's pod runs or has run."""
+        """Return whether the main container of a replica's pod is running or has run."""
         pod = self.present.get(replica)
         return pod is not None and (is_up(pod) or pod.started_at is not None or pod.exit_code is not None)
 
     def time_run(self, replica: Replica, now: datetime) -> timedelta | None:
-        """Return how long the main container of a replica's pod has run, if known."""
+        """Return for how long the main container of a replica's pod has run, if known."""
         pod = self.present.get(replica) or self.departed.get(replica)
         if pod is None or pod.started_at is None:
             return None
         return (pod.finished_at or now) - pod.started_at
 
     def runs(self, replica: Replica) -> bool:
-        """Return whether a replica runs or has completed."""
+        """Return whether a replica is running or has completed."""
         pod = self.present.get(replica)
         return self.ledger.has_completed(replica) or (pod is not None and is_up(pod))
 
@@ -141,7 +141,7 @@ class Replicas:
 
 
 def late_trainers(pods: Mapping[Replica, ObservedPod | None], ledger: Ledger) -> frozenset[Replica]:
-    """Return the trainers of an elastic job that had not joined before the others completed.
+    """Return the trainers of an elastic job that did not join before the other trainers completed.
 
     Trainer 0 must have completed. A running trainer that finds no servers exits with code 91, which counts as
     late once the servers have succeeded or have no trainer left. A trainer that has not started when the
@@ -169,7 +169,7 @@ def late_trainers(pods: Mapping[Replica, ObservedPod | None], ledger: Ledger) ->
 
 
 def _failed_when_done(trainer: Replica, servers: list[ObservedPod], ledger: Ledger) -> bool:
-    """Return whether a trainer failed so shortly before the servers succeeded that it had completed.
+    """Return whether a trainer failed so soon before the servers succeeded that it must have completed.
 
     The servers had no time to give it up: they ended before its next pod could be created, and that pause is
     shorter than their deadline.
@@ -202,7 +202,7 @@ def find_nobody(
 
 
 def _finds_nobody(replica: Replica, pod: ObservedPod | None, known: Iterable[Mapping[int, int]]) -> bool:
-    """Return whether a replica finds no peers: `known` has each server's restart counts of the trainers."""
+    """Return whether a replica finds no peers; `known` has the trainers' restart counts of each server."""
     if pod is None or not has_started(pod):
         return True
     if pod.exit_code is not None or replica.role is Role.PSERVER:

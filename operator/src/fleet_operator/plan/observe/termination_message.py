@@ -1,4 +1,4 @@
-"""The final message of a pod: its termination message or the end of its log, as far as plans need it.
+"""Parses the final message of a pod: its termination message or the end of its log.
 
 ``fleet`` writes the message, but any other program in a pod may write one, so invalid messages are ignored. A
 replica that succeeded leaves a line of JSON. Its ``completedTrainers``, such as ``0-2,4``, are the trainers
@@ -59,11 +59,11 @@ _PREFIX = re.compile(
 _NAMED = re.compile(r"[^\W\d][\w.<>]*(?::.*)?")
 _EXCEPTION = re.compile(r" {0,2}(?:\w+\.)*\w*(?:Error|Exception|Interrupt|Exit)(?:: .*)?")
 PASSED_OVER = ("Exception ignored in", "Error in atexit._run_exitfuncs")
-"""The beginnings of Python's messages about ignored errors at its end."""
+"""The beginnings of Python's messages about errors that it ignores at exit."""
 
 _FRAME = re.compile(r" *File \"(.+)\", line (\d+)(?:, in .*)?", re.ASCII)
 _MOST_AFTER = 40
-"""How many lines may follow a traceback; an earlier traceback was caught and logged."""
+"""How many lines may follow the last traceback; if more do, the exception was caught and logged."""
 
 _OWN = "torch.distributed.elastic.multiprocessing.errors.ChildFailedError"
 
@@ -72,10 +72,10 @@ _RULE = re.compile(r"={20,}")
 _RANK = re.compile(r"\s*rank +: (\d+) \(local_rank: (\d+)\)", re.ASCII)
 _EXIT_CODE = re.compile(r"\s*exitcode +: (-?\d+) ", re.ASCII)
 _SIGNAL = re.compile(r"\s*traceback : (Signal \d+ .*)", re.ASCII)
-_ABORTED = "Signal 6 "  # SIGABRT, often of threads that remain after an exception
+_ABORTED = "Signal 6 "  # SIGABRT, often from threads that remain after an exception
 
 MOST_TRAINERS = 1000
-"""The limit of parsed trainer indexes, which no role exceeds."""
+"""The limit of parsed trainer indexes, which no role reaches."""
 
 _SENTENCE_CHARACTERS = 300
 
@@ -85,15 +85,15 @@ _FAILED = re.compile(r"(?:trainer|pserver) \d+ \((?P<not>not )?joined(?P<idle>, 
 _SENTENCE_OF_FLEET = re.compile(
     r"(?:trainer|pserver|worker|server) \d+(?:: | \(| failed with | was )", re.ASCII
 )
-"""The beginning of a sentence of `fleet`, which has determined the cause: the lines above are its log."""
+"""The beginning of a sentence in which `fleet` reports the cause; the lines above it are only its log."""
 
 NEVER_RAN = frozenset({"ContainerCannotRun", "StartError"})
-"""Reasons of a container whose command could not be started."""
+"""The reasons of a container whose command could not be started."""
 
 _OF_WHOM = re.compile(
     r"\A(?:rank|(?:worker|server) \d+ (?:failed with exit status|was ended by signal)) \d+: "
 )
-"""The failed process of a pod, from torchrun's summary or a launcher of `fleet`."""
+"""The failed process of a pod, as reported by torchrun's summary or a launcher of `fleet`."""
 
 _PERMANENT_EXCEPTION = re.compile(
     r"((?:ModuleNotFoundError|ImportError|SyntaxError|IndentationError|TabError): .+"
@@ -117,10 +117,10 @@ _BY_EXIT_CODE = {
     134: (_PERMANENT_EXCEPTION,),  # SIGABRT: it ends threads that remain after an exception
 }
 _AFTERTHOUGHT = re.compile(r"\s.*|\[?[IWEF]\d{4} .*|\S+:\d+: \w*Warning: .*|terminate called .*|")
-"""Final messages of a process and of torch's C++ code; an indented line belongs to the one above."""
+"""Final messages of a process and of torch's C++ code; an indented line continues the line above."""
 
 _EXCEPTION_OF_FLEET = re.compile(r"\w+ \d+ (?:\([\w, ]+\))?: (?P<said>.*) \(at (?P<place>.+:\d+)\)", re.ASCII)
-"""An exception in `fleet`'s format: the replica, its stage, the error and its place."""
+"""An exception in `fleet`'s format: the replica, its stage, the error and its location."""
 
 _OF_CONNECTIONS = re.compile(
     r"connect|timed? ?out|unreachable|no route to host|broken ?pipe|address already in use|gaierror"
@@ -132,7 +132,7 @@ _UNNAMED_FILE = re.compile(r"\(<\w+>, line \d+\)")
 
 
 def exceptions(lines: Sequence[str]) -> Iterator[tuple[int, str, str]]:
-    """Yield the number of each line with an exception, the prefix of its rank, and the exception."""
+    """Yield the line number of each exception, the prefix of its rank, and the exception."""
     indents: dict[str, int] = {}  # the indentation of each rank's current traceback
     headless, above = True, ""
     for number, line in enumerate(lines):
@@ -154,7 +154,7 @@ def exceptions(lines: Sequence[str]) -> Iterator[tuple[int, str, str]]:
 
 
 def last_exception(lines: Sequence[str]) -> str:
-    """Return the exception of the last traceback, if few lines follow it; else an empty string."""
+    """Return the exception of the last traceback if few lines follow it, else an empty string."""
     number, _, said = max(exceptions(lines), default=(0, "", ""))
     return said if len(lines) - number <= _MOST_AFTER else ""
 
@@ -166,7 +166,7 @@ def last_place(lines: Sequence[str]) -> str:
 
 
 def last_traceback(lines: Sequence[str]) -> list[str]:
-    """Return the lines of the last traceback, as far as present, without the prefix of their rank."""
+    """Return the available lines of the last traceback, without the prefix of their rank."""
     number, prefix, _ = max(exceptions(lines), default=(-1, "", ""))
     found: list[str] = []
     for line in reversed(lines[: number + 1]):
@@ -179,7 +179,7 @@ def last_traceback(lines: Sequence[str]) -> list[str]:
 
 
 def without_rank(text: str) -> str:
-    """Return lines without the prefixes of their ranks."""
+    """Return the lines without the prefixes of their ranks."""
     return "\n".join(_split(line)[1] for line in text.splitlines())
 
 
@@ -193,7 +193,7 @@ def _indent(text: str) -> int:
 
 
 def find_root_cause(message: str) -> str:
-    """Return a sentence about the first failure under torchrun; empty if the log is not torchrun's."""
+    """Return a sentence about the first failure under torchrun; empty if torchrun did not write the log."""
     lines = message.rstrip().splitlines()
     if not lines or not _RULE.fullmatch(lines[-1]):
         return ""
@@ -239,7 +239,7 @@ class LastWords:
     joined : bool, optional
         Whether the replica had joined its job; None without a runtime.
     completed : frozenset of int
-        The trainers that it knows to have completed.
+        The trainers that the replica knows to have completed.
     restarts : mapping of int to int
         The restart count of each completed trainer, as far as known.
     stepped : bool, optional
@@ -285,9 +285,9 @@ def _parse_restarts(after: object) -> dict[int, int]:
 
 
 def last_sentence(message: str | None, *, with_place: bool = False) -> str:
-    """Return the error in a message, for people; empty if there is none.
+    """Return a readable form of the error in a message; empty if there is none.
 
-    It is the exception of the last traceback or the error in torchrun's summary, or else the last line.
+    This is the exception of the last traceback or the error in torchrun's summary, or else the last line.
 
     Parameters
     ----------
@@ -299,7 +299,7 @@ def last_sentence(message: str | None, *, with_place: bool = False) -> str:
     text = (message or "").strip()
     document = _document(text)
     if isinstance(document.get("joined"), bool) or document.keys() >= {"role", "step"}:
-        return ""  # the progress of a replica that was about to succeed
+        return ""  # a progress report, which a replica writes when it is about to succeed
     last = without_rank(text.rpartition("\n")[2]).strip()
     lines = text.splitlines()
     exception = "" if _SENTENCE_OF_FLEET.match(last) else last_exception(lines)
@@ -334,7 +334,7 @@ def permanent_error(exit_code: int | None, reason: str | None, message: str | No
 
 
 def is_repeated(error: str, exit_code: int | None, before: LastFailure | None) -> bool:
-    """Return whether the previous failure had the same exit code and error."""
+    """Return whether the previous failure had the same exit code and the same error."""
     if before is None or before.exit_code != exit_code:
         return False
     return permanent_error(before.exit_code, before.reason, before.termination_message) == error
@@ -354,7 +354,7 @@ def raised_at(message: str | None) -> str | None:
 
 
 def _is_of_data(error: str, text: str) -> bool:
-    """Return whether a syntax error is in data that the script has parsed (eval, ast.literal_eval)."""
+    """Return whether a syntax error is in data that the script parsed (eval, ast.literal_eval)."""
     if not error.startswith("SyntaxError"):
         return False
     text = without_rank(text)

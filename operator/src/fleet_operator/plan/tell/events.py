@@ -1,4 +1,4 @@
-"""Builds the plan of a decision: its events, the urgency of its status, and the time of the next pass."""
+"""Completes a plan with its events, the urgency of its status, and the time of the next pass."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ def tell(
     context : Context
         The job's state.
     status : FleetJobStatus
-        The job's next status; its new conditions become events, too.
+        The job's next status. Its new conditions also become events.
     actions : iterable of Action
         The actions, in the order of execution.
     events : tuple of Event
         Additional events.
     looks : iterable of datetime or None
-        The times at which another pass is needed; the earliest counts.
+        The times at which another pass is needed; the earliest one is used.
     """
     before, actions = context.job.status, tuple(actions)
     return Plan(
@@ -82,7 +82,7 @@ def _warnings(context: Context) -> tuple[Event, ...]:
 
 
 def _scaled(context: Context, after: FleetJobStatus) -> tuple[Event, ...]:
-    """Return the event about a changed number of trainers, if it has changed."""
+    """Return the event about a change in the number of trainers, if there was one."""
     before, wanted = (status.role(Role.TRAINER).replicas for status in (context.job.status, after))
     if after.finished or not is_resized(before=before, wanted=wanted):
         return ()
@@ -94,7 +94,7 @@ def _scaled(context: Context, after: FleetJobStatus) -> tuple[Event, ...]:
 
 
 def news(before: FleetJobStatus, after: FleetJobStatus) -> tuple[Event, ...]:
-    """Return the events of new conditions in a status."""
+    """Return the events for the new conditions in a status."""
     events = []
     for condition in after.conditions:
         old = before.condition(condition.type)
@@ -114,12 +114,12 @@ def news(before: FleetJobStatus, after: FleetJobStatus) -> tuple[Event, ...]:
 
 
 def scaled_sentence(*, before: int, wanted: int) -> str:
-    """Return a sentence about a changed number of trainers, for which all replicas restart."""
+    """Return a sentence about a change in the number of trainers that restarts all replicas."""
     return f"trainer.replicas was {before} and is {wanted}: all replicas start anew with that number"
 
 
 def noted_sentence(*, before: int, wanted: int) -> str:
-    """Return a sentence about a changed number of trainers of a job that has no pods."""
+    """Return a sentence about a change in the number of trainers of a job that has no pods."""
     return f"trainer.replicas was {before} and is {wanted}: the job starts with that number"
 
 
@@ -134,7 +134,7 @@ def joined_sentence(*, before: int, wanted: int) -> str:
 
 
 def too_late_sentence(*, asked: int, had: int) -> str:
-    """Return why an elastic job has fewer trainers than desired; empty if it has all of them."""
+    """Return a sentence about why an elastic job has fewer trainers than desired; empty if it has all."""
     if asked <= had:
         return ""
     return f"; trainer.replicas is {asked}, but a trainer has completed, and none is added after that"

@@ -1,4 +1,4 @@
-"""The pending reason of a job and its message with advice, for ``kubectl describe``.
+"""The reason why a job is pending, and its message with advice, for ``kubectl describe``.
 
 A gang waits for its queue to admit it, or for enough of its pods to be schedulable at once. Schedulers report
 this in the conditions of the pods, and some in the status of the PodGroup. Kueue reports it in a Workload,
@@ -59,7 +59,7 @@ ADVICE = {
     "RunContainerError": "correct the template's command, user or mounts",
     "CrashLoopBackOff": "the container's log says why it ends",
     "GangWaiting": "the events of its pods and of its PodGroup say more",
-    # of an object that cannot be created yet
+    # of a job with an object that cannot be created yet
     "CreationRefused": "it is tried again: make room, or ask whoever set the limit or runs the webhook",
     "QuotaBackOff": "make room, ask for less, or ask whoever set the quota",
     "FeatureDisabled": "have it enabled under features in the values of the operator's chart",
@@ -76,7 +76,7 @@ ADVICE = {
 _REASON = re.compile(r"[A-Z][A-Za-z0-9]*")
 
 WAITS_FOR_OTHERS = frozenset({"Schedulable", "Undetermined"})
-"""Volcano's reason for a pod that is schedulable, unlike the others."""
+"""Volcano's reason for a pod that is schedulable although the others in its gang are not."""
 
 _KUEUES = "kueue.x-k8s.io/"
 
@@ -85,14 +85,14 @@ PASSING = frozenset({"ContainerCreating", "PodInitializing"})
 
 
 class PendingReason(NamedTuple):
-    """A pending reason with its message."""
+    """A reason why a job is pending, with its message."""
 
     reason: str
     sentence: str
 
 
 def why_not_created(context: Context, *, backed_off: Iterable[Replica], gated: bool) -> PendingReason | None:
-    """Return why not all pods exist, or None if they do."""
+    """Return the reason why not all pods exist, or None if they do."""
     missing, past, name_of = context.replicas.missing, context.replicas.past, context.replicas.name_of
     extras = ensure(context.extras, context.observed)
     incomplete = missing or extras or not context.observed.service
@@ -134,7 +134,7 @@ def why_not_created(context: Context, *, backed_off: Iterable[Replica], gated: b
 
 
 def given_back_sentence(context: Context) -> str:
-    """Return the message of a job that has released its pods, because a quota has no room for all of them."""
+    """Return the message of a job that has released its pods because a quota does not admit all of them."""
     again = context.ledger.quota.not_before if context.ledger.quota is not None else None
     until = f"{again:%H:%M:%S} UTC" if again is not None else "soon"
     because = f": {context.observed.refused}" if context.observed.over_quota else ""
@@ -146,13 +146,13 @@ def given_back_sentence(context: Context) -> str:
 
 
 def _or_forced(context: Context, pods: Iterable[ObservedPod], sentence: str) -> str:
-    """Return a sentence about terminating pods, with advice about stuck ones."""
+    """Return `sentence`, followed by advice about stuck pods if there are any."""
     command = how_to_force(pods, context.job.metadata.namespace, context.now)
     return "; ".join(filter(None, (sentence, command)))
 
 
 def _waiting_for_servers(context: Context) -> PendingReason:
-    """Return which servers the trainers wait for; existing ones come first: their logs may say why."""
+    """Return a reason that names the servers that trainers wait for, existing ones first."""
     reason = "WaitingForParameterServers"
     replicas = context.replicas
     slow = [each for each in replicas.wanted if each.role is Role.PSERVER and not replicas.is_ready(each)]
@@ -171,7 +171,7 @@ def _disabled(extra: Extra) -> str:
 
 
 def why_not_running(context: Context, not_created: PendingReason | None) -> PendingReason:
-    """Return why not every replica runs: the first problem of a pod, else why pods are missing."""
+    """Return the reason why not every replica runs: the first problem of a pod, or why pods are missing."""
     if not_created is not None and not_created.reason != "Creating" and _is_gang_incomplete(context):
         return not_created  # no scheduler places a gang before its pods exist
     if (gang := _why_gang_waits(context)) is not None:
@@ -185,7 +185,7 @@ def why_not_running(context: Context, not_created: PendingReason | None) -> Pend
 
 
 def _is_gang_incomplete(context: Context) -> bool:
-    """Return whether a gang has fewer pods than its minimum."""
+    """Return whether fewer pods of a gang exist than must be scheduled together."""
     there = len(context.replicas.wanted) - len(context.replicas.missing)
     return context.job.gang is not Gang.NONE and there < context.job.min_available
 
@@ -209,7 +209,7 @@ def _why_gang_waits(context: Context) -> PendingReason | None:
 
 
 def why_unended(context: Context, pods: Iterable[ObservedPod]) -> PendingReason | None:
-    """Return a reason that names the stuck pods among `pods`, which only a person can remove, or None."""
+    """Return a reason that names the stuck pods, which only a person can remove, or None without any."""
     pods = tuple(pods)
     stuck = stuck_pods(pods, context.now)
     if not stuck:
@@ -218,7 +218,7 @@ def why_unended(context: Context, pods: Iterable[ObservedPod]) -> PendingReason 
 
 
 def why_in_doubt(context: Context) -> PendingReason | None:
-    """Return why replicas that count as running may not run.
+    """Return the reason why replicas that count as running may not be running, or None.
 
     Their node is silent, or their pod was deleted and its end is not confirmed yet.
     """
@@ -235,20 +235,20 @@ def why_in_doubt(context: Context) -> PendingReason | None:
 
 
 def trouble(context: Context) -> ObservedPod | None:
-    """Return the first pod with a lasting problem of its own."""
+    """Return the first pod with a persistent problem, preferably one that does not depend on other pods."""
     told = [pod for pod in _not_running(context) if pod.reason and pod.reason not in PASSING]
     return next((pod for pod in told if pod.reason not in WAITS_FOR_OTHERS), next(iter(told), None))
 
 
 def _not_running(context: Context) -> Iterator[ObservedPod]:
-    """Return the pods that do not run and have not ended."""
+    """Yield the pods that are not running and have not ended."""
     for pod in context.replicas.present.values():
         if not is_up(pod) and pod.exit_code is None:
             yield pod
 
 
 def _starting(context: Context) -> str:
-    """Return a sentence about the existing pods that do not run yet and have no known problem."""
+    """Return a sentence about pods that are not running yet, but have no known problem."""
     slow = [pod.name for pod in _not_running(context)]
     if not slow:
         return "the pods are there, but not all of them run yet"
@@ -269,7 +269,7 @@ def why_gang_waits(
     queue: str | None = None,
     held_back: str | None = None,
 ) -> tuple[str, str] | None:
-    """Return why pods of a gang have no node; None if the gang is not the reason.
+    """Return the reason why pods of a gang have no node, or None if the gang is not the cause.
 
     Parameters
     ----------
@@ -280,11 +280,11 @@ def why_gang_waits(
     pods : iterable of ObservedPod
         The pods of the gang.
     wanted : int
-        How many of them must be scheduled together.
+        How many of the pods must be scheduled together.
     queue : str, optional
         The queue of the gang.
     held_back : str, optional
-        The message of its waiting PodGroup.
+        The message of the pending PodGroup, if any.
     """
     waiting = [pod for pod in pods if pod.node is None and pod.phase is PodPhase.PENDING]
     if gang is Gang.NONE or not waiting:
@@ -297,7 +297,7 @@ def why_gang_waits(
 def _not_admitted(
     name: str, namespace: str, waiting: Sequence[ObservedPod], queue: str | None
 ) -> tuple[str, str] | None:
-    """Return why Kueue holds a group back; its pods report other problems themselves."""
+    """Return the reason why Kueue holds back a group, if it does; the pods report other problems."""
     gated = [pod for pod in waiting if any(gate.startswith(_KUEUES) for gate in pod.gates)]
     if not gated:
         return None
@@ -313,7 +313,7 @@ def _not_admitted(
 def _not_placed(
     name: str, waiting: Sequence[ObservedPod], wanted: int, held_back: str | None
 ) -> tuple[str, str]:
-    """Return the scheduler's message about the pod that delays the others, else about the group, if any."""
+    """Return the scheduler's message about the pod that delays the others, or else about the group."""
     told = sorted((pod for pod in waiting if pod.reason), key=lambda pod: pod.reason in WAITS_FOR_OTHERS)
     places = "a place for 1 pod" if wanted == 1 else f"places for {wanted} pods together"
     without = "1 has" if len(waiting) == 1 else f"{len(waiting)} have"
@@ -336,5 +336,5 @@ def advised(reason: str, sentence: str) -> str:
 
 
 def as_reason(word: str | None, otherwise: str) -> str:
-    """Return `word`, from a node or a webhook, if it is valid as a condition's reason, else `otherwise`."""
+    """Return `word`, from a node or a webhook, if it is a valid condition reason, else `otherwise`."""
     return word if word and _REASON.fullmatch(word) else otherwise

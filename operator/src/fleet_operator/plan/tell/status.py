@@ -1,4 +1,4 @@
-"""The status of a decision: conditions with reasons and messages, counts, and the attempts."""
+"""Builds the status for a decision: the conditions with their reasons and messages, counts and attempts."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ __all__ = ["Told", "build_status", "conditions", "only_counts_differ"]
 Told = tuple[bool, str, str]  # whether a condition holds, its reason, its message
 
 _ON_THE_WAY = frozenset({"Creating", "GangWaiting", "PodsCreated", "Starting"})
-"""Reasons that normally follow each other quickly, so that one write reports only the last."""
+"""Reasons that normally follow each other quickly: one write can skip all but the last."""
 
 
 def conditions(
     before: FleetJobStatus, told: Mapping[ConditionType, Told], *, generation: int, now: datetime
 ) -> tuple[Condition, ...]:
-    """Return the next conditions.
+    """Return the conditions of the next status.
 
     Parameters
     ----------
     before : FleetJobStatus
-        The last status. Conditions not in `told` stay; those of other writers come last.
+        The last status. Conditions that are not in `told` stay; those of other writers come last.
     told : mapping
         The conditions that are known now.
     generation : int
@@ -81,7 +81,7 @@ def build_status(
     start: datetime | None = None,
     completion: datetime | None = None,
 ) -> FleetJobStatus:
-    """Return the job's next status; fields that this build does not know are kept.
+    """Return the job's next status, with the fields that this build does not know.
 
     Parameters
     ----------
@@ -126,7 +126,7 @@ def build_status(
 
 
 def only_counts_differ(one: FleetJobStatus, other: FleetJobStatus) -> bool:
-    """Return whether two statuses differ only in counts, progress and messages, which may wait a little."""
+    """Return whether two statuses differ only in counts, progress and messages, whose write may wait."""
     return _without_counts(one) == _without_counts(other)
 
 
@@ -148,7 +148,7 @@ def _without_counts(status: FleetJobStatus) -> FleetJobStatus:
 
 
 def _what_stays(role: RoleStatus) -> RoleStatus:
-    """Return the part of a role's status that must not be lost: a lost completion would repeat training."""
+    """Return the part of a role's status that must be written without delay, such as the completions."""
     return RoleStatus(role=role.role, restarts=role.restarts, completed_indexes=role.completed_indexes)
 
 
@@ -172,7 +172,7 @@ def _role_status(context: Context, role: Role) -> RoleStatus:
 
 
 def _up(context: Context, role: Role) -> int:
-    """Return how many replicas of a role run or have completed."""
+    """Return the number of replicas of a role that are running or have completed."""
     if role is Role.PSERVER:
         return context.ready_or_completed(role)
     return sum(context.replicas.runs(each) for each in context.replicas.wanted if each.role is role)
