@@ -30,7 +30,7 @@ from fleet_operator.cli.options import (
 from fleet_operator.cli.remote import register
 from fleet_operator.errors import OperatorError
 
-PLUGIN = "kubectl-fleet"  # the executable that kubectl runs for `kubectl fleet`
+PLUGIN = "kubectl-fleet"  # the plugin that kubectl runs for `kubectl fleet`
 UNKNOWN_UID = "00000000-0000-0000-0000-000000000000"
 
 app = typer.Typer(
@@ -123,7 +123,7 @@ def render(filename: Manifest) -> None:
     manifests = [build_service(job), *(extra.manifest for extra in extras)]
     for role in job.roles:
         manifests += [build_pod(job, role, index, Attempt(), hosts) for index in range(job.replicas(role))]
-    copies = json.loads(json.dumps(manifests))  # PyYAML would write shared objects as aliases
+    copies = json.loads(json.dumps(manifests))  # without copies, PyYAML would write shared objects as aliases
     typer.echo(yaml.safe_dump_all(copies, sort_keys=False, width=110), nl=False)
 
 

@@ -44,7 +44,7 @@ async def submit(
     wait : bool
         Whether to wait until the job has finished, and return its result.
     timeout_seconds : float, optional
-        How long to wait at most.
+        The maximum time to wait.
     as_json : bool
         Whether to show the API server's object as JSON instead of a sentence.
     force : bool

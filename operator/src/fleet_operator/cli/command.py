@@ -1,4 +1,4 @@
-"""The ``run`` command: the display during a run, and the summary and the loss curves after it."""
+"""The ``run`` command: the display during a run, and the summary and loss curves after it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 CURVE = "loss.png"
 PAGE = "summary.html"
 PAGE_LINES = 40  # of each log, on the HTML page
-SHOWN_LINES = 12  # of the traceback, or the log, of the replica that caused a job's failure
+SHOWN_LINES = 12  # of the traceback or log of the replica that caused the job to fail
 
 
 def run_command(
@@ -52,7 +52,7 @@ def run_command(
     tensorboard: Path | None,
     no_restart: bool = False,
 ) -> int:
-    """Run a job, show it and its result, and return the exit status."""
+    """Run a job, show its progress and its result, and return the exit status."""
     job = prepare(job, given, no_restart=no_restart)
     check_folders(job, given)
     workdirs = choose_workdirs(job, manifest, workdir, given.volumes)
@@ -89,7 +89,7 @@ def run_command(
 
 
 def _last_words(result: RunResult, logs: Path) -> list[str]:
-    """Return the end of the log of the replica that caused the job's failure, and the log's path."""
+    """Return the end of the log of the replica that caused the job to fail, and the path of the log."""
     replica = result.failing
     if replica is None or replica.pod is None:
         return []
@@ -103,7 +103,7 @@ def _last_words(result: RunResult, logs: Path) -> list[str]:
 
 
 def _draw(result: RunResult, path: Path, display: Display) -> Picture | str:
-    """Draw the loss curves and write them to a file; return them, or the reason why there are none."""
+    """Draw the loss curves and write them to a file; return them, or the reason for their absence."""
     curves = {
         replica.name: replica.progress.history
         for replica in result.view.replicas.values()

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from fleet_operator.api import FleetJob
 
-_NAME = re.compile(r"[-._a-zA-Z][-._a-zA-Z0-9]*")  # a name of a variable that Kubernetes accepts
+_NAME = re.compile(r"[-._a-zA-Z][-._a-zA-Z0-9]*")  # the name of a variable, as Kubernetes accepts it
 
 
 class GivenError(OperatorError):
@@ -26,7 +26,7 @@ class GivenError(OperatorError):
 
 
 def read_given(volumes: Sequence[str], env_files: Sequence[Path]) -> Given:
-    """Parse ``--volume NAME=FOLDER`` and ``--env-file FILE``; the last of several duplicates wins.
+    """Parse ``--volume NAME=FOLDER`` and ``--env-file FILE``; the last of several duplicates is used.
 
     Raises
     ------
@@ -58,13 +58,13 @@ def _variables(path: Path) -> Iterator[tuple[str, str]]:
             continue
         name, equals, value = line.lstrip().partition("=")
         if not equals or _NAME.fullmatch(name) is None or "\0" in value:
-            found = repr(name) if equals else "no ="  # not the line itself: it may be part of a secret
+            found = repr(name) if equals else "no ="  # do not quote the line, which may be part of a secret
             raise GivenError(f"{path}, line {number}: found {found}, expected NAME=VALUE or a comment (# …)")
         yield name, value
 
 
 def check_folders(job: FleetJob, given: Given) -> None:
-    """Reject folders that replace no volume or do not exist; create those of emptyDirs and the checkpoint.
+    """Reject folders that replace no volume or do not exist; create those for emptyDirs and the checkpoint.
 
     Raises
     ------
@@ -96,7 +96,7 @@ def check_folders(job: FleetJob, given: Given) -> None:
 
 
 def describe(job: FleetJob, given: Given) -> Iterator[str]:
-    """Yield remarks about replaced paths, and about ignored lines of ``--env-file``."""
+    """Yield remarks about replaced paths, and about ignored lines in the ``--env-file``."""
     shown = dict[str, str]()
     for template in templates(job.to_manifest()["spec"]).values():
         shown |= places(template["spec"], folders_of(template["spec"], given.volumes))
@@ -110,7 +110,7 @@ def describe(job: FleetJob, given: Given) -> Iterator[str]:
 
 
 def _set_by(job: FleetJob) -> set[str]:
-    """Return the variables that the manifest sets itself."""
+    """Return the names of the variables that the manifest itself sets."""
     containers = [main_container(each["spec"])[1] for each in templates(job.to_manifest()["spec"]).values()]
     return {
         entry["name"]

@@ -1,4 +1,4 @@
-"""The sentences, times and placeholders of the command line's output."""
+"""Formats the sentences, times and placeholders in the output of the commands."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ ABSENT = "-"
 
 
 def now() -> datetime:
-    """Return the time of day in UTC."""
+    """Return the current time in UTC."""
     return datetime.now(UTC)
 
 
 def describe_exit(pod: LocalPod, job: FleetJob) -> str:
-    """Return how a failed pod ended, and why, if known."""
+    """Return a sentence about how a failed pod ended, with the reason if known."""
     return failure_sentence(replace(pod.observed(), name=pod.replica), job)
 
 
 def consequence(before: FleetJob, after: FleetJob, role: Role, index: int) -> str | None:
-    """Return the consequence of a replica's failure in a new status; None if there is none yet."""
+    """Return the consequence of a replica's failure, from a change of status; None if there is none yet."""
     limit = after.spec.run_policy.backoff_limit
     counted = after.status.failures > before.status.failures  # a disruption is not a failure
     count = f" ({after.status.failures} of {limit})" if counted else ""
@@ -51,7 +51,7 @@ def _restarts(job: FleetJob, role: Role, index: int) -> int:
 
 
 def describe_progress(replicas: Iterable[ReplicaView]) -> str:
-    """Return one line about all replicas that report their progress; empty if none does."""
+    """Return one line with the progress of all replicas that report theirs; empty if none does."""
     parts = []
     for replica in replicas:
         progress = replica.progress
@@ -65,7 +65,7 @@ def describe_progress(replicas: Iterable[ReplicaView]) -> str:
 
 
 def names(replicas: Sequence[ReplicaView]) -> str:
-    """Name replicas of one role: trainer-1, or trainers 0-3 and 7."""
+    """Return the names of replicas of one role, as in trainer-1 or trainers 0-3 and 7."""
     if len(replicas) == 1:
         return replicas[0].name
     spans = list[list[int]]()

@@ -1,4 +1,4 @@
-"""The local form of a job: its manifest without cluster settings, and the settings of its replicas."""
+"""The local form of a job: the job without cluster settings, and the settings of its replicas."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from fleet_operator.cli.display import Display
     from fleet_operator.cli.scalars import Scalars
 
-# Trainers and servers on one machine share memory: glibc should copy tensors past the caches.
+# Trainers and servers on one machine share memory, so glibc should bypass the caches when copying tensors.
 COPY_PAST_CACHES = {"GLIBC_TUNABLES": f"glibc.cpu.x86_non_temporal_threshold={2 << 20}"}
 
 
@@ -37,15 +37,15 @@ class RunOptions:
     workdirs : mapping
         The working directory of each role's replicas.
     logs : Path
-        The folder of their logs; it is created.
+        The folder of the replicas' logs; it is created.
     environ : mapping
-        The environment that they inherit.
+        The environment that the replicas inherit.
     timeout_seconds : float, optional
         The time after which the run is stopped.
     given : Given
         The replacements of volumes, Secrets and ConfigMaps.
     follow : bool
-        Whether to show what trainer 0 prints.
+        Whether to show the output of trainer 0.
     scalars : Scalars, optional
         Receives the trainers' progress.
     """
@@ -76,7 +76,7 @@ def prepare(job: FleetJob, given: Given | None = None, *, no_restart: bool = Fal
     metadata = {"uid": str(uuid.uuid4()), "resource_version": "1", "creation_timestamp": now()}
     spec = job.spec
     # With InOrder, a run would wait twice for the import of torch. On a cluster InOrder is the default,
-    # because trainers would otherwise occupy their nodes while servers still pull their image.
+    # because trainers would otherwise occupy their nodes while servers are still pulling their image.
     if "startup_policy" not in spec.model_fields_set:
         spec = spec.model_copy(update={"startup_policy": StartupPolicy.ANY_ORDER})
     if no_restart:
@@ -86,7 +86,7 @@ def prepare(job: FleetJob, given: Given | None = None, *, no_restart: bool = Fal
 
 
 def without_cluster(job: FleetJob) -> FleetJob:
-    """Remove settings that are useless on one machine but would have effects.
+    """Return the job without settings that have no use on one machine, but would have effects.
 
     Each pod has its own address, and can use all of the manifest's ports. The job ends with its run, and its
     servers exit by themselves before that.
@@ -97,7 +97,7 @@ def without_cluster(job: FleetJob) -> FleetJob:
 
 
 def claim_port(job: FleetJob, options: RunOptions, display: Display, claims: list[Claim]) -> FleetJob:
-    """Assign a rendezvous port that no other run on this machine uses to a collective job."""
+    """Give a collective job a rendezvous port that no other run on this machine uses."""
     if job.spec.mode is not Mode.COLLECTIVE:
         return job
     wanted = job.port(Role.TRAINER)
@@ -111,7 +111,7 @@ def claim_port(job: FleetJob, options: RunOptions, display: Display, claims: lis
 
 
 def local_settings(job: FleetJob, options: RunOptions, scratch: Path) -> LocalSettings:
-    """Return the replicas' settings; the machine's cores are divided among their processes."""
+    """Return the settings of the replicas, among whose processes the machine's cores are divided."""
     loopback = "lo" if sys.platform == "linux" else "lo0"
     threads = max(1, _num_cores() // sum(job.replicas(role) * _processes(job, role) for role in job.roles))
     return LocalSettings(
@@ -129,7 +129,7 @@ def local_settings(job: FleetJob, options: RunOptions, scratch: Path) -> LocalSe
 
 
 def _defaults(job: FleetJob, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return default variables for the replicas, except those that the user has set."""
+    """Return default variables for the replicas, without those that the user has set."""
     defaults = {"PYTHONUNBUFFERED": "1"}
     if job.spec.mode is Mode.PARAMETER_SERVER and COPY_PAST_CACHES.keys().isdisjoint(environ):
         defaults |= COPY_PAST_CACHES

@@ -30,22 +30,22 @@ if TYPE_CHECKING:
     from fleet_operator.cli.session import Session, Watched
 
 LINE_BYTES = 64 * 1024
-"""The length limit of a line; longer ones are shown in pieces."""
+"""The maximum length of a line; longer lines are shown in pieces."""
 
 QUEUED_LINES = 256
 RETRY_SECONDS = 1.0
 LAST_SECONDS = 3.0
-"""How long the log of an ended pod may be silent before it is closed: a lost node never closes it."""
+"""How long the log of an ended pod may be silent before we close it: a lost node never does."""
 
 LAST_TRIES = 3
-"""How often the log of an ended pod is requested after errors: its last lines matter most."""
+"""How often the log of an ended pod is requested in spite of errors: its last lines matter most."""
 
 _STAMP = re.compile(rb"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(Z|[+-]\d\d:\d\d) ?")
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """The selection of replicas and of their log lines."""
+    """A selection of replicas and of their log lines."""
 
     role: Role | None = None
     index: int | None = None
@@ -62,11 +62,11 @@ class Wanted:
         )
 
     def container_of(self, pod: Mapping[str, Any]) -> str:
-        """Return the name of the selected container, which a pod may not have."""
+        """Return the name of the selected container, which the pod need not have."""
         return self.container or main_container(pod)
 
     def params(self, pod: Mapping[str, Any]) -> dict[str, str]:
-        """Return the query parameters of the log request."""
+        """Return the query parameters for a request of the pod's log."""
         params = {"container": self.container_of(pod), "timestamps": "true"}
         if self.tail is not None:
             params["tailLines"] = str(self.tail)
@@ -77,7 +77,7 @@ class Wanted:
 
 @dataclass(slots=True, eq=False)
 class _Reading:
-    """The state of reading one pod's log."""
+    """The task that reads one pod's log, and its state."""
 
     pod: Mapping[str, Any]
     reader: asyncio.Task[None]
@@ -86,7 +86,7 @@ class _Reading:
 
 
 class Logs:
-    """The logs of one job's replicas.
+    """A reader of the logs of one job's replicas.
 
     Parameters
     ----------
@@ -99,7 +99,7 @@ class Logs:
     show : callable
         Called with a replica's name, such as ``trainer-1``, and one of its lines.
     note : callable
-        Called with messages about the job and its pods.
+        Called with remarks about the job and its pods.
     """
 
     def __init__(
@@ -117,13 +117,13 @@ class Logs:
         self._show = show
         self._note = note
         self._lines: asyncio.Queue[tuple[str, bytes]] = asyncio.Queue(QUEUED_LINES)
-        self._readings: dict[str, _Reading] = {}  # by pod uid
+        self._readings: dict[str, _Reading] = {}  # by the pod's uid
         self._seen: set[str] = set()  # replicas with at least one pod whose log was followed
         self._opened: set[str] = set()  # the uids of pods whose log could be opened
         self._told_why_not = False
 
     async def print_once(self) -> int:
-        """Show the present logs, one replica after the other; return the exit status."""
+        """Show the existing logs, one replica after the other; return the exit status."""
         await self._session.job(self._job)
         pods = [pod for pod in await self._session.pods(self._job) if self._wanted.takes(pod)]
         started = [pod for pod in pods if has_started(pod, self._wanted.container_of(pod))]
@@ -142,7 +142,7 @@ class Logs:
         return 1 if unread == len(started) else 0
 
     async def follow(self) -> int:
-        """Show present and new lines until the job and its replicas have finished.
+        """Show existing and new lines until the job and its replicas have finished.
 
         Returns
         -------
@@ -159,7 +159,7 @@ class Logs:
             try:
                 await asyncio.wait({printing, minding}, return_when=asyncio.FIRST_COMPLETED)
                 if printing.done():
-                    printing.result()  # printing ends only with an error, such as a closed pipe
+                    printing.result()  # the printing task ends only with an error, such as a closed pipe
                 minding.result()
                 await self._lines.join()
             finally:
@@ -191,7 +191,7 @@ class Logs:
         return f"FleetJob {self._job} has no pods; `fleetjob status {self._job}` says why"
 
     def _lacking(self, pods: Sequence[Mapping[str, Any]]) -> str | None:
-        """Return a message if there are pods, but none with the selected container."""
+        """Return a message if there are pods, but none has the selected container."""
         containers = dict.fromkeys(name for pod in pods for name in containers_of(pod))
         wanted = self._wanted.container
         if wanted is None or not pods or wanted in containers:
@@ -218,7 +218,7 @@ class Logs:
             self._release({pod["metadata"]["uid"] for pod in present if has_not_ended(pod)})
             known = [Summary.of(job) for job in jobs.all()]
             if not self._told_why_not and (lacking := self._lacking(present)):
-                self._told_why_not = True  # keep on: an ephemeral container may still be added
+                self._told_why_not = True  # continue, because an ephemeral container may still be added
                 self._note(lacking)
             if known and (line := f"{known[0].state}: {known[0].sentence}") != said:
                 said = line
@@ -247,7 +247,7 @@ class Logs:
         self._readings[uid] = _Reading(pod, asyncio.create_task(following, name=f"read {replica}"))
 
     def _release(self, running: set[str]) -> None:
-        """Let the readers of ended pods finish, and stop those that receive nothing more."""
+        """Let the readers of ended pods finish, and stop readers that no longer receive anything."""
         for uid, reading in self._readings.items():
             if uid not in running and reading.release is None:
                 reading.release = asyncio.create_task(self._let_go(reading), name=f"let go of {uid}")
@@ -301,7 +301,7 @@ class Logs:
             await asyncio.sleep(RETRY_SECONDS)
 
     async def _lives_on(self, pod: Mapping[str, Any]) -> bool:
-        """Return whether this pod, by its uid, still runs, so that more lines may follow."""
+        """Return whether this pod, identified by its uid, has not ended, so that more lines may follow."""
         name, uid = pod["metadata"]["name"], pod["metadata"]["uid"]
         try:
             found = await self._session.client.get(f"{collection('pods', self._session.namespace)}/{name}")
@@ -324,7 +324,7 @@ class Logs:
 
 
 async def lines_of(chunks: AsyncIterator[bytes], limit: int = LINE_BYTES) -> AsyncIterator[bytes]:
-    """Split bytes into lines, and lines longer than `limit` into pieces."""
+    """Split a stream of bytes into lines, and lines longer than `limit` into pieces."""
     held = b""
     async for chunk in chunks:
         held += chunk
@@ -346,7 +346,7 @@ def replica_of(pod: Mapping[str, Any]) -> str:
 
 
 def has_started(pod: Mapping[str, Any], container: str) -> bool:
-    """Return whether a pod's container has started, and so has a log."""
+    """Return whether a pod's container has started, and thus has a log."""
     status = pod.get("status", {})
     for kind in ("containerStatuses", "initContainerStatuses", "ephemeralContainerStatuses"):
         for each in status.get(kind) or ():
@@ -391,7 +391,7 @@ async def _first(*events: asyncio.Event) -> None:
 
 
 def print_with(*, prefixes: bool, colour: bool, write: Callable[[str], None]) -> Callable[[str, bytes], None]:
-    """Return a function that writes a line after the name of its replica, which has its own colour."""
+    """Return a function that writes a line, preceded by its replica's name in the replica's colour."""
     colours = ("cyan", "green", "magenta", "yellow", "blue", "bright_cyan", "bright_green", "bright_magenta")
     chosen: dict[str, str] = {}
 

@@ -1,4 +1,4 @@
-"""Manifest files, as given by ``-f``."""
+"""Reads and checks manifest files, as given by ``-f``."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ STDIN = Path("-")
 STDIN_NAME = "standard input"
 
 MAX_BYTES = 3 << 20
-"""The size limit of a file; the API server accepts no larger request."""
+"""The maximum size of a file: the API server accepts no larger request."""
 
-CARET_COLUMNS = 60  # how much of a long line is shown on each side of an error
+CARET_COLUMNS = 60  # how many characters of a long line are shown on each side of an error
 
 
 class ManifestError(OperatorError):
@@ -69,7 +69,7 @@ class Manifest:
     _root: Node = field(repr=False)
 
     def located(self, error: InvalidJob) -> InvalidJob:
-        """Return the error with the line of each problem; a missing field has the line of its parent."""
+        """Return the error with the line of each problem; a missing field gets the line of its parent."""
         lines = dict(self._root.lines())
         problems = []
         for problem in error.problems:
@@ -121,8 +121,8 @@ def _read(path: Path) -> bytes:
 
 
 def _with_caret(lines: Sequence[str], line: int, column: int) -> str:
-    """Return a line of a text with a caret below one of its columns."""
-    shown = lines[line] if line < len(lines) else ""  # an error may be past the last line
+    """Return a line of a text, with a caret below one of its columns."""
+    shown = lines[line] if line < len(lines) else ""  # the position of an error may be past the last line
     start = max(0, column - CARET_COLUMNS)
     shown = "".join(each if each.isprintable() else " " for each in shown[start : column + CARET_COLUMNS])
     return f"    {shown}\n    {' ' * (column - start)}^"
@@ -130,7 +130,7 @@ def _with_caret(lines: Sequence[str], line: int, column: int) -> str:
 
 @contextlib.contextmanager
 def located(manifest: Manifest) -> Iterator[None]:
-    """Add the manifest's lines to the problems of a job."""
+    """Return a context in which the problems of an InvalidJob error get the manifest's lines."""
     try:
         yield
     except InvalidJob as error:
@@ -144,14 +144,14 @@ def _warn(sentence: str) -> None:
 def check_manifest(
     manifest: Manifest, *, allow_unknown_fields: bool, warn: Callable[[str], None] = _warn
 ) -> FleetJob:
-    """Return the job of a manifest, and check its templates like Kubernetes.
+    """Parse the job of a manifest, and check its templates like Kubernetes.
 
     Parameters
     ----------
     manifest : Manifest
         The manifest.
     allow_unknown_fields : bool
-        Whether a template's unknown fields only cause warnings: a newer cluster may know them.
+        Whether unknown fields in a template only cause warnings: a newer cluster may know them.
     warn : callable
         Called with each warning, including those about variables that the operator overrides, and about a
         script without a launcher in a pod of several slots.

@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from fleet_operator.cli.session import Session
 
 PATIENCE_SECONDS = 2.0
-"""How long shell completion waits for the cluster, in addition to the time of a credential program."""
+"""How long shell completion waits for the cluster, not including a credential program."""
 
 
 def complete_jobs(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Return the names of jobs with this prefix; none if the cluster does not respond."""
+    """Return the names of jobs with this prefix, or no names if the cluster does not respond."""
     import asyncio
 
     from fleet_operator.cli.session import Where, in_session
@@ -51,7 +51,7 @@ class Output(StrEnum):
 
 @contextlib.contextmanager
 def refusals_told(output: Output) -> Iterator[None]:
-    """With JSON output, print errors such as an invalid manifest as an object, then raise them again."""
+    """Return a context that prints errors, such as an invalid manifest, as JSON too if the output is JSON."""
     from fleet_operator.errors import OperatorError
 
     try:

@@ -1,4 +1,4 @@
-"""Pure: the summary of a run as a self-contained page of HTML, with pictures of its loss curves."""
+"""Pure: renders the summary of a run as a self-contained HTML page, with pictures of its loss curves."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ DARK: dict[Any, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """One picture as two PNGs, for light and dark pages."""
+    """A picture as two PNGs, one for light pages and one for dark pages."""
 
     light: bytes
     dark: bytes
 
 
 def draw_loss_curves(curves: Mapping[str, Mapping[int, float]], title: str) -> Picture:
-    """Draw the loss of each replica over its steps.
+    """Plot the loss of each replica over its steps.
 
     Parameters
     ----------
     curves : mapping
-        Loss by step, by the name of the replica. At least one is not empty; empty ones are left out.
+        The loss by step, by the name of the replica. At least one is not empty; empty ones are left out.
     title : str
         The title of the picture.
 
@@ -111,7 +111,7 @@ pre {{ white-space: pre-wrap; overflow-wrap: anywhere; }}
 
 
 def render_page(result: RunResult, picture: Picture | str, logs: Mapping[str, Sequence[str]]) -> str:
-    """Return the page, which is meant for the log folder.
+    """Return the HTML page, whose links are relative to the log folder.
 
     Parameters
     ----------
@@ -147,7 +147,7 @@ def render_page(result: RunResult, picture: Picture | str, logs: Mapping[str, Se
 
 
 def _trouble(replica: ReplicaView, result: RunResult) -> int:
-    """Return a replica's sort key: the failure that ended the job, then other failures, then the rest."""
+    """Return a replica's sort key: the failure that ended the job, other failures, then the rest."""
     if replica is result.failing:
         return 0
     return 1 if replica.state == "Failed" else 2

@@ -1,4 +1,4 @@
-"""Pure: a check of Kubernetes' own types in a manifest for unknown fields and wrong types, without a cluster.
+"""Pure: checks Kubernetes' own types in a manifest for unknown fields and wrong types, without a cluster.
 
 The CustomResourceDefinition of FleetJob does not restrict a pod's spec, so the API server reports mistakes in
 it only when a pod is created. ``pod_fields.json`` has the fields of the version of Kubernetes that this
@@ -41,22 +41,22 @@ _SCALARS: dict[str, tuple[type | tuple[type, ...], str]] = {
 
 
 class Findings(NamedTuple):
-    """The problems in the parts of a manifest that have Kubernetes' own types."""
+    """The problems in those parts of a manifest that have Kubernetes' own types."""
 
-    kubernetes: str  # the version whose fields are known
+    kubernetes: str  # the Kubernetes version whose fields are known
     unknown: tuple[Problem, ...]  # fields that this version does not have
     misfit: tuple[Problem, ...]  # values of the wrong type
 
 
 class _Place(NamedTuple):
-    """A map in the manifest: its path, and the fields that it may have."""
+    """A map in the manifest, with its path and the fields that it may have."""
 
     path: str
     fields: Mapping[str, str]
 
 
 def find(document: Mapping[str, Any]) -> Findings:
-    """Compare a manifest with the fields that Kubernetes knows.
+    """Return the problems of a manifest, compared with the fields that Kubernetes knows.
 
     Parameters
     ----------
@@ -80,7 +80,7 @@ def _problems(
 ) -> Iterator[tuple[Problem, bool]]:
     """Yield each problem of a value, and whether it is an unknown field; `places` leads to the value."""
     path = places[-1].path
-    if value is None or kind == "any":  # the API server also treats null as an absent field
+    if value is None or kind == "any":  # like the API server, treat null as an absent field
         return
     if kind in _SCALARS:
         wanted, words = _SCALARS[kind]
@@ -119,14 +119,14 @@ def _problems_of_fields(
 
 
 def _no_resources(names: Iterable[str], path: str) -> Iterator[Problem]:
-    """Yield the invalid names of container resources, such as that of a GPU without a domain."""
+    """Yield a problem for each invalid name of a container resource, such as a GPU without a domain."""
     for name in names:
         if not re.fullmatch(RESOURCE_NAME, str(name)):
             yield Problem(path, repr(name), PATTERNS[RESOURCE_NAME])
 
 
 def _meant(name: str, around: tuple[_Place, ...], types: Types) -> str:
-    """Return a suggestion for an unknown field: another level, a similar name, or all known fields."""
+    """Return a suggestion for an unknown field: the right level, a similar name, or all known fields."""
     here = around[-1].fields
     for place in reversed(around[:-1]):
         if name in place.fields:

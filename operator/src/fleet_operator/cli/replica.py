@@ -18,32 +18,32 @@ if TYPE_CHECKING:
     from fleet_operator.plan.observe.progress import Progress
 
 PATIENCE_SECONDS = 5.0
-"""How long after a replica's start its waiting is not shown."""
+"""How long after a replica's start the display does not show what the replica is waiting for."""
 
 SILENT_SECONDS = 60.0
-"""How long a script that may not use `fleet` is assumed to be importing its modules."""
+"""How long a script that may not use `fleet` is assumed to be still importing its modules."""
 
 PACE_READINGS = 60
-"""The number of readings, one per second, for the estimated pace."""
+"""The number of readings, one per second, from which the pace is estimated."""
 
 IMPORTS = "importing torch, or what else its script does before fleet.init()"
 
 
 @dataclass(slots=True)
 class ReplicaView:
-    """A replica, through all of its attempts."""
+    """The displayed state of a replica, across all of its attempts."""
 
     role: Role
     index: int
     pod: LocalPod | None = None  # the latest attempt
     lives: int = 0
     restarting: bool = False
-    stopped: bool = False  # whether the run or the plan ended its latest attempt
+    stopped: bool = False  # whether the run or the plan stopped the latest attempt
     exit_codes: list[int] = field(default_factory=list)
     started_at: datetime | None = None
     progress: Progress | None = None
-    uses_fleet: bool = False  # whether its script certainly uses `fleet`, and so will respond
-    heard: bool = False  # whether its latest attempt has responded
+    uses_fleet: bool = False  # whether the script is known to use `fleet`, and so will respond
+    heard: bool = False  # whether the latest attempt has responded
     readings: deque[tuple[datetime, int]] = field(default_factory=lambda: deque(maxlen=PACE_READINGS))
 
     @property
@@ -53,12 +53,12 @@ class ReplicaView:
 
     @property
     def restarts(self) -> int:
-        """How often it was started again."""
+        """The number of restarts of the replica."""
         return max(0, self.lives - 1)
 
     @property
     def state(self) -> str:
-        """Its state in one word."""
+        """The replica's state in one word."""
         pod = self.pod
         if self.restarting:
             return "Restarting"
@@ -74,9 +74,9 @@ class ReplicaView:
 
     @property
     def _is_joining(self) -> bool:
-        """Whether a running trainer has not started training yet."""
+        """Whether the replica is a running trainer that has not started to train yet."""
         if self.role is Role.PSERVER:
-            return False  # for a server only its readiness counts
+            return False  # for a server, only readiness counts
         return self._waits_for is not None if self.heard else self.uses_fleet
 
     @property
@@ -84,7 +84,7 @@ class ReplicaView:
         return self.progress.waits_for if self.progress is not None else None
 
     def waiting(self, now: datetime) -> str | None:
-        """Return what the replica waits for, once it has waited for a few seconds."""
+        """Return what the replica is waiting for, once it has waited for a few seconds."""
         pod = self.pod
         if pod is None or pod.phase is not PodPhase.RUNNING or pod.deleted_at is not None:
             return None
@@ -100,7 +100,7 @@ class ReplicaView:
         return IMPORTS if not self.heard and (self.uses_fleet or seconds < SILENT_SECONDS) else None
 
     def hear(self, progress: Progress, now: datetime | None = None) -> None:
-        """Store a progress report of its latest attempt."""
+        """Store a progress report of the latest attempt."""
         self.heard = True
         self.progress = progress.after(self.progress)
         if now is not None and progress.step is not None:
@@ -116,13 +116,13 @@ class ReplicaView:
 
     @property
     def percentage(self) -> int | None:
-        """The completed part of its training, if the number of steps is known."""
+        """The completed percentage of the replica's training, if the number of steps is known."""
         told = self._job_progress
         return None if told is None or self.role is not Role.TRAINER else told.percentage
 
     @property
     def eta_seconds(self) -> int | None:
-        """The remaining time, at the pace of the last minute."""
+        """The remaining time in seconds, at the pace of the last minute, if known."""
         told = self._job_progress
         return None if told is None else told.eta_seconds
 
@@ -136,7 +136,7 @@ class ReplicaView:
         return None if self.progress is None else job_progress(self.progress, steps_per_second=pace)
 
     def elapsed_seconds(self, now: datetime) -> float | None:
-        """Return how long the replica has been running since its first start."""
+        """Return the seconds from the replica's first start until now or its end, or None before the start."""
         if self.started_at is None:
             return None
         finished = self.pod.finished_at if self.pod is not None else None

@@ -1,4 +1,4 @@
-"""Pure: the result of a run, for people and for programs."""
+"""Pure: formats the result of a run, for people and for programs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ INVALID_MANIFEST = "InvalidManifest"
 
 
 def to_json(result: RunResult) -> dict[str, Any]:
-    """Return the object that ``-o json`` prints."""
+    """Return the object that ``-o json`` prints for a finished run."""
     return {
         "state": result.state,
         "reason": result.reason,
@@ -43,7 +43,7 @@ def to_json(result: RunResult) -> dict[str, Any]:
 
 
 def refusal_to_json(error: OperatorError | OSError) -> dict[str, Any]:
-    """Return the object that ``-o json`` prints if the job could not run."""
+    """Return the object that ``-o json`` prints for a job that could not run."""
     invalid = isinstance(error, OperatorError) and error.exit_status == INVALID
     state = "Invalid" if invalid else JobState.FAILED.value
     refused: dict[str, Any] = {"state": state, "reason": type(error).__name__, "message": str(error)}
@@ -72,7 +72,7 @@ def to_text(result: RunResult) -> str:
 
 
 def _overruns(replicas: Iterable[ReplicaView]) -> list[str]:
-    """Name the late trainers whose script started from the beginning."""
+    """Return a line about each late trainer that trained past the others, because it began at step 0."""
     return [
         f"  {replica.name} joined late and trained {past} steps past the others, on its data alone: "
         "fleet.epochs() is a loop that goes on where the training is"
@@ -82,7 +82,7 @@ def _overruns(replicas: Iterable[ReplicaView]) -> list[str]:
 
 
 def _non_finite(replicas: Iterable[ReplicaView]) -> list[str]:
-    """Name the replicas whose weights hold NaN or infinity."""
+    """Return a line about each replica whose weights contain NaN or infinity."""
     return [
         f"  {replica.name} ended with NaN or infinity in {lost} parameters: its log names them"
         for replica in replicas
@@ -91,7 +91,7 @@ def _non_finite(replicas: Iterable[ReplicaView]) -> list[str]:
 
 
 def _lives(replica: ReplicaView) -> str:
-    """Return how each attempt of a replica ended."""
+    """Return a phrase about how the attempts of a replica ended."""
     if not replica.exit_codes:
         return "ended with the run" if replica.lives else "was not started"
     noun = "exit code" if len(replica.exit_codes) == 1 else "exit codes"

@@ -44,16 +44,16 @@ if TYPE_CHECKING:
     from fleet_operator.cli.replica import ReplicaView
 
 READ_BYTES = 1 << 18
-"""The bytes per read; faster output of a replica is shown with a delay."""
+"""The number of bytes per read; faster output of a replica is shown with a delay."""
 
 
 class Follower:
-    """Shows new lines of a replica's log.
+    """A follower of a replica's log, which shows its new lines.
 
     Parameters
     ----------
     log : Path
-        The log, which may not exist yet. Its present content, of an earlier run, is not shown.
+        The log, which may not exist yet. Its current content, from an earlier run, is not shown.
     replica : str
         The replica's name, shown before each line.
     show : callable
@@ -70,7 +70,7 @@ class Follower:
             self._position = log.stat().st_size
 
     def read(self) -> bool:
-        """Show the lines of one read; return False if there are no more now."""
+        """Show the lines of one read; return False if there are no more at present."""
         try:
             with self._log.open("rb") as file:
                 file.seek(self._position)
@@ -84,7 +84,7 @@ class Follower:
         return len(data) == READ_BYTES
 
     def finish(self) -> None:
-        """Show the rest, including an incomplete line."""
+        """Show the rest of the log, including an incomplete line."""
         while self.read():
             pass
         if self._rest:
@@ -98,10 +98,10 @@ class Follower:
 
 
 POLL_SECONDS = 1.0
-TELL_FAILURE_SECONDS = 2.0  # how long a failure waits for its consequence, before it is shown alone
-SERVERS_END_SECONDS = 30.0  # how long servers may take to end by themselves without a policy that stops them
+TELL_FAILURE_SECONDS = 2.0  # how long a failure waits for its consequence before it is shown without it
+SERVERS_END_SECONDS = 30.0  # how long servers may take to exit by themselves if no policy stops them
 CLEAN_UP_SECONDS = 60.0  # beyond the pods' grace period, for the plan's deletions
-STOP_GRACE_SECONDS = 10.0  # between SIGTERM and SIGKILL, at most, when the run is stopped
+STOP_GRACE_SECONDS = 10.0  # the maximum between SIGTERM and SIGKILL when the run is stopped
 LATE_SECONDS = 5.0  # for the supervisor, beyond the grace period
 SILENT_SECONDS = 3.0  # how long to wait silently for the end of a finished job's processes
 REFRESH_SECONDS = 0.25
@@ -112,18 +112,18 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """How a run ended.
+    """The result of a run.
 
     Attributes
     ----------
     view : JobView
-        The job and its replicas as they ended.
+        The final state of the job and its replicas.
     logs : Path
         The folder of the replicas' logs.
     wall_seconds : float
-        From the start of the first process to the end of the last.
+        The time from the start of the first process to the end of the last.
     stopped_by : int, optional
-        The exit status when the run was stopped before the job had finished.
+        The exit status if the run was stopped before the job had finished.
     problem : str, optional
         Why the run itself, not the job, could not continue.
     """
@@ -152,12 +152,12 @@ class RunResult:
 
     @property
     def reason(self) -> str | None:
-        """Why it is in this state, in one word for programs."""
+        """The reason for the state, in one word for programs."""
         return self._told()[0]
 
     @property
     def message(self) -> str | None:
-        """Why it is in this state, in one sentence for people."""
+        """The explanation of the state, in one sentence for people."""
         return self._told()[1]
 
     def _told(self) -> tuple[str | None, str | None]:
@@ -175,14 +175,14 @@ class RunResult:
 
     @property
     def exit_status(self) -> int:
-        """The exit status: 0 only for a job that has succeeded."""
+        """The exit status of the command; 0 only if the job has succeeded."""
         if self.view.status.state is JobState.SUCCEEDED:
             return 0
         return self.stopped_by or 1
 
 
 async def run_job(job: FleetJob, options: RunOptions, display: Display) -> RunResult:
-    """Run a prepared job to its end.
+    """Run a prepared job until it has finished.
 
     Raises
     ------
@@ -215,7 +215,7 @@ async def run_job(job: FleetJob, options: RunOptions, display: Display) -> RunRe
 
 
 class Stuck(Observer):
-    """Detects passes that fail repeatedly: on this machine nothing recovers by itself.
+    """A detector of passes that fail repeatedly: on this machine, nothing recovers by itself.
 
     Parameters
     ----------
@@ -228,19 +228,19 @@ class Stuck(Observer):
         self._failed = 0
 
     def passed(self, key: Key, result: Result, seconds: float) -> None:  # noqa: ARG002  one job, any time
-        """Count the failed passes since the last successful one."""
+        """Count consecutive failed passes."""
         self._failed = self._failed + 1 if result is Result.FAILED else 0
         if self._failed == MAX_FAILED_PASSES:
             self._tell()
 
 
 class Run:
-    """A run: the engine and its companion tasks.
+    """A run of one job: the engine and its companion tasks.
 
     Parameters
     ----------
     cluster : ProcessCluster
-        Not started yet.
+        The cluster, which has not been started yet.
     view : JobView
         The cluster's listener.
     display : Display
@@ -329,7 +329,7 @@ class Run:
             await asyncio.gather(shown, *watchers, return_exceptions=True)
 
     async def _finished(self) -> None:
-        """Wait until the job has finished and its processes have ended, or their time to end is over."""
+        """Wait until the job has finished and its processes have ended, or have had enough time to end."""
         while (job := self._cluster.job(self._key)) is not None and not job.status.finished:
             self._changed.clear()
             await self._changed.wait()
@@ -347,12 +347,12 @@ class Run:
 
     def _clean_up_seconds(self) -> float:
         if self._view.job.spec.run_policy.clean_pod_policy is CleanPodPolicy.NONE:
-            # In a cluster they would continue. Here they end with the run, servers by themselves if possible.
+            # On a cluster they would continue. Here they end with the run, servers by themselves if possible.
             return SERVERS_END_SECONDS if self._view.status.state is JobState.SUCCEEDED else 0.0
         return CLEAN_UP_SECONDS + max((pod.grace_seconds for pod in self._cluster.kubelet.pods), default=0)
 
     async def _stop_pods(self) -> None:
-        """Stop the processes that still run; a second signal kills them."""
+        """Stop the processes that are still running; a second signal kills them."""
         alive = [pod.grace_seconds for pod in self._cluster.kubelet.pods if not pod.ended]
         grace = min(max(alive, default=0), STOP_GRACE_SECONDS)
         self._cluster.kubelet.stop_all(grace_seconds=grace)
@@ -392,7 +392,7 @@ class Run:
             await asyncio.sleep(POLL_SECONDS)
 
     def _take_scalars(self) -> None:
-        """Write new values; a full disk does not end the training."""
+        """Write new values for TensorBoard; a full disk does not end the training."""
         if self._scalars is None:
             return
         try:
@@ -412,5 +412,5 @@ class Run:
 
 
 def _is_ignored(signum: int) -> bool:
-    """Return whether the run was started by nohup, and so must outlive its terminal."""
+    """Return whether the signal is ignored, as under nohup, so that the run must outlive its terminal."""
     return signum == signal.SIGHUP and signal.getsignal(signum) is signal.SIG_IGN

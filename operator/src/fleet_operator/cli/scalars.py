@@ -22,12 +22,12 @@ class ScalarsError(OperatorError):
 
 
 class Scalars:
-    """Event files, one for each trainer, in folders named after them.
+    """The event files of the trainers, each in a folder named after its trainer.
 
     Parameters
     ----------
     folder : Path
-        The parent of the trainers' folders.
+        The parent folder of the trainers' folders.
 
     Raises
     ------
@@ -37,7 +37,7 @@ class Scalars:
 
     def __init__(self, folder: Path) -> None:
         try:
-            # imported here, because it is an extra and slow
+            # imported here, because the package is optional and slow to import
             import tensorboard.compat.proto.event_pb2
             import tensorboard.summary.writer.record_writer  # noqa: F401
         except ImportError as error:
@@ -70,10 +70,10 @@ class Scalars:
 
 
 class EventFile:
-    """The events of one trainer: each point of the loss once, and the other values whenever its step changes.
+    """The event file of one trainer: each loss point once, and the other values whenever the step changes.
 
     The events are written synchronously. The package's own `EventFileWriter` uses a thread, which ends after
-    a disk error and leaves a queue that blocks forever.
+    a disk error and leaves a queue that blocks its writers forever.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -89,10 +89,9 @@ class EventFile:
         self._write(file_version="brain.Event:2")
 
     def take(self, progress: Progress, step: int) -> None:
-        """Write new values of a trainer's progress."""
-        if (
-            step < self._step
-        ):  # it continues from a checkpoint, or from the beginning: later points do not count
+        """Write the new values in a trainer's progress."""
+        # The trainer restarted from a checkpoint or from the beginning: drop later points of the curve.
+        if step < self._step:
             self._begin_again(step)
             self._stale = {at: loss for at, loss in progress.history.items() if at > step}
         for at, loss in progress.history.items():

@@ -28,7 +28,7 @@ MANAGER = "fleetjob"
 """The field manager of this program."""
 
 SYNC_SECONDS = 60.0
-"""How long the first list of a watch may take."""
+"""How long the initial list of a watch may take."""
 
 
 class ClusterRefusal(OperatorError):  # noqa: N818  the name says what happened, as the message does
@@ -37,7 +37,7 @@ class ClusterRefusal(OperatorError):  # noqa: N818  the name says what happened,
 
 @dataclass(frozen=True, slots=True)
 class Where:
-    """The cluster and the namespace; None means the kubeconfig's."""
+    """The cluster and the namespace to use; None means the kubeconfig's."""
 
     kubeconfig: Path | None = None
     context: str | None = None
@@ -63,18 +63,18 @@ class Session:
         self.namespace = namespace
 
     def path(self, name: str, subresource: str = "") -> str:
-        """Return the path of a FleetJob or a subresource; never of the collection, which could be deleted."""
+        """Return the path of a FleetJob or its subresource; never the collection, which could be deleted."""
         if name_problem(name) is not None:
             raise ValueError(f"{name!r} is no name of a FleetJob")
         return "/".join(part for part in (collection(PLURAL, self.namespace), name, subresource) if part)
 
     async def job(self, name: str) -> Manifest:
-        """Return a FleetJob."""
+        """Return the FleetJob of this name."""
         with self.explained(name):
             return await self.client.get(self.path(name))
 
     async def jobs(self, *, everywhere: bool = False) -> list[Manifest]:
-        """Return the FleetJobs of the namespace, or of all namespaces."""
+        """Return the FleetJobs in the namespace, or in all namespaces."""
         path = collection(PLURAL, None if everywhere else self.namespace)
         with self.explained():
             return [item async for page in list_pages(self.client, path) for item in page["items"]]
@@ -88,7 +88,7 @@ class Session:
 
     @contextlib.contextmanager
     def explained(self, job: str | None = None) -> Iterator[None]:
-        """Convert errors of the API server into a `ClusterRefusal`, which says what to do."""
+        """Return a context that converts API errors into a `ClusterRefusal` with advice in its message."""
         try:
             yield
         except ApiError as error:
@@ -125,12 +125,12 @@ class Session:
     async def watching(
         self, plural: str, *, job: str | None = None, everywhere: bool = False
     ) -> AsyncIterator[Watched]:
-        """Keep the FleetJobs, or the pods of one, in sync with the API server while the context lasts.
+        """Return a context in which the FleetJobs, or one job's pods, are kept in sync with the API server.
 
         Raises
         ------
         ClusterRefusal
-            The first list was refused, or did not arrive in time; later failures are retried without end.
+            The initial list was refused, or did not arrive in time. Later failures are retried indefinitely.
         """
         path = collection(plural, None if everywhere else self.namespace)
         field = f"metadata.name={job}" if job is not None and plural == PLURAL else None
@@ -161,14 +161,14 @@ class Session:
 
 
 class Watched:
-    """The present objects, and an event that is set by changes."""
+    """The current objects of a watch, and an event that changes set."""
 
     def __init__(self) -> None:
         self.store: Store[Manifest] = Store()
         self.changed = asyncio.Event()
 
     def all(self) -> list[Manifest]:
-        """Return the objects, by namespace and name."""
+        """Return the objects, ordered by namespace and name."""
         return [entry.value for entry in sorted(self.store, key=lambda entry: entry.key)]
 
     async def change(self, seconds: float | None = None) -> bool:
@@ -189,14 +189,14 @@ def _whole(manifest: Mapping[str, Any]) -> Entry[Manifest]:
 
 @contextlib.asynccontextmanager
 async def open_session(where: Where) -> AsyncIterator[Session]:
-    """Find the cluster and open a session with it."""
+    """Return a context with a session: find the cluster, and connect to it."""
     connection = connect_user(os.environ, kubeconfig=where.kubeconfig, context=where.context)
     async with ApiClient(connection) as client:
         yield Session(client, connection.server, where.namespace or connection.namespace)
 
 
 def in_session(where: Where, work: Callable[[Session], Awaitable[T]]) -> T:
-    """Run `work` in its own session and event loop, from synchronous code."""
+    """Run `work` from synchronous code, in its own session and event loop."""
 
     async def run() -> T:
         async with open_session(where) as session:

@@ -32,7 +32,7 @@ PIPE_COLUMNS = 4096  # programs that read the table need whole sentences
 async def show_status(
     session: Session, name: str | None, *, everywhere: bool, as_json: bool, say: Callable[[str], None]
 ) -> int:
-    """Show one job in full, or all of them in a table; return the exit status."""
+    """Show one job in full, or all jobs in a table; return the exit status."""
     if name is not None:
         job = await session.job(name)
         say(json.dumps(job, indent=2) if as_json else "\n".join(details(Summary.of(job), now())))
@@ -56,7 +56,7 @@ async def watch_status(
 ) -> int:
     """Show all jobs until interrupted, or one until it has finished; return 0 if it succeeded, 1 if not."""
     if name is not None:
-        await session.job(name)  # an unknown name is a mistake, not something to wait for
+        await session.job(name)  # an unknown name is a mistake, not a job to wait for
     console = Console()
     async with session.watching(PLURAL, job=name, everywhere=everywhere) as watched:
         if console.is_terminal:
@@ -73,7 +73,7 @@ async def _table(watched: Watched, name: str | None, *, everywhere: bool, consol
             live.refresh()
             if (ended := _end(watched, name)) is not None:
                 return ended
-            await watched.change(REDRAW_SECONDS)  # the displayed ages grow without events
+            await watched.change(REDRAW_SECONDS)  # the displayed ages change even without events
 
 
 async def _lines(watched: Watched, name: str | None, *, everywhere: bool, say: Callable[[str], None]) -> int:
@@ -93,7 +93,7 @@ async def _lines(watched: Watched, name: str | None, *, everywhere: bool, say: C
 
 
 def _end(watched: Watched, name: str | None) -> int | None:
-    """Return the exit status once the one watched job has finished."""
+    """Return the exit status if a single watched job has finished, else None."""
     if name is None:
         return None
     jobs = watched.all()
@@ -112,7 +112,7 @@ def table_of(jobs: Iterable[Summary], moment: datetime, *, everywhere: bool) -> 
         table.add_column(heading, no_wrap=True)
     for heading in ("PSERVERS", "TRAINERS", "PROGRESS", "LOSS", "ETA", "RESTARTS", "AGE"):
         table.add_column(heading, no_wrap=True, justify="left")
-    table.add_column("WHY")  # the column that is cut on a narrow terminal
+    table.add_column("WHY")  # the column that is truncated on a narrow terminal
     for job in jobs:
         first = (Text(job.namespace),) if everywhere else ()
         state = Text(job.state, style=STYLES.get(job.state, ""))
@@ -158,7 +158,7 @@ async def show_events(session: Session, name: str, *, as_json: bool, say: Callab
 
 
 def _word(event: Mapping[str, Any], field: str) -> str:
-    """Return an optional field of an event."""
+    """Return an optional field of an event as text."""
     return str(event.get(field) or ABSENT)
 
 

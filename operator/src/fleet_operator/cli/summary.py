@@ -1,4 +1,4 @@
-"""Pure: the summary of a FleetJob from an API server, with the status of any version of the operator."""
+"""Pure: summarizes a FleetJob from an API server, with a status from any version of the operator."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ UNSEEN = "no operator has looked at it yet; is one running? (kubectl get deploym
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """The summary of a job."""
+    """A summary of a job."""
 
     namespace: str
     name: str
@@ -52,12 +52,12 @@ class Summary:
 
     @property
     def state(self) -> str:
-        """The state in one word."""
+        """The job's state in one word."""
         return str((self.raw.get("status") or {}).get("state") or JobState.PENDING)
 
     @property
     def sentence(self) -> str:
-        """The explanation of the state, for people."""
+        """The explanation of the job's state, for people."""
         told = self.status.explanation
         if told is None:
             return "" if (self.raw.get("status") or {}).get("state") else UNSEEN
@@ -76,7 +76,7 @@ class Summary:
         return ABSENT if self.created is None else age((now - self.created).total_seconds())
 
     def line(self) -> str:
-        """Return all changing values in one line."""
+        """Return one line with all values that can change."""
         status = self.status
         counts = [f"pservers {status.pservers}"] if status.pservers else []
         counts += [f"trainers {status.trainers}"] if status.trainers else []
@@ -89,7 +89,7 @@ class Summary:
 
 
 def details(job: Summary, now: datetime) -> list[str]:
-    """Return all details of one job, one per line."""
+    """Return all details of the job, one per line."""
     status = job.status
     lines = [f"{job.name} ({job.mode}) in {job.namespace}: {job.state}"]
     lines += [f"  {job.sentence}"] if job.sentence else []

@@ -1,4 +1,4 @@
-"""Pure: the live table of a run, which fits its terminal.
+"""Pure: renders the live table of a run, so that it fits the terminal.
 
 Servers and trainers have a table each, below a bar with the progress of trainer 0. Columns that do not fit
 are left out one by one, but never a replica's name, state and step. If there are more replicas than rows,
@@ -40,12 +40,12 @@ STYLES = {
     "Failed": "bold red",
 }
 TROUBLE = ("Failed", "Restarting", "Stopping", "Starting", "Waiting")
-"""The states that are shown first if there are more replicas than rows, the most severe first."""
+"""The states that are shown first if there are more replicas than rows, ordered by severity."""
 
-GAP = 2  # columns between two cells
-LEAST_ROWS = 2  # the minimum for each table, on any terminal
+GAP = 2  # columns of the terminal between two cells
+LEAST_ROWS = 2  # the minimum for each table, even on a small terminal
 BAR_COLUMNS = 40  # the maximum
-MOST_WAITING = 4  # the maximum number of lines about what replicas wait for
+MOST_WAITING = 4  # the maximum number of lines about what replicas are waiting for
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class _Column:
     heading: str
     rank: int  # if not all columns fit, those of the highest rank are left out first; rank 0 stays
     cell: Callable[[ReplicaView, datetime], str]
-    stays_empty: bool = True  # whether it is shown even if it is empty
+    stays_empty: bool = True  # whether the column is shown even if it is empty
 
 
 def _step(replica: ReplicaView, _: datetime) -> str:
@@ -115,7 +115,7 @@ COLUMNS = {
 
 
 def render(view: JobView, now: datetime, *, width: int, height: int) -> Group:
-    """Return the display of a job at this moment for a terminal of `width` columns and `height` rows."""
+    """Return the current display of a job, for a terminal of `width` columns and `height` rows."""
     width = max(1, width)  # the environment variable COLUMNS may be 0
     title = Text(f"{view.job.name}: {view.state}", style=f"bold {STYLES.get(view.state, '')}".strip())
     bar = _bar(view, width)
@@ -136,7 +136,7 @@ def render(view: JobView, now: datetime, *, width: int, height: int) -> Group:
 
 
 def _shared(rows: int, wanted: Sequence[int]) -> list[int]:
-    """Divide the rows of a terminal among tables; small tables leave unused rows to the others."""
+    """Divide the rows of a terminal among tables; rows that small tables do not need go to larger tables."""
     shares = dict[int, int]()
     for place, number in sorted(enumerate(wanted), key=lambda each: each[1]):
         fair = max(LEAST_ROWS, rows // (len(wanted) - len(shares)))
@@ -192,7 +192,7 @@ def _table(replicas: Sequence[ReplicaView], rows: int, now: datetime, width: int
 
 
 def _chosen(replicas: Sequence[ReplicaView], rows: int) -> list[ReplicaView]:
-    """Return the replicas to show if the last row counts the rest, with failing ones first."""
+    """Return the replicas to show if the last row counts the rest; replicas in trouble have priority."""
     rank = {state: position for position, state in enumerate(TROUBLE)}
     ranked = sorted(replicas, key=lambda replica: rank.get(replica.state, len(TROUBLE)))
     kept = {replica.index for replica in ranked[: max(1, rows - 1)]}

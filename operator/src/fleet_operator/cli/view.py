@@ -1,4 +1,4 @@
-"""The displayed state of a run, updated by the cluster and by the replicas' progress."""
+"""The displayed state of a run, which the cluster and the replicas' progress reports update."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class JobView:
             for role in job.roles
             for index in range(job.replicas(role))
         }
-        self._failures: list[LocalPod] = []  # exits whose consequence is not planned yet
+        self._failures: list[LocalPod] = []  # pods that failed, without a planned consequence yet
 
     @property
     def status(self) -> FleetJobStatus:
@@ -57,7 +57,7 @@ class JobView:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The trainers' reported metrics by name; if several report one, the lowest index wins."""
+        """The metrics that trainers reported, by name; if several report one, the lowest index is used."""
         merged: dict[str, float] = {}
         for replica in reversed(self.replicas.values()):
             if replica.role is Role.TRAINER and replica.progress is not None:
@@ -65,7 +65,7 @@ class JobView:
         return merged
 
     def pod_changed(self, pod: LocalPod) -> None:
-        """Handle a change of a pod, and show it."""
+        """Handle a change to a pod, and show it."""
         replica = self.replicas[pod.role, pod.index]
         before, replica.pod = replica.pod, pod
         if before is None or before.uid != pod.uid:
@@ -87,7 +87,7 @@ class JobView:
             replica.hear(progress, now)
 
     def waiting(self, now: datetime) -> list[str]:
-        """Return a line for each thing that replicas have waited for, with their names."""
+        """Return a line for each thing that replicas are waiting for, with the replicas' names."""
         groups = dict[tuple[Role, str], list[ReplicaView]]()
         for replica in self.replicas.values():
             if (what := replica.waiting(now)) is not None:
@@ -106,12 +106,12 @@ class JobView:
             self._say(f"the job is {after.status.state.value}")
 
     def recorded(self, event: Event) -> None:
-        """Show an event of the plan, unless this view shows the same itself."""
+        """Show an event of a plan, unless this view shows the same information itself."""
         if event.reason in ("ActionRefused", "JobRestarting"):
             self._say(event.message)
 
     def tell_failures(self, older_than: datetime | None = None) -> None:
-        """Show the failures without a consequence."""
+        """Show the failures that have no consequence yet, or only those older than a given time."""
         for pod in self._failures[:]:
             if older_than is None or (pod.finished_at is not None and pod.finished_at < older_than):
                 self._failures.remove(pod)
@@ -120,7 +120,7 @@ class JobView:
     def _new_life(self, replica: ReplicaView, before: LocalPod | None, pod: LocalPod) -> None:
         replica.begin()
         if before is not None and before.attempt.job != pod.attempt.job:
-            replica.progress = None  # the whole job restarts, and so does the curve
+            replica.progress = None  # the whole job restarts, so the curve starts over
 
     def _ended(self, replica: ReplicaView, pod: LocalPod) -> None:
         if pod.exit_code is not None:

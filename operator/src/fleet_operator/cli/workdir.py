@@ -1,4 +1,4 @@
-"""The working directories of the replicas of a run on this machine, and a check of their scripts.
+"""Chooses the working directories of the replicas of a local run, and checks their scripts.
 
 The working directory is the root of the manifest's project, which the image has in WORKDIR, or the
 manifest's own folder if the scripts exist only there. A template's ``workingDir`` takes precedence if
@@ -34,11 +34,11 @@ class Workdirs(NamedTuple):
 
 
 class _Command(NamedTuple):
-    """The working directory of a template."""
+    """The command of a template, and its working directory."""
 
     field: str  # the path of the container
     script: str | None
-    folder: Path | None  # its workingDir, if it is applied
+    folder: Path | None  # the template's workingDir, if it is applied
 
 
 def project_root(manifest: Path) -> Path:
@@ -55,7 +55,7 @@ def project_root(manifest: Path) -> Path:
 
 
 def own_folder(manifest: Path) -> Path:
-    """Return the folder of a manifest; for standard input the current one."""
+    """Return the folder of a manifest; for standard input, the current folder."""
     return Path.cwd() if manifest == STDIN else manifest.resolve().parent
 
 
@@ -73,7 +73,7 @@ def choose_workdirs(
     asked : Path, optional
         The working directory from the command line.
     volumes : mapping, optional
-        The folders that replace volumes: scripts may be in them.
+        The folders that replace volumes, which may contain scripts.
 
     Raises
     ------
@@ -115,7 +115,7 @@ def _command(
 
 
 def _problem(command: _Command, folder: Path, folders: Sequence[Path]) -> Problem | None:
-    """Return the problem of a command whose script is not found."""
+    """Return the problem of a command whose script is not found, or None."""
     workdir = command.folder or folder
     if command.script is None or (workdir / command.script).exists():
         return None
@@ -135,7 +135,7 @@ def _told(folders: Mapping[Role, Path]) -> str:
 
 
 def _shared(job: FleetJob) -> tuple[str, ...]:
-    """Warn that several replicas write the files of local ranks: in a cluster each pod has its own."""
+    """Return a warning if trainers share the files that local rank 0 writes; on a cluster, pods do not."""
     replicas = job.replicas(Role.TRAINER)
     if job.spec.mode is not Mode.COLLECTIVE or replicas < 2:
         return ()
@@ -147,7 +147,7 @@ def _shared(job: FleetJob) -> tuple[str, ...]:
 
 
 def _twice(scripts: Sequence[str], complete: Sequence[Path]) -> tuple[str, ...]:
-    """Warn if other scripts of the same names are in the manifest's folder."""
+    """Return a warning if the manifest's folder has a different script of the same name."""
     if len(complete) < 2:
         return ()
     runs, other = complete

@@ -1,4 +1,4 @@
-"""Pure: reads YAML like ``kubectl apply``, within limits, and with the line of each value.
+"""Pure: reads YAML like ``kubectl apply``, within limits, and records the line of each value.
 
 PyYAML's libyaml parses the text into events; kubectl's parser is a port of the same library. But PyYAML and
 kubectl build different values from the events (PyYAML reads ``1:30`` as 90 and ``y`` as text). So this module
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 __all__ = ["MAX_DEPTH", "MAX_UNFOLDED", "Node", "YamlProblem", "read_documents"]
 
 MAX_UNFOLDED = 3 << 19
-"""The limit of characters of an expanded document: about etcd's limit of an object."""
+"""The maximum number of characters in an expanded document: about etcd's limit for an object."""
 
 MAX_DEPTH = 100
-"""The limit of nested collections."""
+"""The maximum nesting depth of collections."""
 
-_PARSER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # SafeLoader if PyYAML was built without libyaml
+_PARSER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the latter if PyYAML was built without libyaml
 _TAG = "tag:yaml.org,2002:"
 _UNPRINTABLE = re.compile("[^\t\n\r -~\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _INTEGER = re.compile(r"([-+]?)(?:0[bB]([01]+)|0[oO]([0-7]+)|0[xX]([0-9a-fA-F]+)|(0[0-7]*)|([1-9][0-9]*))")
@@ -63,11 +63,11 @@ class YamlProblem(Exception):  # noqa: N818  the name says what it is; the messa
 
 @dataclass(slots=True)
 class Node:
-    """A value and its position; an aliased node occurs in several places."""
+    """A value with its position; an aliased node occurs in several places."""
 
     value: Any
     line: int  # counted from 0; of a value in a map, that of its key
-    size: int  # in characters, expanded
+    size: int  # in characters, with aliases expanded
     height: int = 0  # the depth of nesting
     fields: Mapping[str, Node] = field(default_factory=dict)  # the fields, if it is a map
     elements: Sequence[Node] = ()  # the elements, if it is a list
@@ -82,7 +82,7 @@ class Node:
 
 
 def read_documents(text: str) -> list[Node]:
-    """Return the documents of a text that are not empty.
+    """Return the non-empty documents in a text.
 
     Raises
     ------
@@ -105,7 +105,7 @@ def read_documents(text: str) -> list[Node]:
 
 
 def _problem_of(error: yaml.MarkedYAMLError, text: str) -> YamlProblem:
-    """Return the parser's problem at a position inside the text, for example for an unclosed list."""
+    """Convert an error of the parser to a problem at a position in the text, as for an unclosed list."""
     written = text.rstrip().splitlines() or [""]
     places = [
         (mark.line, mark.column) for mark in (error.problem_mark, error.context_mark) if mark is not None
@@ -121,7 +121,7 @@ def _problem_of(error: yaml.MarkedYAMLError, text: str) -> YamlProblem:
 
 
 class _Composer:
-    """Builds values from the events of PyYAML's parser."""
+    """A builder of values from the events of PyYAML's parser."""
 
     def __init__(self, events: Iterable[Any]) -> None:
         self._events = iter(events)
@@ -175,7 +175,7 @@ class _Composer:
 
     def _map(self, start: Any, depth: int) -> Node:
         fields = dict[str, Node]()
-        merged = set[str]()  # keys from `<<`, which later keys of the map override
+        merged = set[str]()  # keys merged by `<<`, which later keys of the map override
         merge_line: int | None = None
         size, height = 2, 0
         while not isinstance(event := next(self._events), yaml.MappingEndEvent):
@@ -207,7 +207,7 @@ class _Composer:
         return Node(values, start.start_mark.line, size, height + 1, fields=fields)
 
     def _key(self, event: Any, depth: int) -> str:
-        """Return a key as the string that JSON uses for it."""
+        """Return a map key as the string that JSON uses for it."""
         key = self._node(event, depth + 1).value
         if isinstance(key, bool):
             return "true" if key else "false"
@@ -218,7 +218,7 @@ class _Composer:
         return key
 
     def _to_merge(self, event: Any, depth: int) -> dict[str, Node]:
-        """Return the fields that ``<<`` merges into a map; earlier maps of a list take precedence."""
+        """Return the fields that ``<<`` merges into a map; earlier maps in a list take precedence."""
         node = self._node(event, depth + 1)
         sources = node.elements if isinstance(node.value, list) else [node]
         if not all(isinstance(source.value, dict) for source in sources):

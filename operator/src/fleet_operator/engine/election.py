@@ -169,9 +169,8 @@ class Election:
                 return False
             finally:
                 if not known:
-                    self._lease.held = (
-                        None  # it may have been written nevertheless: read it before the next attempt
-                    )
+                    # It may have been written nevertheless: read it before the next attempt.
+                    self._lease.held = None
             self.asked, self._may_hold = True, taken
             holds = taken and releases == self._releases
             self._until = sent + self._lease.seconds * BELIEVED if holds else float("-inf")

@@ -1,1 +1,1 @@
-"""Carries out plans on Kubernetes: reads from an informer cache, and writes to the API server."""
+"""The Kubernetes cluster, which reads from an informer cache and writes to the API server."""

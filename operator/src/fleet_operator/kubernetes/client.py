@@ -1,4 +1,4 @@
-"""A thin typed client of the API server, on one shared aiohttp session, and the resources that it reads.
+"""A thin typed client for the API server, on one shared aiohttp session, and the resources that it reads.
 
 Objects are plain mappings. A response other than a success raises an `ApiError` with the server's own
 message. The client never retries: its callers know whether a retry makes sense. A token bucket limits the
@@ -40,7 +40,7 @@ PODS, SERVICES = "pods", "services"
 
 
 class Resource(NamedTuple):
-    """A kind of object of the API server."""
+    """A kind of object that the API server stores."""
 
     api_version: str
     kind: str
@@ -54,7 +54,7 @@ class Resource(NamedTuple):
 
     @property
     def base(self) -> str:
-        """The path of its API."""
+        """The path of the resource's API group."""
         return f"/apis/{self.api_version}" if "/" in self.api_version else f"/api/{self.api_version}"
 
 
@@ -65,16 +65,16 @@ FEATURES = {
     "volcano": Resource("scheduling.volcano.sh/v1beta1", "PodGroup", "podgroups"),
     "coscheduling": Resource("scheduling.x-k8s.io/v1alpha1", "PodGroup", "podgroups"),
 }
-"""The optional resources, by the chart value that enables each of them."""
+"""The optional resources, by the chart value that enables each."""
 
 
 RESOURCES = {each.key: each for each in FEATURES.values()}
 KINDS = {PODS: "Pod", SERVICES: "Service"} | {key: each.kind for key, each in RESOURCES.items()}
-"""The kinds, by plural or by the key of a `Resource`."""
+"""The kinds, by the plural name or by the key of a `Resource`."""
 
 
 def collection(resource: str, namespace: str | None) -> str:
-    """Return the path of a collection, of one namespace or of all of them.
+    """Return the path of a collection, in one namespace or in all namespaces.
 
     `resource` is ``fleetjobs`` or one of `KINDS`; every other plural belongs to the core API.
     """
@@ -88,24 +88,24 @@ def collection(resource: str, namespace: str | None) -> str:
 REQUEST_SECONDS = 30.0
 CONNECT_SECONDS = 5.0
 TOKEN_SECONDS = 60.0
-"""How long an Authorization header is reused before a new one is requested from the `Connection`."""
+"""How long an Authorization header is reused before the `Connection` is asked for a new one."""
 
 RETRY_AFTER_LIMIT_SECONDS = 60.0
-"""The longest Retry-After that is honoured."""
+"""The maximum Retry-After that is honoured."""
 
 MERGE_PATCH = "application/merge-patch+json"
 APPLY_PATCH = "application/apply-patch+yaml"
 
 
 class TokenBucket:
-    """Admits a burst immediately, and then callers at a steady rate in FIFO order.
+    """A rate limiter that admits a burst immediately, and then callers at a steady rate in FIFO order.
 
     Parameters
     ----------
     per_second : float
         The sustained rate.
     burst : int
-        The size of a burst after an idle time.
+        The size of a burst after an idle period.
     monotonic : callable
         Returns seconds of a monotonic clock.
     """
@@ -122,7 +122,7 @@ class TokenBucket:
         self._counted_at = monotonic()
 
     async def take(self) -> None:
-        """Wait for a token. A cancelled caller leaves its token unused."""
+        """Wait for a token. The token of a cancelled caller is not reused."""
         if (wait := self.reserve()) > 0:
             await asyncio.sleep(wait)
 
@@ -219,7 +219,7 @@ class ApiClient:
             self._session = None
 
     async def get(self, path: str, params: Mapping[str, str] | None = None) -> dict[str, Any]:
-        """Return the object, or the list, at `path`."""
+        """Return the object or list at `path`."""
         return await self._request("GET", path, params=params)
 
     async def create(
@@ -250,9 +250,9 @@ class ApiClient:
     async def apply(
         self, path: str, manifest: Mapping[str, Any], *, manager: str, force: bool = False
     ) -> dict[str, Any]:
-        """Apply the manifest to the object at `path`; fields that it does not contain stay.
+        """Apply the manifest to the object at `path`; fields that are not in the manifest stay.
 
-        A field that another manager has set differently is a conflict (409), or is taken over with `force`.
+        A field that another manager has set differently is a conflict (409); with `force`, it is overwritten.
         """
         params = {"fieldManager": manager, "fieldValidation": "Strict", "force": str(force).lower()}
         return await self._request("PATCH", path, params=params, body=manifest, content_type=APPLY_PATCH)
@@ -266,7 +266,7 @@ class ApiClient:
     async def stream(
         self, path: str, params: Mapping[str, str], *, silence_seconds: float
     ) -> AsyncIterator[AsyncIterator[bytes]]:
-        """Open a watch, and return the lines of its response until one side ends it.
+        """Open a watch; the context yields the lines of its response.
 
         Raises
         ------
@@ -282,7 +282,7 @@ class ApiClient:
     async def chunks(
         self, path: str, params: Mapping[str, str], *, silence_seconds: float | None = None
     ) -> AsyncIterator[AsyncIterator[bytes]]:
-        """Open an endless response, such as a log, and return its bytes as they arrive.
+        """Open an endless response, such as a log; the context yields its bytes as they arrive.
 
         Raises
         ------
@@ -351,7 +351,7 @@ class ApiClient:
             raise _error(status, answer, retry_after)
         try:
             parsed: dict[str, Any] = orjson.loads(answer)
-        except ValueError as error:  # a proxy responded, or the response was cut off
+        except ValueError as error:  # a proxy responded, or the response was truncated
             raise ApiError(0, "NoAnswer", f"{self._connection.server} answered no JSON: {error}") from error
         return parsed
 
@@ -363,7 +363,7 @@ class ApiClient:
 
 
 class _Token:
-    """Our Authorization header, renewed periodically, because a token file may change."""
+    """Our Authorization header, which is renewed periodically because a token file may change."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -371,7 +371,7 @@ class _Token:
         self._read_at = -TOKEN_SECONDS
 
     def headers(self) -> dict[str, str]:
-        """Return the header, if there is one; raise ApiError if the credentials are unavailable."""
+        """Return the header, if any; raise ApiError if the credentials are unavailable."""
         now = time.monotonic()
         if now - self._read_at >= TOKEN_SECONDS:
             try:
@@ -444,7 +444,7 @@ def _session(connection: Connection, headers: Mapping[str, str], **options: Any)
 
 
 def _through_socks(proxy: str, tls: ssl.SSLContext | bool) -> aiohttp.TCPConnector:
-    """Return a connector for a SOCKS proxy that raises aiohttp's errors."""
+    """Return a connector for a SOCKS proxy that converts the proxy's errors to aiohttp's."""
     from aiohttp_socks import ProxyConnectionError, ProxyConnector, ProxyError, ProxyTimeoutError
 
     class Connector(ProxyConnector):
@@ -460,7 +460,7 @@ def _through_socks(proxy: str, tls: ssl.SSLContext | bool) -> aiohttp.TCPConnect
 
 
 async def _lines(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """Split a response into lines of any length; aiohttp's own reader refuses long ones."""
+    """Split a response into lines of any length; aiohttp's own reader refuses long lines."""
     parts: list[bytes] = []
     async for chunk in chunks:
         head, *rest = chunk.split(b"\n")
@@ -497,7 +497,7 @@ def _encode(body: Mapping[str, Any], content_type: str) -> bytes:
 
 
 def _resource(path: str) -> str:
-    """Return the resource of a path, as in ``pods`` or ``fleetjobs/status``."""
+    """Return the resource that a path names, such as ``pods`` or ``fleetjobs/status``."""
     parts = path.strip("/").split("/")
     parts = parts[2:] if parts[0] == "api" else parts[3:]  # /api/v1/… or /apis/GROUP/VERSION/…
     if parts[:1] == ["namespaces"] and len(parts) > 2:

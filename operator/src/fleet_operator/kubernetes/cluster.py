@@ -1,4 +1,4 @@
-"""A Kubernetes cluster: reads from memory, and writes to the API server.
+"""A Kubernetes cluster, which reads from memory and writes to the API server.
 
 The response to a write counts as an event, so a write need not wait for the watch. A deletion is different,
 because the server may respond with the pod's state before the deletion. Until the watch confirms the
@@ -45,13 +45,13 @@ if TYPE_CHECKING:
     from fleet_operator.plan.model import Action, ObservedPod
 
 UNSEEN_SECONDS = 5.0
-"""How long a deletion may stay unconfirmed before the pod counts as present again."""
+"""How long a deletion may remain unconfirmed before the pod counts as existing again."""
 
 _NOT_THE_AUTHORS = (SERVICES, FEATURES["networkPolicies"].key)
-"""Kinds without content from a job's author, so that a refusal is never the job's mistake."""
+"""Kinds with no content from a job's manifest, so that the job never causes their refusal."""
 
 _WRITTEN_BY_AUTHORS = (PODS, FEATURES["checkpointClaims"].key)
-"""Kinds that are built from a template, in which a field may be misspelt."""
+"""Kinds that are built from a template, which may contain misspelt fields."""
 
 
 class KubernetesCluster:
@@ -101,7 +101,7 @@ class KubernetesCluster:
         return self._view.jobs.get(key)
 
     def observe(self, job: FleetJob) -> Observed | None:
-        """Return the objects of `job`, or None until they and our own writes have all been observed."""
+        """Return the observed objects of `job`, or None until they include the effects of our own writes."""
         key = Key.of(job)
         if not self._view.scope_of(key.namespace).shows_what_jobs_own:
             return None
@@ -127,7 +127,7 @@ class KubernetesCluster:
         for resource, store in self._view.extras(key.namespace):
             unserved.discard((resource.api_version, resource.kind))
             for extra in store.of_job(key):
-                # Only a claim may outlive its job, and such a claim has no owner.
+                # Only claims may outlive their job, and these have no owner.
                 retained = extra.owner is None and resource == FEATURES["checkpointClaims"]
                 if retained or _is_owned(extra, job):
                     objects[ObjectRef(resource.api_version, resource.kind, extra.key.name)] = extra.value
@@ -155,7 +155,7 @@ class KubernetesCluster:
         )
 
     def _departed(self, key: Key, job: FleetJob) -> tuple[ObservedPod, ...]:
-        """Return the last state of each replica's latest deleted pod, and forget the others."""
+        """Return the last state of each replica's latest deleted pod, and forget the other deleted pods."""
         departed = self._view.owned.pods.departed(key)
         latest: dict[str, ObservedPod] = {}
         for entry in departed:
@@ -196,7 +196,7 @@ class KubernetesCluster:
         return self._view.jobs.put(answer, tells=False) or read_job(answer)
 
     async def apply(self, job: FleetJob, action: Action) -> None:
-        """Carry out one action. Repeating an action is not an error."""
+        """Carry out one action. Repeating a completed action is not an error."""
         match action:
             case CreateService(manifest):
                 await self._create(job, SERVICES, manifest)
@@ -220,7 +220,7 @@ class KubernetesCluster:
         await self._events.record(Subject(*Key.of(job), job.metadata.uid or ""), event)
 
     async def _create(self, job: FleetJob, resource: str, manifest: Mapping[str, Any]) -> bool:
-        """Create an object; return whether it is new."""
+        """Create an object; return whether it did not exist yet."""
         key, name = Key.of(job), manifest["metadata"]["name"]
         before = self._refusals.last(key)
         try:
@@ -262,7 +262,7 @@ class KubernetesCluster:
             self._leaving.add(action.uid)
 
     async def _delete_seen(self, job: FleetJob, resource: str, name: str) -> None:
-        """Delete an object that is not a pod, if the job owns it, at its last known version."""
+        """Delete an object other than a pod at its last known version, if the job owns it."""
         entry = self._view.owned.stores[resource].get(Key(job.metadata.namespace, name))
         if entry is not None and _is_owned(entry, job):
             await self._delete_own(job, resource, name, _only(entry.uid, str(entry.version)))
@@ -277,7 +277,7 @@ class KubernetesCluster:
     async def _delete_own(
         self, job: FleetJob, resource: str, name: str, options: Mapping[str, Any]
     ) -> Mapping[str, Any] | None:
-        """Delete an object as `_delete` does; after a conflict read the object, because the watch may lag."""
+        """Delete an object like `_delete`; after a conflict, also look it up, because the watch may lag."""
         try:
             return await self._delete(f"{collection(resource, job.metadata.namespace)}/{name}", options)
         except ConflictError:
@@ -285,11 +285,11 @@ class KubernetesCluster:
             raise
 
     async def _delete(self, path: str, options: Mapping[str, Any]) -> Mapping[str, Any] | None:
-        """Delete an object unless it has changed (ConflictError); return the response, or None if gone."""
+        """Delete an object; return the response, or None if it is gone. Raise ConflictError if it changed."""
         try:
             return await self._client.delete(path, options)
         except ApiError as error:
-            if error.status == 409:  # another object or version; no event would report it
+            if error.status == 409:  # the object is another one or has changed
                 raise ConflictError(str(error)) from error
             if error.status != 404:
                 raise
@@ -304,7 +304,7 @@ class KubernetesCluster:
 def metrics_readers(
     namespace: str, others: Sequence[Mapping[str, Any]] = ()
 ) -> tuple[Mapping[str, Any], ...]:
-    """Return the readers of the metrics of jobs with a NetworkPolicy: the operator's namespace and others.
+    """Return who may read the metrics of jobs with a NetworkPolicy: the operator's namespace and `others`.
 
     Parameters
     ----------
@@ -318,7 +318,7 @@ def metrics_readers(
 
 
 def _only(uid: str, version: str | None) -> dict[str, Any]:
-    """Return the preconditions that delete only this object, at this version if given."""
+    """Return preconditions under which only this object, at this version if given, is deleted."""
     preconditions = {"uid": uid} if version is None else {"uid": uid, "resourceVersion": version}
     return {"preconditions": preconditions, "propagationPolicy": "Background"}
 
@@ -330,7 +330,7 @@ def _resource_of(ref: ObjectRef) -> Resource:
 
 
 def _is_owned(entry: Entry[Any], job: FleetJob) -> bool:
-    """Return whether this job, by its uid, owns an object."""
+    """Return whether this job, identified by its uid, owns an object."""
     return entry.owner is not None and entry.owner.uid == job.metadata.uid
 
 
@@ -344,7 +344,7 @@ def _job_path(job: FleetJob) -> str:
 
 
 class UnseenDeletions:
-    """The uids of pods that we have deleted, but that the cache may still contain for a while.
+    """The uids of pods that we have deleted, but that the cache may still contain.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Events of a job, which ``kubectl describe`` shows.
+"""Records the events of a job, which ``kubectl describe`` shows.
 
 An event is recorded once. If the API server is busy or unavailable, it is retried for half a minute in the
 background, under the same name, so that a lost response leads to no duplicate. An operator that dies before
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MESSAGE_CHARACTERS = 1024
-"""The API server refuses longer messages."""
+"""The maximum length of an event's message: the API server refuses longer ones."""
 
 REMEMBERED = 1000
-"""How many events are remembered, in order to count a repeated one instead of creating another."""
+"""How many events are remembered, so that a repeated event is counted instead of created."""
 
 AGAIN_SECONDS = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
-"""The delays before an event is retried."""
+"""The delays before the retries of an event."""
 
 
 class Subject(NamedTuple):
@@ -44,7 +44,7 @@ class Subject(NamedTuple):
 
 
 class _News(NamedTuple):
-    """An event, with a name and time that all retries share."""
+    """An event with the name and time that all of its retries share."""
 
     job: Subject
     event: Event
@@ -58,7 +58,7 @@ class _Told(NamedTuple):
 
 
 class EventRecorder:
-    """Creates events; a repeated one increases the count of the existing event."""
+    """Creates events, or increases the count of an existing event if an event repeats."""
 
     def __init__(self, client: ApiClient) -> None:
         self._client = client
@@ -66,7 +66,7 @@ class EventRecorder:
         self._trying: set[asyncio.Task[None]] = set()
 
     async def record(self, job: Subject, event: Event) -> None:
-        """Record an event. A failure is logged, never raised; a transient one is retried later."""
+        """Record an event. A failure is logged, never raised. A transient failure leads to a retry."""
         news = _News(job, event, f"{job.name}.{secrets.token_hex(8)}", _now())
         error = await self._tell(news)
         if error is not None and error.transient and len(self._trying) < REMEMBERED:
@@ -75,7 +75,7 @@ class EventRecorder:
             trying.add_done_callback(self._trying.discard)
 
     async def close(self) -> None:
-        """Discard the events that have not been recorded yet."""
+        """Discard the events that are waiting for a retry."""
         trying = list(self._trying)
         for task in trying:
             task.cancel()
@@ -90,7 +90,7 @@ class EventRecorder:
             last = await self._tell(news)
 
     async def _tell(self, news: _News) -> ClusterError | None:
-        """Create an event, or increase the count of an equal one; return the failure, if any."""
+        """Create an event, or increase the count of an equal event; return the error, if any."""
         same = (news.job.uid, news.event)
         told = self._told.pop(same, None)
         try:
@@ -110,7 +110,7 @@ class EventRecorder:
         return None
 
     async def _repeat(self, told: _Told, news: _News) -> bool:
-        """Increase an event's count; return False if it is gone (the server keeps events for an hour)."""
+        """Increase an event's count; return False if the server no longer has the event, after an hour."""
         try:
             await self._client.merge_patch(told.path, {"count": told.times + 1, "lastTimestamp": news.at})
         except ApiError as error:
@@ -124,7 +124,7 @@ class EventRecorder:
         try:
             await self._client.create(path, _manifest(news))
         except ApiError as error:
-            if error.reason != "AlreadyExists":  # the previous request arrived, and its response was lost
+            if error.reason != "AlreadyExists":  # the previous request succeeded, but its response was lost
                 raise
         return _Told(f"{path}/{news.name}", 0)
 

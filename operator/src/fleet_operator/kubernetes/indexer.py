@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 REMEMBERED_DEAD = 10_000
-"""How many uids of deleted objects are remembered; a late response is milliseconds late, not hours."""
+"""How many uids of deleted objects are remembered: enough, as responses are late by milliseconds only."""
 
 REMEMBERED_JOBS = 1_000
-"""For how many jobs the last state of deleted objects is kept; the next pass over a job drops it."""
+"""For how many jobs the last states of deleted objects are kept until the next pass drops them."""
 
 
 class Owner(NamedTuple):
@@ -38,18 +38,18 @@ class Owner(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Entry(Generic[T]):
-    """A cached object: its identity, its owner, and its reduced value."""
+    """A cached object, with its identity, its owner and its reduced value."""
 
     key: Key
     uid: str
-    version: int  # its resourceVersion
-    job: Key  # the job in its labels
+    version: int  # the object's resourceVersion
+    job: Key  # the job that the object's labels name
     owner: Owner | None
     value: T
 
 
 class Store(Generic[T]):
-    """Objects of one kind by namespace and name, and by their job.
+    """A store of objects of one kind, by namespace and name and by job.
 
     Parameters
     ----------
@@ -64,14 +64,14 @@ class Store(Generic[T]):
         self._departed: dict[Key, dict[str, Entry[T]]] = {}  # by job and uid
         self._entries: dict[Key, Entry[T]] = {}
         self._jobs: defaultdict[Key, dict[Key, Entry[T]]] = defaultdict(dict)
-        self._dead: dict[str, int] = {}  # uid: the version at which it was seen deleted
+        self._dead: dict[str, int] = {}  # by uid: the version at which the object was seen deleted
 
     def __len__(self) -> int:
-        """Return the number of known objects."""
+        """Return the number of stored objects."""
         return len(self._entries)
 
     def __contains__(self, key: object) -> bool:
-        """Return whether an object of this namespace and name is known."""
+        """Return whether the object of this namespace and name is stored."""
         return key in self._entries
 
     def get(self, key: Key) -> Entry[T] | None:
@@ -79,15 +79,15 @@ class Store(Generic[T]):
         return self._entries.get(key)
 
     def of_job(self, job: Key) -> tuple[Entry[T], ...]:
-        """Return the objects that name `job` in their labels, by name."""
+        """Return the objects whose labels name `job`, by name."""
         return tuple(entry for _, entry in sorted(self._jobs.get(job, {}).items()))
 
     def __iter__(self) -> Iterator[Entry[T]]:
-        """Return every object."""
+        """Return an iterator over all objects."""
         return iter(tuple(self._entries.values()))
 
     def put(self, entry: Entry[T]) -> bool:
-        """Store an object's present state; return whether it has changed.
+        """Store an object's current state; return whether its reduced value has changed.
 
         Most versions of an object have the same reduced value, after an annotation for instance.
         """
@@ -100,7 +100,7 @@ class Store(Generic[T]):
         return known is None or _without_version(entry) != _without_version(known)
 
     def remove(self, key: Key, uid: str, version: int, last: Entry[T] | None = None) -> Entry[T] | None:
-        """Record that an object was gone at `version`; return its known entry, if any.
+        """Record that an object was deleted at `version`; return its entry, if it had one.
 
         An object that only lost its label also counts as gone. It returns with a newer version if it gets the
         label back.
@@ -108,7 +108,7 @@ class Store(Generic[T]):
         Parameters
         ----------
         key, uid, version
-            The object, and the version at which it was gone.
+            The object, and the version at which it was deleted.
         last : Entry, optional
             The object's last state, if known.
         """
@@ -128,11 +128,11 @@ class Store(Generic[T]):
         return known
 
     def departed(self, job: Key) -> tuple[Entry[T], ...]:
-        """Return the last states of a job's deleted objects, until they are forgotten."""
+        """Return the last states of a job's deleted objects that have not been forgotten yet."""
         return tuple(self._departed.get(job, {}).values())
 
     def let_go(self, job: Key, uids: Iterable[str] | None = None) -> None:
-        """Forget these deleted objects of a job; all of them if None."""
+        """Forget these deleted objects of a job, or all of them if None."""
         of_job = self._departed.get(job, {})
         for uid in list(of_job if uids is None else uids):
             of_job.pop(uid, None)
@@ -194,7 +194,7 @@ def key_of(manifest: Mapping[str, Any]) -> Key:
 
 
 def version_of(manifest: Mapping[str, Any]) -> int:
-    """Return the resourceVersion of an object or a list, as the number that orders it."""
+    """Return the resourceVersion of an object or a list as a number, which is comparable."""
     return int(manifest["metadata"].get("resourceVersion") or 0)
 
 
@@ -214,7 +214,7 @@ class Cache(Generic[T]):
     store : Store
         The store of the objects.
     reduce : callable
-        Returns the reduced value of an object; None if it is not ours.
+        Returns the reduced value of an object, or None if the object is not ours.
     on_change : callable
         Called with a job's key when one of its objects has changed.
     """
@@ -230,13 +230,13 @@ class Cache(Generic[T]):
         self._on_change = on_change
 
     def put(self, manifest: Mapping[str, Any]) -> None:
-        """Store an object's present state."""
+        """Store an object's current state."""
         entry = self.reduce(manifest)
         if entry is not None and self._store.put(entry):
             self._on_change(entry.job)
 
     def remove(self, manifest: Mapping[str, Any]) -> None:
-        """Record a deletion with the object's last state."""
+        """Record that an object was deleted, with its last state."""
         uid, last = manifest["metadata"]["uid"], self.reduce(manifest)
         known = self._store.remove(key_of(manifest), uid, version_of(manifest), last)
         if known is not None:

@@ -1,7 +1,7 @@
-"""The cached state of a Kubernetes cluster: every FleetJob, and every object labelled with one.
+"""The cached state of a Kubernetes cluster: all FleetJobs, and all objects whose labels name a FleetJob.
 
 This module watches pods, Services and additional objects (`extras`); kopf watches FleetJobs. No watch reports
-another owner's object with a name that a job needs: such objects are looked up.
+an object that belongs to another owner but has a name that a job needs: such objects are looked up.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ logger = logging.getLogger(__name__)
 SELECTOR = f"{LABEL_MANAGED_BY}={MANAGED_BY},{LABEL_JOB_NAME}"
 
 FOREIGN_SECONDS = 10.0
-"""How often another owner's object with one of our names is looked up again."""
+"""How often an object of another owner that has one of our names is looked up again."""
 
 SYNC_SECONDS = 120.0
-"""How long the first lists may take before the operator exits, to be restarted."""
+"""How long the initial lists may take before the operator exits to be restarted."""
 
 
 class OwnedObjects:
-    """The pods, Services and additional objects of jobs, reduced to what decisions need.
+    """The cached pods, Services and additional objects of jobs, reduced to what decisions need.
 
     Parameters
     ----------
@@ -61,7 +61,7 @@ class OwnedObjects:
         extras: dict[str, Store[ObservedObject]] = {FEATURES[name].key: Store() for name in features}
         self.extras = extras
         self.stores: dict[str, Store[Any]] = {PODS: self.pods, SERVICES: self.services, **extras}
-        """The caches, by the keys of `KINDS`."""
+        """The stores, by the keys of `KINDS`."""
         self._caches = {
             each: Cache(store, partial(self.reduce, each), on_change) for each, store in self.stores.items()
         }
@@ -78,7 +78,7 @@ class OwnedObjects:
         on_relist: Callable[[], None],
         on_restored: Callable[[], None],
     ) -> ListWatch[Any]:
-        """Return the reflector of a kind, for one namespace or for all of them."""
+        """Return a reflector for a kind, in one namespace or in all namespaces."""
         return ListWatch(
             self._client,
             collection(resource, namespace),
@@ -90,7 +90,7 @@ class OwnedObjects:
         )
 
     def reduce(self, resource: str, manifest: Mapping[str, Any]) -> Entry[Any] | None:
-        """Return the entry of an object of a job; None if its labels name no job."""
+        """Return the entry for an object, or None if its labels name no job."""
         labels = manifest["metadata"].get("labels") or {}
         job = labels.get(LABEL_JOB_NAME)
         value: ObservedPod | ObservedObject | None = None
@@ -105,7 +105,7 @@ class OwnedObjects:
 
 
 class ForeignObjects:
-    """Objects of other owners, with names that jobs need.
+    """The objects of other owners that have names that jobs need.
 
     Parameters
     ----------
@@ -114,9 +114,9 @@ class ForeignObjects:
     jobs : FleetJobs
         The known jobs; nothing is recorded for a deleted one.
     owned : OwnedObjects
-        The cache for an object that turns out to be a job's.
+        The cache for an object that turns out to belong to a job.
     on_change : callable
-        Called with each job for which an owner was found.
+        Called with each job whose objects have been looked up.
     """
 
     def __init__(
@@ -129,15 +129,15 @@ class ForeignObjects:
         self._known: dict[Key, dict[str, tuple[str, str]]] = {}  # job: {"Kind/name": (resource, name)}
 
     def of(self, key: Key) -> tuple[str, ...]:
-        """Return the objects of other owners that have names of this job's objects, as ``Kind/name``."""
+        """Return the objects of other owners that have names that this job needs, as ``Kind/name``."""
         return tuple(self._known.get(key, ()))
 
     def forget(self, key: Key) -> None:
-        """Forget the names of a deleted job."""
+        """Forget the objects recorded for a deleted job."""
         self._known.pop(key, None)
 
     async def meet(self, key: Key, resource: str, name: str) -> None:
-        """Check whether an existing object of this name is this job's, but not observed yet, or foreign."""
+        """Look up an existing object: cache it if it belongs to this job, else record it as foreign."""
         shown = f"{KINDS[resource]}/{name}"
         found: Mapping[str, Any] | None = None
         try:
@@ -162,7 +162,7 @@ class ForeignObjects:
         self._on_change(key)
 
     async def check_forever(self) -> None:
-        """Look up these objects periodically."""
+        """Look up the recorded objects periodically."""
         while True:
             await asyncio.sleep(FOREIGN_SECONDS)
             for key in list(self._known):
@@ -174,7 +174,7 @@ class ForeignObjects:
 
 
 class NotSyncedError(OperatorError):
-    """The first lists did not arrive in time; the message names them."""
+    """The initial lists did not arrive in time; the message names the missing ones."""
 
 
 class ClusterView:
@@ -210,12 +210,12 @@ class ClusterView:
         self.foreign = ForeignObjects(client, self.jobs, self.owned, self.notify)
         self._serves, self._jobs_watched = asyncio.Event(), asyncio.Event()
         self.restored = asyncio.Event()
-        """Set when the API server's history has gone back: every watch must then start again."""
+        """Set when the API server's history has been rolled back: every watch must then start over."""
         self._scopes = {namespace: self._scope(namespace) for namespace in namespaces or (None,)}
         self._keepers: list[asyncio.Task[None]] = []
 
     def subscribe(self, listener: Callable[[Key], None]) -> None:
-        """Call `listener` with each job that has changed."""
+        """Register a listener, which is called with each job that has changed."""
         self._listeners.append(listener)
 
     def notify(self, key: Key) -> None:
@@ -224,7 +224,7 @@ class ClusterView:
             listener(key)
 
     async def start(self) -> None:
-        """Start watching; return when all existing objects have been listed.
+        """Start the watches, and return when all existing objects have been listed.
 
         A namespace in which a list was refused, for example because the namespace was deleted, does not delay
         the start if another one can be served. It is served as soon as it has been listed.
@@ -259,7 +259,7 @@ class ClusterView:
             ) from None
 
     async def _notify_when(self, seen: Callable[[], Awaitable[object]], scope: Scope) -> None:
-        """Enqueue every job of a namespace again once more of its objects have been listed, possibly late."""
+        """Enqueue every job in a scope once `seen` reports that more of their objects have been listed."""
         await seen()
         if scope.shows_what_jobs_own:
             self._serves.set()
@@ -278,34 +278,34 @@ class ClusterView:
 
     @property
     def synced(self) -> bool:
-        """Whether all existing objects have been listed, except refused lists."""
+        """Whether every initial list has arrived or was refused, and at least one scope can be served."""
         return self._serves.is_set() and all(each.answered for each in self._scopes.values())
 
     def ended(self) -> list[str]:
-        """Return the watches that have ended unexpectedly, and without which changes are missed."""
+        """Return the watches that have ended unexpectedly, so that changes are missed."""
         ended = [task for task in self._keepers if task.done() and not task.cancelled()]
         return [f"{task.get_name()} ({task.exception()})" for task in ended]
 
     def failing(self) -> Iterator[tuple[str, str | None, float]]:
-        """Yield each watched resource, its namespace, and for how long its watch has failed in seconds.
+        """Yield each watched resource, its namespace, and for how many seconds its watch has been failing.
 
-        The namespace is None for all of them.
+        The namespace is None for a watch of all namespaces.
         """
         for namespace, scope in self._scopes.items():
             yield from ((resource, namespace, seconds) for resource, seconds in scope.failing())
 
     def note_job_watch(self, namespace: str | None, went_well: bool) -> None:
-        """Record whether the watch of FleetJobs succeeded, in a namespace or in all of them."""
+        """Record whether an attempt to watch FleetJobs in a namespace, or in all of them, succeeded."""
         self._scopes[namespace].jobs_were_watched(went_well=went_well)
         if went_well:
             self._jobs_watched.set()
 
     async def until_jobs_are_watched(self) -> None:
-        """Wait until FleetJobs are watched somewhere."""
+        """Wait until FleetJobs are being watched in at least one namespace."""
         await self._jobs_watched.wait()
 
     def scope_of(self, namespace: str) -> Scope:
-        """Return the scope of a namespace."""
+        """Return the scope that covers a namespace."""
         return self._scopes[namespace if namespace in self._scopes else None]
 
     def extras(self, namespace: str) -> Iterator[tuple[Resource, Store[ObservedObject]]]:

@@ -1,4 +1,4 @@
-"""The known FleetJobs.
+"""The cache of FleetJobs.
 
 kopf watches FleetJobs and passes its events on (`take`). Because kopf does not report deletions that happened
 while it was not watching, they are listed again whenever kopf or a watch had to list again (`list_again`),
@@ -32,10 +32,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 RELIST_SECONDS = 600.0
-"""How often FleetJobs are listed again regardless of events."""
+"""How often FleetJobs are listed again even without events."""
 
 AGAIN_SECONDS = 30.0
-"""The longest delay after a refused list, unless the API server asks for more."""
+"""The maximum delay after a refused list, unless the API server asks for a longer one."""
 
 
 class FleetJobs:
@@ -66,12 +66,12 @@ class FleetJobs:
         self._on_change = on_change
         self._on_deleted = on_deleted
         self._store: Store[FleetJob] = Store()
-        self._invalid: dict[str, int] = {}  # uids of jobs that cannot be parsed, and their generation
+        self._invalid: dict[str, int] = {}  # by uid: the generation of a job that cannot be parsed
         self._relist = asyncio.Event()
         self._telling: set[asyncio.Task[None]] = set()
 
     async def close(self) -> None:
-        """Drop pending events."""
+        """Drop the events that are waiting for a retry."""
         for task in self._telling:
             task.cancel()
         await asyncio.gather(*self._telling, return_exceptions=True)
@@ -82,20 +82,20 @@ class FleetJobs:
         return None if entry is None else entry.value
 
     def __iter__(self) -> Iterator[FleetJob]:
-        """Return every known job."""
+        """Return an iterator over all known jobs."""
         return (entry.value for entry in self._store)
 
     def take(self, kind: str | None, manifest: Mapping[str, Any]) -> None:
-        """Handle an event of a watch: ``DELETED``, or any other type for an existing job."""
+        """Handle a watch event: ``DELETED``, or any other type for an existing job."""
         if kind == "DELETED":
             self._drop(key_of(manifest), manifest["metadata"]["uid"], version_of(manifest))
         else:
             self.put(manifest)
 
     def put(self, manifest: Mapping[str, Any], *, tells: bool = True) -> FleetJob | None:
-        """Store a job's present state; return it, or None if it cannot be parsed or a newer one is known.
+        """Store a job's current state; return it, or None if it cannot be parsed or is outdated.
 
-        A status that we wrote ourselves needs no notification, because it would lead to the same plan.
+        Our own status writes cause no notification, because they would lead to the same plan.
         """
         entry = self._reduce(manifest)
         if entry is None:
@@ -105,7 +105,7 @@ class FleetJobs:
         return entry.value if entry.version == version_of(manifest) else None
 
     async def refresh(self, job: FleetJob) -> None:
-        """Read a job again after it turned out to be outdated or deleted."""
+        """Read a job again, after its cached version turned out to be outdated or deleted."""
         metadata = job.metadata
         try:
             self.put(await self._client.get(f"{collection(PLURAL, metadata.namespace)}/{metadata.name}"))
@@ -115,18 +115,19 @@ class FleetJobs:
             self._drop(Key.of(job), metadata.uid or "", int(metadata.resource_version or 0))
 
     def list_again(self) -> None:
-        """Request a new list of FleetJobs, because their watch may have missed deletions."""
+        """Request a new list of FleetJobs, because the watch may have missed deletions."""
         self._relist.set()
 
     async def list_forever(self, scopes: Iterable[Scope]) -> None:
-        """List FleetJobs periodically; a namespace that cannot be listed does not affect the others."""
+        """List FleetJobs periodically; a namespace that cannot be listed does not affect other namespaces."""
         everywhere = tuple(scopes)
         scopes, tries, loop = everywhere, 0, asyncio.get_running_loop()
         while True:
             self._relist.clear()
             if scopes is everywhere:
                 listed_at = loop.time()
-            failed: dict[Scope, float] = {}  # the failed scopes, and how long the API server asks us to wait
+            # the scopes whose list failed, and the delays that the API server asks for
+            failed: dict[Scope, float] = {}
             for scope in scopes:
                 try:
                     await self._list(scope.namespace)
@@ -162,7 +163,7 @@ class FleetJobs:
         key, uid = key_of(manifest), manifest["metadata"]["uid"]
         known = self._store.get(key)
         if known is not None and known.uid == uid and known.version >= version_of(manifest):
-            return known  # skips parsing, which takes most of a list's time
+            return known  # this skips parsing, which takes most of a list's time
         try:
             job = read_job(manifest, None if known is None else known.value)
         except InvalidJob as error:
@@ -172,7 +173,7 @@ class FleetJobs:
         return Entry(key, uid, version_of(manifest), key, owner_of(manifest), job)
 
     def _tell_invalid(self, manifest: Mapping[str, Any], error: InvalidJob) -> None:
-        """Record once per generation that a job cannot be parsed. The job is left unchanged."""
+        """Record once per generation an event that a job cannot be parsed. The job is left unchanged."""
         metadata = manifest["metadata"]
         uid, generation = metadata["uid"], metadata.get("generation", 0)
         if self._invalid.get(uid) == generation:

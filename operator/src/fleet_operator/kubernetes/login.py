@@ -1,4 +1,4 @@
-"""The API server's address and our credentials: our pod's service account, or a user's login.
+"""The API server's address and our credentials, from our pod's service account or a user's login.
 
 Users log in by any method that a kubeconfig supports, through the loader of the `kubernetes` package. This
 large package is imported only for a login, and the operator's image does not have it, because a service
@@ -35,22 +35,22 @@ if TYPE_CHECKING:
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
 LOGIN_SECONDS = 120.0
-"""How long a login may take: a program may wait for a person to sign in."""
+"""How long a login may take: a credential program may wait for a person to sign in."""
 
 EARLY = timedelta(seconds=60)
 """How long before its expiry a credential is renewed."""
 
 CHANGING = {"auth-provider", "client-certificate", "tokenFile"}
-"""The fields of a user whose files are read again for each header: other programs may rewrite them."""
+"""The fields of a user whose files are read again for each header, as other programs may rewrite them."""
 
 DIRECT = "localhost,127.0.0.0/8,::1"
-"""The hosts for which the environment's proxies are ignored, as kubectl ignores them."""
+"""The hosts for which the environment's proxies are ignored, as in kubectl."""
 
 SOCKS_PORT = 1080
 """The default port of a SOCKS proxy."""
 
 OLDEST = 37
-"""The first major version of the package that supports proxy-url."""
+"""The first major version of the `kubernetes` package that supports proxy-url."""
 
 
 class ConnectionSettingsError(OperatorError):
@@ -58,7 +58,7 @@ class ConnectionSettingsError(OperatorError):
 
 
 def _nobody() -> None:
-    """Send no Authorization header."""
+    """Return None: without credentials, no Authorization header is sent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ class Connection:
 
 
 def from_pod(environ: Mapping[str, str], folder: Path = SERVICE_ACCOUNT) -> Connection:
-    """Connect as the service account of our pod, whose token the kubelet renews every hour.
+    """Return the connection as our pod's service account, whose token the kubelet renews every hour.
 
     Raises
     ------
@@ -166,7 +166,7 @@ def connect_user(
 
 
 def from_pod_loaded(environ: Mapping[str, str], folder: Path = SERVICE_ACCOUNT) -> Connection:
-    """Connect as the service account of our pod, through the loader."""
+    """Return the connection as our pod's service account, through the loader."""
     from kubernetes.config.incluster_config import InClusterConfigLoader
 
     def loader(_: str) -> Any:
@@ -179,7 +179,7 @@ def from_pod_loaded(environ: Mapping[str, str], folder: Path = SERVICE_ACCOUNT) 
 
 
 def from_kubeconfig(*paths: Path, context: str | None = None) -> Connection:
-    """Connect with the current context of the kubeconfigs, or with the given one.
+    """Return the connection of the kubeconfigs' current context, or of the given one.
 
     Raises
     ------
@@ -237,12 +237,12 @@ def from_kubeconfig(*paths: Path, context: str | None = None) -> Connection:
 
 
 class _Login:
-    """A login, renewed when it expires: its header, its proxy and its TLS context.
+    """A login, renewed when it expires, with its header, proxy and TLS context.
 
     Parameters
     ----------
     shown : str
-        The name of the login in errors.
+        The name of the login in error messages.
     loader : callable
         Creates a loader of the package, which writes certificates into the given folder.
     user : mapping
@@ -276,7 +276,7 @@ class _Login:
         return None if header is None else " ".join(header.split())  # a token's file ends with a newline
 
     def _log_in(self) -> None:
-        """Run the loader in a thread, which is abandoned if a program does not end."""
+        """Run the loader in a thread, which is abandoned if a credential program does not end."""
         done: Future[None] = Future()
 
         def work() -> None:
@@ -299,7 +299,7 @@ class _Login:
 
         configuration = Configuration()
         hint = (self._user.get("exec") or {}).get("installHint") or "sign in again, or take another --context"
-        # The ssl module reads keys from files only; the loader's files are deleted at once.
+        # The ssl module reads keys only from files. The loader's files are deleted immediately afterwards.
         with (
             tempfile.TemporaryDirectory(prefix="fleetjob-") as folder,
             _explained(f"{self._shown} failed:", hint if "exec" in self._user else None),
@@ -323,7 +323,7 @@ class _Login:
 
 
 def _proxy(configuration: Any, given: str | None) -> str | None:
-    """Return the kubeconfig's proxy, or else the environment's for this server."""
+    """Return the kubeconfig's proxy, or else the proxy that the environment sets for this server."""
     from kubernetes.client.rest import should_bypass_proxies
 
     direct = f"{configuration.no_proxy or ''},{DIRECT}"
@@ -331,7 +331,7 @@ def _proxy(configuration: Any, given: str | None) -> str | None:
     if not proxy:
         return None
     scheme, _, rest = proxy.rpartition("://")
-    # With SOCKS the proxy resolves the name, as for kubectl.
+    # With SOCKS, the proxy resolves the host name, as with kubectl.
     scheme = {"": "http", "socks4a": "socks4", "socks5h": "socks5"}.get(scheme, scheme)
     if scheme not in ("http", "https", "socks4", "socks5"):
         raise ConnectionSettingsError(
@@ -356,7 +356,7 @@ def _proxy(configuration: Any, given: str | None) -> str | None:
 
 
 def _settle(entry: Any, kind: str) -> None:
-    """Hide an entry's content in errors, and resolve its files and program against its own kubeconfig."""
+    """Hide an entry's content in errors, and resolve its relative paths against its own kubeconfig."""
     found = entry.value
     entry.name = f"{kind} {found.get('name')} of {entry.path}"
     user = found.get("user")
@@ -375,7 +375,7 @@ def _settle(entry: Any, kind: str) -> None:
 
 
 def _entry(config: Any, kind: str, name: object) -> Any:
-    """Return the context, cluster or user of this name; the error lists the known ones."""
+    """Return the context, cluster or user of this name, or raise an error that lists the known names."""
     known = {each.value.get("name"): each.value.get(kind) for each in config.value[f"{kind}s"]}
     if name not in known:
         there = f"there are {', '.join(map(str, known))}" if known else "there are none"
@@ -387,7 +387,7 @@ def _entry(config: Any, kind: str, name: object) -> Any:
 
 @contextlib.contextmanager
 def _explained(shown: str, hint: str | None = None) -> Iterator[None]:
-    """Convert the loader's exceptions, and its messages to the root logger, into one sentence."""
+    """Convert the loader's exceptions, and the messages that it logs, into one error sentence."""
     told: list[str] = []
 
     class Listener(logging.Handler):
@@ -402,7 +402,7 @@ def _explained(shown: str, hint: str | None = None) -> Iterator[None]:
     except ConnectionSettingsError:
         raise
     except Exception as error:  # noqa: BLE001 the loader's own, and those of HTTP, OAuth, YAML, files and JSON
-        bare = isinstance(error, LookupError | TypeError | AttributeError)  # its message alone is meaningless
+        bare = isinstance(error, LookupError | TypeError | AttributeError)  # unclear without the type's name
         told.append(f"{type(error).__name__}: {error}" if bare else str(error))
         cause = error
     finally:

@@ -1,4 +1,4 @@
-"""Reduces the manifests of pods and other objects to what decisions need. Pure."""
+"""Pure: reduces the manifests of pods and other objects to what decisions need."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 WAITING_PHASES = ("Pending", "Inqueue", "PreScheduling", "Scheduling")
-"""The phases of a PodGroup, Volcano's or scheduler-plugins', whose pods are not all scheduled."""
+"""The phases of a PodGroup (Volcano, scheduler-plugins) in which not all of its pods are scheduled."""
 
 
 def observe_pod(manifest: Mapping[str, Any]) -> ObservedPod | None:
-    """Reduce a pod to what decisions need; None if its labels do not identify a replica.
+    """Reduce a pod to what decisions need, or return None if its labels do not identify a replica.
 
     The exit code, reason and message are those of the main container, which an annotation names. If it never
     ran, they are those of the container that kept it from running: a failed init container, or one whose
@@ -80,7 +80,7 @@ def observe_pod(manifest: Mapping[str, Any]) -> ObservedPod | None:
 
 
 def observe_object(kind: str, manifest: Mapping[str, Any]) -> ObservedObject:
-    """Reduce another object to the digest of its desired state, and a PodGroup also to why it waits."""
+    """Reduce another object to the digest of its desired state; for a PodGroup, add why it is pending."""
     metadata, status = manifest["metadata"], manifest.get("status") or {}
     made_from = (metadata.get("annotations") or {}).get(ANNOTATION_MADE_FROM)
     held_back = None
@@ -92,7 +92,7 @@ def observe_object(kind: str, manifest: Mapping[str, Any]) -> ObservedObject:
 
 
 def main_container(manifest: Mapping[str, Any]) -> str:
-    """Return the main container, by its annotation: injected containers may come first."""
+    """Return the name of the main container, from an annotation: injected containers may come first."""
     names = [each["name"] for each in manifest["spec"]["containers"]]
     said = (manifest["metadata"].get("annotations") or {}).get(ANNOTATION_MAIN)
     if said in names:
@@ -101,12 +101,12 @@ def main_container(manifest: Mapping[str, Any]) -> str:
 
 
 def job_key(manifest: Mapping[str, Any]) -> str | None:
-    """Return the job key in the main container's environment, if present."""
+    """Return the job key in the main container's environment, if there is one."""
     return _variables(manifest).get(JOB_KEY) or None
 
 
 def _variables(manifest: Mapping[str, Any]) -> dict[str, str | None]:
-    """Return the main container's environment; variables with valueFrom have no value."""
+    """Return the main container's environment variables; those with valueFrom have the value None."""
     main = main_container(manifest)
     container = next(each for each in manifest["spec"]["containers"] if each["name"] == main)
     return {each["name"]: each.get("value") for each in container.get("env") or ()}
@@ -130,7 +130,7 @@ def _speaker(main: str, status: Mapping[str, Any]) -> tuple[str | None, Mapping[
 def _why(
     state: Mapping[str, Any], status: Mapping[str, Any], conditions: Mapping[str, Mapping[str, Any]]
 ) -> tuple[str | None, str | None]:
-    """Return the first reason and message of the pod (Evicted), the container and the scheduler."""
+    """Return the first known reason and message: the pod's (Evicted), the container's or the scheduler's."""
     scheduled = conditions.get("PodScheduled", {})
     for told in (status, state, scheduled if scheduled.get("status") == "False" else {}):
         if told.get("reason") or told.get("message"):
@@ -139,14 +139,14 @@ def _why(
 
 
 def _why_not_ready(ready: Mapping[str, Any]) -> str | None:
-    """Return the reason of Ready=False, or one for a silent kubelet, for which the controller sets none."""
+    """Return the reason of Ready=False. For a silent kubelet the controller sets none: return our own."""
     if ready.get("status") not in ("False", "Unknown"):
         return None
     return ready.get("reason") or "NodeNotReady"
 
 
 def _disruption(conditions: Mapping[str, Mapping[str, Any]]) -> str | None:
-    """Return why Kubernetes or a controller such as Kueue terminates a pod."""
+    """Return the reason why Kubernetes or a controller such as Kueue terminates a pod, if it does."""
     for kind in ("DisruptionTarget", "TerminationTarget"):
         condition = conditions.get(kind, {})
         if condition.get("status") == "True":

@@ -35,38 +35,38 @@ logger = logging.getLogger(__name__)
 TIMEOUT_SECONDS = 1.0
 
 MAX_BYTES = 1 << 16
-"""The size limit of a response; a trainer's own, with all 512 points of its curve, has a third of it."""
+"""The size limit of a response. A trainer's own, with all 512 points of its curve, is a third of that."""
 
 BUFFER_BYTES = 1 << 14
-"""The read buffer of a response; a stream reader holds up to twice as much."""
+"""The size of a response's read buffer; a stream reader holds up to twice as much."""
 
 INTERVAL_SECONDS = 15.0
-"""How often a job's progress is read, and so at most how often its status is written for it."""
+"""How often a job's progress is read, and the shortest interval of status writes for it."""
 
 SILENT_SECONDS = 30.0
-"""The longest interval for a job that has reported no step yet; most such jobs never do."""
+"""The maximum interval for a job that has reported no step yet: most such jobs never report one."""
 
 FIRST_AGAIN_SECONDS = 4.0
-"""The first interval for such a job, which doubles each time."""
+"""The first interval for a job that has reported no step yet; it doubles each time."""
 
 YOUNG = timedelta(seconds=4)
-"""How long after its start a trainer is not read: it imports PyTorch first."""
+"""How long after a trainer's start its progress is not read, because it imports PyTorch first."""
 
 TICK_SECONDS = 1.0
-"""How often the due jobs are determined."""
+"""How often the loop looks for jobs that are due."""
 
 CONCURRENT = 32
-"""How many are read at once: a thousand unresponsive jobs take 32 s, instead of 17 min one by one.
+"""How many jobs are read concurrently: 1000 unresponsive jobs take 32 s, not 17 min one after another.
 
 Their longest responses take 3 MiB together.
 """
 
 PACE_READINGS = 8
-"""The number of readings for the estimated pace: two minutes."""
+"""The number of readings for the estimated pace, which cover two minutes."""
 
 
 async def fetch_progress(host: str, port: int) -> Progress | None:
-    """Read a replica's progress; None if it does not respond in time or has none."""
+    """Fetch a replica's progress; return None if it does not respond in time or has none."""
     try:
         async with asyncio.timeout(TIMEOUT_SECONDS):
             reader, writer = await asyncio.open_connection(host, port, limit=BUFFER_BYTES)
@@ -76,7 +76,7 @@ async def fetch_progress(host: str, port: int) -> Progress | None:
                 answer = await _read(reader)
             finally:
                 writer.close()
-    except OSError:  # includes TimeoutError
+    except OSError:  # OSError includes TimeoutError
         return None
     head, _, body = answer.partition(b"\r\n\r\n")
     return parse_progress(body.decode(errors="replace")) if b" 200 " in head.split(b"\r\n")[0] else None
@@ -90,7 +90,7 @@ async def _read(reader: asyncio.StreamReader) -> bytes:
 
 
 class Target(NamedTuple):
-    """The replica whose progress counts for a job."""
+    """The replica whose progress represents that of its job."""
 
     job: Key
     pod_uid: str
@@ -99,7 +99,7 @@ class Target(NamedTuple):
 
 
 def targets(view: ClusterView, now: datetime, is_due: IsDue = lambda *_: True) -> Iterator[Target]:
-    """Return trainer 0 of each running job, at its pod's address.
+    """Return the target for each running job: trainer 0, at its pod's address.
 
     The start time comes from the node's clock, so a pod that starts in the future by our clock is also read.
 
@@ -138,7 +138,7 @@ class _Heard:
     steps: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=PACE_READINGS))
 
     def interval_seconds(self) -> float:
-        """Return the interval until the next reading, which is short for a script that has just started."""
+        """Return the interval until the next reading, which is short if the script has just started."""
         if self.told is not None:
             return INTERVAL_SECONDS
         return min(SILENT_SECONDS, FIRST_AGAIN_SECONDS * 2.0 ** (self.unanswered - 1))
@@ -161,9 +161,9 @@ class ProgressReader:
     now : callable
         The time of day.
     fetch : callable
-        Reads one replica; must have a time limit.
+        Reads one replica, within a time limit.
     on_read : callable, optional
-        Called after each reading with its success.
+        Called after each reading, with whether it succeeded.
     """
 
     def __init__(
@@ -188,13 +188,13 @@ class ProgressReader:
         return heard.told if heard is not None and heard.pod_uid == pod_uid else None
 
     async def run(self) -> None:
-        """Read periodically until cancelled."""
+        """Read the progress of all due jobs periodically, until cancelled."""
         while True:
             await self.ask()
             await asyncio.sleep(TICK_SECONDS)
 
     async def ask(self) -> None:
-        """Read every due replica, a bounded number at once."""
+        """Read the progress of all due replicas, with bounded concurrency."""
         loop = asyncio.get_running_loop()
         now, spared = loop.time(), set[Key]()
 
@@ -240,7 +240,7 @@ class ProgressReader:
 
 
 def _moved(before: JobProgress | None, after: JobProgress) -> bool:
-    """Return whether the progress has changed, apart from the time."""
+    """Return whether the progress has changed, apart from its time."""
     if before is None:
         return True
     return (before.step, before.total_steps, before.loss) != (after.step, after.total_steps, after.loss)

@@ -1,4 +1,4 @@
-"""Keeps a cache in sync with the API server: lists once, then watches, for the lifetime of the process.
+"""Keeps a cache in sync with the API server: list once, then watch, for the lifetime of the process.
 
 Lists are paged. The watch continues from the list's resourceVersion, and takes a newer one from every event
 and bookmark, so that a lost connection requires only a new watch. When the server no longer has that version
@@ -41,29 +41,29 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 PAGE = 100
-"""The page size of a list: larger pages only take memory, which is never returned."""
+"""The page size of a list: larger pages only use memory, which is never released to the system."""
 
 WATCH_SECONDS = 300
-"""How long the server is asked to keep a watch open."""
+"""How long we ask the server to keep a watch open."""
 
 SILENCE_SECONDS = 75.0
-"""The time-out of a silent connection, which is longer than the minute between two bookmarks."""
+"""The time-out for a silent connection: more than the minute between two bookmarks."""
 
 WELL_SECONDS = 10.0
-"""How long a watch without events may stay open: there may be no events."""
+"""How long a watch must stay open without events to count as working: there may be no events."""
 
 BACKOFF_SECONDS = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 
 _NO_ANSWER = frozenset({0, 429, 503, 504})
-"""HTTP statuses of failures that are unrelated to the request."""
+"""HTTP status codes of failures that are unrelated to the request."""
 
 
 class ExpiredError(Exception):
-    """The server no longer has the resourceVersion from which the watch should continue."""
+    """The server no longer has the resourceVersion from which a watch was to continue."""
 
 
 class ListWatch(Generic[T]):
-    """Keeps one cache in sync with one collection of the API server.
+    """A reflector, which keeps one cache in sync with one collection of the API server.
 
     Parameters
     ----------
@@ -74,9 +74,9 @@ class ListWatch(Generic[T]):
     cache : Cache
         The cache of the objects.
     on_relist : callable, optional
-        Called when everything had to be listed again.
+        Called whenever everything had to be listed again.
     on_restored : callable, optional
-        Called when the server's history has gone back, as after a restore of etcd from a backup.
+        Called when the server's history was rolled back, as by a restore of etcd from a backup.
     selector : str, optional
         A label selector, applied by the server.
     field_selector : str, optional
@@ -111,11 +111,11 @@ class ListWatch(Generic[T]):
         self._backoff = backoff()
         self.failing = Failing()
         self.synced = asyncio.Event()
-        self.answered = asyncio.Event()  # a list has arrived, or was refused
+        self.answered = asyncio.Event()  # a list has arrived or was refused
         self.heard = asyncio.Event()  # the same, but cleared by the task that waits for the next list
 
     async def run(self) -> None:
-        """List, then watch; runs until it is cancelled."""
+        """List and then watch, until cancelled."""
         while True:
             try:
                 if self._version:
@@ -157,7 +157,7 @@ class ListWatch(Generic[T]):
         self._note_answer()
 
     async def _check_history(self) -> None:
-        """Raise ExpiredError if the server's version is lower than the watch's."""
+        """Raise ExpiredError if the server's current version is lower than ours."""
         page = await self._client.get(self.path, {"limit": "1"})
         if (at := version_of(page)) < self._newest:
             raise ExpiredError(f"the server is at version {at}, and was at {self._newest} before")
@@ -170,8 +170,8 @@ class ListWatch(Generic[T]):
         self.heard.set()
 
     async def _watch(self) -> None:
-        """Process the events of one connection until it ends."""
-        # Watches that start together should not all end together.
+        """Process the events of one watch connection until it ends."""
+        # Jitter keeps watches that start together from all ending together.
         seconds = round(WATCH_SECONDS * random.uniform(0.8, 1.0))  # noqa: S311 no secret
         params = {
             "allowWatchBookmarks": "true",
@@ -186,7 +186,7 @@ class ListWatch(Generic[T]):
                 try:
                     async for line in lines:
                         self._take(orjson.loads(line))
-                        if silent:  # only an event shows that the watch works
+                        if silent:  # only an event proves that the watch works
                             silent, self._backoff = False, backoff()
                             self._note_well()
                 finally:
@@ -214,14 +214,14 @@ class ListWatch(Generic[T]):
 
 
 def is_refusal(error: Exception) -> bool:
-    """Return whether a server has refused the request itself, and not only for the moment."""
+    """Return whether a server has refused the request itself, rather than failed temporarily."""
     return isinstance(error, ApiError) and error.status not in _NO_ANSWER
 
 
 async def list_pages(
     client: ApiClient, path: str, params: Mapping[str, str] | None = None
 ) -> AsyncIterator[dict[str, Any]]:
-    """List a collection page by page, as of one moment."""
+    """List a collection page by page, in a consistent snapshot."""
     token = ""
     while True:
         try:
@@ -237,12 +237,12 @@ async def list_pages(
 
 
 def backoff() -> Iterator[float]:
-    """Yield the delays before retries, without end."""
+    """Yield an endless sequence of delays before retries."""
     return chain(BACKOFF_SECONDS, repeat(BACKOFF_SECONDS[-1]))
 
 
 class Scope:
-    """The reflectors of one namespace, or of all of them.
+    """The reflectors for one namespace, or for all namespaces.
 
     Parameters
     ----------
@@ -269,12 +269,12 @@ class Scope:
         self._noticing.tried(went_well=False)  # failing until the watch of its FleetJobs has started
 
     def watches(self) -> Iterator[ListWatch[Any]]:
-        """Return all reflectors."""
+        """Return all reflectors of the scope."""
         yield from self.owned.values()
         yield from self.extras.values()
 
     def jobs_were_listed(self, error: Exception | None = None) -> None:
-        """Record the result of a list of its FleetJobs."""
+        """Record the result of a list of the scope's FleetJobs."""
         self._listing.tried(went_well=error is None)
         if error is None:
             self._jobs_listed.set()
@@ -282,12 +282,12 @@ class Scope:
             self._jobs_answered.set()
 
     def jobs_were_watched(self, *, went_well: bool) -> None:
-        """Record whether the watch of its FleetJobs succeeded."""
+        """Record whether an attempt to watch the scope's FleetJobs succeeded."""
         self._noticing.tried(went_well=went_well)
 
     @property
     def shows_what_jobs_own(self) -> bool:
-        """Whether the objects of its jobs have been listed: before that, no job is reconciled."""
+        """Whether the objects of the scope's jobs have been listed; until then, no job is reconciled."""
         return self._shown.is_set()
 
     @property
@@ -296,7 +296,7 @@ class Scope:
         return self._jobs_answered.is_set() and all(watch.answered.is_set() for watch in self.watches())
 
     async def until_seen(self) -> None:
-        """Wait until its jobs can be served: required lists have arrived, and others arrived or were refused.
+        """Wait until the required lists have arrived, and the other lists have arrived or were refused.
 
         If all lists were refused at first, for example because the namespace was deleted, the additional
         kinds are listed again.
@@ -321,7 +321,7 @@ class Scope:
             await watch.answered.wait()
 
     def missing(self) -> Iterator[str]:
-        """Return the missing lists, for messages."""
+        """Return the names of the lists that have not arrived, for messages."""
         yield from (watch.path for watch in self.owned.values() if not watch.synced.is_set())
         yield from (watch.path for watch in self.extras.values() if not watch.answered.is_set())
         if not self._jobs_listed.is_set():
@@ -329,7 +329,7 @@ class Scope:
             yield f"{PLURAL}{where} (is the CRD installed?)"
 
     def failing(self) -> Iterator[tuple[str, float]]:
-        """Return for how many seconds the watch of each kind has failed; 0 if it works."""
+        """Return for how many seconds the watch of each kind has been failing; 0 if it works."""
         yield PLURAL, max(self._listing.seconds, self._noticing.seconds)
         for resource, watch in (*self.owned.items(), *self.extras.items()):
             yield resource, watch.failing.seconds
@@ -357,5 +357,5 @@ class Failing:
 
     @property
     def seconds(self) -> float:
-        """How long all attempts have failed, from the first failure; 0 if the last attempt succeeded."""
+        """The seconds since the first of the latest consecutive failures; 0 if the last attempt succeeded."""
         return 0.0 if self._since is None else self._monotonic() - self._since

@@ -1,4 +1,4 @@
-"""Objects that the API server refuses to create, temporarily or permanently, for a job's status to report."""
+"""The API server's refusals to create objects, temporary or permanent, which a job's status reports."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["Refusal", "Refusals", "is_for_good", "needs_somebody"]
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """The API server's message about an object of one generation of a job."""
+    """The API server's message about an object that it refused, for one generation of a job."""
 
     uid: str | None
     generation: int | None
@@ -26,41 +26,41 @@ class Refusal:
 
     @classmethod
     def of(cls, job: FleetJob, name: str, sentence: str, *, over_quota: bool = False) -> Refusal:
-        """Return the refusal of an object of this name, and whether a quota caused it."""
+        """Return a refusal of the object of this name, which records whether a quota caused it."""
         return cls(job.metadata.uid, job.metadata.generation, name, sentence, over_quota)
 
 
 class Refusals:
-    """Keeps the refusal of each job that its status should report."""
+    """The refusals that the status of each job should report."""
 
     def __init__(self) -> None:
         self._for_now: dict[Key, Refusal] = {}
         self._for_good: dict[Key, Refusal] = {}
 
     def for_now(self, job: FleetJob) -> str | None:
-        """Return the message of a temporary refusal, if it concerns this generation of this job."""
+        """Return the message of the temporary refusal, if it concerns this generation of the job."""
         return _sentence(self._for_now.get(Key.of(job)), job)
 
     def is_over_quota(self, job: FleetJob) -> bool:
-        """Return whether a quota caused the refusal of `for_now`."""
+        """Return whether a quota caused the refusal that `for_now` returns."""
         refusal = self._for_now.get(Key.of(job))
         return refusal is not None and refusal.over_quota and self.for_now(job) is not None
 
     def for_good(self, job: FleetJob) -> str | None:
-        """Return the message of a permanent refusal, if it concerns this generation of this job."""
+        """Return the message of the permanent refusal, if it concerns this generation of the job."""
         return _sentence(self._for_good.get(Key.of(job)), job)
 
     def last(self, key: Key) -> Refusal | None:
-        """Return a job's temporary refusal, before a new attempt to create an object."""
+        """Return the job's temporary refusal before a new attempt to create an object; see `created`."""
         return self._for_now.get(key)
 
     def created(self, key: Key, before: Refusal | None) -> None:
-        """Forget the temporary refusal, unless another object was refused meanwhile."""
+        """Forget the temporary refusal `before` after a successful creation, unless a new one replaced it."""
         if self._for_now.get(key) is before:
             self._for_now.pop(key, None)
 
     def refused(self, key: Key, refusal: Refusal, before: Refusal | None) -> None:
-        """Record why an object cannot be created at present.
+        """Record why an object cannot be created now.
 
         If several objects are created at the same time, the first by name counts. The order of the responses
         varies, so keeping the last one would change the status each time.
@@ -70,18 +70,18 @@ class Refusals:
             self._for_now[key] = refusal
 
     def rejected(self, job: FleetJob, refusal: Refusal) -> None:
-        """Record why an object can never be created, unless another is recorded already."""
+        """Record why an object can never be created, unless a permanent refusal is recorded already."""
         if self.for_good(job) is None:
             self._for_good[Key.of(job)] = refusal
 
     def forget(self, key: Key) -> None:
-        """Forget a deleted job."""
+        """Forget the refusals of a deleted job."""
         self._for_now.pop(key, None)
         self._for_good.pop(key, None)
 
 
 def is_for_good(error: ApiError, kind: str, name: str) -> bool:
-    """Return whether an object can never be created as written, so that only a new spec can correct it.
+    """Return whether an object can never be created as specified, so that only a new spec can help.
 
     Only the API server's own response about this object counts. A proxy responds with 400 for reasons of its
     own, and so does the API server to a damaged request. A denial by a webhook or a policy of the cluster
@@ -106,14 +106,14 @@ def is_for_good(error: ApiError, kind: str, name: str) -> bool:
 
 
 def is_over_quota(error: ApiError, name: str) -> bool:
-    """Return whether the API server has refused an object of this name because of a quota."""
+    """Return whether the API server refused the object of this name because of a quota."""
     if error.details is None or "exceeded quota: " not in str(error):
         return False
     return (error.status, error.reason, error.details.get("name")) == (403, "Forbidden", name)
 
 
 def needs_somebody(error: ApiError) -> bool:
-    """Return whether a temporary refusal requires action by a person, and so must be reported.
+    """Return whether a temporary refusal requires action by a person, and thus must be reported.
 
     These are quotas, admission rules, missing rights and unresponsive webhooks: the object stays refused
     until a person acts, though the HTTP status is that of an overloaded API server.
