@@ -1,4 +1,4 @@
-"""FleetJob as frozen types: defaults, validation and names."""
+"""The FleetJob API: frozen types with defaults, validation and names."""
 
 from fleet_operator.api.job import (
     CheckpointScope,

@@ -1,4 +1,4 @@
-"""The building blocks of a manifest: frozen models, camelCase names outside, and bounded values."""
+"""The building blocks of a manifest: frozen models with camelCase names in JSON, and bounded values."""
 
 # No `from __future__ import annotations` here: pydantic reads the annotations when the class is made.
 from typing import Annotated, Any
@@ -27,7 +27,7 @@ __all__ = [
     "Trainers",
 ]
 
-# Every replica's environment lists all servers, and Linux takes at most 128 KiB in one variable. The longest
+# Every replica's environment lists all servers, and Linux limits a variable to 128 KiB. The longest
 # names make 184 characters per entry: 700 entries always fit.
 MAX_LISTED = 700
 MAX_TRAINERS = 1000
@@ -41,7 +41,7 @@ Port = Annotated[StrictInt, Field(ge=1024, le=MAX_PORT)]
 Seconds = Annotated[StrictInt, Field(ge=0, le=MAX_SECONDS)]
 NonEmpty = Annotated[str, StringConstraints(min_length=1)]
 Quantity = str | StrictInt | Annotated[StrictFloat, Field(allow_inf_nan=False)]
-"""A quantity, such as 500m or 0.5; the API server reads numbers as text."""
+"""A quantity, such as 500m or 0.5; the API server also accepts numbers."""
 
 # Kubernetes' patterns for resource names, labels and annotations. The API server does not check them in a
 # stored template, only when a pod is created.
@@ -61,7 +61,7 @@ PATTERNS = {
     OBJECT_NAME: "lower case letters, digits, '-' and '.', with a letter or a digit first and last",
     RESOURCE_NAME: "names of resources: cpu, memory, ephemeral-storage, hugepages-SIZE or DOMAIN/NAME",
 }
-"""The expectation of each pattern, in words."""
+"""A description of the values that match each pattern."""
 
 LabelKey = Annotated[str, StringConstraints(pattern=_LABEL_KEY)]
 LabelValue = Annotated[str, StringConstraints(max_length=63, pattern=_LABEL_VALUE)]
@@ -84,5 +84,5 @@ class OpenModel(Model):
     model_config = ConfigDict(extra="allow")
 
     def to_manifest(self) -> dict[str, Any]:
-        """Return the written fields as new dictionaries and lists, without defaults."""
+        """Return the fields that were set, without defaults, as new dictionaries and lists."""
         return self.model_dump(mode="json", by_alias=True, exclude_unset=True)

@@ -1,4 +1,4 @@
-"""The CustomResourceDefinition, generated from the models: ``python -m fleet_operator.api.crd`` prints it.
+"""Generates the CustomResourceDefinition from the models; ``python -m fleet_operator.api.crd`` prints it.
 
 ``crds/fleetjobs.fleetjob.dev.yaml`` is its output; a test fails when they differ. The schema is structural,
 with rules in CEL where a webhook would otherwise be needed.
@@ -92,7 +92,7 @@ def render_crd() -> str:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes repeated values in full, instead of as aliases."""
+    """A YAML dumper that writes repeated values in full, instead of as aliases."""
 
     def ignore_aliases(self, data: Any) -> bool:
         del data
@@ -146,7 +146,7 @@ def _add_validation(spec: dict[str, Any], validation: Validation) -> None:
 def _structural(schema: dict[str, Any], *, with_defaults: bool = True) -> dict[str, Any]:
     """Convert pydantic's JSON schema into a structural schema with inlined references.
 
-    A status has no defaults in the schema: only the operator writes it, and it writes every value.
+    The schema of the status has no defaults, because only the operator writes a status, with every value.
     """
     definitions = schema.get("$defs", {})
 
@@ -192,7 +192,7 @@ def _without_none(value: Any) -> Any:
 
 
 def _resolve(node: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
-    """Inline references, and reduce "T or null" to T: null is written as an absent field."""
+    """Inline references, and reduce "T or null" to T, because null is written as an absent field."""
     while True:
         if "$ref" in node:
             target = definitions[node["$ref"].rpartition("/")[2]]

@@ -161,7 +161,7 @@ class Checkpoint(Model):
 
 
 START_DEADLINE_SECONDS = 3600
-"""How long replicas wait for others to start, without runPolicy.pendingDeadlineSeconds."""
+"""How long replicas wait for others to start if runPolicy.pendingDeadlineSeconds is not set."""
 
 
 class Mode(StrEnum):
@@ -259,17 +259,17 @@ class PodTemplate(Model):
 
     @property
     def labels(self) -> dict[str, str]:
-        """The pods' labels in addition to the operator's."""
+        """The labels of the pods, in addition to the operator's."""
         return (self.metadata and self.metadata.labels) or {}
 
     @property
     def annotations(self) -> dict[str, str]:
-        """The pods' annotations."""
+        """The annotations of the pods."""
         return (self.metadata and self.metadata.annotations) or {}
 
     @property
     def main_container(self) -> Container:
-        """The container whose exit code, success and probes count as the replica's."""
+        """The container that determines the replica's exit code, success and readiness."""
         containers = self.spec.containers
         return next((each for each in containers if each.name == MAIN_CONTAINER), containers[0])
 
@@ -406,15 +406,15 @@ class FleetJob(Model):
 
     @property
     def num_replicas(self) -> int:
-        """The desired number of replicas of all roles together."""
+        """The total desired number of replicas."""
         return sum(self.replicas(role) for role in self.roles)
 
     def port(self, role: Role) -> int:
-        """Return the port of a role that this job has."""
+        """Return the port of a role, which this job must have."""
         return self._of(role).port
 
     def template(self, role: Role) -> PodTemplate:
-        """Return the template of a role's pods: its own, or else the shared one."""
+        """Return the template of a role's pods: the role's own template, or else the shared template."""
         template = self._of(role).template or self.spec.template
         if template is None:
             raise LookupError(
@@ -424,14 +424,14 @@ class FleetJob(Model):
 
     @property
     def slots_per_pod(self) -> int:
-        """How many processes one trainer pod runs."""
+        """The number of training processes in one trainer pod."""
         if self.spec.mode is not Mode.COLLECTIVE:
             return 1
         return self.spec.trainer.slots_per_pod or self.gpus_per_trainer or 1
 
     @property
     def most_trainers(self) -> int:
-        """The highest number of trainers that the job may scale to."""
+        """The maximum number of trainers to which the job may scale."""
         return max(self.spec.trainer.replicas, self.spec.trainer.max_replicas or 0)
 
     @property
@@ -455,12 +455,12 @@ class FleetJob(Model):
 
     @property
     def gpus_per_trainer(self) -> int:
-        """How many devices one trainer pod gets."""
+        """The number of devices that the node pool gives one trainer pod."""
         return self.spec.node_pool.gpus_per_trainer if self.spec.node_pool else 0
 
     @property
     def host_ports(self) -> PortRange | None:
-        """The range of the replicas' ports if they share their nodes' network."""
+        """The range of the replicas' ports if the replicas use their nodes' network, else None."""
         network = self.spec.network
         return network.port_range if network is not None and network.host_network else None
 
@@ -476,13 +476,13 @@ class FleetJob(Model):
 
     @property
     def min_available(self) -> int:
-        """How many pods must be scheduled together."""
+        """The number of pods that must be scheduled together."""
         asked = self.spec.scheduling.min_available if self.spec.scheduling else None
         return asked or self.replicas(Role.PSERVER) + self.least_trainers
 
     @property
     def checkpoint_scope(self) -> CheckpointScope:
-        """The scope of a volume, from the manifest or else the mode's default."""
+        """The scope of a checkpoint volume, from the manifest, or else the default."""
         checkpoint = self.spec.checkpoint
         if checkpoint is not None and checkpoint.scope is not None:
             return checkpoint.scope
@@ -491,7 +491,7 @@ class FleetJob(Model):
 
     @property
     def keeps_parameters(self) -> bool:
-        """Whether parameters outlive the servers that hold them."""
+        """Whether a checkpoint volume keeps the parameters when the servers that hold them end."""
         return self.spec.pserver is not None and self.spec.checkpoint is not None
 
     @property
@@ -506,7 +506,7 @@ class FleetJob(Model):
 
     @property
     def starts_together(self) -> bool:
-        """Whether a replica can only be restarted together with all others.
+        """Whether a replica can only be restarted together with all other replicas.
 
         The processes of a collective job find each other only at their start. Kueue releases a failed pod,
         and with it the pod's name, only when its whole group has ended.
@@ -515,19 +515,19 @@ class FleetJob(Model):
 
     @property
     def failure_action(self) -> FailureAction:
-        """The action after a replica's failure: the policy's, or else the mode's default."""
+        """The action after a replica's failure, from the policy, or else the mode's default."""
         if self.spec.failure_policy.action is not None:
             return self.spec.failure_policy.action
         collective = self.spec.mode is Mode.COLLECTIVE
         return FailureAction.RESTART_JOB if collective else FailureAction.RESTART_REPLICA
 
     def with_trainers(self, replicas: int) -> Self:
-        """Return the same job with another number of trainers."""
+        """Return a copy of the job with another number of trainers."""
         trainer = self.spec.trainer.model_copy(update={"replicas": replicas})
         return self.model_copy(update={"spec": self.spec.model_copy(update={"trainer": trainer})})
 
     def with_status(self, status: FleetJobStatus) -> Self:
-        """Return the same job with another status."""
+        """Return a copy of the job with another status."""
         return self.model_copy(update={"status": status})
 
     def to_manifest(self) -> dict[str, Any]:

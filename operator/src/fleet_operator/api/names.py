@@ -53,15 +53,15 @@ LABEL_INDEX = f"{API_GROUP}/index"
 LABEL_ATTEMPT = f"{API_GROUP}/attempt"
 LABEL_MANAGED_BY = "app.kubernetes.io/managed-by"
 MANAGED_BY = "fleet-operator"
-CONTROLLER = f"{API_GROUP}/fleet-operator"  # this operator's name in runPolicy.managedBy
+CONTROLLER = f"{API_GROUP}/fleet-operator"  # the name of this operator in runPolicy.managedBy
 
 ANNOTATION_MADE_FROM = f"{API_GROUP}/made-from"  # a digest of an object's desired state when it was created
 ANNOTATION_MAIN = "kubectl.kubernetes.io/default-container"  # kubectl logs and exec use it too
 MAIN_CONTAINER = "fleet"
 JOB_KEY = "FLEET_JOB_KEY"  # the variable of the job key, by which replicas authenticate each other
-JOB_KEY_FILE = "FLEET_JOB_KEY_FILE"  # or the file that contains it
-TLS_DIR = "FLEET_TLS_DIR"  # the folder of the replicas' TLS certificates
-TLS_SERVER_NAME = "FLEET_TLS_SERVER_NAME"  # and the name in the servers' certificates
+JOB_KEY_FILE = "FLEET_JOB_KEY_FILE"  # or the variable of the path of a file that contains the key
+TLS_DIR = "FLEET_TLS_DIR"  # the variable of the folder of the replicas' TLS certificates
+TLS_SERVER_NAME = "FLEET_TLS_SERVER_NAME"  # the variable of the name in the servers' certificates
 METRICS_PORT = 6180  # each replica serves its metrics and progress here
 
 # A pod's name is also its host name, a DNS label of at most 63 characters: "-pserver-" and an index must

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["UNKNOWN_FIELD", "parse_job", "read_job"]
 
 UNKNOWN_FIELD = "an unknown field"
-"""The finding for an unknown field."""
+"""The finding that a problem shows for an unknown field."""
 
 _KINDS = {
     "bool_type": "true or false",
@@ -43,7 +43,7 @@ _KINDS = {
 
 
 def parse_job(document: Mapping[str, Any]) -> FleetJob:
-    """Validate a manifest and return it as a job.
+    """Validate a manifest, and return it as a job.
 
     Parameters
     ----------
@@ -53,7 +53,7 @@ def parse_job(document: Mapping[str, Any]) -> FleetJob:
     Raises
     ------
     InvalidJob
-        All problems of the manifest, each as (field path, found, expected). Rules across fields are checked
+        The manifest has problems, of which the error lists all. Rules that involve several fields are checked
         once each field is valid by itself.
     """
     if not isinstance(document, Mapping):
@@ -111,7 +111,7 @@ def read_job(stored: Mapping[str, Any], known: FleetJob | None = None) -> FleetJ
 
 
 def _is_generation_of(known: FleetJob, metadata: Mapping[str, Any]) -> bool:
-    """Return whether an object has the same spec as a known job."""
+    """Return whether an object has the same spec as a known job, by uid and generation."""
     return (known.metadata.uid, known.metadata.generation) == (
         metadata.get("uid"),
         metadata.get("generation"),
@@ -119,7 +119,7 @@ def _is_generation_of(known: FleetJob, metadata: Mapping[str, Any]) -> bool:
 
 
 def _without_unknown_fields(document: Mapping[str, Any], error: ValidationError) -> Mapping[str, Any]:
-    """Return a document without the fields that a validation error reports as unknown."""
+    """Return a copy of a document without the fields that a validation error reports as unknown."""
     document = copy.deepcopy(document)
     for detail in error.errors(include_url=False):
         if detail["type"] == "extra_forbidden":
@@ -132,7 +132,7 @@ def _without_unknown_fields(document: Mapping[str, Any], error: ValidationError)
 
 
 def shown_name(document: Mapping[str, Any]) -> str:
-    """Return the name of a manifest, as shown in messages."""
+    """Return the name of a manifest's job, as messages show it."""
     metadata = document.get("metadata")
     name = metadata.get("name") if isinstance(metadata, dict) else None
     return name if isinstance(name, str) else "without a name"
@@ -147,14 +147,14 @@ def name_problems(document: Mapping[str, Any]) -> list[Problem]:
 
 
 def rule_problems(job: FleetJob) -> list[Problem]:
-    """Return the problems of a job that violates rules across fields."""
+    """Return a problem for each violated rule that involves several fields."""
     return [
         Problem(f"spec.{rule.field}", rule.found(job), rule.expected) for rule in RULES if not rule.holds(job)
     ]
 
 
 def without_nulls(value: Any) -> Any:
-    """Drop fields whose value is null, as the API server does, such as a bare ``replicas:``."""
+    """Drop fields whose value is null, such as a bare ``replicas:``, as the API server does."""
     if isinstance(value, dict):
         return {key: without_nulls(item) for key, item in value.items() if item is not None}
     if isinstance(value, list):
@@ -163,7 +163,7 @@ def without_nulls(value: Any) -> Any:
 
 
 def problems_of(error: ValidationError, document: Mapping[str, Any]) -> Iterator[Problem]:
-    """Convert pydantic's errors to problems, with only the first error of each union."""
+    """Convert pydantic's errors to problems, with only the first error for each field."""
     seen = set()
     for detail in error.errors(include_url=False):
         location = _location(detail, document)
@@ -253,7 +253,7 @@ def _described(location: tuple[int | str, ...]) -> str | None:
 
 
 def _known_fields(location: tuple[int | str, ...]) -> str:
-    """Name the known fields at the location of an unknown one, and the closest match."""
+    """Return a phrase with the known fields at the location of an unknown field, and the closest match."""
     known = _fields_at(location[:-1])
     close = difflib.get_close_matches(str(location[-1]), known, n=1)
     hint = f" (did you mean {close[0]}?)" if close else ""
@@ -261,7 +261,7 @@ def _known_fields(location: tuple[int | str, ...]) -> str:
 
 
 def _fields_at(location: tuple[int | str, ...]) -> dict[str, FieldInfo]:
-    """Return the fields, by their names in a manifest, of the model at a location."""
+    """Return the fields of the model at a location, by their names in a manifest."""
     model: type[BaseModel] = FleetJob
     for part in location:
         held = _fields_of(model).get(str(part))

@@ -1,4 +1,4 @@
-"""The parts of a manifest about scheduling and networking."""
+"""The parts of a manifest that concern scheduling and networking."""
 
 # No `from __future__ import annotations` here: pydantic reads the annotations when the class is made.
 from enum import StrEnum

@@ -1,6 +1,6 @@
-"""Rules across fields, each in CEL for the API server and in Python for the operator.
+"""The rules that involve several fields, in CEL for the API server and in Python for the operator.
 
-One table holds both, with one message for both: ``fleetjob validate`` and the API server report the same.
+One table holds both forms with a common message, so ``fleetjob validate`` and the API server report the same.
 
 The API server also evaluates every rule on each status write, and the cost of selecting a field grows with
 the number of fields in the enclosing object. So each rule is attached to the deepest field that contains
@@ -36,7 +36,7 @@ __all__ = [
 
 
 class Validation(NamedTuple):
-    """One rule of the API server."""
+    """A validation rule for the API server."""
 
     node: str  # the field below spec to which it is attached, and which `self` denotes; empty for spec
     cel: str  # true if the object is valid
@@ -46,17 +46,17 @@ class Validation(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One rule of the spec."""
+    """A rule that a spec must satisfy."""
 
     field: str  # the field below spec that the error reports
     expected: str  # the message of both forms
     cel: str  # true if the spec is valid
-    holds: Callable[[FleetJob], bool]  # the same in Python
+    holds: Callable[[FleetJob], bool]  # the same condition in Python
     found: Callable[[FleetJob], str]
     nodes: tuple[str, ...] = ("",)  # the fields below spec that `self` denotes, one for each CEL rule
 
     def validations(self) -> Iterator[Validation]:
-        """Yield the rules of the API server."""
+        """Yield the validation rules for the API server."""
         for node in self.nodes:
             field = self.field if _is_below(self.field, node) else node
             yield Validation(node, self.cel, field, self.expected)
@@ -75,7 +75,7 @@ class TransitionRule:
         return f"no change of spec.{self.field}: delete the job and create it again"
 
     def validations(self) -> Iterator[Validation]:
-        """Yield the rules of the API server; an absent field has none of its own."""
+        """Yield the validation rules for the API server; a rule on an absent field is not evaluated."""
         yield Validation(self.field, "self == oldSelf", self.field, self.expected)
         if self.optional:
             parent, _, name = self.field.rpartition(".")
@@ -92,7 +92,7 @@ class ChangeRule:
     node: str = ""
 
     def validations(self) -> Iterator[Validation]:
-        """Yield the rule of the API server."""
+        """Yield the validation rule for the API server."""
         yield Validation(self.node, self.cel, self.field, self.expected)
 
 
@@ -166,7 +166,7 @@ CHANGES = (
 
 
 def name_problem(name: str) -> str | None:
-    """Return the expectation that a job's name violates, or None if it is valid."""
+    """Return what is expected of an invalid job name, or None if the name is valid."""
     if len(name) > MAX_NAME_LENGTH:
         return (
             f"at most {MAX_NAME_LENGTH} characters: names of pods are made of it (this one has {len(name)})"

@@ -1,4 +1,4 @@
-"""The status of a job: the operator's report about the job, and all of its memory of it.
+"""The status of a job: the operator's report about the job, and everything it remembers about the job.
 
 A plan is made from the spec, from the objects in the cluster and from the status; nothing else is stored.
 Times have whole seconds, as in Kubernetes, so that a status that is written and read again is equal.
@@ -48,7 +48,7 @@ class JobState(StrEnum):
 
     @property
     def final(self) -> bool:
-        """Whether this state is final."""
+        """Whether the state is final."""
         return self in (JobState.SUCCEEDED, JobState.FAILED)
 
 
@@ -88,7 +88,7 @@ class StatusModel(BaseModel):
 
     @property
     def extras(self) -> dict[str, Any]:
-        """The fields that this build does not know, and writes back unchanged."""
+        """The fields that this build does not know. It writes them back unchanged."""
         return dict(self.model_extra or {})
 
 
@@ -240,11 +240,11 @@ class FleetJobStatus(StatusModel):
     roles: tuple[RoleStatus, ...] = ()
 
     def condition(self, kind: str) -> Condition | None:
-        """Return a condition, if present."""
+        """Return the condition of this type, if there is one."""
         return next((each for each in self.conditions if each.type == kind), None)
 
     def is_true(self, kind: str) -> bool:
-        """Return whether a condition is present and True."""
+        """Return whether the condition of this type exists and is True."""
         condition = self.condition(kind)
         return condition is not None and condition.status is ConditionStatus.TRUE
 
@@ -263,5 +263,5 @@ class FleetJobStatus(StatusModel):
         return None if self.state is None else self.condition(_EXPLAINED_BY[self.state])
 
     def to_manifest(self) -> dict[str, Any]:
-        """Return the status in the API server's form: camelCase, without unset values."""
+        """Return the status as the API server expects it: in camelCase, without unset values."""
         return self.model_dump(mode="json", by_alias=True, exclude_none=True)

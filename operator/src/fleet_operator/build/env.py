@@ -1,4 +1,4 @@
-"""The environment contract, which tells each replica its role; ``contract/env/*.yaml`` has examples.
+"""The environment contract, which gives each replica its role; ``contract/env/*.yaml`` has examples.
 
 Parameter-server variables are absent in mode Collective and vice versa, because PaddleCloudRoleMaker chooses
 its path by the variables that it finds. For the same reason ``PADDLE_TRAINER_IPS`` is never set in
@@ -35,20 +35,20 @@ _ROLE_INDEX = {Role.PSERVER: "PADDLE_PSERVER_ID", Role.TRAINER: "PADDLE_TRAINER_
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """The values of a replica's environment that depend on the present start.
+    """The values in a replica's environment that depend on the current start.
 
     Attributes
     ----------
     life : int
-        The life of the job in which its present training began.
+        The life of the job in which its current training run began.
     unseen : bool
         Whether the end of the previous pod was not observed, so that it may have completed.
     peers_run : bool
-        Whether all other replicas run already, so that this one need not wait for their start.
+        Whether all other replicas have already run, so that this one need not wait for their start.
     key : str, optional
         The key of the job's present life; only the main container has it.
     ports : tuple of int
-        On the nodes' network, the ports of the listening replicas, as stored in the pods of this life.
+        With the nodes' network, the ports of the listening replicas, as stored in the pods of this life.
     """
 
     life: int = 0
@@ -111,7 +111,7 @@ def role_env(
     if job.spec.checkpoint is not None:
         env["FLEET_CHECKPOINT_DIR"] = job.spec.checkpoint.mount_path
     env |= _grace(job, role)
-    # A replica may learn that its training has already completed, from the servers or from a marker beside
+    # A replica may find out that its training has already completed, from the servers or from a marker beside
     # the checkpoints.
     by_mark = job.spec.mode is Mode.COLLECTIVE and job.spec.checkpoint is not None
     by_servers = job.spec.mode is not Mode.COLLECTIVE and (start.unseen or role is Role.PSERVER)
@@ -125,7 +125,7 @@ def role_env(
 
 
 def _grace(job: FleetJob, role: Role) -> dict[str, str]:
-    """Return the variable with the time that a script has to save and exit, if the template sets one."""
+    """Return the variable with the time in which a script must save and exit, if the template sets it."""
     seconds = (job.template(role).spec.model_extra or {}).get("terminationGracePeriodSeconds")
     return {"FLEET_GRACE_SECONDS": str(seconds)} if role is Role.TRAINER and isinstance(seconds, int) else {}
 
@@ -143,7 +143,7 @@ def _parameter_server(
         "PADDLE_TRAINERS_NUM": num_trainers,
         _ROLE_INDEX[role]: str(index),
     }
-    if job.host_ports is None:  # on the nodes' network, servers have no common port
+    if job.host_ports is None:  # with the nodes' network, the servers have no common port
         port = str(job.port(Role.PSERVER))
         env |= {"PADDLE_PSERVER_IPS": ",".join(servers), "PADDLE_PSERVER_PORT": port, "PADDLE_PORT": port}
     elif role is Role.PSERVER:
@@ -191,7 +191,7 @@ def _collective(job: FleetJob, index: int, hosts: Hosts, ports: list[int]) -> di
 
 
 def _patience(job: FleetJob) -> str:
-    """Return torchrun's rendezvous options with time limits that let the other pods pull their images.
+    """Return torchrun's rendezvous options, with time-outs that let the other pods pull their images.
 
     ``timeout`` is for the static backend; c10d has one limit until all have joined, and one for its store.
     """
@@ -200,7 +200,7 @@ def _patience(job: FleetJob) -> str:
 
 
 def _listed(job: FleetJob, hosts: Hosts, ports: list[int]) -> str:
-    """Return the endpoints of all processes of a collective job, as a pattern if there are thousands.
+    """Return the endpoints of all processes of a collective job, or a pattern if there are thousands.
 
     Linux limits an environment variable to 128 KiB, and a pod's manifest repeats this one in each container.
     """
@@ -225,7 +225,7 @@ def _port_pattern(ports: list[int], slots: int) -> str:
 
 
 def overwritten_sentence(job: FleetJob) -> str | None:
-    """Return a warning about template variables that the job overrides, or None if there are none."""
+    """Return a warning about the template's variables that the job overrides, or None if there are none."""
     fields = dict.fromkeys(field for role in job.roles for field in _overwritten(job, role))
     if not fields:
         return None
@@ -236,7 +236,7 @@ def overwritten_sentence(job: FleetJob) -> str | None:
 
 
 def _overwritten(job: FleetJob, role: Role) -> Iterator[str]:
-    """Yield the overridden variables in the template of a role, as ``FIELD (NAME)``."""
+    """Yield the variables in the template of a role that the job overrides, as ``FIELD (NAME)``."""
     names = role_env(job, role, 0, ClusterHosts(job)).keys()
     part = job.spec.trainer if role is Role.TRAINER else job.spec.pserver
     shared = part is None or part.template is None

@@ -36,7 +36,7 @@ def asks_for_network_policy(job: FleetJob) -> bool:
 
 
 def wants_network_policy(job: FleetJob) -> bool:
-    """Return whether a job gets a NetworkPolicy: it must not opt out or use its nodes' network."""
+    """Return whether a job gets a NetworkPolicy: true unless it opts out or uses its nodes' network."""
     network = job.spec.network
     if network is None or network.policy is None:
         return network is None or not network.host_network
@@ -52,7 +52,7 @@ def build_network_policy(job: FleetJob, readers: Sequence[Mapping[str, Any]] | N
         The job.
     readers : sequence of mapping, optional
         The additional readers of the metrics port, as peers of a NetworkPolicy. An empty sequence admits no
-        additional reader, and None admits every client.
+        additional reader; None admits every client.
 
     Notes
     -----
@@ -81,7 +81,7 @@ def build_network_policy(job: FleetJob, readers: Sequence[Mapping[str, Any]] | N
 
 
 def _reading(readers: Sequence[Mapping[str, Any]] | None, ports: Sequence[int]) -> list[dict[str, Any]]:
-    """Return the ingress rules for readers, if any: a rule without peers would admit every client."""
+    """Return the ingress rules for readers; no rule if there are none, as it would admit every client."""
     shown = {"ports": [{"port": port, "protocol": "TCP"} for port in ports]}
     if readers is None:
         return [shown]
@@ -93,7 +93,7 @@ def _most(job: FleetJob, role: Role) -> int:
 
 
 def build_disruption_budget(job: FleetJob) -> dict[str, Any] | None:
-    """Return the manifest of the servers' PodDisruptionBudget, if the job asks for one.
+    """Return the manifest of the servers' PodDisruptionBudget, if the job requests one.
 
     It counts whole pods (``minAvailable``): percentages and ``maxUnavailable`` would be relative to the scale
     of the pods' owner, which is the number of trainers.
@@ -118,7 +118,7 @@ def build_disruption_budget(job: FleetJob) -> dict[str, Any] | None:
 
 @dataclass(frozen=True, slots=True)
 class Extra:
-    """An additional object of a job, and the field that requests it.
+    """An additional object of a job, with the field that requests it.
 
     Attributes
     ----------
@@ -127,11 +127,11 @@ class Extra:
     manifest : mapping
         The object.
     while_held : bool
-        Whether it stays while the job is held and runs no pods.
+        Whether the object stays while the job is suspended and has no pods.
     after_end : bool
-        Whether it stays when the job has finished.
+        Whether the object stays when the job has finished.
     by_default : bool
-        Whether the job gets it by default, and runs without it if the operator cannot create it.
+        Whether the job gets the object by default, and runs without it if the operator cannot create it.
     """
 
     field: str
@@ -142,7 +142,7 @@ class Extra:
 
     @property
     def made_from(self) -> str | None:
-        """The digest that distinguishes the object from an outdated one; claims have none."""
+        """The digest of the desired state, by which outdated objects are detected; claims have none."""
         said: str | None = self.manifest["metadata"].get("annotations", {}).get(ANNOTATION_MADE_FROM)
         return said
 
@@ -150,7 +150,7 @@ class Extra:
 def build_extras(
     job: FleetJob, life: int, *, readers: Sequence[Mapping[str, Any]] = (), metrics_open: bool = False
 ) -> tuple[Extra, ...]:
-    """Return the objects that one life of a job needs before its pods.
+    """Return the objects that must exist before the pods of one life of a job.
 
     Parameters
     ----------
@@ -181,7 +181,7 @@ def build_extras(
 
 
 def _signed(manifest: dict[str, Any]) -> dict[str, Any]:
-    """Add the digest of an object's desired state to its annotations.
+    """Return an object with the digest of its desired state in its annotations.
 
     The stored object cannot be compared instead: the API server adds defaults, and webhooks and people change
     it.

@@ -1,4 +1,4 @@
-"""Gang scheduling: the PodGroup of a job, and how its pods join it.
+"""Gang scheduling: the PodGroup of a job, and the membership of its pods.
 
 A restart of the whole job starts a new gang, whose pods are scheduled together again.
 """
@@ -18,17 +18,17 @@ __all__ = ["build_pod_group", "join_gang"]
 
 
 class GangScheduler(Protocol):
-    """A scheduler that places pods together."""
+    """A scheduler that places the pods of a gang together."""
 
     def pod_group(self, job: FleetJob) -> dict[str, Any] | None:
-        """Return apiVersion and spec of the PodGroup, if there is one."""
+        """Return the apiVersion and the spec of the PodGroup, if the scheduler uses one."""
 
     def join(self, pod: dict[str, Any], job: FleetJob, name: str) -> None:
         """Make a pod a member of the gang with this name."""
 
 
 class Volcano:
-    """Volcano's own scheduler and PodGroup."""
+    """Volcano, with its own scheduler and PodGroup."""
 
     def pod_group(self, job: FleetJob) -> dict[str, Any] | None:
         """Return apiVersion and spec of the PodGroup."""
@@ -60,9 +60,9 @@ class Coscheduling:
 
 
 class Kueue:
-    """Kueue's groups of plain pods, which its webhook gates until its queue admits the whole group."""
+    """Kueue's groups of plain pods, which Kueue's webhook gates until its queue admits the whole group."""
 
-    def pod_group(self, job: FleetJob) -> dict[str, Any] | None:  # noqa: ARG002  Kueue makes its own objects
+    def pod_group(self, job: FleetJob) -> dict[str, Any] | None:  # noqa: ARG002  Kueue creates its own objects
         """Return None: Kueue reads the pods' labels."""
         return None
 

@@ -1,4 +1,4 @@
-"""The placement of a pod: its node pool, its priority, its share of the node, and the node's network."""
+"""The placement of a pod: its node pool, priority, share of the node, and use of the node's network."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ if TYPE_CHECKING:
 __all__ = ["place"]
 
 _SHARED_MEMORY = "fleet-shared-memory"
-_SHARED_MEMORY_PATH = "/dev/shm"  # noqa: S108  shared memory has this path
+_SHARED_MEMORY_PATH = "/dev/shm"  # noqa: S108  the standard path of shared memory
 _ADDRESS = "FLEET_POD_IP"
 _NCCL = {"NCCL_DEBUG": "WARN"}  # NCCL is silent about failures by default
 _FLIGHT_RECORDER = {"TORCH_FR_BUFFER_SIZE": "2000", "TORCH_NCCL_DUMP_ON_TIMEOUT": "1"}
-"""Makes torch dump the preceding collectives of each rank when a collective of NCCL times out."""
+"""Makes torch dump each rank's preceding collectives when an NCCL collective times out."""
 
 
 def place(spec: dict[str, Any], container: dict[str, Any], job: FleetJob, role: Role) -> None:
-    """Apply the job's placement to a pod; the template takes precedence where both set a field.
+    """Apply the job's placement to a pod; if both set a field, the template takes precedence.
 
     Parameters
     ----------
@@ -46,7 +46,7 @@ def place(spec: dict[str, Any], container: dict[str, Any], job: FleetJob, role: 
 
 
 def _apply_pool(spec: dict[str, Any], container: dict[str, Any], job: FleetJob, role: Role) -> None:
-    """Select the nodes of the pool, and request a trainer's devices."""
+    """Restrict the pod to the nodes of the pool, and request a trainer's devices."""
     pool = job.spec.node_pool
     if pool is not None and pool.node_selector:
         spec["nodeSelector"] = {**spec.get("nodeSelector", {}), **pool.node_selector}
@@ -65,14 +65,14 @@ def _apply_pool(spec: dict[str, Any], container: dict[str, Any], job: FleetJob, 
 
 
 def _tell_address(container: dict[str, Any]) -> None:
-    """Set the variable with the address at which peers reach the pod, unless the template sets it."""
+    """Set the variable with the address at which peers reach the pod, unless the template sets one."""
     env = container["env"]
     if all(entry["name"] != _ADDRESS for entry in env):
         env.append({"name": _ADDRESS, "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}})
 
 
 def _nccl(job: FleetJob) -> dict[str, str]:
-    """Return the variables that make NCCL report failures, with dumps in the checkpoint volume, if any."""
+    """Return the variables that make NCCL report failures; dumps go to the checkpoint volume, if any."""
     if job.spec.mode is not Mode.COLLECTIVE:
         return _NCCL
     checkpoint = job.spec.checkpoint
@@ -102,7 +102,7 @@ def _share_memory(spec: dict[str, Any], container: dict[str, Any], job: FleetJob
 
 
 def _has_devices(container: dict[str, Any]) -> bool:
-    """Return whether a container gets devices such as GPUs, from the pool, its template or a claim.
+    """Return whether a container gets devices such as GPUs, from the pool, the template or a claim.
 
     A device plugin's resources have a domain in their names.
     """

@@ -1,4 +1,4 @@
-"""One replica's pod: the user's template, completed with the replica's environment and settings."""
+"""Builds a replica's pod: the user's template, with the replica's environment and settings added."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 __all__ = ["build_pod"]
 
 _MAIN_ONLY = frozenset({JOB_KEY, TLS_DIR, TLS_SERVER_NAME})  # only for the main container
-_MOST_CORES = 10_000  # more than any node has: a higher limit does not limit anything
+_MOST_CORES = 10_000  # more than any node has, so a higher limit has no effect
 _UNITS = {"m": Decimal("0.001"), "": Decimal(1), "k": Decimal(1000)}
 
 
@@ -96,7 +96,7 @@ def build_pod(
 
 
 def _spec(job: FleetJob, role: Role, index: int, env: dict[str, str], own: ReplicaPorts) -> dict[str, Any]:
-    """Return the template's spec, completed for a replica with this environment."""
+    """Return the template's spec, with the additions for a replica that has this environment."""
     template = job.template(role)
     spec = template.spec.to_manifest()
     main = next(each for each in spec["containers"] if each["name"] == template.main_container.name)
@@ -114,14 +114,14 @@ def _spec(job: FleetJob, role: Role, index: int, env: dict[str, str], own: Repli
 
 
 def _complete_container(container: dict[str, Any], env: dict[str, str]) -> None:
-    """Add the environment before the container's own, which may refer only to preceding variables."""
+    """Add the environment before the container's own variables, which may refer only to earlier ones."""
     container.setdefault("terminationMessagePolicy", "FallbackToLogsOnError")
     own = [entry for entry in container.get("env", []) if entry["name"] not in env]
     container["env"] = [{"name": name, "value": value} for name, value in env.items()] + own
 
 
 def _complete_main(container: dict[str, Any], job: FleetJob, role: Role, own: ReplicaPorts) -> None:
-    """Complete the main container: its ports, a server's probe, and the number of threads."""
+    """Add the ports, a server's probe, and the number of threads to the main container."""
     ports = container.setdefault("ports", [])
     taken = {entry.get("containerPort") for entry in ports} | {entry.get("name") for entry in ports}
     ports += [
@@ -141,7 +141,7 @@ def _complete_main(container: dict[str, Any], job: FleetJob, role: Role, own: Re
 
 
 def _wanted_ports(job: FleetJob, role: Role, own: ReplicaPorts) -> Iterator[tuple[str, int]]:
-    """Yield the named ports of a replica; on its node's network, those of all slots."""
+    """Yield the named ports of a replica; with its node's network, those of all slots."""
     if role is listening_role(job):
         yield role.value, own.first
         if job.host_ports is not None and role is Role.TRAINER:
@@ -151,9 +151,9 @@ def _wanted_ports(job: FleetJob, role: Role, own: ReplicaPorts) -> Iterator[tupl
 
 
 def _num_threads(container: dict[str, Any], num_processes: int) -> int | None:
-    """Return each process's share of the CPU limit, rounded up; None without a valid limit.
+    """Return each process's share of the CPU limit, rounded up, or None without a valid limit.
 
-    By default torch starts a thread per core of the node, which the limit then throttles.
+    By default, torch starts one thread for each core of the node, and the limit then throttles them.
     """
     limit = str(((container.get("resources") or {}).get("limits") or {}).get("cpu", ""))
     unit = limit[-1:] if limit[-1:] in _UNITS else ""

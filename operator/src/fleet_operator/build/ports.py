@@ -1,4 +1,4 @@
-"""The ports of a replica: those of the manifest, or its own block of its node's ports.
+"""The ports of a replica: the manifest's ports, or the replica's own block of its node's ports.
 
 Pods that share their node's network must not share ports. Each replica gets a block of the range by its index
 in the job, so its peers know its ports before it exists and on any node. Jobs start at different
@@ -27,18 +27,18 @@ if TYPE_CHECKING:
 __all__ = ["ReplicaPorts", "first_ports", "listening_role", "replica_ports", "told_ports"]
 
 _PATTERN = re.compile(r"\[0-(\d+)\].*:\[(\d+)-\d+\+(\d+)\]", re.ASCII)
-"""The pattern of `role_env` for thousands of endpoints whose ports differ from pod to pod."""
+"""The pattern that `role_env` writes for thousands of endpoints with ports that differ by pod."""
 
 
 class ReplicaPorts(NamedTuple):
     """The ports of one replica."""
 
-    first: int  # a server's port, or that of the first process of a pod
+    first: int  # a server's port, or the port of a pod's first process
     metrics: int
 
 
 def listening_role(job: FleetJob) -> Role:
-    """Return the role of the replicas that listen, whose ports all replicas need."""
+    """Return the role of the replicas that listen. All replicas need to know their ports."""
     return Role.TRAINER if job.spec.mode is Mode.COLLECTIVE else Role.PSERVER
 
 
@@ -52,13 +52,13 @@ def replica_ports(job: FleetJob, role: Role, index: int, told: tuple[int, ...] =
     role, index : Role, int
         The replica.
     told : tuple of int
-        The first port of each replica of the listening role, as the job's pods know them
+        The first port of each replica of the listening role, as stored in the job's pods
         (`told_ports`); empty without pods.
 
     Returns
     -------
     ReplicaPorts
-        The same for the same replica throughout a life of the job.
+        The ports, which stay the same throughout a life of the job.
     """
     ports = job.host_ports
     if ports is None:
@@ -91,7 +91,7 @@ def told_ports(env: Mapping[str, str | None]) -> tuple[int, ...]:
 
 @lru_cache(maxsize=256)
 def _first_of_each(listed: str, slots: int) -> tuple[int, ...]:
-    """Return the port of each replica's first endpoint; cached, because all pods of a job share the list."""
+    """Return the port of each replica's first endpoint. Cached, because all pods of a job share the list."""
     if (pattern := _PATTERN.search(listed)) is not None:
         last, first, apart = (int(each) for each in pattern.groups())
         return tuple(range(first, first + last * apart + 1, apart))

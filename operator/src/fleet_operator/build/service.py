@@ -1,4 +1,4 @@
-"""The job's Service, the host names that it gives replicas, and the labels and owners of every object."""
+"""The job's Service, the host names of its replicas, and the labels and owners of all objects."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ __all__ = ["ClusterHosts", "Hosts", "build_service", "job_labels", "owner_refere
 
 
 def job_labels(job: FleetJob) -> dict[str, str]:
-    """Return the labels of everything that belongs to a job."""
+    """Return the labels of every object that belongs to a job."""
     return {LABEL_JOB_NAME: job.name, LABEL_MANAGED_BY: MANAGED_BY}
 
 
 def owner_references(job: FleetJob) -> list[dict[str, Any]]:
-    """Return the owner reference by which an object belongs to this job and is deleted with it.
+    """Return the owner reference that makes an object belong to this job and be deleted with it.
 
     ``blockOwnerDeletion`` makes a foreground deletion of the job wait for the object. If the API server
     enforces it, setting it requires the right to update the job's finalizers (docs/adr/0079).

@@ -17,7 +17,7 @@ _CHECKPOINT_VOLUME = "fleet-checkpoint"
 
 
 def build_claims(job: FleetJob) -> list[dict[str, Any]]:
-    """Return the claims of a job: one for the job, one for each parameter server, or none.
+    """Return the PersistentVolumeClaims of a job: one for the job, one per parameter server, or none.
 
     A claim that outlives its job has no owner. A later job of the same name recognizes it by the job's
     labels.
@@ -54,7 +54,7 @@ def build_claims(job: FleetJob) -> list[dict[str, Any]]:
 def mount_checkpoint(
     spec: dict[str, Any], container: dict[str, Any], job: FleetJob, role: Role, index: int
 ) -> None:
-    """Mount a replica's volume in the main container of its pod.
+    """Mount a replica's checkpoint volume in the main container of its pod.
 
     Parameters
     ----------
@@ -81,11 +81,11 @@ def mount_checkpoint(
 _TLS_VOLUME: Final = "fleet-tls"
 _TLS_FOLDER: Final = "/etc/fleet/tls"
 _TLS_MODE: Final = 0o444
-"""Readable by any user of the main container, the only one with the mount."""
+"""Readable by any user in the main container, which is the only container with the mount."""
 
 
 def tls_env(job: FleetJob) -> dict[str, str]:
-    """Return the variables of a replica's certificates; empty for a job without TLS."""
+    """Return the variables that locate a replica's certificates; empty for a job without TLS."""
     tls = job.tls
     if tls is None:
         return {}

@@ -136,7 +136,7 @@ class ReplicaView:
         return None if self.progress is None else job_progress(self.progress, steps_per_second=pace)
 
     def elapsed_seconds(self, now: datetime) -> float | None:
-        """Return the seconds from the replica's first start until now or its end, or None before the start."""
+        """Return the seconds from the replica's first start until its end or now; None before the start."""
         if self.started_at is None:
             return None
         finished = self.pod.finished_at if self.pod is not None else None

@@ -1,1 +1,1 @@
-"""Carries out plans on this machine, where its own kubelet runs the same pods as processes."""
+"""The local cluster, whose own kubelet runs the same pods as processes of this machine."""

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from fleet_operator.api import FleetJob
 
-FIRST_HOST = 2  # 127.0.0.1 is shared, so .1 is skipped in all networks
+FIRST_HOST = 2  # 127.0.0.1 is shared by all programs, so .1 is skipped in all networks
 LAST_HOST = 254
 MAX_HOSTS = LAST_HOST - FIRST_HOST + 1
 TRIES = 64
@@ -41,7 +41,7 @@ class AddressError(OperatorError):
 
 
 def network(number: int) -> str:
-    """Return the first three bytes of the `number`-th network, from 127.1.0 to 127.254.255 in a cycle."""
+    """Return the first three bytes of the `number`-th network; they cycle from 127.1.0 to 127.254.255."""
     number %= 254 * 256
     return f"127.{1 + number // 256}.{number % 256}"
 
@@ -85,7 +85,7 @@ def _try_lock(path: Path) -> int | None:
 
 
 def bind_error(host: str, port: int) -> OSError | None:
-    """Return why `host`:`port` cannot be bound, or None if it can."""
+    """Return the error with which `host`:`port` cannot be bound, or None if it can be."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         # Connections of an earlier run in TIME_WAIT do not make a port unusable.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -98,7 +98,7 @@ def bind_error(host: str, port: int) -> OSError | None:
 
 @dataclass(frozen=True, slots=True)
 class LocalHosts:
-    """The replicas' addresses; see `fleet_operator.build.Hosts`."""
+    """The loopback addresses of the replicas; see `fleet_operator.build.Hosts`."""
 
     addresses: Mapping[tuple[Role, int], str]
 
@@ -108,7 +108,7 @@ class LocalHosts:
 
 
 def job_ports(job: FleetJob) -> dict[tuple[Role, int], tuple[int, ...]]:
-    """Return the ports of each replica."""
+    """Return the ports on which each replica listens."""
     metrics = (METRICS_PORT,)
     if job.spec.mode is Mode.COLLECTIVE:
         first = job.port(Role.TRAINER)
@@ -123,14 +123,14 @@ def job_ports(job: FleetJob) -> dict[tuple[Role, int], tuple[int, ...]]:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """Addresses, and the first of a range of ports, that no other run uses until `release`."""
+    """Addresses or a range of ports that no other run uses until `release`."""
 
     descriptors: tuple[int, ...]
     hosts: tuple[str, ...] = ()
     port: int = 0
 
     def release(self) -> None:
-        """Release the locks; processes that inherited their descriptors keep them."""
+        """Release the locks. Processes that inherited their descriptors still hold them."""
         for descriptor in self.descriptors:
             with contextlib.suppress(OSError):
                 os.close(descriptor)
@@ -139,18 +139,18 @@ class Claim:
 def _networks(start: int) -> Iterator[str]:
     for offset in range(TRIES):
         yield network(start + offset)
-    yield "127.0.0"  # macOS has only configured aliases, usually 127.0.0.2 and the following ones
+    yield "127.0.0"  # macOS has only the configured aliases, usually from 127.0.0.2 on
 
 
 def claim_addresses(ports: Sequence[Sequence[int]], *, start: int, environ: Mapping[str, str]) -> Claim:
-    """Claim one address for each entry of `ports`, on which those ports can be bound.
+    """Claim one address for each entry of `ports`, such that the entry's ports can be bound on it.
 
     Parameters
     ----------
     ports : sequence of sequences of int
         For each pod, the ports that it will listen on.
     start : int
-        The number of the first network to try, so that runs that start together rarely try the same.
+        The number of the first network to try. It should vary, so that concurrent runs rarely try the same.
     environ : mapping
         The environment, read for XDG_RUNTIME_DIR.
 

@@ -1,4 +1,4 @@
-"""The local cluster: carries out the same plans with the same pods, as processes of this machine.
+"""The local cluster, which carries out the same plans with the same pods, as processes on this machine.
 
 It plays the role of the API server for one job, and has a kubelet (`kubelet`). Every change, such as an exit
 or a server that becomes ready, leads to a call of `changed`, after which the engine reconciles the job.
@@ -35,10 +35,10 @@ if TYPE_CHECKING:
 
 
 class Listener(Protocol):
-    """A listener for changes: the runner's table and lines."""
+    """A listener that is notified of changes, such as the runner's table and lines."""
 
     def pod_changed(self, pod: LocalPod) -> None:
-        """Handle a pod that was created, started, became ready or ended."""
+        """Handle a pod that was created, has started, became ready or has ended."""
 
     def status_written(self, before: FleetJob, after: FleetJob) -> None:
         """Handle a new status of the job."""
@@ -61,7 +61,7 @@ class ProcessCluster:
     now : callable
         The time of day.
     listener : Listener
-        Notified of the changes to show.
+        Notified of changes, to show them.
     hold : sequence of int
         Descriptors that stay open until the last process is gone: the locks of the addresses.
     """
@@ -87,11 +87,11 @@ class ProcessCluster:
         self.changed: Callable[[Key], None] = lambda _: None
 
     def job(self, key: Key) -> FleetJob | None:
-        """Return the job, or None if it was deleted or `key` is another's."""
+        """Return the job, or None if it was deleted or if `key` names another job."""
         return self._job if key == self._key else None
 
     def observe(self, job: FleetJob) -> Observed:  # noqa: ARG002  there is one job here
-        """Return the job's objects; writes on this machine are visible at once."""
+        """Return the job's objects; writes on this machine are visible immediately."""
         return Observed(
             pods=tuple(pod.observed() for pod in self.kubelet.pods),
             service=self._service,
@@ -116,7 +116,7 @@ class ProcessCluster:
         return self._job
 
     async def apply(self, job: FleetJob, action: Action) -> None:
-        """Carry out one action. Repeating an action is not an error."""
+        """Carry out one action. Repeating a completed action is not an error."""
         match action:
             case CreateService():
                 self._service = True

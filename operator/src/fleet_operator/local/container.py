@@ -1,4 +1,4 @@
-"""Pure: the process of a built pod's main container, and its volumes, on this machine.
+"""Pure: determines the local process of a built pod's main container, and the folders of its volumes.
 
 The rules of Kubernetes apply: ``$(NAME)`` in the command, args and variable values is replaced if the
 variable is known, ``$$`` is a dollar sign, and a value can only refer to the variables before it.
@@ -38,19 +38,19 @@ _ROLE_VARIABLE = re.compile(
 )
 
 CHECKPOINT = "checkpoint"
-"""The name of the volume of ``spec.checkpoint`` in ``--volume``."""
+"""The name by which ``--volume`` refers to the volume of ``spec.checkpoint``."""
 
 
 @dataclass(frozen=True, slots=True)
 class LocalCommand:
-    """The process of a pod."""
+    """The command and environment of a pod's process."""
 
     argv: tuple[str, ...]
     env: Mapping[str, str]
 
 
 def main_container(pod_spec: Mapping[str, Any]) -> tuple[int, Mapping[str, Any]]:
-    """Return the index and the manifest of the container named ``fleet``, or else of the first one."""
+    """Return the index and the manifest of the container named ``fleet``, or else of the first container."""
     containers: Sequence[Mapping[str, Any]] = pod_spec["containers"]
     for index, container in enumerate(containers):
         if container.get("name") == MAIN_CONTAINER:
@@ -59,7 +59,7 @@ def main_container(pod_spec: Mapping[str, Any]) -> tuple[int, Mapping[str, Any]]
 
 
 def expand(text: str, variables: Mapping[str, str]) -> str:
-    """Replace each known ``$(NAME)``; others are kept, and ``$$(NAME)`` becomes ``$(NAME)``."""
+    """Replace each known ``$(NAME)``; keep unknown names, and turn ``$$(NAME)`` into ``$(NAME)``."""
 
     def replacement(match: re.Match[str]) -> str:
         name = match.group(1)
@@ -69,12 +69,12 @@ def expand(text: str, variables: Mapping[str, str]) -> str:
 
 
 def is_mentioned(path: str, texts: Iterable[str]) -> bool:
-    """Return whether any of the texts contains `path`, or a path inside it."""
+    """Return whether any of the texts contains `path` or a path inside it."""
     return any(_paths((path,)).search(text) for text in texts)
 
 
 def redirect(text: str, places: Mapping[str, str]) -> str:
-    """Replace paths in the innermost of `places` by their paths on this machine."""
+    """Replace each path in the text that is inside one of `places` by its path on this machine."""
     return _paths(places).sub(lambda match: places[match.group()], text) if places else text
 
 
@@ -116,9 +116,9 @@ def field_value(pod: Mapping[str, Any], path: str, host: str) -> str | None:
 def container_variables(
     pod: Mapping[str, Any], container: Mapping[str, Any], host: str, given: Mapping[str, str]
 ) -> dict[str, str]:
-    """Return the container's own ``env`` with its references resolved; a later entry wins.
+    """Return the container's own ``env`` with references resolved; later entries override earlier ones.
 
-    `given` comes before it, like ``envFrom``, and has the values that come from other objects in a cluster.
+    `given` precedes it, like ``envFrom``, with the values that come from other objects on a cluster.
     """
     resolved = dict(given)
     for entry in container.get("env") or ():
@@ -141,7 +141,7 @@ def local_command(
     given: Mapping[str, str] = MappingProxyType({}),
     places: Mapping[str, str] = MappingProxyType({}),
 ) -> LocalCommand:
-    """Return the process of a built pod.
+    """Return the command and environment of a built pod's process.
 
     Parameters
     ----------
@@ -184,12 +184,12 @@ def _leading(python: str, search_path: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """The replacements of a run for objects of a cluster.
+    """The local replacements for objects that exist only on a cluster.
 
     Attributes
     ----------
     volumes : mapping
-        Absolute folders of this machine by the names of the volumes that they replace.
+        Absolute folders on this machine, by the names of the volumes that they replace.
     variables : mapping, optional
         Values for variables from Secrets and ConfigMaps; None if not given.
     """
@@ -199,14 +199,14 @@ class Given:
 
 
 def mounts(container: Mapping[str, Any]) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    """Return the mounts of a container that name a volume and a path, with their index."""
+    """Yield the index and the manifest of each volume mount that names a volume and a path."""
     for index, mount in enumerate(container.get("volumeMounts") or ()):
         if isinstance(mount, dict) and mount.get("name") and str(mount.get("mountPath", "")).strip("/"):
             yield index, mount
 
 
 def texts(container: Mapping[str, Any], variables: Mapping[str, str] | None) -> list[str]:
-    """Return all texts of a container that may contain paths."""
+    """Return all strings in a container that may contain paths."""
     values = [entry.get("value") for entry in container.get("env") or ()]
     words = [*(container.get("command") or ()), *(container.get("args") or ()), *values]
     words.append(container.get("workingDir"))
@@ -214,14 +214,14 @@ def texts(container: Mapping[str, Any], variables: Mapping[str, str] | None) -> 
 
 
 def needs_no_mention(mount: Mapping[str, Any], folder: Path) -> bool:
-    """Return whether a folder has the same path as the mount, so that no path must be changed."""
+    """Return whether a folder has the same path as the mount, so that no path needs to be changed."""
     return _inside(mount, folder) == PurePath(mount["mountPath"])
 
 
 def folders_of(
     pod_spec: Mapping[str, Any], given: Mapping[str, Path], *, replica: str = "", own: Path | None = None
 ) -> dict[str, Path]:
-    """Return the folders that replace the volumes of a pod, by the volumes' names.
+    """Return the folders that replace the volumes of a pod, by volume name.
 
     Parameters
     ----------
@@ -246,7 +246,7 @@ def folders_of(
 
 
 def places(pod_spec: Mapping[str, Any], folders: Mapping[str, Path]) -> dict[str, str]:
-    """Return the folders of the main container's mounts on this machine, by mount path; see `redirect`."""
+    """Return the local folders of the main container's mounts, by mount path; see `redirect`."""
     _, container = main_container(pod_spec)
     return {
         str(mount["mountPath"]).rstrip("/"): str(_inside(mount, folders[mount["name"]]))

@@ -1,4 +1,4 @@
-"""The kubelet of this machine: starts pods as processes, probes servers, and reports how the pods end.
+"""The kubelet of this machine, which starts pods as processes, probes servers, and reports how pods end.
 
 A pod is a process under the supervisor (`supervisor`), at a loopback address of its own (`addresses`),
 started as its manifest says (`container`). Everything here runs on one event loop.
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-MESSAGE_BYTES = 4096  # of a termination log, as for the kubelet
+MESSAGE_BYTES = 4096  # of a termination log, the same limit as the kubelet's
 READY_POLL_SECONDS = 0.1
 READY_TELL_SECONDS = 60.0  # a starting server imports torch and builds its model
 
 
 class Kubelet:
-    """Runs the pods of one job.
+    """A kubelet, which runs the pods of one job.
 
     Parameters
     ----------
@@ -77,26 +77,26 @@ class Kubelet:
         await self._supervisor.start()
 
     async def close(self) -> None:
-        """Stop every process, and return when none is left."""
+        """Stop all processes, and return when none is left."""
         for probe in self._probes.values():
             probe.cancel()
         await self._supervisor.close()
 
     async def supervisor_lost(self) -> None:
-        """Wait until the supervisor dies unexpectedly, and raise SupervisorLostError."""
+        """Wait until the supervisor ends unexpectedly, and raise SupervisorLostError."""
         if self._lost is None:
             raise RuntimeError("the kubelet has not been started: call start() first")
         # A cancelled caller must not cancel the future, which other callers may await.
         await asyncio.shield(self._lost)
 
     def stop_all(self, *, grace_seconds: float | None = None) -> None:
-        """Stop every process within `grace_seconds`, or within its pod's grace period if None."""
+        """Stop all processes within `grace_seconds`, or within the pods' own grace periods if None."""
         for pod in self.pods:
             if not pod.ended:
                 self._supervisor.stop(pod.uid, pod.grace_seconds if grace_seconds is None else grace_seconds)
 
     async def none_alive(self) -> None:
-        """Wait until no process runs; `stop_all` bounds how long that takes."""
+        """Wait until no process is running; after `stop_all`, that takes a bounded time."""
         await self._none_alive.wait()
 
     @property
@@ -105,7 +105,7 @@ class Kubelet:
         return tuple(self._pods.values())
 
     def create(self, job: FleetJob, manifest: Mapping[str, Any]) -> None:
-        """Start a pod if it is new; raise ConflictError while another pod has its name."""
+        """Start a pod unless it exists already; raise ConflictError if another pod has its name."""
         name = manifest["metadata"]["name"]
         if (existing := self._pods.get(name)) is not None:
             if existing.manifest["metadata"]["labels"] == manifest["metadata"]["labels"]:
@@ -120,7 +120,7 @@ class Kubelet:
         self._supervisor.launch(pod.uid, argv=command.argv, env=command.env, cwd=workdir, log=pod.log)
 
     def delete(self, name: str, uid: str, grace_seconds: int | None) -> None:
-        """Stop a pod, and forget it once it has ended; `grace_seconds` is the pod's own if None."""
+        """Stop a pod, and forget it once it has ended. If `grace_seconds` is None, the pod's own is used."""
         pod = self._pods.get(name)
         if pod is None or pod.uid != uid:
             return
@@ -134,7 +134,7 @@ class Kubelet:
             self._put(replace(pod, deleted_at=due))
 
     def _put(self, pod: LocalPod) -> None:
-        """Record a pod's state, and remove a deleted pod once its process has ended."""
+        """Record a pod's state; remove the pod if it was deleted and its process has ended."""
         if pod.ended and pod.deleted_at is not None:
             del self._pods[pod.name]
         else:
@@ -178,7 +178,7 @@ class Kubelet:
         self._put(ended)
 
     async def _probe(self, pod: LocalPod, port: int) -> None:
-        """Wait until a parameter server accepts connections on its port, or exits."""
+        """Probe a parameter server until it accepts connections on its port, or exits."""
         waited, tell_at = 0.0, READY_TELL_SECONDS
         while not await _accepts(pod.host, port):
             await asyncio.sleep(READY_POLL_SECONDS)
@@ -204,7 +204,7 @@ class Kubelet:
 
 
 def _last_words(pod: LocalPod, *, failed: bool) -> str | None:
-    """Return the termination message, or else the end of the log, as with FallbackToLogsOnError.
+    """Return a pod's termination message, or else the end of its log, as with FallbackToLogsOnError.
 
     A progress report that a script wrote before it failed does not count, because it does not explain the
     failure.
@@ -223,7 +223,7 @@ async def _accepts(host: str, port: int) -> bool:
     try:
         async with asyncio.timeout(1.0):
             _, writer = await asyncio.open_connection(host, port)
-    except OSError:  # TimeoutError is one
+    except OSError:  # TimeoutError is an OSError
         return False
     writer.close()
     return True

@@ -1,4 +1,4 @@
-"""Pure: the fields of a job that a run on this machine refuses, and those that it ignores.
+"""Pure: determines which fields of a job a run on this machine refuses, and which it ignores.
 
 It refuses fields that determine what a replica does and that only a cluster can provide, such as files and
 values from other objects. It ignores fields that only concern where and how a cluster runs the replica, and
@@ -44,7 +44,7 @@ APPLIED_TO_CONTAINER = {
     "args",
     "env",
     "envFrom",  # refused, or replaced
-    "volumeMounts",  # of volumes that are replaced or refused; an emptyDir's if its path is mentioned
+    "volumeMounts",  # for volumes that are replaced or refused; for an emptyDir if its path is mentioned
     "ports",
     "terminationMessagePath",
     "terminationMessagePolicy",
@@ -66,7 +66,7 @@ NOT_APPLIED_TO_JOB = (
 
 
 def templates(spec: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """Return the job's pod templates by their path: a role's own, or else the shared one."""
+    """Return the job's pod templates by path: each role's own, or else the shared template."""
     used: dict[str, Mapping[str, Any]] = {}
     for role in ROLES:
         if (part := spec.get(role)) is None:
@@ -79,7 +79,7 @@ def templates(spec: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
 
 
 def refusals(document: Mapping[str, Any], given: Given | None = None) -> tuple[Problem, ...]:
-    """Return a problem for every field of a valid manifest that this machine cannot support."""
+    """Return a problem for each field of a valid manifest that a run on this machine cannot support."""
     spec, given = document["spec"], given or Given()
     return tuple(_job_refusals(spec, given)) + tuple(
         refusal
@@ -143,7 +143,7 @@ def _container_refusals(path: str, container: Mapping[str, Any], given: Given) -
 
 
 def _source_refusals(path: str, source: Any, given: Given) -> Iterator[Problem]:
-    """Yield the problem of a Secret or ConfigMap whose variables have no replacement."""
+    """Yield a problem for a Secret or ConfigMap whose variables have no replacement."""
     kind = repr(source)
     if isinstance(source, dict):
         kind = next((name for name in source if name != "prefix"), "an empty source")
@@ -155,7 +155,7 @@ def _source_refusals(path: str, source: Any, given: Given) -> Iterator[Problem]:
 
 
 def _mount_refusals(path: str, container: Mapping[str, Any], given: Given) -> Iterator[Problem]:
-    """Yield the problems of mounts of replaced volumes whose folder the script could not learn."""
+    """Yield a problem for each mount of a replaced volume whose folder the script could not find out."""
     told = texts(container, given.variables)
     for index, mount in mounts(container):
         folder = given.volumes.get(mount["name"])
@@ -205,7 +205,7 @@ def _at(spec: Mapping[str, Any], path: str) -> Any:
 
 
 def _is_asked(value: Any) -> bool:
-    """Return whether a field is set; for a number 0 counts as set."""
+    """Return whether a field is set; the number 0 counts as set."""
     return value is not None and value is not False and value != {}
 
 
@@ -243,7 +243,7 @@ def not_applied(
 
 
 def _volume_limits(pod_spec: Mapping[str, Any], container: Mapping[str, Any], given: Given) -> Iterator[str]:
-    """Yield ignored settings of volumes, and emptyDirs whose path is not mentioned."""
+    """Yield the ignored settings of volumes, and the emptyDirs whose path the container does not mention."""
     told = texts(container, given.variables)
     empty = [volume for volume in pod_spec.get("volumes") or () if "emptyDir" in volume]
     for volume in empty:

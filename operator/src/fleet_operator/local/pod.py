@@ -55,7 +55,7 @@ class LocalPod:
     termination_log: Path
     created_at: datetime
     probed_port: int | None = None  # the pod is ready once it listens here, or as soon as it runs if None
-    log_start: int = 0  # the offset of this attempt in the log
+    log_start: int = 0  # the offset of this attempt's output in the log
     phase: PodPhase = PodPhase.PENDING
     ready: bool = False
     pid: int | None = None
@@ -78,17 +78,17 @@ class LocalPod:
 
     @property
     def ended(self) -> bool:
-        """Whether its process is gone."""
+        """Whether the pod's process has ended."""
         return self.phase in (PodPhase.SUCCEEDED, PodPhase.FAILED)
 
     @property
     def grace_seconds(self) -> int:
-        """How long its process may take to end after SIGTERM."""
+        """How long the pod's process may take to end after SIGTERM."""
         seconds = self.manifest["spec"].get("terminationGracePeriodSeconds")
         return GRACE_SECONDS if seconds is None else int(seconds)
 
     def observed(self) -> ObservedPod:
-        """Return the pod in the form that plans observe."""
+        """Return the pod in the form in which plans observe it."""
         _, container = main_container(self.manifest["spec"])
         variables = {each["name"]: each.get("value") for each in container.get("env") or ()}
         return ObservedPod(
@@ -166,11 +166,11 @@ class LocalSettings:
             log=self.logs / f"{role.value}-{index}.log",
             termination_log=self.scratch / uid,
             created_at=now,
-            probed_port=job.port(role) if role is Role.PSERVER else None,  # the others have no probe
+            probed_port=job.port(role) if role is Role.PSERVER else None,  # other replicas have no probe
         )
 
     def command(self, job: FleetJob, pod: LocalPod) -> LocalCommand:
-        """Return the process of a pod, and create its own folders."""
+        """Return the command of a pod, after creating the folders of its volumes."""
         overrides = {**self.overrides, "FLEET_TERMINATION_LOG": str(pod.termination_log)}
         given = self.given.variables or {}
         variables = {variable.name for variable in job.template(pod.role).main_container.env or ()}
@@ -190,27 +190,27 @@ class LocalSettings:
         )
 
     def _places(self, job: FleetJob, pod: LocalPod) -> dict[str, str]:
-        """Return the folders of the pod's volumes, and create its own ones."""
+        """Create the folders of the pod's volumes, and return them by mount path."""
         given = self.given.volumes
         spec, own = pod.manifest["spec"], self.scratch / f"{pod.uid}-volumes"
         folders = folders_of(spec, given, replica=pod.replica, own=own)
         for folder in folders.values():
             folder.mkdir(parents=True, exist_ok=True)
         found = places(spec, folders)
-        if job.spec.checkpoint is not None and CHECKPOINT in given:  # all roles get it, mounted or not
+        if job.spec.checkpoint is not None and CHECKPOINT in given:  # for all roles, mounted or not
             found[job.spec.checkpoint.mount_path.rstrip("/")] = str(given[CHECKPOINT])
         return found
 
 
 def visible_gpus(environ: Mapping[str, str], devices: Iterable[str]) -> tuple[str, ...]:
-    """Return the GPUs that a process of this environment sees, as `VISIBLE` names them.
+    """Return the GPUs that are visible to a process with this environment, as named in `VISIBLE`.
 
     Parameters
     ----------
     environ : mapping
-        `VISIBLE` in it selects GPUs; without it all are visible.
+        The environment. The variable `VISIBLE` selects GPUs; without it, all are visible.
     devices : iterable of str
-        The names in /dev. CUDA renumbers the present devices; a container may have only a few of the node's.
+        The names in /dev. CUDA renumbers the existing devices; a container may have only a few of the node's.
     """
     if (chosen := environ.get(VISIBLE)) is not None:
         return tuple(each.strip() for each in chosen.split(",") if each.strip() not in ("", "-1"))
@@ -220,7 +220,7 @@ def visible_gpus(environ: Mapping[str, str], devices: Iterable[str]) -> tuple[st
 
 
 def too_few(gpus: Sequence[str], job: FleetJob) -> str:
-    """Return a warning if this machine has GPUs, but fewer than the job requests, else an empty string."""
+    """Return a warning if this machine has GPUs, but fewer than the job requests; else an empty string."""
     wanted = _each(job) * job.replicas(Role.TRAINER)
     if not 0 < len(gpus) < wanted:
         return ""
@@ -228,14 +228,14 @@ def too_few(gpus: Sequence[str], job: FleetJob) -> str:
 
 
 def share_of(gpus: Sequence[str], job: FleetJob, role: Role, index: int) -> dict[str, str]:
-    """Return the variable that limits a replica to its own GPUs; empty if it needs none, or too few exist.
+    """Return the variable that limits a replica to its GPUs; empty if it needs none or too few exist.
 
     Parameters
     ----------
     gpus : sequence of str
         The GPUs, from `visible_gpus`.
     job : FleetJob
-        The job; `nodePool.gpusPerTrainer` counts for NVIDIA's, and the limit of the trainer's template.
+        The job, whose `nodePool.gpusPerTrainer` or else trainer template requests NVIDIA GPUs.
     role, index : Role, int
         The replica.
     """
@@ -246,7 +246,7 @@ def share_of(gpus: Sequence[str], job: FleetJob, role: Role, index: int) -> dict
 
 
 def _each(job: FleetJob) -> int:
-    """Return how many of NVIDIA's GPUs a trainer's main container requests; the pool takes precedence."""
+    """Return the number of NVIDIA GPUs that a trainer's main container requests; the pool has precedence."""
     pool = job.spec.node_pool
     if pool is not None and pool.gpus_per_trainer and pool.resource_name == _RESOURCE:
         return pool.gpus_per_trainer

@@ -1,4 +1,4 @@
-"""The supervisor of a local run: it starts the pods' processes, and none of them outlives the run.
+"""The supervisor of a local run, which starts the pods' processes and lets none of them outlive the run.
 
 It is started once per run, as a file and with the standard library alone (``python -I -S supervisor.py``),
 so it starts in some 40 ms and shares nothing with the runner except the socket on its standard input::
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 GRACE_SECONDS = 3.0  # between SIGTERM and SIGKILL after the runner's death
 KILL_SECONDS = 30.0  # a process that survives SIGKILL for longer is stuck in the kernel
 LOG_BYTES = 1 << 16  # bytes of output per read, the capacity of a pipe
-START_ERROR = 128  # the exit code a container runtime gives to a command that cannot be started
+START_ERROR = 128  # the exit code that container runtimes give to a command that cannot be started
 KILLED_KEEPER = 128 + signal.SIGKILL  # the exit code of a process that ended with its keeper
 
 # Options of prctl(2) from linux/prctl.h, which the standard library lacks.
@@ -55,7 +55,7 @@ PR_SET_CHILD_SUBREAPER = 36
 
 
 def become_subreaper(name: str) -> None:
-    """Make this process adopt orphaned descendants, if the system supports it (Linux)."""
+    """Make this process adopt orphaned descendants, if the system supports this (Linux)."""
     if sys.platform != "linux":
         return
     libc = ctypes.CDLL(None, use_errno=True)
@@ -66,9 +66,9 @@ def become_subreaper(name: str) -> None:
 
 
 def die_with_parent() -> Callable[[], None] | None:
-    """Return the function that a new process runs before its program, if the system supports it (Linux).
+    """Return a `preexec_fn` that makes the process die with its parent, if the system supports it (Linux).
 
-    It asks the kernel to kill the process when its parent's thread, here the only one, ends.
+    The kernel kills the process when the parent's thread, here the only one, ends.
     """
     if sys.platform != "linux":
         return None
@@ -89,8 +89,8 @@ def _parents_from_proc() -> Iterator[tuple[int, int]]:
         try:
             stat = Path("/proc", entry.name, "stat").read_bytes()
         except OSError:
-            continue  # it ended meanwhile
-        # The second field is the command's name in parentheses, and may hold spaces and parentheses.
+            continue  # the process has ended meanwhile
+        # The second field is the command's name in parentheses. The name may contain spaces and parentheses.
         state, parent = stat[stat.rindex(b")") + 2 :].split(maxsplit=2)[:2]
         if state not in b"ZX":
             yield int(entry.name), int(parent)
@@ -115,13 +115,13 @@ def descendants(root: int, *, without: Container[int] = ()) -> list[int]:
         if pid not in without:
             children.setdefault(parent, []).append(pid)
     found = list(children.get(root, ()))
-    for pid in found:  # grows during the iteration: breadth first
+    for pid in found:  # the list grows during the iteration: breadth-first search
         found += children.get(pid, ())
     return found
 
 
 def send_signal(pids: list[int], signum: int) -> None:
-    """Signal each process that still exists."""
+    """Send a signal to each of the processes that still exists."""
     for pid in pids:
         try:
             os.kill(pid, signum)
@@ -130,7 +130,7 @@ def send_signal(pids: list[int], signum: int) -> None:
 
 
 class Wake:
-    """A selectable that becomes readable when a child ends or a signal asks this process to stop.
+    """A selectable object that becomes readable when a child ends or a signal asks this process to stop.
 
     It uses handlers, not SIG_IGN, which started programs would inherit.
     """
@@ -158,7 +158,7 @@ class Wake:
 
 
 def reap() -> Iterator[tuple[int, int]]:
-    """Collect every child that has ended, as (pid, exit code)."""
+    """Collect the children that have ended, as pairs of pid and exit code."""
     while True:
         try:
             pid, status = os.waitpid(-1, os.WNOHANG)
@@ -195,7 +195,7 @@ class Channel:
         return [json.loads(line) for line in lines]
 
     def send(self, message: dict[str, Any]) -> None:
-        """Send one line; a closed peer is ignored here, and detected by `receive`."""
+        """Send one line. A closed peer is ignored here, because `receive` detects it."""
         try:
             self.sock.sendall(json.dumps(message).encode() + b"\n")
         except OSError:
@@ -203,7 +203,7 @@ class Channel:
 
 
 def kill_all(wake: Wake, *, without: Container[int] = ()) -> dict[int, int]:
-    """SIGKILL every descendant of this process until none is left; return the exit codes of its children."""
+    """Kill all descendants of this process until none is left; return the exit codes of its children."""
     codes: dict[int, int] = {}
     deadline = time.monotonic() + KILL_SECONDS
     while True:
@@ -212,13 +212,13 @@ def kill_all(wake: Wake, *, without: Container[int] = ()) -> dict[int, int]:
         codes.update(reap())
         if not alive or time.monotonic() > deadline:
             return codes
-        # With a time-out, because no signal reports that a descendant has forked.
+        # Use a time-out, because no signal reports that a descendant has forked.
         select.select([wake.reader], [], [], 0.02)
         wake.clear()
 
 
 class Log:
-    """Writes the output of a process to its file, with the time before each line.
+    """A log file, to which the output of a process is written with the time before each line.
 
     Times have the form of ``kubectl logs --timestamps``, to the millisecond. A full disk does not end the
     training: output that does not fit is dropped, and the next line that fits reports the gap.
@@ -237,7 +237,7 @@ class Log:
         return self._reader
 
     def take(self) -> bool:
-        """Write the output of one read; return False if there is none now."""
+        """Read once and write the output to the file; return False if there is none now."""
         try:
             data = os.read(self._reader, LOG_BYTES)
         except BlockingIOError:
@@ -269,7 +269,7 @@ def _stamp(seconds: float) -> bytes:
 
 
 class Keeper:
-    """A pod's container: its main process, and all processes that it starts."""
+    """The process that acts as a pod's container, for its main process and all processes started by it."""
 
     def __init__(self, channel: Channel, order: dict[str, Any]) -> None:
         self._channel = channel
@@ -294,13 +294,13 @@ class Keeper:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(pid, signal.SIGKILL)  # without a subreaper, orphans are found by their process group
         codes = kill_all(self._wake)
-        while self._log is not None and self._log.take():  # all writers are gone
+        while self._log is not None and self._log.take():  # all processes that could write have ended
             pass
         self._exited(codes.get(pid, KILLED_KEEPER) if self._exit_code is None else self._exit_code)
 
     def _start(self) -> int:
         order = self._order
-        self._log = Log(Path(order["log"]).open("ab", buffering=0))  # noqa: SIM115  open until all is in it
+        self._log = Log(Path(order["log"]).open("ab", buffering=0))  # noqa: SIM115  open until all output is in it
         try:
             process = subprocess.Popen(
                 order["argv"],
@@ -314,7 +314,7 @@ class Keeper:
             )
         finally:
             os.close(self._log.writer)
-        process.returncode = 0  # reap() collects it together with its orphans; Popen must not
+        process.returncode = 0  # reap() collects the process together with its orphans, so Popen must not
         return process.pid
 
     def _kill_is_due(self) -> bool:
@@ -353,7 +353,7 @@ class Keeper:
 
 
 class Supervisor:
-    """Passes orders and reports between the runner and the keepers, and kills what is left."""
+    """The supervisor, which relays between the runner and the keepers, and kills processes that remain."""
 
     def __init__(self, runner: Channel) -> None:
         self._runner = runner
@@ -382,7 +382,7 @@ class Supervisor:
         self.stop()
 
     def stop(self) -> None:
-        """Make the keepers stop their pods, and kill what remains after the grace period."""
+        """Make the keepers stop their pods, and kill all processes that remain after the grace period."""
         for keeper in self._keepers.values():
             keeper.sock.close()
         deadline = time.monotonic() + GRACE_SECONDS + 1.0
@@ -440,7 +440,7 @@ class Supervisor:
         if identity is None:
             return
         if identity in self._keepers:
-            self._forward(identity)  # its last report may still be in the socket
+            self._forward(identity)  # the keeper's last report may still be in the socket
         codes = kill_all(self._wake, without=self._pids)
         if identity in self._keepers:
             self._forget(identity)
@@ -451,7 +451,7 @@ class Supervisor:
 
 
 def main() -> int:
-    """Supervise the run of the runner at the other end of standard input."""
+    """Supervise a run for the runner at the other end of standard input."""
     become_subreaper("pod-supervisor")
     runner = socket.socket(fileno=os.dup(0))
     with Path(os.devnull).open() as nothing:

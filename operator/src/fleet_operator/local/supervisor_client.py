@@ -1,4 +1,4 @@
-"""The runner's end of the supervisor's socket: orders out, reports in."""
+"""The runner's end of the supervisor's socket, which sends orders and receives reports."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ CLOSE_SECONDS = supervisor.GRACE_SECONDS + supervisor.KILL_SECONDS + 2.0  # its 
 
 
 class SupervisorLostError(OperatorError):
-    """The supervisor has ended by itself; its keepers stop every process of the run."""
+    """The supervisor has ended unexpectedly; its keepers stop all processes of the run."""
 
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """A pod's main process runs."""
+    """The report that a pod's main process has started."""
 
     id: str
     pid: int
@@ -37,15 +37,15 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class Exited:
-    """A pod's main process has ended, and so have all of its descendants."""
+    """The report that a pod's main process and all of its descendants have ended."""
 
     id: str
-    code: int  # 128 + the signal, if one ended it
-    error: str | None = None  # why it could not be started
+    code: int  # 128 + the signal, if a signal ended the process
+    error: str | None = None  # why the process could not be started
 
 
 class SupervisorClient:
-    """Starts and stops processes through the supervisor.
+    """A client of the supervisor, which starts and stops processes.
 
     Parameters
     ----------
@@ -74,7 +74,7 @@ class SupervisorClient:
         self._supervisor_died = False
 
     async def start(self) -> None:
-        """Start the supervisor and listen to it."""
+        """Start the supervisor, and listen for its reports."""
         ours, theirs = socket.socketpair()
         with theirs:
             self._process = await asyncio.create_subprocess_exec(
@@ -86,7 +86,7 @@ class SupervisorClient:
                 stdout=asyncio.subprocess.DEVNULL,
                 cwd=os.sep,
                 pass_fds=self._hold,
-                start_new_session=True,  # a terminal's Ctrl-C must reach only the runner
+                start_new_session=True,  # Ctrl-C in a terminal must reach only the runner
             )
         reader, self._writer = await asyncio.open_connection(sock=ours)
         self._reader = asyncio.create_task(self._listen(reader), name="supervisor")
@@ -94,7 +94,7 @@ class SupervisorClient:
     def launch(
         self, identity: str, *, argv: Sequence[str], env: Mapping[str, str], cwd: Path, log: Path
     ) -> None:
-        """Start a process; its output and that of its descendants is appended to `log`."""
+        """Start a process; the output of the process and its descendants is appended to `log`."""
         self._order(
             {
                 "op": "start",
@@ -107,7 +107,7 @@ class SupervisorClient:
         )
 
     def stop(self, identity: str, grace_seconds: float) -> None:
-        """Send a process SIGTERM, and SIGKILL to it and its descendants `grace_seconds` later."""
+        """Send SIGTERM to a process, and after `grace_seconds` SIGKILL to the process and its descendants."""
         self._order({"op": "stop", "id": identity, "grace": grace_seconds})
 
     async def close(self) -> None:
