@@ -32,7 +32,7 @@ class Key(NamedTuple):
 
 
 class ClusterError(OperatorError):
-    """A request to the cluster failed; the message says why. The next pass retries."""
+    """A request to the cluster failed; the message has the reason. The next pass retries it."""
 
     transient = False
     """Whether the cause is unrelated to the request, so that the same request may succeed later."""

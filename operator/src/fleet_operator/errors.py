@@ -43,7 +43,7 @@ class Problem(NamedTuple):
     """A problem of a manifest."""
 
     path: str  # the field, as kubectl writes it: spec.template.spec.containers[0].image
-    found: str  # the present value, or "nothing"
+    found: str  # the current value, or "nothing"
     expected: str  # a valid value, and if helpful what to do
     file: str | None = None  # the manifest's file, if there is one
     line: int | None = None  # counted from 1
@@ -54,7 +54,7 @@ class Problem(NamedTuple):
         return f"{place}{self.path}: found {self.found}, expected {self.expected}"
 
 
-class InvalidJob(OperatorError):  # noqa: N818  the name says what is wrong, as the message does
+class InvalidJob(OperatorError):  # noqa: N818  the name describes the problem, as the message does
     """A manifest is not a valid FleetJob; `problems` lists everything that is wrong with it."""
 
     exit_status = 2

@@ -117,5 +117,5 @@ def kopf_settings() -> kopf.OperatorSettings:
     settings.networking.request_timeout = 30
     settings.networking.error_backoffs = Backoffs()
     settings.queueing.exit_timeout = 0.5
-    settings.process.ultimate_exiting_timeout = None  # the process must survive if kopf ends by itself
+    settings.process.ultimate_exiting_timeout = None  # the process must survive an unexpected end of kopf
     return settings

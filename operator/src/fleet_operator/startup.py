@@ -68,7 +68,7 @@ def run_operator(environ: Mapping[str, str] | None = None) -> int:
 
 
 class NotOpenedError(OperatorError):
-    """The configured address or connection is unusable; the message says why."""
+    """The configured address or connection is unusable; the message has the reason."""
 
 
 class Operator:
@@ -113,7 +113,7 @@ class Operator:
             while not stop.is_set() and await unless(stop, self._election.acquire()):
                 await self._lead(stop)
         except (NotSyncedError, NotOpenedError) as error:
-            logger.error("the operator gives up: %s", error)  # noqa: TRY400 the sentence says it all
+            logger.error("the operator gives up: %s", error)  # noqa: TRY400 the message is sufficient without a traceback
             return 1
         finally:
             await self._election.release()
@@ -166,7 +166,7 @@ class Operator:
             self._term = None
             keeping.cancel()
             stopping.cancel()
-        if not ending.is_set():  # the term ended by itself: do not retry immediately
+        if not ending.is_set():  # the term ended unexpectedly: do not retry immediately
             await unless(stop, asyncio.sleep(AGAIN_SECONDS))
 
     async def _before_write(self) -> None:

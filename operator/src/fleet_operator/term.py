@@ -180,7 +180,7 @@ class Term:
             async with asyncio.timeout(WATCH_SECONDS):
                 await self._view.until_jobs_are_watched()
         except TimeoutError:
-            logger.error("FleetJobs have not been watched within %g s; the term ends", WATCH_SECONDS)  # noqa: TRY400 it says all
+            logger.error("FleetJobs have not been watched within %g s; the term ends", WATCH_SECONDS)  # noqa: TRY400 no traceback needed
         else:
             await asyncio.Event().wait()
 

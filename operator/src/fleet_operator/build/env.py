@@ -46,7 +46,7 @@ class Start:
     peers_run : bool
         Whether all other replicas have already run, so that this one need not wait for their start.
     key : str, optional
-        The key of the job's present life; only the main container has it.
+        The key of the job's current life; only the main container has it.
     ports : tuple of int
         With the nodes' network, the ports of the listening replicas, as stored in the pods of this life.
     """
@@ -82,7 +82,7 @@ def role_env(
     hosts : Hosts
         Maps each replica to its host.
     start : Start
-        The values of the present start.
+        The values of the current start.
     restarts : int
         How often this replica was started before, alone or with the whole job.
 

@@ -56,7 +56,7 @@ def build_network_policy(job: FleetJob, readers: Sequence[Mapping[str, Any]] | N
 
     Notes
     -----
-    Servers choose the ports for tensors when they start, so a job's pods reach each other on all ports.
+    Servers choose the ports for tensors when they start, so a job's pods can reach each other on all ports.
     Egress is not restricted: data, images and code may be anywhere.
     """
     peers = {"matchLabels": {LABEL_JOB_NAME: job.name}}

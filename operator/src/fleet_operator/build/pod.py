@@ -61,7 +61,7 @@ def build_pod(
     hosts : Hosts
         Maps each replica to its host.
     start : Start
-        The values of the present start.
+        The values of the current start.
 
     Returns
     -------

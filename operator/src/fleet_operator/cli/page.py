@@ -175,7 +175,7 @@ def _row(replica: ReplicaView, result: RunResult) -> tuple[str, ...]:
         loss = f"{progress.loss:.6g}"
     ran = ABSENT
     if started is not None:
-        # A replica that did not end by itself was stopped with the run.
+        # A replica without an end of its own was stopped with the run.
         seconds = replica.elapsed_seconds(started + timedelta(seconds=result.wall_seconds))
         ran = ABSENT if seconds is None else duration(seconds)
     codes = ", ".join(map(str, replica.exit_codes)) or ABSENT

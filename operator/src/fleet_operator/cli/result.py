@@ -72,7 +72,7 @@ def to_text(result: RunResult) -> str:
 
 
 def _overruns(replicas: Iterable[ReplicaView]) -> list[str]:
-    """Return a line about each late trainer that trained past the others, because it began at step 0."""
+    """Return a line about each late trainer that made steps after the other trainers had completed."""
     return [
         f"  {replica.name} joined late and trained {past} steps past the others, on its data alone: "
         "fleet.epochs() is a loop that goes on where the training is"

@@ -289,7 +289,7 @@ class Run:
         return RunResult(self._view, self._logs, loop.time() - started, self._stopped_by, self._problem)
 
     async def _drive(self) -> None:
-        """Run the engine and its companions until the first of them ends, then stop the others."""
+        """Run the engine and its companion tasks until the first of them ends, then stop the rest."""
         engine = Engine(self._cluster, workers=1, observer=Stuck(self._give_up))
 
         def changed(key: Key) -> None:

@@ -31,7 +31,7 @@ SYNC_SECONDS = 60.0
 """How long the initial list of a watch may take."""
 
 
-class ClusterRefusal(OperatorError):  # noqa: N818  the name says what happened, as the message does
+class ClusterRefusal(OperatorError):  # noqa: N818  the name describes the event, as the message does
     """The API server refused a request, or did not respond; the message says what to do."""
 
 

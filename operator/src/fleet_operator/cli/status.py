@@ -1,4 +1,4 @@
-"""``fleetjob status`` and ``fleetjob events``: the present state of jobs, and what has happened to one."""
+"""``fleetjob status`` and ``fleetjob events``: the current state of jobs, and what has happened to one."""
 
 from __future__ import annotations
 

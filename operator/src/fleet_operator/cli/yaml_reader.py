@@ -46,7 +46,7 @@ _TYPES: dict[str, tuple[type, ...]] = {
 }
 
 
-class YamlProblem(Exception):  # noqa: N818  the name says what it is; the message is a person's mistake
+class YamlProblem(Exception):  # noqa: N818  the name describes the problem; the message reports a person's mistake
     """A text is not valid YAML for a manifest.
 
     Attributes

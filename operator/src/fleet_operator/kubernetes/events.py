@@ -1,7 +1,7 @@
 """Records the events of a job, which ``kubectl describe`` shows.
 
 An event is recorded once. If the API server is busy or unavailable, it is retried for half a minute in the
-background, under the same name, so that a lost response leads to no duplicate. An operator that dies before
+background, under the same name, so that a lost response causes no duplicate. An operator that ends before
 it has recorded an event loses it; its successor finds the same information in the status.
 """
 

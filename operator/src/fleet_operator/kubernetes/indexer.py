@@ -153,7 +153,7 @@ class Store(Generic[T]):
         namespace : str, optional
             The namespace that was listed; all of them if None.
         restored : bool
-            Whether the server's history has gone back, so that known versions are not comparable: then the
+            Whether the server's history was rolled back, so that known versions are not comparable: then the
             list alone counts.
         """
         if restored:

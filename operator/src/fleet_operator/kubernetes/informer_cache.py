@@ -67,7 +67,7 @@ class OwnedObjects:
         }
 
     def put(self, resource: str, manifest: Mapping[str, Any]) -> None:
-        """Store an object's present state."""
+        """Store an object's current state."""
         self._caches[resource].put(manifest)
 
     def watch(

@@ -54,7 +54,7 @@ OLDEST = 37
 
 
 class ConnectionSettingsError(OperatorError):
-    """The configuration of the API server is unusable; the message says why."""
+    """The configuration of the API server connection is unusable; the message has the reason."""
 
 
 def _nobody() -> None:

@@ -31,7 +31,7 @@ def observe_pod(manifest: Mapping[str, Any]) -> ObservedPod | None:
 
     The exit code, reason and message are those of the main container, which an annotation names. If it never
     ran, they are those of the container that kept it from running: a failed init container, or one whose
-    image cannot be pulled, so that the pod stays Pending. If no container ran at all, they are those of the
+    image cannot be pulled, so that the pod remains Pending. If no container ran at all, they are those of the
     pod itself (Unschedulable, Evicted, …).
     """
     metadata, status = manifest["metadata"], manifest.get("status") or {}

@@ -11,7 +11,7 @@ the server's current version. If it is lower, everything is listed again, the li
 higher versions, and `on_restored` is called.
 
 A `Scope` tracks how far the cache of a namespace, or of all of them, is in sync: a namespace that cannot be
-listed does not block the others.
+listed does not block other namespaces.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ LAST_PORT = 65535
 
 
 class AddressError(OperatorError):
-    """No loopback addresses are available for the run; the message says what to do."""
+    """No loopback addresses are available for the run; the message has advice."""
 
 
 def network(number: int) -> str:

@@ -1,6 +1,6 @@
 """The supervisor of a local run, which starts the pods' processes and lets none of them outlive the run.
 
-It is started once per run, as a file and with the standard library alone (``python -I -S supervisor.py``),
+It is started once per run, as a file and with only the standard library (``python -I -S supervisor.py``),
 so it starts in some 40 ms and shares nothing with the runner except the socket on its standard input::
 
     runner ──socket── supervisor ──socket── keeper of pserver-0 ── main process ── its descendants
@@ -408,7 +408,7 @@ class Supervisor:
         self._pids[pid] = order["id"]
 
     def _become_keeper(self, channel: Channel, ours: socket.socket, order: dict[str, Any]) -> NoReturn:
-        """Run as a keeper, after closing the inherited sockets whose end of file signals a death."""
+        """Close the inherited sockets, so that an end of file signals a process's death, and run as a keeper."""
         status = 1
         try:
             self._wake.close()

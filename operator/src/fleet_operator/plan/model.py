@@ -125,7 +125,7 @@ class Observed:
     refused: str | None = None  # the API server's message of its last temporary refusal
     over_quota: bool = False  # whether a quota refused a pod
     rejected: str | None = None  # the API server's message of a permanent refusal
-    progress: JobProgress | None = None  # the latest progress of the present trainer 0
+    progress: JobProgress | None = None  # the latest progress of the current trainer 0
     one_machine: bool = False  # whether every attempt of a replica has the same files and programs
     new_key: str | None = field(default=None, repr=False, compare=False)  # random, for a life without a key
     departed: tuple[ObservedPod, ...] = ()  # the last states of own pods whose deletion was observed

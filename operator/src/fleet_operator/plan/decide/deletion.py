@@ -3,7 +3,7 @@
 The name of a pod is taken until the pod is gone, and some pods never end by themselves. Only a pod that
 cannot run any more is removed without its node's confirmation: one on a lost node, or one whose containers
 have all ended. Otherwise, on a slow node, two pods of a replica would mount the same claim. A pod that still
-runs on a lost node is kept out of the training and the checkpoints by its older attempt.
+runs on a lost node cannot affect the training or the checkpoints, because its attempt is outdated.
 """
 
 from __future__ import annotations

@@ -145,7 +145,7 @@ def judge(
     The first rule that matches a failure determines the reaction. If no rule matches, a configuration error
     fails the job, because it is found before any work and retries fail the same way. So does a script that
     cannot run. A disruption is not a failure: it never counts, and the pods that it ended are replaced under
-    every policy. Of several reactions the most severe one is taken. Failures at the same time count once. In
+    every policy. Of several reactions the most severe one is used. Failures at the same time count once. In
     a current incident they count only if one of the replicas has failed in it before. A replica that gave up
     waiting for peers that have not run yet is restarted alone, even if replicas restart together, because
     these peers are still pulling their images and would have to start over.

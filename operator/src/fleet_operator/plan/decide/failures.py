@@ -147,9 +147,9 @@ class Failure:
 
 
 def find_failures(context: Context) -> tuple[Failure, ...]:
-    """Return the failures of the replicas' present pods, in the order of the replicas.
+    """Return the failures of the replicas' current pods, in the order of the replicas.
 
-    A pod on a silent node is given up immediately if its peers have given it up, because they would otherwise
+    A pod on a silent node counts as lost immediately if its peers treat it as lost. Otherwise, the peers would
     wait for it again.
     """
     found = (_find_failure(context, replica) for replica in context.replicas.wanted)
@@ -236,7 +236,7 @@ def _follows(context: Context, failure: Failure, disturbed: frozenset[Replica]) 
 
     A trainer that outlives its server ends with exit code 90 once it connects to the next one. A replica ends
     with 91 if its peer is evicted, or is on a silent node. In a collective job, all replicas end with the
-    first. On an overloaded host, replicas give each other up one after the other.
+    first. On an overloaded host, replicas treat each other as lost one after the other.
     """
     if failure.kind in (Kind.DISRUPTION, Kind.STARTING):
         return False
@@ -318,7 +318,7 @@ def _is_disrupted(pod: ObservedPod, *, refused_again: bool) -> bool:
 def _ended_before_work(pod: ObservedPod) -> bool:
     """Return whether a replica ended before it had joined its job.
 
-    The termination message says so. Without a runtime, a script that ends within a minute counts as not
+    The termination message reports it. Without a runtime, a script that ends within a minute counts as not
     joined: argparse and shells exit with this code after wrong arguments, but other programs may use it for
     any reason.
     """

@@ -60,8 +60,8 @@ def gives_back_at(context: Context) -> datetime | None:
 def with_pods_given_back(context: Context) -> Context:
     """Return the context after the job has released its pods, which then belong to an earlier life.
 
-    Nothing was trained in that life. So a training that began in an earlier life, before pods vanished
-    unobserved, is still the present one.
+    Nothing was trained in that life. So a training run that began in an earlier life, before pods vanished
+    unobserved, is still the current training run.
     """
     ledger = context.ledger
     times = ledger.quota.times if ledger.quota is not None else 0

@@ -5,7 +5,7 @@ that such a pod may still send, are always recognized as outdated:
 
 - A restart of one replica increments the count of that replica.
 - A restart of the whole job increments the count of the job, and forgets which pods were created and which
-  replicas completed. The parameters start again, and so does every trainer's part of the training. Within one
+  replicas completed. The parameters and every trainer's share of the training start over. Within one
   life of the job, a completed replica never runs again. A suspension, another number of trainers and pods
   released for a quota are also restarts of the job. This holds even with a checkpoint, because new servers
   wait for every trainer.
@@ -110,11 +110,11 @@ class Ledger:
         return Attempt(self.job_restarts, restarts.count if restarts else 0)
 
     def has_completed(self, replica: Replica) -> bool:
-        """Return whether a replica has completed in the present life of the job."""
+        """Return whether a replica has completed in the current life of the job."""
         return replica.index in self.roles[replica.role].completed
 
     def is_replaced(self, replica: Replica) -> bool:
-        """Return whether a replica was restarted in the present life of the job.
+        """Return whether a replica was restarted in the current life of the job.
 
         Only restarts in this life have a `not_before`.
         """

@@ -119,7 +119,7 @@ class Context:
 
     @cached_property
     def extras(self) -> tuple[Extra, ...]:
-        """The additional objects of the present life of the job."""
+        """The additional objects of the current life of the job."""
         seen = self.observed
         readers, everybody = seen.metrics_readers, seen.metrics_open
         built = build_extras(self.job, self.ledger.job_restarts, readers=readers, metrics_open=everybody)
@@ -227,7 +227,7 @@ def _has_served(context: Context, server: ObservedPod) -> bool:
 def _may_have_served(context: Context) -> bool:
     """Return whether a server that succeeded can have completed.
 
-    Every trainer must have run, in its present pod or an earlier one. In an elastic job, trainer 0 suffices,
+    Every trainer must have run, in its current pod or an earlier one. In an elastic job, trainer 0 suffices,
     because the others may have started too late.
     """
     first = context.replicas.present.get(RANK_ZERO)
@@ -263,8 +263,8 @@ def _named(context: Context) -> frozenset[int]:
 def _served(context: Context) -> Iterator[int]:
     """Yield the trainers that must have completed when a server succeeds without a message.
 
-    The server waited for all trainers that ran. In an elastic job it may have given up some, so none is
-    known.
+    The server waited for all trainers that ran. In an elastic job it may have treated some as lost, so no
+    completion is known.
     """
     if context.job.elastic:
         return
@@ -308,8 +308,8 @@ def is_resized(*, before: int, wanted: int) -> bool:
 def trainers_to_have(*, asked: int, before: int, any_completed: bool) -> int:
     """Return the number of trainers that an elastic job gets, given the desired and the previous number.
 
-    Once one trainer has completed, the others are about to. A new trainer would find no servers, and would
-    have nothing to do.
+    Once one trainer has completed, the others are about to complete. A new trainer would find no servers, and
+    would have nothing to do.
     """
     return min(asked, before) if any_completed and before else asked
 

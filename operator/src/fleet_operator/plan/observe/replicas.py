@@ -152,7 +152,7 @@ def late_trainers(pods: Mapping[Replica, ObservedPod | None], ledger: Ledger) ->
     Parameters
     ----------
     pods : mapping of Replica to ObservedPod or None
-        Every replica in the manifest, and the pod of its present attempt.
+        Every replica in the manifest, and the pod of its current attempt.
     ledger : Ledger
         The job's history.
     """
@@ -171,8 +171,8 @@ def late_trainers(pods: Mapping[Replica, ObservedPod | None], ledger: Ledger) ->
 def _failed_when_done(trainer: Replica, servers: list[ObservedPod], ledger: Ledger) -> bool:
     """Return whether a trainer failed so soon before the servers succeeded that it must have completed.
 
-    The servers had no time to give it up: they ended before its next pod could be created, and that pause is
-    shorter than their deadline.
+    The servers had no time to treat the trainer as lost: they ended before its next pod could be created, and
+    that pause is shorter than their deadline.
     """
     if not ledger.is_replaced(trainer):
         return False
@@ -193,7 +193,7 @@ def find_nobody(
     Parameters
     ----------
     pods : mapping of Replica to ObservedPod or None
-        Every needed replica, and the pod of its present attempt.
+        Every needed replica, and the pod of its current attempt.
     servers : iterable of ObservedPod
         The pods of the servers that have completed.
     """

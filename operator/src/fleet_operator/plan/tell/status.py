@@ -88,7 +88,7 @@ def build_status(
     context : Context
         The job's state, with the ledger for the next status.
     state : JobState
-        The state in one word.
+        The job's state.
     told : mapping
         The conditions that are known now; the others are kept.
     last_failure : LastFailure, optional
