@@ -1,8 +1,8 @@
 """A term: the work of an operator while it is the leader, from the first lists to the last pass.
 
 Our own tasks start before kopf, because at its end kopf waits for every newer task and then cancels it. kopf
-replaces the signal handlers while it starts. The caller restores its own at once, because otherwise a signal
-would end only kopf. A term keeps no state for the next term, which lists everything again.
+replaces the signal handlers while it starts. The caller restores its own immediately, because otherwise a
+signal would end only kopf. A term keeps no state for the next term, which lists everything again.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ in the job, so its peers know its ports before it exists and on any node. Jobs s
 offsets of the range. Because the ports are part of the pod, the scheduler keeps pods with equal ports on
 different nodes.
 
-A new version of the operator, for example, may divide the range differently. A replacement pod still listens
-on the port that its peers know, because the operator reads it from the peers' environment.
+The division of the range may change, for example with a new version of the operator. A replacement pod still
+listens on the port that its peers know, because the operator reads that port from the peers' environment.
 """
 
 from __future__ import annotations

@@ -5,12 +5,12 @@ Invariants
 - A key is queued at most once, so a thousand events of a job lead to one pass.
 - A key is never processed twice at the same time. A change during a pass leads to another pass after it, so
   nothing is lost.
-- A failing key waits twice as long each time, and independently: one broken job never slows others. An
-  event shortens the wait, unless the cluster asked for it.
-- A resting key is processed after its rest only if there were events.
+- The delay of a failing key doubles with each failure. Each key has its own delay, so one broken job never
+  slows others. An event shortens the delay, unless the cluster requested it.
+- A resting key is processed after its rest only if there were events meanwhile.
 - Keys with priority do not starve the others.
 
-Every method gets the present time as an argument, in seconds of a monotonic clock.
+Every method gets the current time as an argument, in seconds of a monotonic clock.
 """
 
 from __future__ import annotations

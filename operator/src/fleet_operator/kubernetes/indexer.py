@@ -102,8 +102,8 @@ class Store(Generic[T]):
     def remove(self, key: Key, uid: str, version: int, last: Entry[T] | None = None) -> Entry[T] | None:
         """Record that an object was deleted at `version`; return its entry, if it had one.
 
-        An object that only lost its label also counts as gone. It returns with a newer version if it gets the
-        label back.
+        An object that only lost its label also counts as deleted. If the label is added again, the object
+        returns with a newer version.
 
         Parameters
         ----------

@@ -6,9 +6,9 @@ and bookmark, so that a lost connection requires only a new watch. When the serv
 other watches have also missed deletions in the gap.
 
 A server whose etcd was restored from a backup continues from the backup's resourceVersion. A watch from the
-previous version would receive nothing until that version is reached again, so each new watch first requests
-the server's current version. If it is lower, everything is listed again, the list replaces objects with
-higher versions, and `on_restored` is called.
+previous version would receive nothing until that version is reached again. So before each new watch, the
+reflector requests the server's current version. If that version is lower, everything is listed again, the
+list replaces objects with higher versions, and `on_restored` is called.
 
 A `Scope` tracks how far the cache of a namespace, or of all of them, is in sync: a namespace that cannot be
 listed does not block other namespaces.

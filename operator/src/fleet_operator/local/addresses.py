@@ -1,8 +1,8 @@
 """Loopback addresses for the pods of a local run: a /24 network, claimed for the duration of the run.
 
-Each pod gets its own address, so each uses the manifest's ports as in a cluster, and two runs never conflict.
-A claim is a lock on a file. The supervisor also holds the lock, so that a network whose runner was killed
-stays claimed until the run's processes are gone. The ports are bound once while claiming, because other
+Each pod gets its own address, so each uses the manifest's ports as on a cluster, and two runs never conflict.
+A claim is a lock on a file. The supervisor also holds the lock, so that a network stays claimed after its
+runner was killed, until the run's processes are gone. Claiming binds each port once as a test, because other
 users' runs and other programs do not use these lock files.
 """
 

@@ -408,7 +408,7 @@ class Supervisor:
         self._pids[pid] = order["id"]
 
     def _become_keeper(self, channel: Channel, ours: socket.socket, order: dict[str, Any]) -> NoReturn:
-        """Close the inherited sockets, so that an end of file signals a process's death, and run as a keeper."""
+        """Close the inherited sockets, whose end of file must signal a death, and run as a keeper."""
         status = 1
         try:
             self._wake.close()

@@ -154,7 +154,7 @@ class CreatePod:
 class DeletePod:
     """Delete a pod, if it still has this uid.
 
-    If the decision depends on the pod's state, the pod must also be unchanged.
+    The pod must also be unchanged if the decision depends on its state.
     """
 
     name: str

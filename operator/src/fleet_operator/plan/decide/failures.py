@@ -149,8 +149,8 @@ class Failure:
 def find_failures(context: Context) -> tuple[Failure, ...]:
     """Return the failures of the replicas' current pods, in the order of the replicas.
 
-    A pod on a silent node counts as lost immediately if its peers treat it as lost. Otherwise, the peers would
-    wait for it again.
+    A pod on a silent node counts as lost immediately if its peers treat it as lost. Otherwise, they would
+    wait for the pod again.
     """
     found = (_find_failure(context, replica) for replica in context.replicas.wanted)
     failures = [failure for failure in found if failure is not None]
@@ -250,7 +250,7 @@ def _follows(context: Context, failure: Failure, disturbed: frozenset[Replica]) 
 
 
 def _disturbed(context: Context) -> frozenset[Replica]:
-    """Return the replicas that were evicted or deleted, are being so, or are on a silent node."""
+    """Return the replicas that were or are being evicted or deleted, or are on a silent node."""
     pods = context.replicas.present.items()
     disturbed = {each for each, pod in pods if pod.disruption or pod.deleted_at or is_on_silent_node(pod)}
     vanished = (each for each in context.replicas.wanted if context.replicas.has_vanished(each))

@@ -1,8 +1,8 @@
 """Back-off under a quota: a job without a gang releases its pods if a quota refuses the rest.
 
 Two jobs that share a quota could each hold half of their pods and wait for each other forever. So if a quota
-refuses some pods of a job, the job releases the others, waits, and requests all of them again. The times for
-which it holds its pods and waits vary by job and attempt, so that jobs do not act in lockstep, and the waits
+refuses some pods of a job, the job releases its other pods, waits, and requests all of them again. The
+holding and waiting times vary by job and attempt, so that jobs do not act in lockstep. The waiting times
 grow.
 """
 

@@ -5,10 +5,10 @@ that such a pod may still send, are always recognized as outdated:
 
 - A restart of one replica increments the count of that replica.
 - A restart of the whole job increments the count of the job, and forgets which pods were created and which
-  replicas completed. The parameters and every trainer's share of the training start over. Within one
-  life of the job, a completed replica never runs again. A suspension, another number of trainers and pods
-  released for a quota are also restarts of the job. This holds even with a checkpoint, because new servers
-  wait for every trainer.
+  replicas completed. The parameters and every trainer's share of the training start over. Within one life of
+  the job, a completed replica never runs again. Completions are forgotten even if the job has a checkpoint,
+  because new servers wait for every trainer. A suspension, a change in the number of trainers, and the
+  release of pods under a quota are also restarts of the job.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """A job at one moment, prepared for the policies: its spec, its objects and its history.
 
 *Completions.* A pod may be gone before its end is observed, because the operator was down, or because the pod
-was deleted right after its end. Then the messages of pods that succeeded count. A parameter server succeeds
-only when every trainer has completed, and lists them. A trainer lists those that it knows to have completed.
-The messages only count for replicas with an unobserved end, and never override an observation: a trainer that
-was observed to fail after it had completed has failed.
+was deleted right after its end. In that case, the messages of pods that succeeded count. A parameter server
+succeeds only when every trainer has completed, and lists them. A trainer lists those that it knows to have
+completed. The messages only count for replicas with an unobserved end, and never override an observation: a
+trainer that was observed to fail after it had completed has failed.
 
 *The key* of one life of a job is a secret that only its replicas share, by which they authenticate each
 other. It is stored only in the pods, where a restarted operator finds it. The API server accepts each pod

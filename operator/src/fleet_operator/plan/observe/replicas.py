@@ -146,8 +146,8 @@ def late_trainers(pods: Mapping[Replica, ObservedPod | None], ledger: Ledger) ->
     Trainer 0 must have completed. A running trainer that finds no servers exits with code 91, which counts as
     late once the servers have succeeded or have no trainer left. A trainer that has not started when the
     servers have ended finds none either. Trainers that had joined are not late, because the servers waited
-    for them. Neither are trainers that failed so shortly before the servers' end that the servers cannot have
-    given them up.
+    for them. Trainers that failed so soon before the servers' end that the servers cannot have treated them
+    as lost are not late either.
 
     Parameters
     ----------
