@@ -158,7 +158,7 @@ def _peers(environ: Mapping[str, str], name: str) -> tuple[Mapping[str, Any], ..
 def _expected(peer: Mapping[str, Any]) -> str | None:
     """Return what is expected of an invalid NetworkPolicy peer, or None if the peer is valid.
 
-    A misspelt field must be refused here: the API server drops it, and a selector without fields means
+    A misspelt field must be refused here: the API server drops it, and a selector without fields selects
     all clients. The API server refuses other mistakes when a job's policy is created.
     """
     if "ipBlock" in peer:

@@ -113,7 +113,7 @@ class Operator:
             while not stop.is_set() and await unless(stop, self._election.acquire()):
                 await self._lead(stop)
         except (NotSyncedError, NotOpenedError) as error:
-            logger.error("the operator gives up: %s", error)  # noqa: TRY400 the message is sufficient without a traceback
+            logger.error("the operator gives up: %s", error)  # noqa: TRY400 no traceback needed
             return 1
         finally:
             await self._election.release()
@@ -172,6 +172,7 @@ class Operator:
     async def _before_write(self) -> None:
         """Wait until the rate limit permits a write; raise an error if another operator may be active."""
         await self._bucket.take()
+        # Check last, because the lease may be lost while the write waits.
         self._election.check()
 
     def _problem(self) -> str | None:
@@ -188,8 +189,8 @@ class Operator:
 def _collect_rarely() -> None:
     """Exclude imported modules from garbage collection, and make collections less frequent.
 
-    Almost no cached object is part of a cycle, but each collection would traverse all of them, and its pauses
-    are long with a thousand jobs.
+    Almost no cached object is part of a cycle, but each collection would traverse all cached objects. With a
+    thousand jobs, its pauses are long.
     """
     gc.collect()
     gc.freeze()
@@ -199,8 +200,8 @@ def _collect_rarely() -> None:
 def _tell_of_loop(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
     """Log the event loop's exceptions as asyncio does, except those of generators closed at shutdown.
 
-    kopf leaves the generator of its watch open if it is stopped during an event, and closing it then raises.
-    Nothing is lost, but a traceback would suggest it.
+    If kopf is stopped during an event, it leaves the generator of its watch open, and closing that generator
+    raises an exception. Nothing is lost, but a traceback would suggest otherwise.
     """
     if "asyncgen" in context:
         logger.debug("%s: %s", context["message"], context.get("exception"))

@@ -188,8 +188,7 @@ class Term:
         """Return once the API server's history has been rolled back, as by a restore of etcd.
 
         kopf would continue to watch from a resourceVersion that the server has not reached yet, and receive
-        nothing.
-        The next term lists everything again.
+        nothing. The next term lists everything again.
         """
         await self._view.restored.wait()
         logger.warning("the API server was restored from a backup; the term ends, and the next begins anew")

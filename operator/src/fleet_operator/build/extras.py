@@ -95,8 +95,8 @@ def _most(job: FleetJob, role: Role) -> int:
 def build_disruption_budget(job: FleetJob) -> dict[str, Any] | None:
     """Return the manifest of the servers' PodDisruptionBudget, if the job requests one.
 
-    It counts whole pods (``minAvailable``): percentages and ``maxUnavailable`` would be relative to the scale
-    of the pods' owner, which is the number of trainers.
+    The budget counts whole pods (``minAvailable``): percentages and ``maxUnavailable`` would be relative to
+    the scale of the pods' owner, which is the number of trainers.
     """
     if job.spec.pserver is None or not job.spec.pserver.pod_disruption_budget:
         return None

@@ -67,8 +67,8 @@ class ClusterHosts:
 def build_service(job: FleetJob) -> dict[str, Any]:
     """Return the manifest of a job's headless Service.
 
-    It publishes pods that are not ready: replicas find each other while they start, and a replica that fails
-    a probe keeps its name.
+    The Service publishes pods that are not ready: replicas find each other while they start, and a replica
+    that fails a probe keeps its DNS name.
     """
     listening = Role.TRAINER if job.spec.mode is Mode.COLLECTIVE else Role.PSERVER
     return {

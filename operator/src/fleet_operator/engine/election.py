@@ -64,8 +64,8 @@ class Election:
     namespace, name : str
         The Lease.
     identity : str
-        Our identity. A restarted process with the same identity takes its lease back at once, so two running
-        processes must never share one.
+        Our identity. A restarted process with the same identity reacquires its lease immediately, so two
+        running processes must never share an identity.
     duration : timedelta
         How long the lease is valid after a renewal.
     clock : Clock, optional

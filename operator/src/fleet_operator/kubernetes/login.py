@@ -6,7 +6,7 @@ account needs no loader. The loader differs from kubectl in ways that this modul
 
 - It uses the current context of the last of several files, whereas kubectl uses that of the first.
 - It resolves a user's relative paths against the file that defines the cluster.
-- After a credential program has failed, it only logs the error and continues unauthenticated.
+- After a credential program fails, it only logs the error and continues unauthenticated.
 - Its errors quote the whole entry of a kubeconfig, secrets and all.
 - It reads a token file only once, and never requests a new certificate from a program.
 """

@@ -142,8 +142,8 @@ class CreateService:
 class CreatePod:
     """Create a replica's pod.
 
-    The first pod of a life determines the key of all others, so it is created alone. If a pod of its name
-    already exists, that pod may have another key, and another pass follows.
+    The first pod of a life determines the key of all other pods, so it is created alone. If a pod with its
+    name already exists, that pod may have another key, so another pass follows.
     """
 
     manifest: Mapping[str, Any] = field(repr=False)  # it contains the job's key

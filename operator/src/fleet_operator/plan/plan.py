@@ -159,8 +159,9 @@ def resized(context: Context) -> Plan | None:
 def failed(context: Context) -> Plan | None:
     """React to failed replicas as failurePolicy requires: fail the job, restart it, or restart the replicas.
 
-    The consequence of a failure does not replace that failure in the status, because its time determines
-    which failures belong to the same incident. A restart of the whole job ends the incident for all replicas.
+    The consequence of a failure does not replace that failure in the status, because the time of the original
+    failure determines which failures belong to the same incident. A restart of the whole job ends the
+    incident for all replicas.
     """
     failures = find_failures(context)
     if not failures:

@@ -344,8 +344,8 @@ def _gave_up_starting(context: Context, replica: Replica, pod: ObservedPod) -> b
 def _is_permanent(context: Context, replica: Replica, pod: ObservedPod) -> bool:
     """Return whether a replica's script can never run.
 
-    On one machine its first end is conclusive. On a cluster only a repetition is conclusive: a retry may run
-    on another node, with another image under the same name, or another file system.
+    On one machine, the first failure is conclusive. On a cluster, only a repetition is conclusive: a retry
+    may run on another node, with another image of the same name, or with another file system.
     """
     error = permanent_error(pod.exit_code, pod.reason, pod.message)
     if error is None or context.observed.one_machine:
