@@ -52,7 +52,7 @@ class Cluster(Protocol):
         """Return the newest known version of a job, or None if it is gone."""
 
     def observe(self, job: FleetJob) -> Observed | None:
-        """Return the observed objects of `job`, or None until they include the effects of our own writes."""
+        """Return the objects of `job`, or None until they and the effects of our writes are observed."""
 
     def hosts(self, job: FleetJob) -> Hosts:
         """Return the hosts of the replicas of `job`."""

@@ -24,10 +24,10 @@ COMING_UP = timedelta(seconds=0.1)
 """How long events may wait while all pods exist, but not all of them are running."""
 
 COUNTS = timedelta(seconds=0.5)
-"""How long a write may wait if only counts have changed: with the request, less than a second."""
+"""How long a write may wait if the number of running replicas has changed, but nothing urgent."""
 
 QUIET = timedelta(seconds=2)
-"""How long a write may wait if no further replica is running yet: existing pods usually run soon."""
+"""How long a write may wait if the number of running replicas is unchanged: existing pods soon run."""
 
 FIRST = timedelta(seconds=0.75)
 """How long a job with pods may lack a status: if it runs by then, one write reports both."""

@@ -101,7 +101,7 @@ class KubernetesCluster:
         return self._view.jobs.get(key)
 
     def observe(self, job: FleetJob) -> Observed | None:
-        """Return the observed objects of `job`, or None until they include the effects of our own writes."""
+        """Return the objects of `job`, or None until they and the effects of our writes are observed."""
         key = Key.of(job)
         if not self._view.scope_of(key.namespace).shows_what_jobs_own:
             return None
