@@ -9,7 +9,7 @@ import os
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-# gRPC's fork support makes the parent wait for threads that our heartbeat keeps busy, so a forking DataLoader
+# gRPC's fork support makes the parent wait for threads that the heartbeat keeps busy, so a forking DataLoader
 # would hang. Children never call gRPC, so the support is disabled here, before gRPC reads the variable.
 os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
 

@@ -1,8 +1,8 @@
-"""The certificates of ``FLEET_TLS_DIR``, with which replicas encrypt connections and authenticate each other.
+"""The certificates in ``FLEET_TLS_DIR``, with which replicas authenticate each other and encrypt connections.
 
-``tls.crt``, ``tls.key`` and ``ca.crt`` are reloaded when they have changed, so that a job need not restart
-when they are renewed: later connections use the new files. If the new files cannot be used, a warning is
-logged and the old certificates stay in use.
+``tls.crt``, ``tls.key`` and ``ca.crt`` are reloaded when they change, so that a job need not restart when
+they are renewed: later connections use the new files. If the new files are unusable, a warning is logged and
+the old certificates stay in use.
 """
 
 import logging
@@ -37,19 +37,19 @@ class Loaded:
     key: bytes = field(repr=False)
     authority: bytes
     server: ssl.SSLContext
-    """The context of accepted connections; the peer's certificate must be from the same authority."""
+    """The context of accepted connections; the peer's certificate must be issued by the same authority."""
     client: ssl.SSLContext
     """The context of outgoing connections, which also checks that the peer's certificate names its host."""
 
 
 class Certificates:
-    """The certificates of one folder.
+    """The certificates in one folder.
 
     Parameters
     ----------
     folder : Path
     server_name : str
-        The name in every server's certificate; empty if each certificate names its server's host.
+        The name in every server's certificate; empty if each certificate names the host of its server.
     """
 
     def __init__(self, folder: Path, server_name: str = "") -> None:
@@ -60,7 +60,7 @@ class Certificates:
         self._loaded: Loaded | None = None
 
     def current(self) -> Loaded:
-        """Return the contexts of the current files: the same object until the files change.
+        """Return the TLS contexts for the current files: the same object until the files change.
 
         Raises
         ------
@@ -74,7 +74,7 @@ class Certificates:
                     self._loaded = self._load()
                 except ConfigurationError as error:
                     if self._look() != version:
-                        continue  # the files were replaced while they were read, so old and new ones mixed
+                        continue  # the files were replaced while being read, so old and new ones may be mixed
                     if self._loaded is None:
                         raise
                     _log.warning("%s. The previous certificates stay in use", error)
@@ -136,7 +136,7 @@ class Certificates:
             )
 
     def _check(self, server: ssl.SSLContext, client: ssl.SSLContext) -> None:
-        """Make a handshake in memory, which fails as it would with a peer that has the same files."""
+        """Perform a handshake in memory, which fails as it would with a peer that has the same files."""
         client.check_hostname = False  # the host is not known before a connection is opened
         there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
         ends = [client.wrap_bio(back, there), server.wrap_bio(there, back, server_side=True)]
@@ -166,7 +166,7 @@ class Certificates:
 
 
 class _EncryptedError(Exception):
-    """The key has a passphrase. Without this error OpenSSL would prompt for it at the terminal."""
+    """The key has a passphrase, for which OpenSSL would otherwise prompt at the terminal."""
 
 
 def _no_password() -> str:

@@ -1,6 +1,6 @@
-"""Facts on which the processes of a job must agree, in addition to those of its program.
+"""Facts on which the processes of a job must agree, in addition to the facts of the job's program.
 
-The number of trainers of an elastic job may change while the job runs, and a replica knows only the number at
+The number of trainers in an elastic job may change while the job runs, and a replica knows only the number at
 its own start. So the processes must agree on the maximum instead (``FLEET_MAX_TRAINERS``).
 """
 
@@ -15,7 +15,7 @@ __all__ = ["INITIAL_STATE", "elastic_facts", "initial_state_fact", "state_of"]
 
 INITIAL_STATE: Final = "state of the optimizer before the first step"
 _TRAINERS: Final = "trainers"
-"""The name of the number of trainers in a program's agreement."""
+"""The name under which a program's agreement lists the number of trainers."""
 
 
 def elastic_facts(mode: Mode, num_trainers: int, max_trainers: int | None) -> dict[str, str]:
@@ -27,7 +27,7 @@ def elastic_facts(mode: Mode, num_trainers: int, max_trainers: int | None) -> di
     num_trainers : int
         The number of trainers that this process knows.
     max_trainers : int or None
-        The maximum number of trainers; None for a job that is not elastic, which has no such facts.
+        The maximum number of trainers; None for a job that is not elastic. Such a job has no such facts.
 
     Raises
     ------

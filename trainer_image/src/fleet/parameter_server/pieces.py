@@ -1,8 +1,8 @@
 """Pieces: parts of a block that are sent, stepped and answered independently.
 
 A large block would leave the network idle, because a server cannot answer any part of it before the last
-trainer has sent its last byte. If the optimizer works element by element, cutting a block does not change a
-bit of the result. Programs, checkpoints and messages name blocks, never pieces.
+trainer has sent its last byte. If the optimizer works element by element, the result of stepping pieces is
+bitwise identical. Programs, checkpoints and messages name blocks, never pieces.
 """
 
 import ipaddress
@@ -27,7 +27,7 @@ _VECTOR: Final = 64
 
 
 def in_pieces(plan: ServerPlan, settings: Settings) -> ServerPlan:
-    """Return a server's plan with its blocks cut into pieces, which trainers learn when they join.
+    """Return a server's plan with its blocks sliced into pieces; trainers receive the pieces when they join.
 
     Parameters
     ----------
@@ -35,8 +35,8 @@ def in_pieces(plan: ServerPlan, settings: Settings) -> ServerPlan:
     settings : Settings
         `piece_bytes` limits the size of a piece. The default is 256 KiB; with more than four trainers it is
         1 MiB divided by their number, but at least 128 KiB. By default blocks stay whole if every server has
-        a loopback address, where copies are the bottleneck and not a network. Rows are never cut: a row that
-        is larger than the limit is one piece.
+        a loopback address, because copies are then the bottleneck, not the network. Rows are never split: a
+        row that is larger than the limit is one piece.
 
     Returns
     -------
@@ -59,9 +59,10 @@ def in_pieces(plan: ServerPlan, settings: Settings) -> ServerPlan:
 
 
 def lead_bytes(plan: ServerPlan, settings: Settings) -> int | None:
-    """Return the number of bytes by which a trainer may be ahead of another in sending; None for no limit.
+    """Return the largest lead in bytes that a sending trainer may have over another; None for no limit.
 
-    Only the sync mode has a limit, because it steps a piece when every trainer's gradient has arrived.
+    Only the sync mode has a limit, because only it waits for every trainer's gradient before stepping a
+    piece.
     """
     in_step = plan.mode is DistributedMode.SYNC and plan.custom is None
     return _most_bytes(plan, settings) if in_step else None
@@ -84,7 +85,7 @@ def _is_cuttable(plan: ServerPlan, block: PlannedBlock) -> bool:
 
 
 def _cut(block: PlannedBlock, num_blocks: int, most_bytes: int) -> tuple[PlannedBlock, ...]:
-    """Cut a block into runs of whole rows, with numbers that are unique in the job."""
+    """Slice a block into runs of whole rows, with piece numbers that are unique within the job."""
     if not block.shape or not block.numel:
         return (block,)
     rows, row = block.shape[0], prod(block.shape[1:])

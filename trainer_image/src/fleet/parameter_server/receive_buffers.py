@@ -1,11 +1,11 @@
-"""Receive buffers of a server: bounded memory for arriving gradients, and the places of their sums.
+"""The receive buffers of a server: bounded memory for arriving gradients, and a buffer for each block's sum.
 
-Each block has one place for its sum. The gradient that begins a sum lands there; between two sums the sync
-mode keeps the previous value there. Later gradients of the block land in a pooled buffer until they are
-added, and a gradient that arrives before its turn waits in one. If no buffer is free for a gradient, it stays
-in the trainer's socket. It then waits only for trainers that precede its own in the order of the sum, because
-one region of the pool is reserved for gradients whose turn has come. Trainers that share memory with the
-server need no buffers.
+Each block has one sum buffer. The gradient that begins a sum lands there; between two sums the sync mode
+keeps the previous value there. Later gradients of the block land in a pooled buffer until they are added, as
+does a gradient that arrives before its turn. If no buffer is free, a gradient stays in its trainer's socket.
+There it waits only for gradients of trainers that come earlier in the order of the sum, because one region of
+the pool is reserved for gradients whose turn has come. Trainers that share memory with the server need no
+buffers.
 """
 
 import threading
@@ -26,7 +26,7 @@ from fleet.parameter_server.transport.shared_memory import SharedBlocks
 __all__ = ["Buffer", "ReceiveBuffers", "Turn"]
 
 _SHARE: Final = 4
-"""The pool has 1/n of the blocks' bytes, at least `_LEAST_BYTES` and room for two of the largest block."""
+"""The pool has 1/n of the blocks' bytes, at least `_LEAST_BYTES`, and space for two of the largest block."""
 _LEAST_BYTES: Final = 1 << 20
 _ALIGNMENT_BYTES: Final = 64
 
@@ -35,11 +35,11 @@ class Turn(Enum):
     """The time at which an arriving gradient is used."""
 
     FIRST = auto()
-    """Immediately: it begins the block's sum."""
+    """Immediately: the gradient begins the block's sum."""
     NEXT = auto()
-    """As soon as it has landed."""
+    """As soon as the gradient has landed."""
     LATER = auto()
-    """After gradients that have not arrived yet."""
+    """After other gradients, which have not arrived yet."""
 
 
 @dataclass(slots=True, eq=False)
@@ -50,11 +50,11 @@ class Buffer:
     tensor: Tensor
     bytes: memoryview
     stays: bool
-    """Whether a sum may stay here; False in the pool, which other gradients need."""
+    """Whether a sum may stay here; False in the pool, because other gradients need its memory."""
     in_place: bool = False
-    """Whether this is the block's place for a sum."""
+    """Whether this is the block's own sum buffer."""
     region: "_Region | None" = None
-    """The part of the pool that the memory returns to."""
+    """The region of the pool to which the memory returns; None for memory outside the pool."""
 
 
 class _Region:
@@ -93,7 +93,7 @@ class ReceiveBuffers:
     extents : mapping of int to Extent
         The server's blocks.
     most_bytes : int, optional
-        The size of the pool, without the places of sums.
+        The size of the pool, without the sum buffers.
     """
 
     def __init__(self, extents: Mapping[int, Extent], most_bytes: int | None = None) -> None:
@@ -107,7 +107,7 @@ class ReceiveBuffers:
         """One region for any gradient, and one reserved for gradients whose turn has come."""
         self._sums: dict[int, Buffer] = {}
         self.begun: set[int] = set()
-        """Blocks whose place for a sum is in use."""
+        """Blocks whose own sum buffer is in use."""
         self._shared: dict[int, tuple[SharedBlocks, dict[int, Tensor]]] = {}
         self._landing: dict[int, Buffer] = {}
         """The buffer of the gradient that each trainer is sending."""
@@ -116,7 +116,7 @@ class ReceiveBuffers:
         """Trainers that wait for a buffer."""
 
     def share(self, trainer: int, memory: SharedBlocks | None) -> None:
-        """Use memory that a trainer shares for its gradients; None: use this process's buffers."""
+        """Receive a trainer's gradients in memory that it shares or, for None, in this process's buffers."""
         with self.changed:
             self.forget(trainer)
             if memory is not None:
@@ -130,10 +130,11 @@ class ReceiveBuffers:
         Parameters
         ----------
         trainer, block : int
-            A second call for the same gradient returns the same bytes.
+            The trainer and the block of the gradient. A second call for the same gradient returns the same
+            bytes.
         turn : callable
-            Returns the turn of this trainer's gradient of this block. Called with the lock held, and again
-            after every change.
+            Returns the turn of this trainer's gradient of this block. Called with the lock held: first at the
+            start, and then after every change of the buffers.
         """
         with self.changed:
             landing = self._landing.get(trainer)
@@ -148,7 +149,7 @@ class ReceiveBuffers:
         return self._landing[trainer]
 
     def take(self, trainer: int) -> Buffer:
-        """Take ownership of the gradient that a trainer has sent; the caller must release it."""
+        """Return the buffer of the gradient that a trainer has sent; the caller must release it."""
         return self._landing.pop(trainer)
 
     def release(self, buffer: Buffer) -> None:
@@ -160,7 +161,7 @@ class ReceiveBuffers:
         self.changed.notify_all()
 
     def begin_sum(self, first: Buffer) -> Buffer:
-        """Begin a sum in the block's place with a gradient from the pool, and free the gradient's buffer."""
+        """Begin a block's sum: copy a gradient from the pool to the sum buffer, and free the pooled one."""
         with self.changed:
             total = self.place(first.block)
         total.tensor.copy_(first.tensor)
@@ -169,7 +170,7 @@ class ReceiveBuffers:
         return total
 
     def place(self, block: int) -> Buffer:
-        """Take the block's place for a sum, or new memory if it is in use; call with the lock held."""
+        """Return the block's own sum buffer, or new memory if that is in use; call with the lock held."""
         if block in self.begun:
             return self._buffer(block, self._new(block), stays=True)
         if block not in self._sums:
@@ -185,7 +186,7 @@ class ReceiveBuffers:
 
     @contextmanager
     def hurry(self, trainer: int) -> Iterator[None]:
-        """Let a trainer's receiving thread wait for no buffer, so that its connection can close at once."""
+        """Keep a trainer's receiving thread from waiting for buffers: its connection is about to close."""
         with self.changed:
             self._hurried[trainer] += 1
             self.changed.notify_all()

@@ -1,7 +1,7 @@
-"""The sessions of this process, by the PyTorch objects that they train.
+"""The training sessions of this process, by the PyTorch objects that they train.
 
-An `Executor` that runs a program and a loop that calls ``optimizer.step()`` share one session: either finds
-the session that the other has started.
+An `Executor` that runs a program and a loop that calls ``optimizer.step()`` share one session: each of them
+finds the session that the other has started.
 """
 
 import atexit
@@ -44,12 +44,12 @@ def find_trainer(source: Source) -> Trainer | None:
 
 
 def train_as(source: Source, strategy: DistributedStrategy) -> None:
-    """Set the strategy of a source's sessions, whether a script's loop or an Executor starts them."""
+    """Set the strategy for a source's sessions, regardless of whether a loop or an Executor starts them."""
     _strategies[source] = strategy
 
 
 def start_trainer(plan: TrainerPlan, source: Source, job: JobIdentity) -> Trainer:
-    """Join the servers of a plan, and take their values.
+    """Join the servers of a plan, and adopt their values.
 
     Parameters
     ----------
@@ -61,7 +61,7 @@ def start_trainer(plan: TrainerPlan, source: Source, job: JobIdentity) -> Traine
     Raises
     ------
     ConfigurationError
-        There is a session already, or a server refuses.
+        A session already exists, or a server refuses the trainer.
     PeerLostError
         A server does not answer before the deadline.
     SystemExit
@@ -104,7 +104,7 @@ def _steps_made(find: Callable[[], Trainer | None]) -> int:
 
 
 def _end_if_completed(trainer: int, completed: Collection[int]) -> None:
-    """End this trainer successfully if its previous process had completed, according to the servers.
+    """End this trainer successfully if, according to the servers, its previous process has completed.
 
     Raises
     ------
@@ -142,7 +142,7 @@ def start_server(whole: ServerPlan, source: Source, job: JobIdentity, model_dir:
         The module and the optimizer from which the plan was made.
     job : JobIdentity
     model_dir : str, optional
-        A checkpoint to begin with, or a folder of numbered checkpoints. By default the folder of the job's
+        The checkpoint to start from, or a folder of numbered checkpoints. By default the folder of the job's
         own checkpoints (``FLEET_CHECKPOINT_DIR``), which may still be empty.
 
     Raises
@@ -231,7 +231,7 @@ def _settings(strategy: DistributedStrategy) -> Settings:
 
 @cache
 def _tell_of_threads(name: str, value: str) -> None:
-    """Log once per process that Paddle's setting of a thread number has no effect."""
+    """Log, once per process, that Paddle's setting for a number of threads has no effect."""
     _log.info(
         "%s is %s, and changes nothing: one connection with a thread for each direction serves all dense "
         "parameters of a server",

@@ -12,7 +12,7 @@ from fleet.environment.deadlines import Deadlines, count, positive
 __all__ = ["THREAD_NUMS", "Settings"]
 
 THREAD_NUMS: Final = ("FLAGS_rpc_send_thread_num", "FLAGS_rpc_get_thread_num")
-"""Paddle's settings without effect: one thread sends to each server, and one receives."""
+"""Paddle's settings that have no effect: each server always has one sending and one receiving thread."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +24,7 @@ class _Bounds(Deadlines):
     max_merge_var_num: int = 20
     """Half-async: the largest number of gradients that are merged into one."""
     look_ups_at_once: int = 12
-    """The largest number of unanswered requests for rows at one server; the server has a limit too."""
+    """The largest number of unanswered row requests at one server; the server has its own limit, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,21 +34,21 @@ class Settings(_Bounds):
     socket_buffer_bytes: int | None = None
     """The size of the socket buffers of data connections; None lets the kernel tune them."""
     piece_bytes: int | None = None
-    """The size of the pieces into which a server's blocks are cut; None: see `pieces.in_pieces`."""
+    """The size of the pieces into which a server's blocks are sliced; for None see `pieces.in_pieces`."""
     retry_times: int = 3
-    """The number of retries of a failed call or connection while the peer seems to be alive."""
+    """The number of retries of a failed call or connection while the peer appears to be alive."""
     transport: str = "auto"
     """The transport of tensors; see `DistributedStrategy`. From the strategy, not the environment."""
     max_trainers: int | None = None
     """The maximum number of trainers of an elastic job; None if the number is fixed."""
     checkpoint_dir: str = ""
-    """The only folder in which servers write and remove files; empty: any folder."""
+    """The only folder in which servers write and remove files; empty for no restriction."""
     tls_dir: str = ""
-    """The folder of the certificates for TLS between replicas; empty: no encryption."""
+    """The folder with the certificates for TLS between replicas; empty for no encryption."""
     tls_server_name: str = ""
-    """The name in the certificates of servers; empty: each server's host name."""
+    """The name in the servers' certificates; empty if each certificate has its server's host name."""
     wire_dtype: str = ""
-    """The dtype of tensors on the wire; empty: their own dtype. From the strategy."""
+    """The dtype of tensors on the wire; empty for their own dtype. From the strategy."""
     fused: bool = False
     """Whether servers step with fused kernels. From the strategy."""
 
@@ -59,14 +59,14 @@ class Settings(_Bounds):
 
     @property
     def agreement(self) -> Mapping[str, str]:
-        """The settings that all processes must have in common, by name."""
+        """The settings that must be equal in all processes, by name."""
         return {"wire_dtype": self.wire_dtype} if self.wire_dtype else {}
 
     @property
     def stalled_seconds(self) -> float:
-        """The longest time for which a live peer may keep others waiting.
+        """The longest time for which a live peer may keep other processes waiting.
 
-        The peer may itself be waiting for a peer that has not started yet.
+        It is long because the peer may itself be waiting for another peer that has not started yet.
         """
         return max(10 * self.deadline_seconds, self.starting_seconds)
 

@@ -1,4 +1,4 @@
-"""A server's shard: its part of the model, with the buffers and the norm parts that a training mode uses."""
+"""A server's shard: its part of the model, and the buffers and norm parts that a training mode uses."""
 
 import logging
 import zlib
@@ -45,7 +45,7 @@ def release(source: Source) -> None:
     ----------
     source : Source
         The module and the optimizer of a server's process. The parameters keep their shapes and become NaN,
-        so that a script cannot mistake the initial values for trained ones.
+        so that a script cannot mistake initial values for trained values.
     """
     source.optimizer.state.clear()
     for parameter in (*source.parameters.values(), *source.own_tables.values()):
@@ -53,7 +53,7 @@ def release(source: Source) -> None:
 
 
 def _send_to_none(part: NormPart, servers: Sequence[int]) -> None:
-    """Drop a part of a norm, because no other server has blocks of the norm."""
+    """Drop a part of a norm; used if no other server has blocks that the norm covers."""
 
 
 class Shard:
@@ -98,12 +98,12 @@ class Shard:
         self.initial_checksums = {number: zlib.crc32(self.store.view(number)) for number in self.blocks}
 
     def write(self, block: int, value: bytes) -> None:
-        """Replace a block's value, and keep its optimizer's state.
+        """Replace a block's value, but keep its optimizer state.
 
         Raises
         ------
         RemoteProtocolError
-            This server has no such block, or the block has another size.
+            This server has no such block, or the block has a different size.
         """
         expected = self.block_bytes.get(block)
         if expected != len(value):
@@ -118,7 +118,7 @@ class Shard:
 
 
 def _share(block_bytes: Mapping[int, int]) -> SharedBlocks | None:
-    """Return memory for the values that other processes can map, or None if the system has none."""
+    """Return memory for the values that other processes can map, or None if that is not supported."""
     try:
         return SharedBlocks.create(block_bytes)
     except OSError as error:

@@ -1,8 +1,8 @@
-"""The dense part of a server's model: values and optimizers by block, changed only by update records.
+"""The dense part of a server's model: the value and optimizer of each block, changed only by update records.
 
-Only `DenseStore.apply` changes a value. Each record has the data, the trainers and steps that it comes from,
-and a sequence number. Records for one block are applied one after another in ascending order, so that they
-could be logged and replayed. The training mode's rule determines the effect of an update; it depends only on
+Only `DenseStore.apply` changes a value. Each record has the data, its origins (trainers and steps) and a
+sequence number. Records for one block are applied one at a time in ascending order, so that they could be
+logged and replayed. The training mode's rule determines the effect of an update; the effect depends only on
 the value, its optimizer and the record.
 """
 
@@ -92,9 +92,9 @@ class Put:
 class FailedStep:
     """The first failed step of a block or table on a server, with which the server ends.
 
-    A failed step may leave its block partly stepped, and training could not continue from meaningless values.
-    So the failure concerns every trainer, not only the one whose gradient came last: `ServerMode.missing`
-    raises it when the server calls it next, and the server reports it to all trainers.
+    A failed step may leave its block partly stepped, so training cannot continue from the values. The failure
+    therefore concerns every trainer, not only the trainer whose gradient arrived last: the next call of
+    `ServerMode.missing` raises it, and the server reports it to all trainers.
 
     Parameters
     ----------
@@ -105,10 +105,10 @@ class FailedStep:
     def __init__(self, endpoint: str) -> None:
         self._endpoint = endpoint
         self.error: FleetError | None = None
-        """The error for every trainer; None as long as nothing has failed."""
+        """The error to report to every trainer; None while no step has failed."""
 
     def note(self, raised: BaseException) -> FleetError:
-        """Record an exception of a step, and log its traceback; return the error for every trainer."""
+        """Record the exception of a step, and log its traceback; return the error for every trainer."""
         if self.error is None:
             ours = isinstance(raised, FleetError)
             kind = ConfigurationError if isinstance(raised, ConfigurationError) else FleetError
@@ -120,7 +120,7 @@ class FailedStep:
         return self.error
 
     def check(self) -> None:
-        """Raise the failure, if there is one."""
+        """Raise the recorded failure, if any."""
         if self.error is not None:
             raise self.error
 
@@ -134,13 +134,13 @@ class _Entry:
     optimizer: DenseUpdate | None
     """The optimizer; None in modes in which trainers have the optimizers, such as GEO."""
     limits: tuple[float, float] | None
-    """The bounds to which gradients are clipped by value."""
+    """The bounds for clipping gradients by value."""
     lock: threading.RLock = field(default_factory=threading.RLock)
     """Guards the value and its optimizer's state."""
 
 
 class Target:
-    """The target of an update, as the argument of the mode's rule.
+    """The target of an update, passed to the mode's rule.
 
     Attributes
     ----------
@@ -178,7 +178,7 @@ Rule = Callable[[Target, Update], None]
 
 
 def step_by_optimizer(target: Target, update: Update) -> None:
-    """Step a value with the optimizer and the gradient of an update: the rule of most modes."""
+    """Step a value with its optimizer and an update's gradient; this is the rule of most modes."""
     target.step(update.gradient)
 
 
@@ -247,8 +247,8 @@ class DenseStore:
         ConfigurationError
             The update has fewer param groups than this process's optimizer.
         FleetError
-            The rule refused the update by raising this error, or failed with any other error, now or earlier.
-            After a failure the block may be partly changed: `failed` has the reason, and the server ends.
+            The rule raised an error, in this call or an earlier one. The block may then be partly changed:
+            `failed` has the reason, and the server ends.
         """
         entry = self._entries[update.key]
         with entry.lock:
@@ -268,16 +268,16 @@ class DenseStore:
                 raise self.failed.note(error) from error
 
     def view(self, block: int) -> memoryview:
-        """Return the bytes of a block's value, not a copy; no update may be applied while they are read."""
+        """Return a view of the bytes of a block's value; no update may be applied while the view is read."""
         return self._bytes[block]
 
     def read(self, key: int, into: memoryview, begin: int = 0) -> None:
-        """Copy a block's bytes from offset `begin` into a buffer; no update is applied meanwhile."""
+        """Copy a block's bytes from offset `begin` into a buffer; no update is applied during the copy."""
         with self._entries[key].lock:
             copy_bytes(self._bytes[key][begin : begin + len(into)], into)
 
     def snapshot(self) -> list[Piece]:
-        """Return a copy of every block with its optimizer state; the pieces of a block are joined."""
+        """Return a copy of every block and its optimizer state; the pieces of each block are joined."""
         joined: list[Piece] = []
         for pieces in by_block(entry.block for entry in self._entries.values()):
             copies = []

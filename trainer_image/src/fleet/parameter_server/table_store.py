@@ -1,7 +1,7 @@
 """The tables of a server: rows by id, changed only by update records.
 
-As in `DenseStore`, only `apply` changes a row. Rows that were never updated can be read too, and have their
-initial values.
+As in `DenseStore`, only `apply` changes a row. A row that was never updated can be read, too, and has its
+initial value.
 """
 
 import itertools
@@ -29,12 +29,12 @@ from fleet.wire.rows import most_rows
 __all__ = ["RowCopy", "RowPut", "RowUpdate", "TableStore", "append_ids"]
 
 _MOST_ARRAYS: Final = 64
-"""The number of arrays in a list of pending ids at which duplicates are removed."""
+"""The number of arrays at which a list of pending ids is merged without duplicates."""
 
 
 @dataclass(slots=True)
 class RowUpdate:
-    """An update of rows of a table, from the gradients of one or more trainers.
+    """An update to rows of a table, from the gradients of one or more trainers.
 
     Attributes
     ----------
@@ -66,7 +66,7 @@ class RowUpdate:
 
 @dataclass(slots=True)
 class RowPut:
-    """A replacement of a whole table by the rows of a checkpoint.
+    """A replacement of a whole table by the rows in a checkpoint.
 
     Attributes
     ----------
@@ -115,14 +115,14 @@ class RowCopy:
             yield part
 
     def count(self) -> None:
-        """Count the rows before they are read; like `parts`, hold the lock for one part at a time."""
+        """Count the rows in advance; like `parts`, this holds the lock for one part at a time."""
         counting = True
         while counting:
             with self.lock:
                 counting = self.snapshot.count_on()
 
     def close(self) -> None:
-        """Release the parts not read yet, so that updates stop preserving old rows."""
+        """Release the parts that have not been read, so that updates no longer need to preserve old rows."""
         with self.lock:
             self.snapshot.close()
 
@@ -134,7 +134,7 @@ class _Entry:
     plan: TablePlan
     table: Table
     updates: int = 0
-    """The number of updates, empty ones included; the same on every server."""
+    """The number of updates, including empty ones; the same on every server."""
     lock: threading.Lock = field(default_factory=threading.Lock)
     """Guards the rows."""
 
@@ -199,7 +199,7 @@ class TableStore:
     def statistics(self) -> list[dict[str, Any]]:
         """Return each table's statistics for progress and metrics, as JSON-ready data.
 
-        Takes no lock, because a heartbeat calls it and must not wait for a save that holds the lock.
+        This takes no lock, because the heartbeat calls it and must not wait for a save that holds the lock.
         """
         return [
             {
@@ -226,7 +226,7 @@ class TableStore:
         Raises
         ------
         ConfigurationError
-            The update is refused; nothing has changed.
+            The update is refused, and nothing has changed.
         FleetError
             This update or an earlier one failed. Rows may be partly changed: `failed` has the reason, and the
             server ends.
@@ -263,7 +263,7 @@ class TableStore:
             )
 
     def look_up(self, table: int, ids: NDArray[np.int64]) -> Tensor:
-        """Return a copy of rows for a trainer's look-up, and count it in the table's statistics."""
+        """Return a copy of rows for a trainer's look-up, and count the look-up in the table's statistics."""
         entry = self._entries[table]
         with entry.lock:
             return entry.table.look_up(ids)
@@ -275,7 +275,7 @@ class TableStore:
             return entry.table.look_up(ids, counted=False)
 
     def snapshot(self, since: Mapping[int, int] | None = None) -> list[RowCopy]:
-        """Return a snapshot of every table, taken between two updates. Read each to the end, or close it.
+        """Return a snapshot of every table, taken between two updates; read each to its end, or close it.
 
         Parameters
         ----------
@@ -300,7 +300,7 @@ def _rows_of(weight: Tensor, shards: Sequence[int]) -> TableRows:
 
 
 def append_ids(pending: list[NDArray[np.int64]], ids: NDArray[np.int64]) -> None:
-    """Append ids to pending ids, and remove duplicates now and then, so that the list stays bounded."""
+    """Append ids to the pending ids; occasionally remove duplicates, so that the list stays bounded."""
     pending.append(ids)
     if len(pending) > _MOST_ARRAYS:
         pending[:] = [np.unique(np.concatenate(pending))]

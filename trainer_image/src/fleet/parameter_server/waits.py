@@ -1,4 +1,4 @@
-"""Logging of waits, at growing intervals, and the names of peers in the messages."""
+"""Logging of waits at growing intervals, and the names of peers in such messages."""
 
 import ipaddress
 import itertools
@@ -29,7 +29,7 @@ FIRST_WORD_SECONDS: Final = 5.0
 _POLL_SECONDS: Final = 0.2
 _ATTEMPTS_BEFORE_A_LOOK: Final = 25
 _MOST_NAMES: Final = 6
-"""The most names in a message; if there are more processes, the last entry is the number of the rest."""
+"""The most names in a message; if there are more processes, the last entry gives the number of the others."""
 _log = logging.getLogger(__name__)
 
 
@@ -49,7 +49,7 @@ class WaitLog:
         self._next = FIRST_WORD_SECONDS
 
     def note(self, subject: object, describe: Callable[[], str]) -> float:
-        """Log the subject of the present wait, if a message is due.
+        """Log the subject of the current wait, if a message is due.
 
         Parameters
         ----------
@@ -92,7 +92,7 @@ def wait_for_ports(
         Endpoints as ``host:port``.
     deadline_seconds : float
     look : callable
-        Called at once, and every few seconds while endpoints are unreachable; an exception ends the wait.
+        Called immediately, and every few seconds while endpoints are unreachable; an exception ends the wait.
 
     Raises
     ------
@@ -127,7 +127,7 @@ def wait_for_ports(
 
 
 def _reason(endpoint: str, error: OSError) -> str:
-    """Return why an endpoint cannot be reached, with a hint if another host refused the connection."""
+    """Return why an endpoint is unreachable, with a hint if another host refused the connection."""
     host, _ = split_endpoint(endpoint)
     if not isinstance(error, ConnectionRefusedError) or _is_loopback(host):
         return str(error)

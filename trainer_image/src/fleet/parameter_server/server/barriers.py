@@ -1,4 +1,4 @@
-"""Barriers and reductions of small arrays for the trainers of a job; one of its servers counts arrivals."""
+"""Barriers, and reductions of small arrays, over a job's trainers; one of its servers counts arrivals."""
 
 import threading
 from typing import Final
@@ -14,12 +14,12 @@ _ARRIVAL: Final = Contribution("sum", "<f4", (0,), b"")  # a barrier is a reduct
 
 
 class Barriers:
-    """Barriers and reductions of the trainers that have not completed.
+    """The barriers and reductions over the trainers that have not completed.
 
     Parameters
     ----------
     membership : Membership
-        The trainers to wait for.
+        The membership, whose live trainers each barrier and reduction waits for.
     changed : threading.Condition
         Guards the membership; callers of `admit` and `release` hold it.
     """
@@ -29,7 +29,7 @@ class Barriers:
         self._changed = changed
         self._barriers, self._reductions = Reductions(), Reductions()
         self._ending: set[int] = set()
-        """Trainers that make no more steps, and wait until the same holds for the others."""
+        """Trainers that have made their last step and wait until all others have, too."""
 
     def admit(self, trainer: int) -> None:
         """Reset the state of a trainer that joins."""
@@ -38,7 +38,7 @@ class Barriers:
         self._ending.discard(trainer)
 
     def release(self) -> None:
-        """Finish the barriers and reductions that no longer wait for a trainer."""
+        """Finish each barrier and reduction at which no trainer is missing any more."""
         self._barriers.release(self._training)
         self._reductions.release(self._training)
         self._changed.notify_all()
@@ -59,12 +59,13 @@ class Barriers:
             return control_pb2.BarrierReply(passed=False, missing_trainers=missing)
 
     def reduce(self, trainer: int, attempt: int, passed: int, given: Contribution) -> control_pb2.ReduceReply:
-        """Take a trainer's contribution to its next reduction; wait up to a second for the others.
+        """Add a trainer's contribution to its next reduction; wait up to a second for the others.
 
         Raises
         ------
         ConfigurationError
-            The trainer has not joined or was replaced, or another trainer's contribution has another form.
+            The trainer has not joined or was replaced, or another trainer's contribution has a different
+            form.
         """
         with self._changed:
             number = self._meet(self._reductions, trainer, attempt, passed, given)
@@ -74,7 +75,7 @@ class Barriers:
             return control_pb2.ReduceReply(done=False, missing_trainers=missing)
 
     def end(self, trainer: int, attempt: int) -> control_pb2.BarrierReply:
-        """Record that a trainer makes no more steps; wait up to a second for the others.
+        """Record that a trainer has made its last step; wait up to a second until all others have, too.
 
         Raises
         ------
@@ -90,7 +91,7 @@ class Barriers:
 
     @property
     def _training(self) -> list[int]:
-        """The trainers that may still make steps, and so reach barriers."""
+        """The trainers that may still make steps and therefore reach barriers."""
         return [trainer for trainer in self._membership.live if trainer not in self._ending]
 
     def _meet(

@@ -41,7 +41,7 @@ _AWAITED: Final = {
     LOST: "{} to connect again",
     SILENT: "a sign of life of {}",
 }
-"""What the server waits for, by the reason for an absence."""
+"""A description of what the server waits for, by the reason for an absence."""
 _MOST_AT_FIRST: Final = 1 << 24
 """The highest attempt allowed at a first join: more than half a year of restarts, one per second."""
 _SPARE: Final = 1000
@@ -50,13 +50,13 @@ _SPARE: Final = 1000
 
 @dataclass(frozen=True, slots=True)
 class Absence:
-    """The absence of a live trainer, which has not joined, has lost its connection or sends no heartbeat."""
+    """The absence of a live trainer: it has not joined, has lost its connection or sends no heartbeats."""
 
     trainer: int
     since: float
     reason: str
     deadline: float
-    """The time at which the server gives the trainer up."""
+    """The time at which the server treats the trainer as lost."""
 
 
 @dataclass(slots=True)
@@ -64,12 +64,12 @@ class _Member:
     attempt: int = -1
     heard: float = 0.0
     lost: float | None = None
-    """The time at which the data connection ended; None if it is open, or if there was none yet."""
+    """The time at which the data connection ended; None if it is open or has never been opened."""
     connected: bool = False
-    """Whether there has been a data connection."""
+    """Whether the trainer has ever opened a data connection."""
     completed: bool = False
     gone: bool = False
-    """Whether the server has given the trainer up."""
+    """Whether the server treats the trainer as lost."""
     first: tuple[int, float] | None = None
     """The attempt and time of the first join."""
 
@@ -85,9 +85,9 @@ class _Member:
 class Membership:
     """The trainers of one job, as known to one server.
 
-    In an elastic job (`Settings.max_trainers`) trainers beyond the initial ones count from their first join.
-    An elastic job succeeds if any trainer has completed, because a server cannot distinguish a trainer that
-    was removed by scaling down from one that was lost.
+    In an elastic job (`Settings.max_trainers`), a trainer beyond the initial number counts from its first
+    join. An elastic job succeeds if any trainer has completed, because a server cannot distinguish a trainer
+    that was removed by scaling down from one that was lost.
 
     Parameters
     ----------
@@ -118,17 +118,17 @@ class Membership:
 
     @property
     def live(self) -> tuple[int, ...]:
-        """The trainers that have neither completed nor been given up, including absent ones."""
+        """The trainers that have neither completed nor been lost, including recently absent ones."""
         return tuple(trainer for trainer, member in self._members.items() if member.live)
 
     @property
     def gone(self) -> tuple[int, ...]:
-        """The trainers that were given up and have not joined again."""
+        """The lost trainers that have not rejoined."""
         return tuple(trainer for trainer, member in self._members.items() if member.gone)
 
     @property
     def missed(self) -> tuple[int, ...]:
-        """The trainers whose loss makes the training fail."""
+        """The lost trainers without which the training counts as failed."""
         forgiven = self._settings.max_trainers is not None and self.completed
         return () if forgiven else self.gone
 
@@ -147,7 +147,7 @@ class Membership:
         AlreadyJoinedError
             Another process has joined as this trainer.
         PeerLostError
-            Every trainer has completed or been given up, so the server is about to end.
+            Every trainer has completed or been lost, so the server is about to end.
         """
         elastic = self._settings.max_trainers is not None
         if not 0 <= trainer < self._most:
@@ -209,7 +209,7 @@ class Membership:
         self._members[trainer].completed, self._members[trainer].gone = True, False
 
     def give_up(self, trainer: int) -> None:
-        """Stop waiting for a trainer, unless it joins again."""
+        """Treat a trainer as lost, and stop waiting for it unless it rejoins."""
         self._members[trainer].gone = True
 
     def absences(self, now: float) -> list[Absence]:
@@ -220,14 +220,15 @@ class Membership:
         return [absence for absence in found if absence is not None]
 
     def vanished(self, now: float) -> set[int]:
-        """Return the live trainers that have been absent past their deadlines."""
+        """Return the live trainers whose absence has exceeded its deadline."""
         return {absence.trainer for absence in self.absences(now) if now >= absence.deadline}
 
     def _absence(self, trainer: int, member: _Member, now: float) -> Absence | None:
         settings, deadline = self._settings, self._settings.deadline_seconds
         if not member.joined:
             if self._first_join is None:
-                # Until the first join, image pulls and waits for resources are not a failure of a trainer.
+                # Until the first trainer joins, pods may be pulling images or pending, which is no trainer's
+                # failure.
                 return Absence(trainer, self._started, NOT_JOINED, self._started + settings.stalled_seconds)
             # An elastic job trains without the trainers that have not joined yet.
             seconds = deadline if settings.max_trainers else settings.starting_seconds
@@ -251,7 +252,7 @@ def describe_absences(absences: Sequence[Absence]) -> str:
 
 
 def loss_of(absence: Absence, now: float, *, step: int, lost_seconds: float) -> PeerLostError:
-    """Return the error for a trainer that stayed absent past its deadline; the message names the deadline."""
+    """Return the error for a trainer whose absence has exceeded its deadline, which the message names."""
     waited = f"{now - absence.since:.0f} s"
     if absence.reason == NOT_JOINED:
         return PeerLostError(
@@ -266,13 +267,13 @@ def loss_of(absence: Absence, now: float, *, step: int, lost_seconds: float) -> 
 
 
 def loss_of_missed(missed: Sequence[int], completed: Sequence[int]) -> PeerLostError:
-    """Return the error for a training that has ended without some trainers."""
+    """Return the error for a training run that has ended without some of its trainers."""
     others = "; every other trainer has completed" if completed else ", before any trainer had completed"
     return PeerLostError(f"{name_trainers(missed)} vanished for good{others}")
 
 
 def _check_plausible(trainer: int, attempt: int, first: tuple[int, float] | None, now: float) -> None:
-    """Reject an implausible attempt number, which would lock out the trainer's later processes.
+    """Reject an implausibly high attempt number, which would lock out the trainer's later processes.
 
     A restart takes at least a second. The limit is computed from the first join, so that no join can raise it
     for later ones.
@@ -315,7 +316,8 @@ def check_agreement(
     ours, theirs : mapping of str to str
         The server's facts and the trainer's.
     initial : mapping of str to str, optional
-        The facts about the server's state before the first step; None if a checkpoint replaces that state.
+        The facts about the server's state before the first step; None if a checkpoint has replaced that
+        state.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""The other parameter servers of a job, to which a server sends its parts of gradient norms."""
+"""Calls to a job's other parameter servers, which receive this server's parts of gradient norms."""
 
 import threading
 import time
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["PeerServers"]
 
 _FRESH_SECONDS: Final = 20.0
-"""The time after which a call is made again, because its proof of the job's key expires."""
+"""The time after which a call is repeated, because its proof of the job's key expires."""
 
 
 class PeerServers:
@@ -36,7 +36,7 @@ class PeerServers:
     job : JobIdentity
     settings : Settings
     on_failure : callable
-        Called in any thread when a server refuses a call or does not answer it before the deadline.
+        Called from any thread when a server refuses a call or does not answer it before the deadline.
     """
 
     def __init__(

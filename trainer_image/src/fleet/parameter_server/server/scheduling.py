@@ -1,15 +1,15 @@
-"""Scheduling of a server's work: pacing of trainers, the pool of stepping threads, and late trainers.
+"""Scheduling of a server's work: pacing of trainers, a pool of stepping threads, and late trainers.
 
 Pacing. A piece is stepped when every trainer's gradient of it has arrived. Streams that share a server's link
-drift apart by as much as their buffers hold. Then values are sent back late, and at the end of a step the
-link is idle in one direction. So the gradients of a trainer that is far ahead are left in its socket for a
-moment, and the others get its share of the link.
+drift apart by as much as their buffers hold. Values are then sent back late, and the link is idle in one
+direction at the end of a step. So the server briefly stops reading from a trainer that is far ahead, and the
+other trainers get its share of the link.
 
 The pool. A thread that receives a large gradient hands the summing and stepping to the pool, and receives the
 next gradient meanwhile. So one trainer keeps several cores busy, and many trainers use no more threads than
-there are cores. A small gradient is used by its receiving thread, because waking another thread would take
-longer. So are gradients in shared memory, where nothing is received, and those of modes without a barrier,
-whose buffer is not free for the next gradient until this one is applied.
+there are cores. The receiving thread itself uses a gradient in three cases: if the gradient is small, because
+waking another thread would take longer; if it is in shared memory, because nothing is received; and in modes
+without a barrier, because the buffer is not free for the next gradient until this one is applied.
 """
 
 import logging
@@ -28,9 +28,9 @@ _RECEIVE_BYTES: Final = 1 << 19
 _PATIENCE_SECONDS: Final = 0.5
 _LOOK_SECONDS: Final = 0.02
 _GAP_SECONDS: Final = 0.05
-"""The idle time since its last frame after which a trainer counts as not sending; it may be computing."""
+"""The time since a trainer's last frame after which it counts as not sending; it may be computing."""
 _FRAME_SECONDS: Final = 1.0
-"""The duration of a frame after which its trainer counts as blocked itself, and not as sending."""
+"""The time within one frame after which its trainer counts as not sending, because it is blocked itself."""
 _log = logging.getLogger(__name__)
 
 
@@ -40,7 +40,7 @@ class _Sender:
     taken_bytes: int = 0
     """The bytes of the step that have been received."""
     began: float | None = None
-    """The time at which the present frame began; None between two frames."""
+    """The time at which the current frame began; None between two frames."""
     last: float = 0.0
     """The time at which the last frame was received."""
 
@@ -74,7 +74,7 @@ class Pacing:
         self._changed = threading.Condition()
 
     def begin(self, trainer: int, step: int) -> None:
-        """Wait while a trainer is too far ahead, before its frame is received."""
+        """Wait, within the time limit, while a trainer is too far ahead; call before receiving its frame."""
         with self._changed:
             sender = self._senders.setdefault(trainer, _Sender())
             if sender.step != step:
@@ -85,7 +85,7 @@ class Pacing:
             sender.began = self._clock()
 
     def took(self, trainer: int, payload_bytes: int) -> None:
-        """Record that the frame has been received."""
+        """Record that a trainer's frame has been received."""
         with self._changed:
             sender = self._senders.get(trainer)  # none if an earlier process of the trainer has just ended
             if sender is not None:
@@ -100,7 +100,7 @@ class Pacing:
             self._changed.notify_all()
 
     def is_ahead(self, trainer: int) -> bool:
-        """Return whether a trainer is too far ahead of another one that is sending the same step."""
+        """Return whether a trainer is too far ahead of another trainer that is sending the same step."""
         own, now = self._senders[trainer], self._clock()
         others = [
             other.taken_bytes
@@ -152,7 +152,7 @@ class StepPool:
         self._queue.put(work)
 
     def close(self) -> None:
-        """Let the threads end after the queued work, without waiting for them."""
+        """Make the threads end after the queued work, without waiting for them."""
         for _ in self._threads:
             self._queue.put(None)
 
@@ -162,11 +162,11 @@ class StepPool:
 
 
 class Overrun:
-    """A warning about trainers that joined late and train past the others, with a count of their steps.
+    """A detector of late trainers that train past the others; it logs a warning and counts their steps.
 
-    A trainer that was there from the beginning may well make the last steps alone, because its share of the
-    data may be larger. A trainer that joined late does so by accident, if its loop began with the first
-    epoch.
+    A trainer that has trained from the beginning may legitimately make the last steps alone, because its
+    share of the data may be larger. A trainer that joined late does so by accident, because its loop started
+    at the first epoch.
 
     Parameters
     ----------
@@ -186,7 +186,7 @@ class Overrun:
         """The highest step at which a trainer has completed; -1 before any has."""
 
     def joined(self, trainer: int, *, again: bool) -> None:
-        """Record that a trainer joins; `again` if it had joined before."""
+        """Record that a trainer joins; `again` is True if it has joined before."""
         if again or trainer >= self._num_trainers:
             self.late.add(trainer)
 

@@ -2,7 +2,7 @@
 
 Threads: gRPC's own for control calls; one per listener that accepts data connections; one receiving and one
 sending thread per trainer; and a pool with one thread per core that sums and steps large blocks. The thread
-that called `serve` is the watchdog: it logs what is missing, and enforces the deadlines.
+that called `serve` is the watchdog: it logs what the server waits for, and enforces the deadlines.
 """
 
 import logging
@@ -118,7 +118,7 @@ class Server:
         self._control: ControlService | None = None
 
     def start(self) -> None:
-        """Begin to accept joins.
+        """Start accepting joins.
 
         Raises
         ------
@@ -172,8 +172,8 @@ class Server:
         Raises
         ------
         PeerLostError
-            A trainer, or a server that this one needs, is lost. The other trainers have completed, or have
-            received this error if the mode cannot continue without the trainer.
+            A trainer, or a server that this one needs, is lost. The other trainers have completed or, if the
+            mode cannot continue without the lost trainer, have received this error.
         FleetError
             A step failed on this server, perhaps in the user's optimizer. Every trainer has received this
             error.
@@ -207,7 +207,7 @@ class Server:
         """Stop serving now; safe to repeat."""
         self._serving.close()
         if self._control is not None:
-            self._control.refuse()  # first, because trainers consider a server alive that answers calls
+            self._control.refuse()  # first: a server that answers calls counts as alive
         if self._ports is not None:
             self._ports.close()
         self._trainers.close()
@@ -243,7 +243,7 @@ class Server:
             return self._trainers.membership.completed if request.life == self._job.life else ()
 
     def heartbeat(self, trainer: int, attempt: int) -> control_pb2.HeartbeatReply:
-        """Record a heartbeat of a trainer; return what the present step waits for."""
+        """Record a heartbeat of a trainer; return what the current step waits for."""
         try:
             missing = self._mode.missing()
         except FleetError as error:  # a step failed here, which must not fail the heartbeat
@@ -257,7 +257,7 @@ class Server:
         )
 
     def norm(self, request: control_pb2.NormRequest) -> None:
-        """Take another server's part of a norm, and step the blocks of the norm if it is complete."""
+        """Add another server's part of a norm; once the norm is complete, step its blocks."""
         check_job(request, self._job)
         if request.fingerprint != self._shard.plan.fingerprint:
             raise ConfigurationError(
@@ -290,11 +290,11 @@ class Server:
         )
 
     def optimizer_state(self) -> Iterator[tuple[int, Mapping[str, object]]]:
-        """Yield the state of the blocks' optimizers."""
+        """Yield the optimizer state of each block."""
         return self._shard.store.state()
 
     def values(self) -> "Iterator[tuple[int, Tensor]]":
-        """Yield the blocks' values."""
+        """Yield the value of each block."""
         yield from self._shard.store.values()  # copies all values first: sending may be slow
 
     def _table_statistics(self) -> "list[control_pb2.TableStatistics]":

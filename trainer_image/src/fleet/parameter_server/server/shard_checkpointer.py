@@ -1,9 +1,9 @@
 """Saving of a server's shard: trainer 0 requests a copy, then the files, then the manifest.
 
-Training waits only while each block is copied. The copy is written while training continues, and freed
-tensor by tensor. Rows of tables are copied when they are written, or before they change. In sync mode no
-block can be stepped during the copy, because trainer 0 has not sent its next gradient. In the other modes a
-block is copied between two of its updates.
+Training waits only while the blocks are copied. The copy is written while training continues, and is freed
+tensor by tensor. A table row is copied when it is written to disk, or before it changes. In sync mode no
+block can be stepped during the copy, because trainer 0 has not sent its next gradient. In the other modes
+each block is copied between two of its updates.
 """
 
 import logging
@@ -54,9 +54,9 @@ _SAVE_NAME: Final = re.compile(r"[0-9A-Za-z]{1,64}")
 
 
 class ShardCheckpointer:
-    """The handler of the trainers' calls about checkpoints. Thread-safe.
+    """The handler of trainers' checkpoint calls. Thread-safe.
 
-    Every call raises ConfigurationError unless its trainer has joined, with the attempt of the call.
+    Every call raises ConfigurationError unless its trainer has joined with the attempt that the call gives.
 
     Parameters
     ----------
@@ -67,7 +67,7 @@ class ShardCheckpointer:
     changed : threading.Condition
         Guards the membership.
     folder : str
-        Trainers may name only directories in this folder; any directory if empty.
+        The only folder in which trainers may name directories; if empty, they may name any directory.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class ShardCheckpointer:
         self._files.set_result([])
 
     def save(self, request: control_pb2.SaveRequest) -> control_pb2.SaveReply:
-        """Copy the shard, and begin to write the copy; wait for the previous save first.
+        """Wait for the previous save, copy the shard, and start writing the copy.
 
         Returns
         -------
@@ -160,7 +160,7 @@ class ShardCheckpointer:
         return control_pb2.SaveReply(steps=steps, history=before)
 
     def written(self, request: control_pb2.WrittenRequest) -> control_pb2.WrittenReply:
-        """Wait briefly for a save's files; return the files, or that they are not written yet.
+        """Wait briefly for a save's files; return the file records, or a reply that writing continues.
 
         Raises
         ------
@@ -179,13 +179,13 @@ class ShardCheckpointer:
         return control_pb2.WrittenReply(done=True, files=[file.to_json() for file in files.result()])
 
     def commit(self, request: control_pb2.CommitRequest) -> control_pb2.CommitReply:
-        """Write the manifest of the latest save; without a manifest, remove the files that it has replaced.
+        """Write the manifest of the latest save; without a manifest, remove the files that the save replaces.
 
         Raises
         ------
         FleetError
-            The manifest is of another save, a file is missing, writing failed, a step has failed, or a later
-            attempt of this server has claimed the folder.
+            The manifest belongs to another save, a file is missing, writing failed, a step has failed, or a
+            later attempt of this server has claimed the folder.
         """
         self._check_may_use(request.trainer, request.directory)
         path = Path(request.directory)
@@ -213,7 +213,7 @@ class ShardCheckpointer:
         return control_pb2.CommitReply()
 
     def numbers(self, request: control_pb2.CheckpointsRequest) -> control_pb2.CheckpointsReply:
-        """Remove the requested numbered checkpoints of a folder; return the numbers of the remaining ones.
+        """Remove the requested numbered checkpoints from a folder; return the numbers of the remaining ones.
 
         Raises
         ------
@@ -233,7 +233,7 @@ class ShardCheckpointer:
             )
 
     def load(self, request: control_pb2.LoadRequest) -> control_pb2.LoadReply:
-        """Load a checkpoint, unless training has begun, and return what is loaded; see `ShardLoader.load`."""
+        """Load a checkpoint unless training has begun; return the loaded one. See `ShardLoader.load`."""
         self._check_may_use(request.trainer, request.directory)
         trainer = request.trainer.id
         found = self._loader.load(request.directory, request.save)
@@ -253,7 +253,7 @@ class ShardCheckpointer:
         )
 
     def upload_part(self, request: control_pb2.PartRequest) -> control_pb2.PartReply:
-        """Receive a chunk of trainer 0's part, before the save that includes the part."""
+        """Store a chunk of trainer 0's part, for the save that follows."""
         self._check_joined(request.trainer)
         self._parts.upload(request.save, request.offset, request.data)
         return control_pb2.PartReply()
@@ -264,7 +264,7 @@ class ShardCheckpointer:
         return control_pb2.FoundPartReply(data=self._parts.download(request.trainer.id, request.offset))
 
     def set_status(self, request: control_pb2.StatusRequest) -> control_pb2.StatusReply:
-        """Receive the status of a trainer other than 0, for the following checkpoints."""
+        """Store the status of a trainer other than 0, for the checkpoints that follow."""
         self._check_joined(request.trainer)
         self._statuses[request.trainer.id] = request.step, request.part
         return control_pb2.StatusReply()
@@ -282,7 +282,7 @@ class ShardCheckpointer:
         return write_rows(path, save, f"{self._name}-table-{copy.table}", record, copy.snapshot, copy.parts())
 
     def _steps_of(self, trainers: Iterable[int], step: int | None) -> dict[int, int]:
-        """Return the step of each trainer; in modes with a common step, check the blocks' step instead."""
+        """Return each trainer's step; in modes with a common step, check the step of the blocks instead."""
         if not self._shard.blocks and not len(self._shard.tables):
             return {}
         if step is None:
@@ -299,7 +299,7 @@ class ShardCheckpointer:
             self._membership.check_joined(trainer.id, trainer.attempt)
 
     def _check_may_use(self, trainer: control_pb2.Trainer, directory: str) -> None:
-        """Refuse a trainer that has not joined, or a directory outside the job's folder."""
+        """Raise an error if the trainer has not joined or the directory is outside the job's folder."""
         self._check_joined(trainer)
         if not self._folder or not directory:
             return
@@ -314,7 +314,7 @@ class ShardCheckpointer:
 
 
 class PartTransfer:
-    """The transfer of trainer 0's part in chunks, because it may exceed a message. Thread-safe."""
+    """The transfer of trainer 0's part in chunks, because it may exceed the message size. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -323,7 +323,7 @@ class PartTransfer:
         """The part that each trainer may download."""
 
     def upload(self, save: str, offset: int, data: bytes) -> None:
-        """Append a chunk to a save's part; the offset 0 begins a new part.
+        """Append a chunk to a save's part; offset 0 begins a new part.
 
         Raises
         ------
@@ -341,12 +341,12 @@ class PartTransfer:
             self._uploaded += data
 
     def take_upload(self, save: str, size: int) -> bytes | bytearray:
-        """Remove and return the part of a save; empty for a size of 0.
+        """Remove and return the part of a save; return no bytes for a size of 0.
 
         Raises
         ------
         FleetError
-            The part is of another save, or incomplete.
+            The part belongs to another save, or is incomplete.
         """
         if not size:
             return b""
@@ -361,13 +361,13 @@ class PartTransfer:
         return uploaded
 
     def offer_download(self, trainer: int, part: bytes) -> int:
-        """Offer a part to a trainer in place of the previous one; return its size."""
+        """Offer a part to a trainer, in place of the previous one; return the size of the part."""
         with self._lock:
             self._offered[trainer] = part
         return len(part)
 
     def download(self, trainer: int, offset: int) -> bytes:
-        """Return the chunk at an offset; empty at the end."""
+        """Return the chunk at an offset; return no bytes at the end."""
         with self._lock:
             part = self._offered.get(trainer, b"")
         return part[offset : offset + _CHUNK_BYTES]
@@ -382,7 +382,7 @@ class _Base:
 
 
 class _Bases:
-    """For each table, the newest full checkpoint of this server, the base of incremental checkpoints."""
+    """The base of incremental checkpoints for each table: this server's newest full checkpoint."""
 
     def __init__(self) -> None:
         self._committed: dict[int, _Base] = {}
@@ -390,7 +390,7 @@ class _Bases:
         """The bases of the latest save, which may never be committed."""
 
     def updates_since(self, directory: Path) -> dict[int, int]:
-        """Return the number of updates of each table's base in the folder of `directory`."""
+        """Return the update count of each table's base, for bases in the parent folder of `directory`."""
         found = {
             table: base.updates
             for table, base in self._committed.items()
@@ -403,9 +403,9 @@ class _Bases:
     def begin(
         self, directory: Path, save: str, copies: Collection[RowCopy]
     ) -> Mapping[int, BaseRecord | None]:
-        """Record a save before it writes rows; return the base of each table's file.
+        """Record a save before it writes rows; return the base to which each table's file refers.
 
-        A table whose rows are all written has no base until the save is committed.
+        A table whose rows are all written refers to no base. A numbered save becomes its base once committed.
         """
         self._begun = {}
         records: dict[int, BaseRecord | None] = {}
@@ -443,9 +443,9 @@ def _in_background(save: str, write: Callable[[], list[FileRecord]]) -> Future[l
                 files.set_result(write())
         except (FleetError, OSError) as error:
             files.set_exception(error)
-        except BaseException as error:  # noqa: BLE001 - the trainer must not wait in vain
+        except BaseException as error:  # noqa: BLE001 - the trainer waits for the error
             files.set_exception(FleetError(f"the save {save} failed: {error!r}"))
 
-    # A daemon thread, so that a server that ends does not wait for a disk that hangs.
+    # A daemon thread, so that a hung disk does not keep the server's process from ending.
     threading.Thread(target=run, name="fleet-writes", daemon=True).start()
     return files

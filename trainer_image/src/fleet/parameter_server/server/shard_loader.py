@@ -1,7 +1,7 @@
-"""Loading of a server's shard from a checkpoint, and a record of the trainers that know of it.
+"""Loading of a server's shard from a checkpoint, and a record of the checkpoint that each trainer knows.
 
 A checkpoint is loaded before training begins, by the server itself or at a trainer's request. A trainer that
-joined before the load holds other values: it may not begin a step until it has asked for the loaded
+joined before the load still has the earlier values: it may not begin a step until it has requested the loaded
 checkpoint.
 """
 
@@ -61,18 +61,18 @@ class ShardLoader:
         self.candidates: list[str] = []
         """The checkpoints that were complete on this server at the last load, newest first."""
         self.disk_lock = threading.Lock()
-        """Held while a checkpoint is read or written, so that this happens to only one at a time."""
+        """Held while a checkpoint is read or written, so that disk access is serialized."""
         self.claims = Claims(f"server-{shard.plan.server}", job)
         """The server's claims on checkpoint folders."""
         self._plan = shard.plan
         self._shard = shard
         self._mode = mode
         self._values_lock = threading.Lock()
-        """Held while a load changes values; never during disk I/O, because joining trainers wait for it."""
+        """Held while a load changes values, but not during disk I/O: joining trainers wait for this lock."""
         self._begun = False
         """Whether training has begun: a gradient has arrived, or is about to."""
         self._known: dict[int, str] = {}
-        """The checkpoint that each trainer knows to be loaded."""
+        """For each trainer, the loaded checkpoint of which the server has informed it."""
         self._loaded: Checkpoint | None = None
         self._folder = self._loaded_from = ""
         self._damaged: dict[tuple[Path, str], CheckpointError] = {}
@@ -83,30 +83,30 @@ class ShardLoader:
 
     @property
     def history(self) -> Sequence[str] | None:
-        """The saves of this training, oldest first; None if those before the load are unknown."""
+        """The saves of this training run, oldest first; None if the saves before the load are unknown."""
         if self._loaded is None:
             return self.saved
         manifest = self._loaded.manifest
         return None if manifest.after is None else [*manifest.after, manifest.save, *self.saved]
 
     def inform(self, trainer: int) -> tuple[str, int]:
-        """Return the loaded checkpoint and the trainer's next step; record that the trainer knows them."""
+        """Return the loaded checkpoint and the trainer's next step; record that it knows the checkpoint."""
         with self._values_lock:
             self._known[trainer] = self.restored
             return self.restored, self._mode.step_of(trainer)
 
     def position(self) -> tuple[str, int]:
-        """Return the loaded checkpoint and the step of the training, atomically."""
+        """Return the loaded checkpoint and the current step of the training run, read atomically."""
         with self._values_lock:
             return self.restored, self._mode.step
 
     def begin_step(self, trainer: int) -> None:
-        """Let a trainer begin a step.
+        """Allow a trainer to begin a step, and record that training has begun.
 
         Raises
         ------
         ConfigurationError
-            The trainer has values from before the load.
+            The trainer still has the values from before a checkpoint was loaded.
         """
         with self._values_lock:
             if self._known.get(trainer, "") == self.restored:
@@ -120,10 +120,10 @@ class ShardLoader:
 
     @contextmanager
     def step_to_answer(self, trainer: int, step: int) -> Iterator[int]:
-        """Yield the step whose values answer a pull; no checkpoint is loaded meanwhile.
+        """Yield the step whose values answer a trainer's request; no checkpoint is loaded within the block.
 
-        A trainer that joined just before a load requests values that are gone. It gets the present values
-        instead, which is harmless: the trainer must load the checkpoint itself before it may train.
+        A trainer that joined just before a load requests values that no longer exist. It gets the current
+        values instead, which is harmless: the trainer must load the checkpoint itself before it may train.
         """
         # Nothing is loaded once training has begun, so the hot path takes no lock.
         with nullcontext() if self._begun else self._values_lock:
@@ -151,14 +151,14 @@ class ShardLoader:
         Returns
         -------
         Checkpoint or None
-            The loaded checkpoint or, if training has begun with it, the newest one that this server has saved
-            since. None if there is no checkpoint, or if the one named `save` is damaged; a damaged checkpoint
-            is removed from `candidates`.
+            The loaded checkpoint or, if training has begun from it, the newest checkpoint that this server
+            has saved since. None if there is no checkpoint, or if the one named `save` is damaged; a damaged
+            checkpoint is removed from `candidates`.
 
         Raises
         ------
         CheckpointError
-            The checkpoint is of another model, or none is complete.
+            The checkpoint was saved from another model, or no checkpoint is complete.
         ConfigurationError
             Training has begun with other values.
         """
@@ -171,7 +171,8 @@ class ShardLoader:
             found, damage = list_checkpoints(folder, self._check_sizes)
             self.candidates = [each.manifest.save for each in found if each.key not in self._damaged]
             begun = self._begun
-            # Checkpoints of this training are not loaded again, because the server has their values or newer.
+            # This training run's own checkpoints are not loaded again: the server has their values or newer
+            # ones.
             own = {self.restored, *self.saved} if begun else {self.restored}
             keeps = begun or self._folder == self._loaded_from
             ours = [each for each in found if keeps and each.manifest.save in own]
@@ -182,7 +183,7 @@ class ShardLoader:
                 self._warn(damage, "nothing: the next one is refused")
                 raise
             if chosen is not None and chosen.manifest.save == self.restored:
-                chosen = self._loaded  # it has read the trainers' parts, whose files may be gone
+                chosen = self._loaded  # the trainers' parts are in memory; their files may be gone
             elif chosen is None and begun and damage and not save:
                 chosen = self._loaded
             if chosen is None and damage and not save:
@@ -192,12 +193,12 @@ class ShardLoader:
             return chosen
 
     def part_of(self, trainer: int, found: Checkpoint | None) -> bytes:
-        """Return a trainer's part of a checkpoint, or an empty one if this server does not have it."""
+        """Return a trainer's part of a checkpoint; return no bytes if this server does not have the part."""
         with self.disk_lock:
             return (found.part_of(trainer) if found is not None else None) or b""
 
     def complete_numbers(self, directory: str) -> list[int]:
-        """Return the numbers of a folder's checkpoints that are complete, judged by this server's files."""
+        """Return the numbers of a folder's checkpoints for which this server's files are complete."""
 
         def check(checkpoint: Checkpoint) -> None:
             spans = [(block.param, block.begin, block.end) for block in self._shard.blocks.values()]
@@ -209,7 +210,7 @@ class ShardLoader:
             return list_complete_numbers(Path(directory), check)
 
     def _take(self, checkpoint: Checkpoint, is_ours: bool, damage: list[CheckpointError]) -> bool:
-        """Load a checkpoint, or only the trainers' parts if `is_ours`; return False if it is damaged."""
+        """Load a checkpoint (only the trainers' parts if `is_ours`); return False if it is damaged."""
         if checkpoint.manifest.save == self.restored:
             return True
         if checkpoint.key in self._damaged:
@@ -235,7 +236,7 @@ class ShardLoader:
         return True
 
     def _read(self, checkpoint: Checkpoint) -> list[Put | RowPut]:
-        """Read the whole shard before any value changes, so that a damaged file cannot leave half a model."""
+        """Read the whole shard before any value changes: a damaged file must not leave a mixed model."""
         check_files(self._needed_files(checkpoint), Checkpoint.verify_file)
         checkpoint.keep_parts()
         content: list[Put | RowPut] = []
@@ -256,7 +257,7 @@ class ShardLoader:
         self._mode.resume(manifest.step)
         self._mode.resume_each({int(trainer): step for trainer, step in manifest.steps.items()})
         self._loaded, self.restored, self._loaded_from = checkpoint, manifest.save, self._folder
-        self.saved.clear()  # they belong to the previous training
+        self.saved.clear()  # these saves belong to the training run that the load replaces
         _log.info(
             "parameter server %s continues at step %d, from %s",
             self._plan.endpoint,
@@ -312,7 +313,7 @@ class ShardLoader:
 
 
 def _read_block(checkpoint: Checkpoint, pieces: Sequence[PlannedBlock]) -> list[Put]:
-    """Read a block once, and cut it into its pieces."""
+    """Read a block once, and slice it into its pieces."""
     first, last = pieces[0], pieces[-1]
     shape = (sum(piece.shape[0] for piece in pieces), *first.shape[1:]) if len(pieces) > 1 else first.shape
     found = checkpoint.piece(first.param, first.begin, last.end, shape)

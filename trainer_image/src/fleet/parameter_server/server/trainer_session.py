@@ -1,8 +1,8 @@
 """A server's session with one trainer, over successive data connections.
 
-The session survives a broken connection: the trainer opens another one, and both ends resend the frames that
-the other has not received. Each handshake decides whether the two share memory. Received frames are delivered
-to the owner of the session; this module handles only their transport.
+The session survives a broken connection: the trainer reconnects, and both ends resend the frames that the
+other end has not received. Each handshake decides whether the two ends share memory. Received frames are
+delivered to the owner of the session; this module handles only their transport.
 """
 
 import logging
@@ -59,13 +59,13 @@ class _Resumption:
     lock: threading.Lock = field(default_factory=threading.Lock)
     """Held during a handshake."""
     name: str | None = None
-    """The random name that the trainer's process has given the session; None before the first handshake."""
+    """The session's random name, which the trainer's process chooses; None before the first handshake."""
     reaches: bool = False
-    """Whether the present connection reaches the trainer; False once the trainer opens another one."""
+    """Whether the current connection reaches the trainer; False once the trainer opens another connection."""
 
 
 class TrainerSession:
-    """The session with one attempt of a trainer, which sends and receives its frames.
+    """The session with one attempt of a trainer; it sends and receives the frames of that attempt.
 
     Parameters
     ----------
@@ -81,7 +81,7 @@ class TrainerSession:
     pacing : Pacing or None
         The pacing of the server, if it has one.
     deliver : callable
-        Called by the receiving thread with each frame, and once with the end.
+        Called by the receiving thread with each frame, and once with the end of each connection.
     on_connected : callable
         Called when the session has a data connection, the first or a later one.
     """
@@ -103,7 +103,7 @@ class TrainerSession:
         self.begun = False
         """Whether the trainer has begun a step."""
         self.asked = False
-        """Whether the trainer has requested values; earlier answers are meant for its previous process."""
+        """Whether the trainer has requested values; earlier answers were meant for its previous process."""
         self._shard = shard
         self._mode = mode
         self._expected = expected
@@ -132,7 +132,7 @@ class TrainerSession:
         """The frame number and size of each answer with rows that the trainer may not have read."""
 
     def resume(self, caller: Caller) -> None:
-        """Resume the session over a new connection, after the frame that the old one is receiving.
+        """Resume the session over a new connection, once the old connection has received its current frame.
 
         Parameters
         ----------
@@ -175,7 +175,7 @@ class TrainerSession:
             )
 
     def refused(self) -> None:
-        """Record that the trainer has received the failure, if there is one."""
+        """Record that the trainer has received the session's failure, if the session has failed."""
         if self.ending.failure is not None:
             self.ending.notified.set()
 
@@ -204,7 +204,7 @@ class TrainerSession:
         self._unread.append((number, len(rows)))
 
     def send_value(self, answer: Answer) -> None:
-        """Enqueue an answer: a block's value, or that a block did not change or a table was stepped."""
+        """Enqueue an answer: a block's value, or notice that a block is unchanged or a table was stepped."""
         if not self.asked:
             return
         step, block = answer.step, answer.block
@@ -239,7 +239,7 @@ class TrainerSession:
             return self._stream.finish(timeout_seconds)
 
     def abandon(self) -> None:
-        """Close the session at once, without notifying the trainer."""
+        """Close the session immediately, without notifying the trainer."""
         self.finish(0.0)
         self.ending.notified.set()
 
@@ -249,9 +249,9 @@ class TrainerSession:
         return self._codec.buffer_of(header)
 
     def _fence(self, caller: Caller) -> None:
-        """Stop the old connection after the frame that it is receiving."""
+        """End the old connection after the frame that it is receiving."""
         self._check(caller.hello)
-        caller.check_waiting()  # a caller that has given up must not end the connection that replaced it
+        caller.check_waiting()  # a caller that has disconnected must not end the connection that replaced it
         self._resumption.reaches = False
         self._resumption.name = caller.hello.session
         with self._shard.buffers.hurry(self.identity.trainer):
@@ -279,7 +279,7 @@ class TrainerSession:
         Raises
         ------
         RemoteProtocolError
-            An earlier connection of the session chose another one.
+            An earlier connection of the session chose another transport.
         """
         trainer, values, hello = self.identity.trainer, self._shard.shared_values, caller.hello
         offered = hello.shared and (self._shared is not None or len(caller.descriptors) > 0)
@@ -302,7 +302,7 @@ class TrainerSession:
         return [values.descriptor]
 
     def _map(self, descriptor: int) -> SharedBlocks | None:
-        """Map the trainer's memory; return None if that fails, and the tensors come over the socket."""
+        """Map the trainer's memory; return None if that fails, so that tensors are sent over the socket."""
         try:
             return SharedBlocks.receive(descriptor, self._shard.block_bytes, writable=True)
         except OSError as error:

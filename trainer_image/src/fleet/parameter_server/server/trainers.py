@@ -1,4 +1,4 @@
-"""The trainers of one server: their joining and leaving, and the dispatch of their frames to the mode."""
+"""The trainers of one server: how they join and leave, and the dispatch of their frames to the mode."""
 
 import contextlib
 import logging
@@ -45,7 +45,7 @@ _log = logging.getLogger(__name__)
 
 
 class Serving:
-    """The state of one server's service, which ends once: with a failure, or because it has completed."""
+    """The state of one server's service, which ends once, either by failing or by completing."""
 
     def __init__(self) -> None:
         self.changed = threading.Condition()
@@ -56,7 +56,7 @@ class Serving:
         self.is_closing = False
 
     def fail(self, error: FleetError) -> None:
-        """End the service with an error of any thread; only the first error is kept."""
+        """End the service with an error, from any thread; only the first error is kept."""
         with self.changed:
             if self.failure is None:
                 self.failure = error
@@ -69,13 +69,13 @@ class Serving:
             self.changed.notify_all()
 
     def check(self) -> None:
-        """Raise the failure, if there is one; call with the lock held."""
+        """Raise the error with which the service has failed, if any; call with the lock held."""
         if self.failure is not None:
             raise self.failure
 
 
 class Trainers:
-    """The trainers of one server: it admits them, passes their frames to the mode, and sends its answers.
+    """The trainers of one server; admits them, passes their frames to the mode, and sends the mode's answers.
 
     Parameters
     ----------
@@ -89,7 +89,7 @@ class Trainers:
         The facts about this process's state before the first step; a loaded checkpoint replaces them.
     settings : Settings
     serving : Serving
-        Its lock guards the membership.
+        The state of the service; its lock guards the membership.
     membership : Membership
     clock : WatchClock
         The clock of the membership.
@@ -113,7 +113,7 @@ class Trainers:
     ) -> None:
         self.membership = membership
         self.sessions: dict[int, TrainerSession] = {}
-        """The sessions of trainers that may still send frames, by trainer."""
+        """The session of each trainer that may still send frames."""
         self._shard = shard
         self._mode = mode
         self._job = job
@@ -198,7 +198,7 @@ class Trainers:
         return restored, step
 
     def heard(self, trainer: int, attempt: int) -> int:
-        """Record a heartbeat of a trainer that has joined; return its number of steps past the others."""
+        """Record a trainer's heartbeat; return the number of steps that it has made past the others."""
         with self._serving.changed:
             if self.membership.attempt(trainer) == attempt:
                 self.membership.heard(trainer, self._clock.now())
@@ -218,7 +218,7 @@ class Trainers:
         return session
 
     def give_up(self, trainer: int, error: PeerLostError) -> None:
-        """Let the others continue without a trainer, which may come back by joining again."""
+        """Treat a trainer as lost, and let the others continue; the trainer may rejoin."""
         with self._serving.changed:
             self.membership.give_up(trainer)
             self._barriers.release()
@@ -234,7 +234,7 @@ class Trainers:
         self.answer(self._mode.complete(trainer))
 
     def answer(self, answers: Sequence[Answer]) -> None:
-        """Send answers to the trainers that still have a session."""
+        """Send each answer to those of its trainers that still have a session."""
         for answer in answers:
             for trainer in answer.trainers:
                 session = self.sessions.get(trainer)
@@ -242,7 +242,7 @@ class Trainers:
                     session.send_value(answer)
 
     def take(self, session: TrainerSession, event: Frame | End) -> None:
-        """Handle a frame of a session, or its end; called by the session's receiving thread."""
+        """Handle a frame or the end of a session's connection; called by the session's receiving thread."""
         if isinstance(event, End):
             if self._pacing is not None:
                 self._pacing.ended(session.identity.trainer)
@@ -309,7 +309,7 @@ class Trainers:
             self._barriers.release()
 
     def ended(self, session: TrainerSession, error: FleetError | None) -> None:
-        """Record that a session receives nothing more."""
+        """Record that a session's connection has ended, with an error unless it ended by the protocol."""
         trainer = session.identity.trainer
         with self._serving.changed:
             current = self.sessions.get(trainer) is session and trainer not in self.membership.completed
@@ -347,19 +347,19 @@ class Trainers:
 
         sessions = list(self.sessions.values())
         with ThreadPoolExecutor(max(1, len(sessions)), thread_name_prefix="fleet-farewell") as at_once:
-            list(at_once.map(finish, sessions))  # so that one trainer that does not read delays no other
+            list(at_once.map(finish, sessions))  # so that a trainer that does not read delays no others
         if error is not None:
             self._wait_until_notified()
 
     def wait_for_goodbyes(self) -> None:
-        """Wait for trainers whose connection broke before they could learn that the training has ended."""
+        """Wait for trainers whose connection broke to reconnect and receive the end of the training."""
         sessions = list(self.sessions.values())
         wait_for_all((session.ending.left for session in sessions), self._settings.silent_seconds)
 
     def _wait_until_notified(self) -> None:
         """Wait for live trainers without a connection to reconnect and receive the error.
 
-        A live trainer notices within two heartbeats that it can reconnect.
+        A live trainer detects within two heartbeats that it can reconnect.
         """
         with self._serving.changed:
             live = set(self.membership.live) - self.membership.vanished(self._clock.now())
@@ -396,7 +396,7 @@ class Trainers:
         ids = read_ids(payload, session.row_bytes[table])
         if session.begun:
             found = self._mode.look_up(trainer, table, header.step, ids)
-        else:  # the requested step may precede the load of a checkpoint
+        else:  # a checkpoint may have been loaded since the trainer chose the step
             with self._loader.step_to_answer(trainer, header.step) as step:
                 found = self._mode.look_up(trainer, table, step, ids)
         session.send_rows(header, pack_rows(found.numpy()))

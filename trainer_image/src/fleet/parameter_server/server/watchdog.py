@@ -17,7 +17,7 @@ _log = logging.getLogger(__name__)
 
 
 class Watchdog:
-    """The watchdog of a server, which logs what the server waits for and enforces the deadlines.
+    """The watchdog of a server, which logs what the server waits for and enforces its deadlines.
 
     Parameters
     ----------
@@ -28,7 +28,7 @@ class Watchdog:
     trainers : Trainers
     clock : WatchClock
     survives_loss : bool
-        Whether the other trainers continue when one is lost.
+        Whether the other trainers continue when a trainer is lost.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Watchdog:
         return describe_absences(self._trainers.membership.absences(self._clock.now()))
 
     def look(self) -> list[tuple[int, PeerLostError]]:
-        """Look for absent trainers and stalled steps; call with the membership's lock held.
+        """Check for absent trainers and stalled steps; call with the membership's lock held.
 
         Returns
         -------
@@ -67,7 +67,7 @@ class Watchdog:
         PeerLostError
             A trainer is lost, and the others cannot continue without it.
         DeadlineExceededError
-            A step has not ended for too long, although all trainers are alive.
+            A step has taken too long, although all trainers are alive.
         """
         lost = self._look_for_absent()
         self._look_for_stalled()
