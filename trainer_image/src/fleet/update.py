@@ -1,8 +1,8 @@
-"""The update of a parameter server's blocks: gradient clipping, and steps of the user's torch.optim class.
+"""Updates of a parameter server's blocks: gradient clipping, and steps of the user's torch.optim class.
 
 PyTorch itself computes the steps: each block has its own optimizer instance on a view of the server's values.
-This module adds only what a single process does not need: norms over the blocks of several servers, and the
-correction of delayed gradients.
+This module only adds features that a single process does not need: norms over the blocks of several servers,
+and the correction of delayed gradients.
 """
 
 import inspect
@@ -25,20 +25,20 @@ _EPSILON: Final = 1e-6
 
 
 class DenseUpdate:
-    """A block and the optimizer that steps it. Callers serialise access.
+    """A block and the optimizer that steps it; callers must serialize access.
 
     Parameters
     ----------
     optimizer_class : type
         The user's torch.optim class.
     value : Tensor
-        The block's value, a view of the server's arena; stepped in place.
+        The block's value, a view of the server's memory, which is stepped in place.
     options : mapping
-        The options of the block's param group at capture, kernel flags included.
+        The options of the block's param group at capture, including kernel flags.
     fused : bool
-        Use the class's fused kernel instead of the one that the flags select.
+        Whether to use the fused kernel of the class instead of the kernel that the flags select.
     tensors : mapping of str to str
-        Options that the class receives as tensors, with their dtypes.
+        The options that the class receives as tensors, with their dtypes.
 
     Raises
     ------
@@ -61,7 +61,7 @@ class DenseUpdate:
         chosen = {name: option for name, option in options.items() if name != "capturable"}
         if self._tensors and chosen.get(
             "foreach"
-        ):  # torch allows tensor options with foreach only when capturing
+        ):  # torch allows tensor options with foreach only for graph capture
             chosen["foreach"] = False
         if fused:
             _check_fused(optimizer_class)
@@ -94,7 +94,7 @@ class DenseUpdate:
             self._value.grad = None
 
     def _typed(self, options: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the options, with those that the class receives as tensors converted to tensors."""
+        """Return the options, after converting to tensors those that the class receives as tensors."""
         tensors = {
             name: torch.tensor(options[name], dtype=dtype, device="cpu")
             for name, dtype in self._tensors.items()
@@ -107,7 +107,7 @@ class DenseUpdate:
         return dict(self._optimizer.state.get(self._value, {}))
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Replace the state with one that `state` returned; tensors are copied."""
+        """Replace the state with a state that `state` has returned; tensors are copied."""
         self._optimizer.state[self._value] = {
             name: entry.detach().clone() if isinstance(entry, Tensor) else entry
             for name, entry in state.items()
@@ -125,14 +125,15 @@ def _check_fused(optimizer_class: type[Optimizer]) -> None:
 def sum_of_squares(gradient: Tensor) -> float:
     """Return the sum of a gradient's squared elements; nan and inf propagate.
 
-    Double precision, so that neither the cut of a parameter into blocks nor its dtype changes the norm.
+    The sum has double precision, so that neither the slicing of a parameter into blocks nor its dtype changes
+    the norm.
     """
     norm = torch.linalg.vector_norm(gradient, dtype=torch.float64).item()
     return float(norm * norm)
 
 
 def total_of(sums: Mapping[int, float]) -> float:
-    """Return the total of the sums, added in block order so that every server computes the same bits."""
+    """Return the total of the sums, added in block order so that it is bitwise identical on all servers."""
     return sum((sums[block] for block in sorted(sums)), start=0.0)
 
 
@@ -155,13 +156,13 @@ def clip_coefficient(sum_of_squares: float, max_norm: float) -> float:
 
 
 def compensate_delay(gradient: Tensor, value: Tensor, sent: Tensor) -> Tensor:
-    """Return a gradient with a first-order correction for the steps made since its trainer got the value.
+    """Correct a gradient, to first order, for the steps made since its trainer received the value.
 
     Parameters
     ----------
     gradient, value, sent : Tensor
-        The gradient, the current value, and the value the gradient was computed on, all of one shape.
-        None is modified.
+        The gradient, the current value, and the value for which the gradient was computed, all of the same
+        shape. None of them is modified.
 
     Returns
     -------
@@ -182,5 +183,5 @@ def compensate_delay(gradient: Tensor, value: Tensor, sent: Tensor) -> Tensor:
             f"a gradient of shape {list(gradient.shape)}, a value of {list(value.shape)} and the value sent "
             f"of {list(sent.shape)}; expected one shape"
         )
-    # Paddle's order of operations, for equal rounding: the drift times the gradient, times the gradient.
+    # The order of operations is Paddle's, for equal rounding: drift times gradient, times gradient.
     return gradient + (value - sent) * gradient * gradient

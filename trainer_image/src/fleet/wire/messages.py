@@ -1,6 +1,6 @@
 """Small payloads: greetings, hyper-parameters, lists of absent blocks or completed trainers, and errors.
 
-Tensors do not pass through here: the kernel writes their bytes straight into the receiver's arrays.
+Tensors do not pass through this module: the kernel writes their bytes directly to the receiver's arrays.
 """
 
 import array
@@ -37,10 +37,10 @@ __all__ = [
 ]
 
 MAX_TEXT_BYTES: Final = 1 << 20
-"""Upper bound of every JSON and text payload, in bytes."""
+"""The largest size of a JSON or text payload, in bytes."""
 
 HyperParameters = tuple[dict[str, Any], ...]
-"""One mapping per param group, in group order: names to numbers, booleans, None or tuples of these."""
+"""One mapping per param group, in group order, from names to numbers, booleans, None or tuples of these."""
 
 NO_STEP: Final[HyperParameters] = ()
 """The hyper-parameters of a step that the trainer skips because its gradients are not finite."""
@@ -61,12 +61,12 @@ _ERRORS: Final[dict[str, type[FleetError]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """The payload of HELLO: the server's incarnation and the session's number of blocks, among others.
+    """The payload of HELLO, with the server's incarnation, the session's number of blocks and other fields.
 
-    ``session`` is a random name that the trainer chooses, the same on each connection of the session.
+    ``session`` is a random name that the trainer chooses; it is the same on each connection of the session.
     ``taken`` is the number of the session's frames that the sender has received. ``shared`` is True if a
-    descriptor of shared memory comes with the frame. In a server's greeting it also means that the server has
-    mapped the trainer's memory.
+    descriptor of shared memory accompanies the frame. In a server's greeting, True also means that the server
+    has mapped the trainer's memory.
     """
 
     incarnation: str
@@ -87,7 +87,7 @@ def read_hello(payload: bytes) -> Hello:
     Raises
     ------
     RemoteProtocolError
-        The payload is not the JSON object expected.
+        The payload is not the expected JSON object.
     """
     document = _read_json(payload, "HELLO")
     match document:
@@ -107,7 +107,7 @@ def read_hello(payload: bytes) -> Hello:
 
 
 def pack_hyper(groups: Sequence[dict[str, Any]]) -> bytes:
-    """Encode the hyper-parameters of a step exactly: a float arrives as the same float.
+    """Encode the hyper-parameters of a step exactly: each float is decoded to the same float.
 
     Raises
     ------
@@ -174,7 +174,7 @@ def read_numbers(payload: bytes) -> tuple[int, ...]:
 
 
 def pack_error(error: FleetError) -> bytes:
-    """Encode an error as its type's name, a line break and its message, truncated to `MAX_TEXT_BYTES`."""
+    """Encode an error as its type name, a line break and its message, truncated to `MAX_TEXT_BYTES`."""
     return f"{type(error).__name__}\n{error}".encode()[:MAX_TEXT_BYTES]
 
 

@@ -1,7 +1,7 @@
-"""Proofs that a process has the job's key, which do not reveal the key.
+"""Proofs that a process has the job's key; a proof does not reveal the key.
 
-A call of the control service carries its method, its time and a nonce, with a message authentication code
-(MAC) over them: HMAC-SHA256 under the job's key. On a data connection each end answers the other's random
+A call of the control service carries its time, a nonce and a message authentication code (MAC) over these and
+the method: HMAC-SHA256 with the job's key. On a data connection, each end answers the other end's random
 challenge. This module does no I/O: time and random numbers are arguments.
 """
 
@@ -29,7 +29,7 @@ NONCE_BYTES: Final = 16
 CHALLENGE_BYTES: Final = 32
 MAC_BYTES: Final = 32
 _HOLDS_SECONDS: Final = 2 * CLOCK_SECONDS
-"""The length of the period in which one proof may be valid."""
+"""The length of the period during which a proof may be valid."""
 _VERSION: Final = "1"
 _LONGEST: Final = 200
 
@@ -53,10 +53,10 @@ def make_proof(key: bytes, server: int, method: str, *, seconds: float, nonce: b
     ----------
     key : bytes
     server : int
-        The server that is called; no other server accepts the proof.
+        The index of the called server; no other server accepts the proof.
     method : str
     seconds : float
-        The time of day, since the epoch.
+        The time in seconds since the epoch.
     nonce : bytes
         `NONCE_BYTES` random bytes, fresh for each proof.
     """
@@ -65,7 +65,7 @@ def make_proof(key: bytes, server: int, method: str, *, seconds: float, nonce: b
 
 
 def read_proof(text: str, key: bytes, server: int, method: str, *, seconds: float) -> Proof | None:
-    """Decode a proof; return None unless it is valid at this time."""
+    """Decode a proof; return None unless the proof is valid at this time."""
     if len(text) > _LONGEST or not text.isascii():
         return None
     match text.split(" "):
@@ -84,11 +84,12 @@ def greeting_mac(key: bytes, side: Side, challenge: bytes, answer: bytes, *, of:
     ----------
     key : bytes
     side : Side
-        The end that proves itself. It is part of the MAC, so that no end can reflect the other's.
+        The end that creates the MAC. The side is part of the MAC, so that neither end can reflect the other
+        end's MAC.
     challenge, answer : bytes
-        The random numbers of the server and of the trainer, `CHALLENGE_BYTES` each.
+        The random numbers of the server and of the trainer, with `CHALLENGE_BYTES` bytes each.
     of : str
-        Purpose of the connection; a MAC for one purpose proves nothing for another.
+        The purpose of the connection; a MAC for one purpose is not valid for another.
     """
     said = b"fleet " + of.encode() + b"\n" + side.name.encode() + b"\n" + challenge + answer
     return hmac.digest(key, said, "sha256")
@@ -100,12 +101,12 @@ def _mac(key: bytes, server: int, method: str, seconds: int, nonce: str) -> str:
 
 
 class ReplayWindow:
-    """A record of proofs for as long as they are valid, so that an intercepted proof cannot be replayed.
+    """A record of used proofs while they are valid, so that an intercepted proof cannot be replayed.
 
     Parameters
     ----------
     times : int
-        How many times one proof may be used: gRPC retries a call with the metadata of the first attempt.
+        The number of times that one proof may be used: gRPC retries a call with the first attempt's metadata.
     """
 
     def __init__(self, times: int) -> None:
@@ -115,13 +116,13 @@ class ReplayWindow:
         self._came_before: dict[str, int] = {}
 
     def admits(self, proof: Proof, seconds: float) -> bool:
-        """Count a use of a valid proof; return whether the proof may still be used.
+        """Count a use of a valid proof; return whether this use is allowed.
 
         Parameters
         ----------
         proof : Proof
         seconds : float
-            The time of day, since the epoch.
+            The time in seconds since the epoch.
         """
         if seconds >= self._begun + _HOLDS_SECONDS:
             recent = seconds < self._begun + 2 * _HOLDS_SECONDS

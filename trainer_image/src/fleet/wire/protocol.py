@@ -8,24 +8,24 @@ offset   bytes  field
 0        4      magic ``FLET``
 4        1      version of the protocol
 5        1      kind of the frame
-6        2      1 if the payload is in memory that both ends share, and does not follow; else 0
+6        2      1 if the payload is in shared memory and does not follow the header; else 0
 8        4      attempt: the start count of the trainer's process
 12       4      trainer id
-16       4      number of the block or table, or ``NO_BLOCK`` if the frame is about none
+16       4      number of the block or table; ``NO_BLOCK`` if the frame concerns neither
 20       8      job hash, which identifies frames of another job
 28       8      step
 36       8      number of the session's frames that the sender has received from the other end
 44       8      payload bytes that follow the header
 =======  =====  ==========================================================================
 
-Each direction of a connection is a separate state machine, advanced by the frames of that direction. The
+Each direction of a connection is a separate state machine, advanced by the frames in that direction. The
 protocol never makes one direction wait for the other: the training mode decides what a side answers and when,
-and frames of both directions may cross on the way. A frame whose kind is not listed for the current state
+and frames in opposite directions may cross in transit. A frame whose kind is not listed for the current state
 violates the protocol.
 
-The session survives if a connection breaks while both processes live. The next connection begins with a
-greeting, as every connection does. Each direction then continues in the state that followed its last frame to
-arrive, which is one of `RESUMED`; later frames are sent again.
+The session survives if a connection breaks while both processes are alive. The next connection begins with a
+greeting, like every connection. Each direction then continues in the state after the last frame that arrived,
+which is one of `RESUMED`; later frames are resent.
 """
 
 import enum
@@ -68,9 +68,9 @@ class Kind(enum.IntEnum):
     """The kind of a frame."""
 
     HELLO = 1
-    """The first frame of each side: names the session and the incarnation of the server."""
+    """The first frame of each side, which names the session and the incarnation of the server."""
     PULL = 2
-    """A trainer's request for all values of the server; in sync mode, as of the header's step."""
+    """A trainer's request for all values of the server; in sync mode, for the values at the header's step."""
     HYPER = 3
     """The hyper-parameters of a step; precedes its first gradient."""
     GRAD = 4
@@ -84,19 +84,19 @@ class Kind(enum.IntEnum):
     COMPLETE = 8
     """The trainer has completed; the server answers with the same kind and lists all completed trainers."""
     ERROR = 9
-    """An error of the sender: its type and message. The sender then closes the connection."""
+    """The type and message of an error of the sender, which then closes the connection."""
     CONFIRM = 10
-    """A trainer's liveness check; the server answers with the same kind, after all earlier frames."""
+    """A trainer's request to confirm all earlier frames; the server answers with the same kind."""
     GOODBYE = 11
-    """The trainer has received the server's COMPLETE: the session is no longer needed."""
+    """The trainer has received the server's COMPLETE, so the session is no longer needed."""
     LOOK_UP = 12
-    """A trainer's request for rows of a table by their ids; in sync mode, as of the header's step."""
+    """A trainer's request for a table's rows by their ids; in sync mode, for the rows at the header's step."""
     ROWS = 13
-    """The requested rows, in the order of their ids; look-ups are answered in the order of their arrival."""
+    """The requested rows, in the order of their ids; look-ups are answered in order of arrival."""
     ROW_GRADIENT = 14
-    """One table's gradient for a step: ids, and a row for each; empty if no row of the server has one."""
+    """One table's gradient for a step: ids, and a row for each; empty if no row on the server has one."""
     STEPPED = 15
-    """A table has been stepped: later look-ups return its rows after that step.
+    """Notice that a table has been stepped: later look-ups return its rows after that step.
 
     If the trainer holds a copy of the table, the payload has the ids and values of the changed rows.
     Otherwise it is empty.
@@ -104,7 +104,7 @@ class Kind(enum.IntEnum):
 
 
 class Side(enum.Enum):
-    """The sender of the frames of one direction."""
+    """The sender of the frames in one direction."""
 
     TRAINER = "trainer"
     SERVER = "parameter server"
@@ -114,15 +114,15 @@ class State(enum.Enum):
     """The state of one direction of a connection."""
 
     START = "start"
-    """Nothing sent yet."""
+    """Nothing has been sent yet."""
     OPEN = "open"
-    """Greeted, and between steps."""
+    """The greeting has been sent, and no step is in progress."""
     IN_STEP = "in step"
-    """The hyper-parameters of a step were sent; its gradients follow."""
+    """The hyper-parameters of a step have been sent; its gradients follow."""
     COMPLETED = "completed"
-    """The sender has completed successfully; a server sends nothing more, a trainer only its GOODBYE."""
+    """The sender has completed successfully. A server sends nothing more, and a trainer only its GOODBYE."""
     CLOSED = "closed"
-    """The sender said goodbye or reported an error, and sends nothing more."""
+    """The sender has sent GOODBYE or ERROR, and sends nothing more."""
 
 
 TRANSITIONS: Final[Mapping[Side, Mapping[State, Mapping[Kind, State]]]] = MappingProxyType(
@@ -171,7 +171,7 @@ RESUMED: Final[Mapping[Side, frozenset[State]]] = MappingProxyType(
         Side.SERVER: frozenset({State.OPEN}),
     }
 )
-"""The states in which a direction may continue after the greeting of a later connection."""
+"""The states in which a direction may continue after the greeting on a later connection."""
 
 NO_TABLES: Final[Mapping[int, int]] = MappingProxyType({})
 """The row sizes of a connection without tables."""
@@ -185,10 +185,10 @@ _MAX_TRAINERS: Final = 1 << 16
 
 
 class Header(NamedTuple):
-    """One frame's header. ``step`` and ``block`` are zero and ``NO_BLOCK`` for kinds without them.
+    """The header of a frame; ``step`` is zero and ``block`` is ``NO_BLOCK`` for kinds without them.
 
     ``taken`` may be out of date, because it is set when the frame is enqueued. If ``shared`` is True, the
-    block's bytes are in its region of the memory that both ends share, and nothing follows the header.
+    block's bytes are in the block's region of shared memory, and nothing follows the header.
     """
 
     kind: Kind
@@ -203,7 +203,7 @@ class Header(NamedTuple):
 
 
 class Identity(NamedTuple):
-    """The fields that every frame of a connection repeats: the job, the trainer, and its attempt."""
+    """The fields that every frame of a connection repeats: the job, the trainer and the trainer's attempt."""
 
     job: int
     trainer: int
@@ -225,7 +225,7 @@ def pack_header(header: Header) -> bytes:
     Raises
     ------
     LocalProtocolError
-        A field does not fit its width; the message gives the header.
+        A value does not fit the width of its field; the message gives the header.
     """
     kind, job, attempt, trainer, step, block, taken, payload_bytes, shared = header
     try:
@@ -237,12 +237,12 @@ def pack_header(header: Header) -> bytes:
 
 
 def read_header(received: bytes | bytearray | memoryview) -> Header | None:
-    """Parse the header at the front of ``received``, or return None while it is incomplete.
+    """Decode the header at the front of ``received``; return None if the header is incomplete.
 
     Raises
     ------
     RemoteProtocolError
-        The bytes are not a frame of this protocol; a wrong magic is detected at its first wrong byte.
+        The bytes are not a frame of this protocol; a wrong magic number is detected at its first wrong byte.
     """
     front = bytes(received[: len(MAGIC)])
     if not MAGIC.startswith(front):
@@ -278,12 +278,12 @@ class Conversation:
     identity : Identity
         The identity that every frame must carry.
     block_bytes : mapping of int to int
-        The size of each block's tensor in bytes, by the blocks that this connection carries.
+        The size in bytes of each block's tensor, for the blocks that this connection carries.
     remote : bool
-        Whether the peer is the sender; an invalid frame then raises `RemoteProtocolError`, and otherwise
+        Whether the peer is the sender. If so, an invalid frame raises `RemoteProtocolError`, and otherwise
         `LocalProtocolError`.
     row_bytes : mapping of int to int
-        The size of a row in bytes, by the tables that this connection carries.
+        The size in bytes of each table's rows, for the tables that this connection carries.
 
     Attributes
     ----------
@@ -293,7 +293,7 @@ class Conversation:
     over : bool
         Whether no further frame is allowed in this direction.
     shares : bool
-        Whether tensors may be in memory that both ends share; set after the greetings.
+        Whether tensors may be in shared memory; set after the greetings.
     """
 
     def __init__(
@@ -315,7 +315,7 @@ class Conversation:
         self._row_bytes = row_bytes
         self._error: type[ProtocolError] = RemoteProtocolError if remote else LocalProtocolError
         self._transitions = TRANSITIONS[side]
-        # The payload limit of each kind without a tensor; a kind that is missing has no payload.
+        # The payload limit of each kind that carries no tensor; a kind that is not listed has no payload.
         self._max_bytes = dict.fromkeys((Kind.HELLO, Kind.HYPER, Kind.ERROR), MAX_TEXT_BYTES)
         self._max_bytes[Kind.STEP_END] = _BYTES_PER_NUMBER * len(block_bytes)
         if side is Side.SERVER:
@@ -329,12 +329,12 @@ class Conversation:
         }
 
     def resume(self, state: State, step: int) -> None:
-        """Continue in the state in which an earlier connection ended; call right after the greeting.
+        """Continue in the state in which an earlier connection ended; call directly after the greeting.
 
         Raises
         ------
         LocalProtocolError
-            ``state`` is not one of `RESUMED`, or the greeting was not this direction's latest frame.
+            ``state`` is not in `RESUMED`, or the latest frame in this direction was not the greeting.
         """
         if self.state is not State.OPEN or state not in RESUMED[self._side]:
             raise LocalProtocolError(
@@ -345,13 +345,13 @@ class Conversation:
         self.state, self.step = state, step
 
     def advance(self, header: Header) -> None:
-        """Validate the next frame's header, and make its transition.
+        """Validate the next frame's header, and advance to the state after the frame.
 
         Raises
         ------
         RemoteProtocolError, LocalProtocolError
-            The frame is not allowed in this state, has another identity, or has a payload of a wrong size.
-            ``remote`` selects the type. The state does not change then.
+            The frame is not allowed in this state, has a different identity, or has a payload of the wrong
+            size. ``remote`` selects the type of the error. The state does not change in this case.
         """
         kind, step = header.kind, header.step
         following = self._transitions[self.state].get(kind)
@@ -379,7 +379,7 @@ class Conversation:
             self.over = not self._transitions[following]
 
     def _check_payload(self, header: Header) -> None:
-        """Validate the block or table that a frame names, and the size of its payload."""
+        """Validate the block or table that a frame names, and the size of the frame's payload."""
         kind, block, found = header.kind, header.block, header.payload_bytes
         if header.shared and not (self.shares and kind in _TENSORS):
             raise self._error(

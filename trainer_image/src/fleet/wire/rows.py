@@ -1,19 +1,19 @@
 """The payloads of frames about tables: ids, and rows of float32; little endian.
 
-Ids are distinct and ascending. They are encoded as the first id and the gaps between neighbours. All gaps of
-a frame have the width that its largest gap needs, so that vectorized code can encode and decode them.
+Ids are distinct and ascending. They are encoded as the first id and the gaps between consecutive ids. All
+gaps in a frame have the width that the largest gap needs, so that vectorized code can encode and decode them.
 
 =======  ================  ================================================================
 offset   bytes             what
 =======  ================  ================================================================
 0        8                 the first id
-8        1                 bytes of a gap: 1, 2, 4 or 8
+8        1                 the number of bytes of a gap: 1, 2, 4 or 8
 9        7                 zeros
 16       rows              the rows, if the frame has any: one for each id
-         the rest          the gaps: one less than ids
+         the rest          the gaps, one fewer than ids
 =======  ================  ================================================================
 
-A frame about no ids has no payload.
+A frame without ids has no payload.
 """
 
 import struct
@@ -40,13 +40,13 @@ __all__ = [
 ]
 
 MOST_ROW_BYTES: Final = 256 << 20
-"""Upper bound of the payload of one frame about a table."""
+"""The largest payload of one frame about a table, in bytes."""
 PART_BYTES: Final = 16 << 20
-"""Upper bound of the rows that one look-up requests, in bytes."""
+"""The largest size of the rows that one look-up requests, in bytes."""
 MOST_LOOK_UPS: Final = MOST_ROW_BYTES // PART_BYTES
-"""The number of look-ups that a trainer may have in flight at one server."""
+"""The largest number of look-ups that a trainer may have in flight at one server."""
 _ID_BYTES: Final = 8
-"""Size of an id, and of the widest gap between two."""
+"""The size in bytes of an id, and of the widest gap."""
 _FIRST: Final = struct.Struct("<qB7x")
 _WIDTHS: Final = (1, 2, 4, 8)
 _SWAPS: Final = sys.byteorder == "big"
@@ -56,7 +56,7 @@ Rows = NDArray[np.float32]
 
 
 def payload_bounds(row_bytes: int, *, with_ids: bool, with_rows: bool) -> tuple[int, int]:
-    """Return the smallest and the largest size in bytes of a payload that is not empty."""
+    """Return the smallest and the largest size in bytes of a non-empty payload."""
     most, size = most_rows(row_bytes), row_bytes if with_rows else 0
     if not with_ids:
         return size, most * size
@@ -64,7 +64,7 @@ def payload_bounds(row_bytes: int, *, with_ids: bool, with_rows: bool) -> tuple[
 
 
 def most_rows(row_bytes: int) -> int:
-    """Return the largest number of rows that a frame of any kind may be about."""
+    """Return the largest number of rows that a frame of any kind may carry or request."""
     return (MOST_ROW_BYTES - _FIRST.size) // (_ID_BYTES + row_bytes)
 
 
@@ -74,7 +74,7 @@ def pack_ids(ids: Ids) -> memoryview:
 
 
 def read_ids(payload: memoryview, row_bytes: int) -> Ids:
-    """Decode the ids of a look-up in a table whose rows have ``row_bytes`` bytes.
+    """Decode the ids of a look-up in a table with ``row_bytes`` bytes per row.
 
     Raises
     ------
@@ -96,12 +96,12 @@ def read_rows(payload: memoryview, dimension: int) -> Rows:
 
 
 def pack_row_gradient(ids: Ids, rows: Rows) -> memoryview:
-    """Encode ascending ids with a row for each."""
+    """Encode ascending ids and one row for each id."""
     return _packed(ids, _bytes_of(rows))
 
 
 def read_row_gradient(payload: memoryview, dimension: int) -> tuple[Ids, Rows]:
-    """Decode the ids and rows of a row gradient; raises as `read_ids`."""
+    """Decode the ids and rows of a row gradient; raises the errors of `read_ids`."""
     ids, rows = _unpacked(payload, 4 * dimension, most_rows(4 * dimension))
     return ids, read_rows(rows, dimension)
 
@@ -121,7 +121,7 @@ def _packed(ids: Ids, rows: memoryview) -> memoryview:
 
 
 def _unpacked(payload: memoryview, row_bytes: int, most: int) -> tuple[Ids, memoryview]:
-    """Return the ids and the bytes of the rows."""
+    """Return the ids in a payload, and the bytes of its rows."""
     if not len(payload):
         return np.zeros(0, dtype=np.int64), payload
     first, width = _FIRST.unpack_from(payload) if len(payload) >= _FIRST.size else (0, 0)

@@ -1,1 +1,1 @@
-"""The control protocol: its gRPC service and client, heartbeats, and what is combined or streamed over it."""
+"""The control protocol: its gRPC service and client, heartbeats, reductions, and streams of state."""

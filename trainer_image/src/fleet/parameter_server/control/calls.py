@@ -1,8 +1,8 @@
 """Replies of the control service: single replies, streams, and the conversion of errors.
 
-A streamed reply has no time limit as a whole, as long as its pieces keep arriving. gRPC only has a timeout
-for the whole call, and blocks the caller until the next piece. So each stream has a thread that waits for one
-piece at a time, while the caller looks for failures.
+A streamed reply as a whole has no time limit, as long as its pieces keep arriving. gRPC only has a timeout
+for the whole call, and blocks the caller until the next piece arrives. So each stream has a thread that waits
+for one piece at a time, while the caller checks for failures.
 """
 
 import threading
@@ -56,7 +56,7 @@ def answer(context: grpc.ServicerContext, call: Callable[[], Reply]) -> Reply:
 
 
 def refuse(context: grpc.ServicerContext, error: FleetError) -> NoReturn:
-    """End a call with a status that `error_of` turns back into the error."""
+    """End a call with a status that `error_of` converts back to the error."""
     code = grpc.StatusCode.ABORTED  # the server failed; the request was valid
     if isinstance(error, PeerLostError):
         code = grpc.StatusCode.OUT_OF_RANGE  # the client would retry UNAVAILABLE
@@ -70,7 +70,7 @@ def refuse(context: grpc.ServicerContext, error: FleetError) -> NoReturn:
 
 
 def error_of(endpoint: str, error: grpc.RpcError) -> FleetError:
-    """Convert a gRPC error of the parameter server at an endpoint to one of ours."""
+    """Convert a gRPC error from the parameter server at an endpoint to a FleetError."""
     code, details = error.code(), error.details()
     if code in _REFUSALS:
         return ConfigurationError(f"parameter server {endpoint} refused: {details}")
@@ -101,7 +101,7 @@ class Pending(Generic[Reply]):
     ----------
     future : grpc.Future
     describe : callable
-        Converts a gRPC error to one of ours.
+        Converts a gRPC error to a FleetError.
     """
 
     def __init__(self, future: "grpc.Future[Reply]", describe: Callable[[grpc.RpcError], FleetError]) -> None:
@@ -109,7 +109,7 @@ class Pending(Generic[Reply]):
         self._describe = describe
 
     def arrives_within(self, seconds: float) -> bool:
-        """Wait for the reply; return whether it or an error has arrived in time."""
+        """Wait for the reply; return whether the reply or an error has arrived in time."""
         try:
             self._future.exception(timeout=seconds)
         except grpc.FutureTimeoutError:
@@ -135,7 +135,7 @@ class Pending(Generic[Reply]):
 
 
 class StreamCall(Protocol[Arriving]):
-    """The interface of a streaming gRPC call, because gRPC's own type is private."""
+    """The interface of a streaming gRPC call; gRPC's own type is private."""
 
     def __next__(self) -> Arriving:
         """Wait for the next message; raise grpc.RpcError if the call fails."""
@@ -156,7 +156,7 @@ class Stream(Generic[Piece]):
     endpoint : str
         The endpoint of the server, for messages.
     describe : callable
-        Converts a gRPC error to one of ours.
+        Converts a gRPC error to a FleetError.
     """
 
     def __init__(
@@ -169,7 +169,7 @@ class Stream(Generic[Piece]):
         self._next: Future[Piece | None] | None = None
 
     def arrives_within(self, seconds: float) -> bool:
-        """Wait for the next piece; return whether it, the end or an error has arrived in time."""
+        """Wait for the next piece; return whether the piece, the end or an error has arrived in time."""
         if self._next is None:
             self._next = self._waiting.submit(next, self._call, None)
         try:
@@ -186,7 +186,7 @@ class Stream(Generic[Piece]):
         ConfigurationError
             The server refuses the call; the message gives its reason.
         PeerLostError
-            The server is gone.
+            The server is lost.
         """
         arrived, self._next = self._next, None
         if arrived is None:
@@ -205,7 +205,7 @@ class Stream(Generic[Piece]):
 def taken_in_time(
     pieces: Iterator[Piece], end: Callable[[], object], stalled_seconds: float
 ) -> Iterator[Piece]:
-    """Iterate over the pieces that a server sends; end the call if the receiver stops reading.
+    """Yield the pieces that a server sends; end the call if the receiver stops reading.
 
     Such a receiver would block the server's thread in a send, where no exception reaches it.
 
@@ -234,7 +234,7 @@ def pieces_of(
     log: WaitLog | None = None,
     look_seconds: float = _LOOK_SECONDS,
 ) -> Generator[Piece, None, None]:
-    """Iterate over the pieces of a stream, and close it at the end.
+    """Yield the pieces of a stream, and close it at the end.
 
     Parameters
     ----------
@@ -269,7 +269,7 @@ def pieces_of(
             try:
                 piece = stream.take()
             except FleetError:
-                check()  # a session that ended has cancelled its calls, and raises the reason
+                check()  # a session that has ended has cancelled its calls; this raises the reason
                 raise
             if piece is None:
                 return

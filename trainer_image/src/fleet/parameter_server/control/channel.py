@@ -1,4 +1,4 @@
-"""Channels to a server's control service, with proofs of the job's key and with encryption."""
+"""Channels to a server's control service, with proofs of the job's key and TLS encryption."""
 
 import contextlib
 import socket
@@ -23,7 +23,7 @@ Options = Sequence[tuple[str, int | str]]
 _CHANNEL_OPTIONS: Final = (
     ("grpc.enable_http_proxy", 0),
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 2000),  # also the timeout of an attempt; a busy server may need it
+    ("grpc.min_reconnect_backoff_ms", 2000),  # also an attempt's timeout; a busy server may need it
     ("grpc.max_reconnect_backoff_ms", 1000),
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
@@ -53,10 +53,10 @@ def open_channel(
 
 
 def server_credentials(certificates: Certificates) -> grpc.ServerCredentials:
-    """Return the credentials of a server, with which each new connection uses the current certificates."""
+    """Return a server's credentials, which use the current certificates for each new connection."""
     known = certificates.current()
 
-    def renewed() -> Any:  # returns None for no change, which the stubs lack
+    def renewed() -> Any:  # returns None for no change, which gRPC's type stubs do not allow for
         nonlocal known
         if (loaded := certificates.current()) is known:
             return None
@@ -74,7 +74,7 @@ def _configuration(loaded: Loaded) -> grpc.ServerCertificateConfiguration:
 
 
 class ServerStub:
-    """The stub of a server's control service; each call uses the certificates current at that time.
+    """The stub of a server's control service; each call uses the certificates that are current at the time.
 
     Parameters
     ----------
@@ -82,9 +82,9 @@ class ServerStub:
     prover : Prover, optional
         Proves each call if the job has a key.
     options : sequence of pairs
-        Of the channel.
+        Options of the channel.
     certificates : Certificates, optional
-        For encryption.
+        The certificates for TLS.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class ServerStub:
 
     @property
     def now(self) -> control_pb2_grpc.ParameterServerStub:
-        """The stub for the next call."""
+        """The stub to use for the next call."""
         certificates = self._certificates
         with self._lock:
             if (
@@ -124,7 +124,7 @@ class ServerStub:
             channel.close()
 
     def _open(self) -> control_pb2_grpc.ParameterServerStub:
-        """Open a channel. The previous one stays open for its pending calls, until the next one is opened."""
+        """Open a channel. The previous one stays open for its pending calls until the next one opens."""
         if self._certificates is not None:
             self._opened_with = self._certificates.current()
         self._channels.append(open_channel(self._endpoint, self._prover, self._options, self._certificates))
@@ -135,7 +135,7 @@ class ServerStub:
 
 
 def check_encrypts(endpoint: str, certificates: Certificates | None) -> None:
-    """Raise an error if a listening server takes no calls because of encryption, which gRPC does not report.
+    """Raise an error if a listening server rejects all calls because of TLS; gRPC does not report this.
 
     A server that does not listen or does not respond raises no error.
 
@@ -159,7 +159,7 @@ def check_encrypts(endpoint: str, certificates: Certificates | None) -> None:
 
 
 def _why_plain(connected: socket.socket) -> str:
-    """Send a TLS ClientHello: a server that answers it expects TLS."""
+    """Send a TLS ClientHello, and return an error text if the server answers it and so expects TLS."""
     context, leaving = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), ssl.MemoryBIO()
     context.check_hostname = False
     with contextlib.suppress(ssl.SSLWantReadError):
@@ -171,7 +171,7 @@ def _why_plain(connected: socket.socket) -> str:
 
 
 def _why_tls(connected: socket.socket, certificates: Certificates, host: str) -> str:
-    """Make a handshake and receive a byte, which an HTTP/2 server sends once it accepts the certificate."""
+    """Perform a handshake and read a byte, which an HTTP/2 server sends once it accepts the certificate."""
     try:
         with TlsSocket(connected, certificates, host) as encrypted:
             encrypted.handshake()

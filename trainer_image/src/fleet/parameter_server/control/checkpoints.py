@@ -1,8 +1,8 @@
-"""The control calls about checkpoints, on both sides, and the encoding of state as messages.
+"""The control calls about checkpoints, on the client and the server, and the encoding of state in messages.
 
 A server's values, or its optimizers' state, travel as a stream of `StatePiece`. The tensors of a block's
-state come first, then its entries as JSON that refers to them by name. So any other entry, such as a step
-count or None, keeps its type.
+state come first, followed by its entries as JSON, which refers to the tensors by name. So an entry that is
+not a tensor, such as a step count or None, keeps its type.
 """
 
 import json
@@ -39,7 +39,7 @@ Reply = TypeVar("Reply")
 
 
 class CheckpointClient:
-    """One trainer's calls to one server. Replies are futures, so that all servers can work concurrently.
+    """A trainer's checkpoint calls to one server. Replies are futures, so that servers can work concurrently.
 
     Parameters
     ----------
@@ -47,7 +47,7 @@ class CheckpointClient:
     trainer : Trainer
         The caller.
     describe : callable
-        Converts gRPC's errors to ours.
+        Converts a gRPC error to a FleetError.
     """
 
     def __init__(
@@ -70,9 +70,9 @@ class CheckpointClient:
         *,
         incremental: bool = False,
     ) -> Pending[control_pb2.SaveReply]:
-        """Ask the server to copy its shard, and to begin to write the copy.
+        """Ask the server to copy its shard and to start writing the copy.
 
-        The save includes trainer 0's part, of which `upload_part` has sent `part_bytes` bytes.
+        The save includes trainer 0's part, `part_bytes` bytes that `upload_part` has sent before.
         """
         request = control_pb2.SaveRequest(
             trainer=self._trainer,
@@ -92,7 +92,7 @@ class CheckpointClient:
     def commit(
         self, directory: str, manifest: str, timeout_seconds: float
     ) -> Pending[control_pb2.CommitReply]:
-        """Ask the server to write the manifest or, if it is empty, to remove the files it has replaced."""
+        """Ask the server to write the manifest or, if that is empty, to remove replaced files."""
         request = control_pb2.CommitRequest(trainer=self._trainer, directory=directory, manifest=manifest)
         return self._pending(self._calls.Commit.future(request, timeout=timeout_seconds))
 
@@ -106,7 +106,7 @@ class CheckpointClient:
         return self._pending(self._calls.Checkpoints.future(request, timeout=timeout_seconds))
 
     def load(self, directory: str, timeout_seconds: float, save: str = "") -> Pending[control_pb2.LoadReply]:
-        """Ask the server to load a checkpoint unless training has begun; if empty, ask for the loaded one."""
+        """Ask the server to load a checkpoint unless training has begun; if empty, ask which is loaded."""
         request = control_pb2.LoadRequest(trainer=self._trainer, directory=directory, save=save)
         return self._pending(self._calls.Load.future(request, timeout=timeout_seconds))
 
@@ -118,12 +118,12 @@ class CheckpointClient:
         return self._pending(self._calls.Part.future(request, timeout=timeout_seconds))
 
     def download_part(self, offset: int, timeout_seconds: float) -> Pending[control_pb2.FoundPartReply]:
-        """Ask for a chunk of trainer 0's part in the checkpoint that the last `load` found."""
+        """Ask for a chunk of trainer 0's part of the checkpoint that the last `load` found."""
         request = control_pb2.FoundPartRequest(trainer=self._trainer, offset=offset)
         return self._pending(self._calls.FoundPart.future(request, timeout=timeout_seconds))
 
     def set_status(self, step: int, part: bytes, timeout_seconds: float) -> Pending[control_pb2.StatusReply]:
-        """Send the status of this trainer's script for the following checkpoints."""
+        """Send the status of this trainer's script, for the checkpoints that follow."""
         request = control_pb2.StatusRequest(trainer=self._trainer, step=step, part=part)
         return self._pending(self._calls.Status.future(request, timeout=timeout_seconds))
 
@@ -132,7 +132,7 @@ class CheckpointClient:
 
 
 class CheckpointServicer(control_pb2_grpc.ParameterServerServicer):
-    """The handlers of the calls of `CheckpointClient`, and of values that a script writes.
+    """The handlers for the calls of `CheckpointClient`, and for values that a script writes.
 
     Parameters
     ----------
@@ -206,7 +206,7 @@ def pieces_of_tensor(block: int, name: str, tensor: Tensor) -> Iterator[control_
     name : str
         The tensor's name in the block's state; empty for the block's value.
     tensor : Tensor
-        On the CPU.
+        The tensor, which must be on the CPU.
     """
     data = bytes_of(tensor.contiguous())
     dtype = str(tensor.dtype).removeprefix("torch.")
@@ -242,12 +242,12 @@ def pieces_of_state(block: int, state: Mapping[str, object]) -> Iterator[control
 
 
 def join_values(pieces: Iterable[control_pb2.StatePiece]) -> dict[int, Tensor]:
-    """Return the values in a stream, by block."""
+    """Join the pieces of a stream of values; return the value of each block."""
     return {piece.block: tensor for piece, tensor in _tensors_in(pieces)}
 
 
 def join_states(pieces: Iterable[control_pb2.StatePiece]) -> dict[int, dict[str, Any]]:
-    """Return the optimizer states in a stream, by block."""
+    """Join the pieces of a stream of optimizer states; return the state of each block."""
     states: dict[int, dict[str, Any]] = {}
     tensors: dict[str, Tensor] = {}
     for piece, tensor in _tensors_in(pieces):
@@ -269,7 +269,7 @@ def _pieces_of(block: int, tensors: Mapping[str, Tensor], entries: str) -> Itera
 def _tensors_in(
     pieces: Iterable[control_pb2.StatePiece],
 ) -> Iterator[tuple[control_pb2.StatePiece, Tensor]]:
-    """Yield the last piece of each tensor with the tensor, and pieces with entries with an empty one."""
+    """Yield the last piece of each tensor with the tensor, and each piece of entries with an empty tensor."""
     data = bytearray()
     for piece in pieces:
         data += piece.data

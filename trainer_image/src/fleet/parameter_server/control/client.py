@@ -21,9 +21,9 @@ from fleet.plan.placement import Part, Placement
 __all__ = ["ControlClient", "read_placement"]
 
 _NO_RETRY: Final = frozenset({"Heartbeat", "Norm"})
-"""Calls that gRPC must not retry: a late heartbeat is worthless, and the sender of a norm retries itself."""
+"""Calls that gRPC must not retry: a late heartbeat is useless, and the sender of a norm retries itself."""
 _FRESH_SECONDS: Final = 20.0
-"""The time for which a call may wait for its server before it is repeated with a fresh proof."""
+"""The time for which a call may wait for its server before the call is repeated with a fresh proof."""
 _LOOK_SECONDS: Final = 0.5
 
 
@@ -42,7 +42,7 @@ class ControlClient:
     prover : Prover, optional
         Proves each call if the job has a key.
     certificates : Certificates, optional
-        For encrypted calls.
+        The certificates for TLS.
     """
 
     def __init__(
@@ -70,12 +70,12 @@ class ControlClient:
         timeout_seconds: float,
         waiting: Callable[[], object],
     ) -> control_pb2.JoinReply:
-        """Ask to be admitted; `waiting` is called repeatedly until the answer comes.
+        """Ask the server to admit this trainer; call `waiting` repeatedly until the reply arrives.
 
         Raises
         ------
         ConfigurationError
-            The server refuses the trainer, with its reason, or only one end encrypts.
+            The server refuses the trainer, and the message gives the reason; or only one end uses TLS.
         PeerLostError
             The server did not answer in time.
         """
@@ -108,22 +108,22 @@ class ControlClient:
     def completed(
         self, job_name: str, job_uid: str, life: str, timeout_seconds: float
     ) -> Pending[control_pb2.CompletedReply]:
-        """Ask which trainers have completed in this training."""
+        """Ask which trainers have completed in this training run."""
         request = control_pb2.CompletedRequest(job_name=job_name, job_uid=job_uid, life=life)
         return Pending(self._stub.now.Completed.future(request, timeout=timeout_seconds), self._describe)
 
     def heartbeat(self, timeout_seconds: float) -> "grpc.Future[control_pb2.HeartbeatReply]":
-        """Send a heartbeat; the reply is a future, so that many servers are called at once."""
+        """Send a heartbeat; the reply is a future, so that many servers can be called concurrently."""
         return self._stub.now.Heartbeat.future(
             control_pb2.HeartbeatRequest(trainer=self._trainer), timeout=timeout_seconds
         )
 
     def ask_steps_past(self, timeout_seconds: float) -> Pending[control_pb2.HeartbeatReply]:
-        """Ask for this trainer's number of steps past the others, by a heartbeat."""
+        """Ask, with a heartbeat, for the number of steps that this trainer has made past the others."""
         return Pending(self.heartbeat(timeout_seconds), self._describe)
 
     def stats(self, timeout_seconds: float) -> "Pending[control_pb2.StatsReply]":
-        """Ask for the server's counters."""
+        """Ask for the server's progress and traffic."""
         return Pending(
             self._stub.now.Stats.future(control_pb2.StatsRequest(), timeout=timeout_seconds), self._describe
         )
@@ -131,10 +131,10 @@ class ControlClient:
     def barrier(
         self, passed: int, timeout_seconds: float, *, ending: bool = False
     ) -> control_pb2.BarrierReply:
-        """Arrive at the barrier that follows `passed` others, or ask again whether it is passed.
+        """Arrive at the next barrier after `passed` others; a repeated call asks whether it has been passed.
 
-        With `ending`, the barrier is the end of the training, which is passed once no trainer trains any
-        more.
+        With `ending`, the barrier is the end of training, which is passed once every trainer has made its
+        last step.
         """
         request = control_pb2.BarrierRequest(trainer=self._trainer, passed=passed, ending=ending)
         return Pending(
@@ -147,7 +147,7 @@ class ControlClient:
         return Stream(call, self.endpoint, self._describe)
 
     def reduce(self, passed: int, given: Contribution, timeout_seconds: float) -> control_pb2.ReduceReply:
-        """Contribute to the reduction that follows `passed` others, or ask again for its result."""
+        """Contribute to the next reduction after `passed` others; a repeated call asks for its result."""
         request = control_pb2.ReduceRequest(
             trainer=self._trainer,
             passed=passed,
@@ -161,7 +161,7 @@ class ControlClient:
         ).result()
 
     def write(self, block: int, value: memoryview, timeout_seconds: float) -> Pending[control_pb2.WriteReply]:
-        """Replace the server's value of a block."""
+        """Ask the server to replace its value of a block."""
         request = control_pb2.WriteRequest(trainer=self._trainer, block=block, value=bytes(value))
         return Pending(self._stub.now.Write.future(request, timeout=timeout_seconds), self._describe)
 
@@ -171,7 +171,7 @@ class ControlClient:
 
 
 def _retrying(retry_times: int) -> list[tuple[str, int | str]]:
-    """Return the options of a channel that retries calls which fail with UNAVAILABLE."""
+    """Return the channel options for retrying calls that fail with UNAVAILABLE."""
     if retry_times == 0:
         return [("grpc.enable_retries", 0)]
     service = control_pb2.DESCRIPTOR.services_by_name["ParameterServer"]

@@ -1,9 +1,9 @@
-"""The port of a server's control service, a relay in front of gRPC that limits unauthenticated connections.
+"""The port of a server's control service: a relay in front of gRPC that limits unauthenticated connections.
 
-gRPC accepts any number of connections from any host, keeps descriptors and memory for each, and does not
+gRPC accepts any number of connections from any host, uses descriptors and memory for each, and does not
 reveal which connection a call uses until the call is served. So if the job has a key, gRPC listens on a
-loopback address, and this module relays connections of the server's endpoint to it. Only a few connections
-may be open without a call that has proved the key; proved connections have no limit. All of this happens in
+loopback address, and this module relays connections from the server's endpoint to it. Only a few connections
+may be open over which no call has proved the key; proved connections have no limit. All of this happens in
 the relay's thread: a surplus connection is closed before the next one is accepted.
 """
 
@@ -21,7 +21,7 @@ __all__ = ["LOOPBACK", "Front"]
 
 LOOPBACK: Final = "127.0.0.1"
 _AT_ONCE: Final = 64
-"""The number of connections accepted in a row before others are served."""
+"""The number of connections accepted in a row before open connections are served."""
 _PAUSE_SECONDS: Final = 0.1
 """The pause before the next accept if no file descriptor was free."""
 _CLOSE_SECONDS: Final = 5.0
@@ -36,23 +36,23 @@ class _Guest:
         self.connected = connected
         self.host = host
         self.pair: Pair | None = None
-        """Its relay to gRPC, once it has sent a byte."""
+        """The connection's relay to gRPC, once the connection has sent a byte."""
         self.peer = ""
-        """Its name in gRPC, once it is relayed."""
+        """The name of the connection in gRPC, once it is relayed."""
 
 
 class Front:
-    """A relay to gRPC, which limits the connections over which no call has proved the key.
+    """A relay to gRPC that limits the connections over which no call has proved the key.
 
     Parameters
     ----------
     listener : socket.socket
-        The server's endpoint; closed by this object.
+        The listening socket at the server's endpoint; this object closes it.
     port : int
         gRPC's port on the loopback address.
     most : int
-        The number of connections without a proof that may be open. They have no deadline: a surplus
-        connection evicts the oldest of the host that has the most.
+        The number of connections that may be open without a proof. They have no deadline: a surplus
+        connection evicts the oldest connection of the host that has the most.
     """
 
     def __init__(self, listener: socket.socket, port: int, most: int) -> None:
@@ -61,19 +61,19 @@ class Front:
         self._port = port
         self._unproved = ConnectionLimit[_Guest](most)
         self._peers: dict[str, _Guest] = {}
-        """Connections without a proof, by gRPC's name."""
+        """Connections without a proof, by their names in gRPC."""
         self._closed = False
         self._logged_at = float("-inf")
         self._loop = relay_loop()
         self._loop.call_soon_threadsafe(self._listen)
 
     def proved(self, peer: str) -> None:
-        """Record that a call of this peer, by its name in gRPC, has proved the key. Thread-safe."""
+        """Record that a call from this peer (a name in gRPC) has proved the key. Thread-safe."""
         if peer in self._peers:
             self._loop.call_soon_threadsafe(self._settle, peer)
 
     def close(self) -> None:
-        """Accept no further connection; open ones stay. Safe to repeat."""
+        """Stop accepting; open connections stay open. Safe to repeat."""
         closed = threading.Event()
         self._loop.call_soon_threadsafe(self._close, closed)
         closed.wait(_CLOSE_SECONDS)
@@ -105,7 +105,7 @@ class Front:
                 self._end(surplus)
 
     def _pause(self, error: OSError) -> None:
-        """Stop accepting briefly, because no descriptor is left and the loop would retry at once."""
+        """Stop accepting briefly: no descriptor is left, and the event loop would retry immediately."""
         self._loop.remove_reader(self._listener)
         self._loop.call_later(_PAUSE_SECONDS, self._listen)
         now = time.monotonic()
@@ -114,7 +114,7 @@ class Front:
             _log.warning("cannot accept a connection of the control service: %s; trying again", error)
 
     def _pass_on(self, guest: _Guest) -> None:
-        """Relay a guest to gRPC once it has sent a byte; close it if it has disconnected."""
+        """Relay a new connection to gRPC once it has sent a byte; close it if the peer has disconnected."""
         self._loop.remove_reader(guest.connected)
         inner = None
         try:
@@ -122,7 +122,7 @@ class Front:
                 raise ConnectionResetError("it said nothing")
             inner = own(socket.socket())
             inner.setblocking(False)
-            inner.connect_ex((LOOPBACK, self._port))  # in progress; the pair finds its outcome
+            inner.connect_ex((LOOPBACK, self._port))  # still in progress; the pair detects the outcome
             for each in (guest.connected, inner):
                 each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             port = inner.getsockname()[1]

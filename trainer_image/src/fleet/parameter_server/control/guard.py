@@ -1,8 +1,8 @@
 """Authentication of control calls: only replicas with the job's key and the kubelet's probe may call.
 
-The thread that accepts calls checks the proof in their metadata. A call without a valid proof is answered
-with UNAUTHENTICATED by threads that serve no other calls, and its message is not read. Health/Check needs no
-proof; its message is not read either, because the answer does not depend on it.
+The thread that accepts calls checks the proof in their metadata. Separate threads answer a call without a
+valid proof with UNAUTHENTICATED, and its message is not read. Health/Check needs no proof; its message is not
+read either, because the answer does not depend on it.
 """
 
 import functools
@@ -21,12 +21,12 @@ from fleet.wire.proof import CLOCK_SECONDS, NONCE_BYTES, ReplayWindow, make_proo
 __all__ = ["MOST_TRIES", "Guard", "Prover", "prover_of"]
 
 MOST_TRIES: Final = 5
-"""The most attempts that gRPC makes at an unanswered call, each with the same metadata."""
+"""The most attempts that gRPC makes for an unanswered call; each attempt has the same metadata."""
 _METADATA: Final = "fleet-proof"
 _CHECK: Final = "/grpc.health.v1.Health/Check"
 _LOG_SECONDS: Final = 60.0
 _SMALL_BYTES: Final = 16 << 20
-"""The largest message without tensors."""
+"""The size limit of a message without tensors."""
 _log = logging.getLogger(__name__)
 
 
@@ -59,7 +59,7 @@ class Prover(grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientInterceptor
     def intercept_unary_unary(
         self, continuation: Callable[..., Any], client_call_details: Any, request: Any
     ) -> Any:
-        """Make a call with a proof, whether its reply is a message or a stream."""
+        """Make a call with a proof; the reply may be a message or a stream."""
         call = client_call_details
         proof = make_proof(
             self._key,
@@ -78,25 +78,25 @@ class Prover(grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientInterceptor
 
 
 def prover_of(key: bytes, server: int) -> Prover | None:
-    """Return a prover for calls of a server, or None if the job has no key."""
+    """Return a prover for calls to a server, or None if the job has no key."""
     return Prover(key, server) if key else None
 
 
 class Guard(grpc.ServerInterceptor):
-    """A server interceptor that admits calls with a valid proof, and assigns each kind its threads.
+    """A server interceptor that admits calls with a valid proof, and assigns threads to each kind of call.
 
     Parameters
     ----------
     key : bytes
-        The key of the job; if empty, any host that reaches this server may call.
+        The key of the job; if empty, any host that can reach this server may call it.
     server : int
         The index of this server.
     pools : mapping of method name to executor
-        Executors of the calls that must not wait for others, including ``Check``.
+        Executors for the calls that must not wait for other calls, including ``Check``.
     large : collection of str
         The methods whose messages carry tensors, which have no limit of their own.
     serving : callable
-        Returns the answer to probes: whether the server takes calls.
+        Returns the answer to probes: whether the server accepts calls.
     proved : callable
         Called with the peer of each admitted call, by gRPC's name for it.
     """
@@ -129,7 +129,7 @@ class Guard(grpc.ServerInterceptor):
     def intercept_service(
         self, continuation: Callable[..., Any], handler_call_details: grpc.HandlerCallDetails
     ) -> Any:
-        """Return the handler of a call; must not wait."""
+        """Return the handler for a call; this must not block."""
         method = handler_call_details.method
         if method == _CHECK:
             return self._check
@@ -179,7 +179,7 @@ def _health(
 
 
 class _Pooled:
-    """A handler with its own threads, which gRPC finds by an attribute."""
+    """A handler with its own threads, which gRPC looks up in an attribute of the handler."""
 
     def __init__(self, pool: ThreadPoolExecutor, behavior: Callable[..., Any]) -> None:
         self.experimental_thread_pool = pool

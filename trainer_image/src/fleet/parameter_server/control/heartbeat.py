@@ -1,8 +1,8 @@
-"""A trainer's heartbeat to all servers, and the evaluation of their answers.
+"""A trainer's heartbeats to all servers, and the evaluation of the replies.
 
 The thread never waits for a step, so that a trainer with a long step keeps sending heartbeats. If a server's
-data connection breaks, the thread also determines whether the server is alive, restarted without its state,
-or lost.
+data connection breaks, the thread also determines whether the server is alive, has restarted without its
+state, or is lost.
 """
 
 import logging
@@ -24,7 +24,7 @@ from fleet.tables.shards import SHARDS
 __all__ = ["Heartbeat", "TableTotals"]
 
 _CHASE_SECONDS: Final = 0.25
-"""Pause between heartbeats while a server has no data connection."""
+"""The interval between heartbeats while a server has no data connection."""
 _log = logging.getLogger(__name__)
 
 
@@ -34,7 +34,7 @@ class _Peer:
     incarnation: str
     heard: float
     lived: float = 0.0
-    """The time at which the latest answered heartbeat was sent; the server was certainly alive then."""
+    """The time at which the latest answered heartbeat was sent; the server was alive at some later time."""
     named: bool = False
     waiting_for: str = ""
     lost: FleetError | None = None
@@ -52,11 +52,11 @@ class Heartbeat:
         The incarnation of each server that this trainer joined.
     settings : Settings
     on_failure : callable
-        Called once per failure that training cannot survive.
+        Called once for each failure that training cannot survive.
     on_beat : callable
-        Called before each heartbeat; must not wait.
+        Called before each heartbeat; must not block.
     clock : WatchClock
-        Measures silence.
+        The clock that measures silence.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Heartbeat:
     ) -> None:
         now = clock.now()
         self.tables = TableTotals()
-        """Statistics of the servers' tables, from their latest answers to trainer 0."""
+        """Statistics of the servers' tables, from the latest replies; servers send them only to trainer 0."""
         self._peers = [
             _Peer(control, incarnation, now)
             for control, incarnation in zip(controls, incarnations, strict=True)
@@ -96,32 +96,33 @@ class Heartbeat:
             self._thread.join()
 
     def connection_lost(self, server: int, error: FleetError) -> None:
-        """Record that a data connection broke, so that heartbeats determine the state of its server."""
+        """Record that a server's data connection broke, so that heartbeats determine the server's state."""
         self._peers[server].lost = error
         self._wake.set()
 
     def connection_regained(self, server: int) -> None:
-        """Record that a data connection was reopened."""
+        """Record that a server's data connection was reopened."""
         self._peers[server].lost = None
 
     def heard(self, server: int) -> None:
-        """Record that other data arrived from a server, which is therefore alive, even if busy."""
+        """Record that other data arrived from a server: the server is alive, even if it is busy."""
         self._peers[server].heard = self._clock.now()
 
     def lived(self, server: int) -> float:
-        """Return the latest time at which a server is known to have been alive; 0 before it answers.
+        """Return the latest time at which a server is known to have been alive; 0 before its first reply.
 
-        The time is by the monotonic clock. A restart without the state is reported before it counts here.
+        The time is that of the monotonic clock. If a server has restarted without its state, the failure is
+        reported before the reply counts here.
         """
         return self._peers[server].lived
 
     def waiting_for(self) -> str:
-        """Describe the trainers for which the servers wait, by their latest answers; empty for none."""
+        """Describe the trainers for which the servers wait, as of their latest replies; empty for none."""
         clauses = {peer.waiting_for for peer in self._peers if peer.waiting_for}
         return "; ".join(sorted(clauses))
 
     def beat(self) -> None:
-        """Send one heartbeat to every server, and take the answers that arrive soon."""
+        """Send one heartbeat to every server, and process the replies that arrive within the time limit."""
         timeout_seconds = max(1.0, self._settings.heartbeat_seconds)
         sent = time.monotonic()
         replies = [(peer, peer.control.heartbeat(timeout_seconds)) for peer in self._peers]
@@ -187,7 +188,7 @@ class Heartbeat:
 
 
 class TableTotals:
-    """The latest statistics of all servers' tables. Safe in any thread."""
+    """The latest statistics of all servers' tables. Thread-safe."""
 
     def __init__(self) -> None:
         self._latest: dict[int, tuple[control_pb2.TableStatistics, ...]] = {}
@@ -203,8 +204,8 @@ class TableTotals:
         -------
         list of dict
             ``name``, ``rows``, ``bytes`` and ``rowsOnDisk``; ``shardSkew``, the rows of the fullest virtual
-            shard divided by the mean; and, once ids were looked up, ``hitPercentage``, the share of them that
-            had a row.
+            shard divided by the mean; and, once ids have been looked up, ``hitPercentage``, the percentage of
+            these ids that had a row.
         """
         parts: dict[str, list[control_pb2.TableStatistics]] = {}
         for table in [table for tables in list(self._latest.values()) for table in tables]:

@@ -1,4 +1,4 @@
-"""Reductions of small arrays over all trainers, on one server and in the order of the trainers."""
+"""Reductions of small arrays over all trainers, computed on one server in the order of the trainers."""
 
 from collections.abc import Collection
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ __all__ = ["MAX_BYTES", "Contribution", "Reductions"]
 
 _COMBINE: Final = {"sum": np.add, "min": np.minimum, "max": np.maximum}
 MAX_BYTES: Final = 16 << 20
-"""The largest contribution: control calls are not made for tensors, which have their own path."""
+"""The largest contribution: control calls are not meant for tensors, which use data connections."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,12 +29,12 @@ class Contribution:
 
     @property
     def form(self) -> str:
-        """Operation, dtype and shape, which must be equal on all trainers."""
+        """The operation, dtype and shape, which must be equal on all trainers."""
         return f"{self.operation} of {self.dtype}{list(self.shape)}"
 
     @classmethod
     def of(cls, values: Any, operation: str) -> "Contribution":
-        """Return the contribution of a trainer's numbers.
+        """Return the contribution that consists of these numbers.
 
         Raises
         ------
@@ -64,7 +64,7 @@ class Contribution:
 
 @dataclass(slots=True)
 class Reductions:
-    """The reductions of one server, one after the other. Used under the server's lock.
+    """The reductions of one server, one at a time; used with the server's lock held.
 
     A trainer can be at most one reduction ahead of the others, so only the last result is kept.
     """
@@ -76,22 +76,22 @@ class Reductions:
     """The bytes of the last reduction."""
 
     def admit(self, trainer: int) -> None:
-        """Admit a trainer that joined: its first reduction is the next one."""
+        """Admit a trainer that has joined; the reduction in progress is its first."""
         self._bases[trainer] = self.passed
         self._given.pop(trainer, None)
 
     def contribute(self, trainer: int, before: int, given: Contribution, live: Collection[int]) -> int:
-        """Add a trainer's contribution to the reduction that follows `before` others of its own.
+        """Add a trainer's contribution to its next reduction, after `before` earlier ones.
 
         Returns
         -------
         int
-            The number of that reduction: it is over once `passed` has reached it.
+            The number of that reduction, which is complete once `passed` has reached this number.
 
         Raises
         ------
         ConfigurationError
-            Another trainer's contribution has another form.
+            Another trainer's contribution has a different form.
         """
         given.check()
         number = self._bases.get(trainer, 0) + before + 1
@@ -108,7 +108,7 @@ class Reductions:
         return number
 
     def release(self, live: Collection[int]) -> None:
-        """Finish the reduction if no live trainer is missing."""
+        """Finish the reduction if every live trainer has contributed."""
         if not self._given or not self._given.keys() >= set(live):
             return
         first, *others = [self._given[trainer] for trainer in sorted(self._given)]

@@ -33,37 +33,37 @@ _STOP_SECONDS: Final = 1.0
 _STALLED_SECONDS: Final = 180.0
 _MOST_BYTES: Final = 256 << 20
 _LARGE: Final = frozenset({"Status", "Commit", "Write", "Reduce"})
-"""Methods whose messages carry a trainer's tensors, or the names of all of them."""
+"""Methods whose messages carry a trainer's tensors, or the names of all its tensors."""
 
 
 class ControlBackend(Protocol):
-    """The server behind the service: the package above this one implements it. Safe in any thread."""
+    """The server behind the service, implemented by `fleet.parameter_server.server`. Thread-safe."""
 
     checkpoints: "ShardCheckpointer"
-    """Saves and loads."""
+    """The handler of checkpoint calls."""
     barriers: "Barriers"
     """Barriers and reductions of the trainers."""
 
     def join(self, request: control_pb2.JoinRequest) -> control_pb2.JoinReply:
-        """Admit a trainer; ConfigurationError refuses it."""
+        """Admit a trainer; raise ConfigurationError to refuse it."""
 
     def completed_trainers(self, request: control_pb2.CompletedRequest) -> tuple[int, ...]:
-        """Return which trainers have completed; ConfigurationError refuses."""
+        """Return the trainers that have completed; raise ConfigurationError to refuse the call."""
 
     def heartbeat(self, trainer: int, attempt: int) -> control_pb2.HeartbeatReply:
-        """Record a heartbeat, and return the answer."""
+        """Record a heartbeat, and return the reply."""
 
     def stats(self) -> control_pb2.StatsReply:
-        """Return the counters."""
+        """Return the server's progress and traffic."""
 
     def norm(self, request: control_pb2.NormRequest) -> None:
-        """Take another server's part of a norm; ConfigurationError refuses."""
+        """Add another server's part of a norm; raise ConfigurationError to refuse it."""
 
     def optimizer_state(self) -> Iterator[tuple[int, Mapping[str, object]]]:
-        """Iterate over the optimizers' state by block."""
+        """Yield the optimizer state of each block."""
 
     def values(self) -> Iterator[tuple[int, Tensor]]:
-        """Iterate over the parameters' values by block."""
+        """Yield the value of each block."""
 
 
 class ControlService:
@@ -76,9 +76,9 @@ class ControlService:
     port : int
     backend : ControlBackend
     num_trainers : int
-        The number of trainers, which determines how many calls are served at once.
+        The number of trainers, which determines how many calls are served concurrently.
     key : bytes
-        The key of the job, which callers must have; empty without one.
+        The key of the job, which callers must have; empty if the job has none.
     server : int
         The index of this server in the job.
     most_bytes : int
@@ -86,7 +86,7 @@ class ControlService:
     stalled_seconds : float
         The longest time for which a receiver of the server's state may leave a piece unread.
     certificates : Certificates, optional
-        For encrypted calls; callers must have one of the same authority.
+        The certificates for TLS; callers must have certificates issued by the same authority.
     """
 
     def __init__(
@@ -152,7 +152,7 @@ class ControlService:
         self._set_serving(True)
 
     def _bind(self, address: str) -> int:
-        """Let gRPC listen; return the port. Raises RuntimeError if it cannot."""
+        """Make gRPC listen, and return the port; raise RuntimeError if gRPC cannot listen."""
         if self._certificates is None:
             port = self._server.add_insecure_port(address)
         else:
@@ -166,7 +166,7 @@ class ControlService:
             self._front.proved(peer)
 
     def refuse(self) -> threading.Event:
-        """Take no new calls; the returned event is set once calls in progress are answered or cut off."""
+        """Stop accepting calls; the returned event is set once calls in progress are answered or aborted."""
         self._set_serving(False)
         if self._front is not None:
             self._front.close()
@@ -177,14 +177,14 @@ class ControlService:
         progress.serves(serving)
 
     def stop(self) -> None:
-        """Stop; calls in progress have a second to finish."""
+        """Stop the service; calls in progress have one second to finish."""
         self.refuse().wait()
         for pool in self._pools.values():
             pool.shutdown(wait=False)
 
 
 class _Servicer(CheckpointServicer):
-    """The handlers of the calls that are not about checkpoints."""
+    """The handlers for all calls that are not about checkpoints."""
 
     def __init__(self, backend: ControlBackend, stalled_seconds: float) -> None:
         super().__init__(backend.checkpoints)

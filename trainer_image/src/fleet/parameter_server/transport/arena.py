@@ -1,7 +1,7 @@
 """Flat memory: one tensor per dtype, with byte views for sockets.
 
 Arenas are allocated once. A training step moves bytes from one arena, or from a gradient of autograd, to
-another, without a copy in between.
+another arena without an intermediate copy.
 """
 
 from collections.abc import Callable, Hashable, Mapping
@@ -24,7 +24,7 @@ Key = TypeVar("Key", bound=Hashable)
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """The dtype and shape of one tensor of an arena."""
+    """The dtype and shape of one tensor in an arena."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -36,7 +36,7 @@ class Arena(Generic[Key]):
     Parameters
     ----------
     extents : mapping of key to Extent
-        Laid out in this order; each begins at a multiple of 64 bytes.
+        The tensors, which are laid out in this order; each begins at a multiple of 64 bytes.
     pinned : bool
         Whether the memory is page-locked, for copies from and to a GPU.
     """
@@ -56,21 +56,21 @@ class Arena(Generic[Key]):
         }
 
     def __getitem__(self, key: Key) -> Tensor:
-        """Return the view of one tensor; always the same object."""
+        """Return the view of one tensor; repeated calls return the same object."""
         return self._views[key]
 
 
 @dataclass(frozen=True, slots=True)
 class LazyBytes:
-    """Bytes of a frame that are read only when they are sent, and again if they are resent.
+    """Bytes of a frame that are read only when they are sent, and read again if they are resent.
 
-    Otherwise a value that may change at any time would have to be copied for each receiving trainer, and kept
-    until it is acknowledged.
+    Without lazy reading, a value that may change at any time would have to be copied for each receiving
+    trainer, and each copy would have to be kept until it is acknowledged.
 
     Attributes
     ----------
     num_bytes : int
-        The number of bytes, which does not change.
+        The number of bytes, which is fixed.
     read : callable
         Fills a buffer with a consistent copy of the bytes from an offset on. Called concurrently by several
         sending threads, with offsets that are multiples of 64 bytes.

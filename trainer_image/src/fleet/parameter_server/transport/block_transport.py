@@ -1,4 +1,4 @@
-"""The transport of a block's bytes between the ends of a session: the extension point for other transports.
+"""The transport of a block's bytes between the ends of a session; an extension point for other transports.
 
 The frames about blocks always use the resumable stream, in order. The transport decides where a block's bytes
 are: after the frame's header (`StreamTransport`, over TCP or a Unix socket), or in memory that both ends
@@ -6,8 +6,8 @@ share (`SharedMemoryTransport`). A native or an RDMA transport would be a third 
 
 On the wire a tensor may have a shorter dtype than in memory (`Codec`). It is converted at both ends of a
 connection, so that training modes and optimizers see only the dtype of the parameters. Neither end keeps a
-second copy: a block is converted as it is sent, and the other end receives it in a single buffer, from which
-it is converted before the next block arrives.
+second copy: a block is converted as it is sent. The receiving end has a single buffer for all blocks, from
+which each block is converted before the next one arrives.
 """
 
 from collections.abc import Callable, Iterable
@@ -34,20 +34,20 @@ class Codec:
     dtype : str
         ``bfloat16``, for blocks of longer floating-point numbers; empty for no conversion.
     buffer_of : callable
-        Returns the memory for a block's arriving values, in the block's own dtype.
+        Returns the memory for a block's received values, in the block's own dtype.
 
     Attributes
     ----------
     block_bytes : dict of int to int
         The size of each block on the wire in bytes.
     converted : dict of int to torch.dtype
-        The own dtypes of the blocks that are converted.
+        The converted blocks, each with its own dtype.
     """
 
     def __init__(
         self, blocks: Iterable[PlannedBlock], dtype: str, buffer_of: Callable[[int], memoryview]
     ) -> None:
-        short = dtype_of(dtype) if dtype else torch.float32  # any dtype will do where none is converted
+        short = dtype_of(dtype) if dtype else torch.float32  # unused if no block is converted
         self.block_bytes: dict[int, int] = {}
         self.converted: dict[int, torch.dtype] = {}
         self._buffer_of = buffer_of
@@ -59,10 +59,10 @@ class Codec:
             self.block_bytes[block.id] = block.numel * sent.itemsize
         most_bytes = max((self.block_bytes[block] for block in self.converted), default=0)
         self._landing = memoryview(bytearray(most_bytes))
-        """Where the converted blocks are received, one after the other."""
+        """The buffer in which converted blocks are received, one at a time."""
 
     def encode(self, block: int, content: memoryview | LazyBytes) -> memoryview | LazyBytes:
-        """Return the bytes to send for a block; a converted one is read and converted when it leaves."""
+        """Return the bytes to send for a block; if converted, the block is read only when it is sent."""
         own, short = self.converted.get(block), self._short
         if own is None:
             return content
@@ -79,20 +79,20 @@ class Codec:
         return LazyBytes(self.block_bytes[block], convert)
 
     def buffer_of(self, header: Header) -> memoryview | None:
-        """Return the receive buffer for the payload of a header; None if that is no block."""
+        """Return the receive buffer for the payload of a header; None if the payload is not a block."""
         if header.kind not in (Kind.GRAD, Kind.PARAM) or header.shared:
             return None
         block = header.block
         return self.receive_buffer(block) if block in self.converted else self._buffer_of(block)
 
     def receive_buffer(self, block: int) -> memoryview:
-        """Return the buffer for the arriving bytes of a block."""
+        """Return the buffer in which the bytes of a block are received."""
         if block in self.converted:
             return self._landing[: self.block_bytes[block]]
         return self._buffer_of(block)
 
     def decode(self, block: int) -> None:
-        """Convert the block that has just arrived into its own memory."""
+        """Convert the block that has just arrived, writing it to the block's own memory."""
         if (own := self.converted.get(block)) is not None:
             landed = torch.frombuffer(self.receive_buffer(block), dtype=self._short)
             torch.frombuffer(self._buffer_of(block), dtype=own).copy_(landed)
@@ -102,10 +102,10 @@ class BlockTransport(Protocol):
     """One end of the transport of blocks. Only the receiving thread calls `register` and `poll`."""
 
     def register(self, block: int) -> memoryview:
-        """Return the receive buffer of a block: where bytes that follow a frame's header are written."""
+        """Return the receive buffer of a block, to which bytes that follow a frame's header are written."""
 
     def submit(self, kind: Kind, step: int, block: int, content: memoryview | LazyBytes) -> None:
-        """Send a block. Unless it is lazy, it must not change until the other end has the frame.
+        """Send a block; unless its bytes are lazy, they must not change until the other end has the frame.
 
         Parameters
         ----------
@@ -113,16 +113,16 @@ class BlockTransport(Protocol):
             ``GRAD`` or ``PARAM``.
         step, block : int
         content : memoryview or LazyBytes
-            The block in its own dtype.
+            The bytes of the block, in its own dtype.
         """
 
     def poll(self, header: Header) -> memoryview | None:
-        """Take a block whose frame has arrived; called for every frame about a block.
+        """Accept a block whose frame has arrived; called for every frame about a block.
 
         Returns
         -------
         memoryview or None
-            Its bytes in its own dtype, unless they are in its registered memory.
+            The block's bytes, in its own dtype; None if they are in its registered memory.
         """
 
 
@@ -144,13 +144,13 @@ class StreamTransport:
         return self._codec.receive_buffer(block)
 
     def submit(self, kind: Kind, step: int, block: int, content: memoryview | LazyBytes) -> None:
-        """Send a block behind its frame's header."""
+        """Send a block, with its bytes after the frame's header."""
         if block in self._codec.converted:
             content = self._codec.encode(block, content)
         self._stream.send(kind, content, step=step, block=block)
 
     def poll(self, header: Header) -> memoryview | None:
-        """Take a block that has arrived in its receive buffer."""
+        """Accept a block that has arrived in its receive buffer."""
         if header.block in self._codec.converted and header.kind is not Kind.UNCHANGED:
             self._codec.decode(header.block)
         return None
@@ -159,10 +159,10 @@ class StreamTransport:
 class SharedMemoryTransport(StreamTransport):
     """The transport in which blocks are in memory that both ends have mapped; frames have no payload.
 
-    Each end writes only to its own memory. It may overwrite a block there once the other end has answered the
-    block after taking its frame: until then a mode may still have to sum the block, and the frame may have to
-    be resent. A block that is submitted earlier follows its header, as between two hosts; the other end's
-    receiving thread then writes it to the place of the previous one.
+    Each end writes only to its own memory. It may overwrite a block there once the other end has received the
+    block's frame and then answered the block: until then a mode may still have to sum the block, and the
+    frame may have to be resent. If a block is submitted before that, its bytes follow the header, as between
+    two hosts; the other end's receiving thread then writes them over the previous block.
 
     Parameters
     ----------
@@ -174,8 +174,8 @@ class SharedMemoryTransport(StreamTransport):
     theirs : SharedBlocks
         The memory that the other end writes.
     copies : bool
-        Whether a block that is elsewhere is copied to this end's memory. False on a server, whose memory all
-        trainers read: it shares only what is there already.
+        Whether a block outside this end's memory is copied there. False on a server, because all trainers
+        read its memory: a server shares only blocks that are already there.
     """
 
     def __init__(
@@ -188,10 +188,10 @@ class SharedMemoryTransport(StreamTransport):
         self._submitted: dict[int, int] = {}
         """The number of each block's latest frame."""
         self._answered: dict[int, int] = {}
-        """The number of frames that the other end had taken at its latest answer, by block."""
+        """For each block, the number of frames that the other end had received at its latest answer."""
 
     def submit(self, kind: Kind, step: int, block: int, content: memoryview | LazyBytes) -> None:
-        """Copy a block to this end's memory if that is free, and send its frame."""
+        """Copy a block to this end's memory if its region is free, and send the block's frame."""
         shared = content is self._own[block] or (
             self._copies and not isinstance(content, LazyBytes) and self._put(block, content)
         )
@@ -199,14 +199,15 @@ class SharedMemoryTransport(StreamTransport):
         self._submitted[block] = self._stream.send(kind, payload, shared=shared, step=step, block=block)
 
     def poll(self, header: Header) -> memoryview | None:
-        """Take a block; return its bytes in the other end's memory, unless it followed its header."""
+        """Accept a block; return its bytes in the other end's memory, unless they followed the header."""
         self._answered[header.block] = header.taken
         return self._theirs[header.block] if header.shared else super().poll(header)
 
     def _put(self, block: int, content: memoryview) -> bool:
         """Copy a block to this end's memory; return False if the previous block may still be needed there.
 
-        A block of a wrong size is not copied either: as the payload of its frame it is refused by name.
+        A block of the wrong size is not copied either: sent as a payload, it is refused with an error that
+        names it.
         """
         memory = self._own[block]
         if len(content) != len(memory) or self._answered.get(block, 0) < self._submitted.get(block, 0):

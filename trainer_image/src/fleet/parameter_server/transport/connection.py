@@ -1,10 +1,10 @@
 """One data connection after its handshake, which sends and receives frames concurrently.
 
-Both ends work alike. `send` never blocks. It passes a small frame to the kernel itself if no other frame is
-queued, which is faster than waking the sending thread. That thread takes all queued frames, checks them
-against the protocol and passes them to the kernel in one call; it reads lazy bytes in runs of limited size.
-The receiving thread reads a header, lets the kernel write the payload into its receive buffer, and delivers
-the frame.
+Both ends work in the same way. `send` never blocks. It passes a small frame to the kernel itself if no other
+frame is queued, which is faster than waking the sending thread. The sending thread dequeues all frames,
+checks them against the protocol and passes them to the kernel in one call; it reads lazy bytes in runs of
+limited size. The receiving thread reads a header, lets the kernel write the payload into its receive buffer,
+and delivers the frame.
 """
 
 import contextlib
@@ -43,22 +43,22 @@ __all__ = [
 ]
 
 RUN_BYTES: Final = 1 << 18
-"""The size of a connection's buffer for lazy bytes, and the most bytes that are read at once."""
+"""The size of a connection's buffer for lazy bytes, which limits the bytes of one read."""
 _ALIGNMENT_BYTES: Final = 64
 _BATCH: Final = 64
 _DRAIN_SECONDS: Final = 10.0
 _IOV_MAX: Final = 512
 _SMALL_BYTES: Final = 1 << 16
-"""The largest payload that is sent without the sending thread."""
+"""The largest payload that `send` passes to the kernel itself."""
 _log = logging.getLogger(__name__)
 
 
 class BrokenConnectionError(PeerLostError):
-    """The connection ended before the conversation was over. The peer may still be alive."""
+    """The connection ended before the session was over; the peer may still be alive."""
 
 
 class Frame(NamedTuple):
-    """A received frame; its payload is empty if it was written to a receive buffer."""
+    """A received frame; its payload is empty if the bytes were written to a receive buffer."""
 
     header: Header
     payload: bytes | memoryview = b""
@@ -78,38 +78,38 @@ class End(NamedTuple):
 
 
 Deliver = Callable[[Frame | End], None]
-"""Receives the frames in order, in the receiving thread; an `End` comes once, last."""
+"""Called by the receiving thread with each frame in order, and finally once with an `End`."""
 BufferOf = Callable[[Header], memoryview | None]
-"""Returns the receive buffer for a header's payload; None if the payload needs memory of its own."""
+"""Returns the receive buffer for a header's payload; None if the payload needs newly allocated memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class Directions:
-    """Both directions of a connection whose handshake is done."""
+    """Both directions of a connection after its handshake."""
 
     sending: Conversation
     receiving: Conversation
 
 
 class Connection:
-    """One data connection whose handshake is done.
+    """One data connection after its handshake.
 
     Parameters
     ----------
     connected : socket.socket
-        Blocking; closed by this object.
+        The connected socket, in blocking mode; this object closes it.
     peer : str
-        Name of the other end, for messages.
+        The name of the other end, for messages.
     directions : Directions
     buffer_of : callable
-        As `BufferOf`; called by the receiving thread.
+        See `BufferOf`; called by the receiving thread.
     deliver : callable
-        As `Deliver`.
+        See `Deliver`.
 
     Attributes
     ----------
     frames_sent : int
-        How many frames the kernel has taken, wholly or in part; they may not have arrived.
+        The number of frames that the kernel has accepted, completely or partly; they may not have arrived.
     """
 
     def __init__(
@@ -128,33 +128,33 @@ class Connection:
         self._buffer_of = buffer_of
         self._deliver = deliver
         self._lock = threading.Lock()
-        """Keeps frames in order, and ensures that no frame follows the end."""
+        """Guards the queue: keeps frames in order, and ensures that no frame follows the end."""
         self._started = self._finishing = False
         self._queue: queue.SimpleQueue[OutgoingFrame | memoryview | None] = queue.SimpleQueue()
-        """Frames for the sending thread, or the rest of one that was sent in part; None ends the thread."""
+        """Frames for the sending thread, or the rest of a partly sent frame; None ends the thread."""
         self._queued = self._dequeued = 0
-        """How many entries the queue has had, and how many of them the sending thread has sent."""
+        """The number of entries ever queued, and the number of those that the sending thread has sent."""
         self._sends_directly = False
         """Whether `send` may use the socket itself when the queue is empty."""
         self._refusal: FleetError | None = None
-        """The reason why a frame of ours could not be sent; the receiving thread reports it."""
+        """The reason why a frame of this end could not be sent; the receiving thread reports it."""
         self._runs = memoryview(b"")
         """The buffer for lazy bytes, allocated on first use."""
         self._sender = threading.Thread(target=self._send, name=f"fleet-send {peer}", daemon=True)
         self._receiver = threading.Thread(target=self._receive, name=f"fleet-receive {peer}", daemon=True)
 
     def start(self) -> None:
-        """Start both threads, unless the connection has been finished already."""
+        """Start both threads, unless the connection has already been finished."""
         with self._lock:
             if self._finishing:
                 return
             self._started = True
-            self._sends_directly = type(self._socket) is socket.socket  # TLS records need a single thread
+            self._sends_directly = type(self._socket) is socket.socket  # TLS needs a single sending thread
             self._sender.start()
             self._receiver.start()
 
     def send(self, frame: OutgoingFrame) -> None:
-        """Send a frame; never waits. Unless lazy, the payload must not change until the kernel has it."""
+        """Send a frame without waiting; unless lazy, the payload must not change until the kernel has it."""
         payload = frame.payload
         with self._lock:
             try:
@@ -170,11 +170,11 @@ class Connection:
                     self._queue.put(frame)
             except BaseException as raised:
                 self._fail(raised)
-                if not isinstance(raised, Exception):  # a signal's, which belongs to the caller
+                if not isinstance(raised, Exception):  # raised by a signal handler, so the caller must get it
                     raise
 
     def bytes_moved(self) -> BytesMoved | None:
-        """Return how many bytes the connection has moved so far; None if the system cannot say."""
+        """Return the bytes that the connection has moved so far; None if the system does not count them."""
         return bytes_moved(self._socket)
 
     def hang_up(self) -> None:
@@ -182,7 +182,7 @@ class Connection:
         hang_up(self._socket)
 
     def finish(self, timeout_seconds: float) -> None:
-        """Send all queued frames, let the peer read them, and close; frames that arrive now are dropped."""
+        """Send all queued frames, let the peer read them, and close; drop frames that arrive meanwhile."""
         if self._end():
             _join(self._sender, timeout_seconds)
             if threading.current_thread() is self._receiver:
@@ -194,7 +194,7 @@ class Connection:
         self.close()
 
     def close(self) -> None:
-        """Close now. An `End` is delivered, unless one has been delivered before."""
+        """Close immediately; an `End` is delivered, unless one has already been delivered."""
         started = self._end()
         hang_up(self._socket)
         if started:
@@ -203,7 +203,7 @@ class Connection:
         self._socket.close()
 
     def _end(self) -> bool:
-        """Let the sending thread end; return whether the threads were ever started."""
+        """Make the sending thread end; return whether the threads were ever started."""
         with self._lock:
             self._finishing = True
             self._sends_directly = False
@@ -211,7 +211,7 @@ class Connection:
             return self._started
 
     def _send_directly(self, header: Header, payload: bytes | memoryview) -> None:
-        """Pass a frame to the kernel, and to the sending thread any part that the kernel does not accept."""
+        """Pass a frame to the kernel; leave any part that it does not accept to the sending thread."""
         self._sending.advance(header)
         self.frames_sent += 1
         whole = b"".join((pack_header(header), payload))
@@ -232,9 +232,10 @@ class Connection:
             self._fail(raised)
 
     def _send_batch(self) -> bool:
-        """Wait for frames and send those that are queued; return False at the end.
+        """Wait for frames, and send those that are queued; return False at the end.
 
-        The frames are local to this call, so that their memory is free while the thread waits for the next.
+        The frames are local to this call, so that no reference keeps their memory while the thread waits for
+        more.
         """
         batch: list[OutgoingFrame | memoryview] = []
         frame = self._queue.get()
@@ -246,7 +247,7 @@ class Connection:
         if not batch:
             return False
         if frame is None:
-            self._queue.put(None)  # the end is found again once this batch has left
+            self._queue.put(None)  # queue the end again, after this batch
         for buffers in self._gather(batch):
             send_all(self._socket, buffers)
             progress.count("bytes_sent", sum(map(len, buffers)))
@@ -254,7 +255,7 @@ class Connection:
         return True
 
     def _gather(self, batch: list[OutgoingFrame | memoryview]) -> Iterator[list[bytes | memoryview]]:
-        """Yield the buffers of one kernel call after the other; lazy bytes are read just before theirs."""
+        """Yield the buffers of each kernel call in turn; lazy bytes are read just before their call."""
         buffers: list[bytes | memoryview] = []
         used_bytes = 0
         for frame in batch:
@@ -284,10 +285,10 @@ class Connection:
         yield buffers
 
     def _fail(self, raised: BaseException) -> None:
-        """Hang up after a failure or signal while sending: a part of a frame may be missing."""
+        """Hang up after a failure or signal during sending, because part of a frame may be missing."""
         self._sends_directly = False
         self._queue.put(None)
-        if isinstance(raised, FleetError):  # a frame of ours that the protocol forbids
+        if isinstance(raised, FleetError):  # the protocol forbids a frame of this end
             self._refusal = raised
         elif isinstance(raised, Exception) and not isinstance(raised, OSError):
             _log.error("a frame for %s could not be read", self._peer, exc_info=raised)
@@ -314,7 +315,7 @@ class Connection:
                 receive_exactly(connected, payload)
                 progress.count("bytes_received", HEADER_BYTES + header.payload_bytes)
                 if self._finishing:
-                    _join(self._sender, _DRAIN_SECONDS)  # draining closes the direction of our last frames
+                    _join(self._sender, _DRAIN_SECONDS)  # first: draining ends this end's sending
                     drain(connected, _DRAIN_SECONDS)
                     break
                 calls_back = True
@@ -323,7 +324,7 @@ class Connection:
         except FleetError as raised:
             error = raised
         except Exception as raised:  # noqa: BLE001 - the session reports it
-            # A callback's OSError, such as a user's optimizer may raise, is no broken connection.
+            # An OSError raised in a callback, for example by a user's optimizer, is not a broken connection.
             if isinstance(raised, OSError) and not calls_back:
                 broken = BrokenConnectionError(f"the data connection with {self._peer} broke: {raised}")
                 error = self._refusal or broken
@@ -342,20 +343,20 @@ def _join(thread: threading.Thread, timeout_seconds: float | None = None) -> Non
 
 
 def receive_header(connected: socket.socket, buffer: memoryview, receiving: Conversation) -> Header:
-    """Receive one frame up to its payload.
+    """Receive the header of the next frame.
 
     Parameters
     ----------
     connected : socket.socket
     buffer : memoryview
-        Of the size of a header, to be reused.
+        A buffer of the size of a header, which is reused.
     receiving : Conversation
-        Advanced by the header.
+        The state of the incoming direction, which the header advances.
 
     Raises
     ------
     RemoteProtocolError
-        The peer broke the protocol.
+        The peer violated the protocol.
     OSError
         The connection ended.
     """
@@ -373,7 +374,7 @@ def receive_exactly(connection: socket.socket, destination: memoryview) -> None:
     Raises
     ------
     ConnectionEndedError
-        The peer closed before the buffer was full; the message says where.
+        The peer closed the connection before the buffer was full; the message gives the position.
     OSError
         The connection broke.
     """

@@ -9,11 +9,12 @@
     HELLO, descriptor of its memory  →
                                      ←   HELLO, descriptor of its memory; or ERROR, and it closes
 
-Before that, both ends of a TCP connection agree on TLS if the job has certificates (`transport.tls`). The
-first three lines are exchanged only if the job has a key (`fleet.wire.proof`): each end proves that it has
-the key over random numbers of both, and the server does not answer a peer without the key. The trainer calls
-`greet`. On the server `DataPorts` calls `accept`, which finds the session by the identity in the trainer's
-HELLO and lets it resume over this connection. No other module sends or receives a frame of the handshake.
+If the job has certificates, both ends of a TCP connection perform a TLS handshake first (`transport.tls`).
+The first three lines are exchanged only if the job has a key (`fleet.wire.proof`): each end proves that it
+has the key, with a MAC over random numbers from both ends, and the server does not answer a peer without the
+key. The trainer calls `greet`. On the server `DataPorts` calls `accept`, which finds the session by the
+identity in the trainer's HELLO and resumes the session over this connection. No other module sends or
+receives a frame of the handshake.
 """
 
 import contextlib
@@ -72,16 +73,16 @@ __all__ = [
 ]
 
 GREETING_SECONDS: Final = 10.0
-"""The default time limit for the other end's part of the handshake."""
+"""The default time limit for each part of the handshake that the other end sends."""
 _DESCRIPTOR: Final = struct.Struct("i")
 _DRAIN_SECONDS: Final = 1.0
 _PAUSE_SECONDS: Final = 0.1
-"""The pause of a listener that cannot accept, for example for lack of file descriptors."""
+"""The pause of a listener that cannot accept, for example because no file descriptor is free."""
 _log = logging.getLogger(__name__)
 
 
 class NotGreetedError(TimeoutError):
-    """The server accepted a connection but did not greet in time: it is still busy with an earlier frame."""
+    """The server accepted a connection but did not greet in time; it is still busy with an earlier frame."""
 
 
 def greet(
@@ -96,7 +97,7 @@ def greet(
     key: bytes = b"",
     row_bytes: Mapping[int, int] = NO_TABLES,
 ) -> tuple[Directions, Hello]:
-    """Do a trainer's part of the handshake.
+    """Perform a trainer's part of the handshake.
 
     Parameters
     ----------
@@ -108,14 +109,14 @@ def greet(
     block_bytes : mapping of int to int
         The size of each block on the wire in bytes.
     descriptors : sequence of int
-        The descriptor of the trainer's memory, if it offers to share it; else empty.
+        The descriptor of the trainer's memory if the trainer offers to share it; otherwise empty.
     share : callable
-        Called with the server's greeting and the descriptors that came with it, which are closed afterwards;
-        returns whether memory is shared.
+        Called with the server's greeting and the descriptors that came with the greeting, which are closed
+        afterwards; returns whether memory is shared.
     timeout_seconds : float
-        The time limit of each of the server's answers.
+        The time limit for each of the server's answers.
     key : bytes
-        The key of the job; empty without one.
+        The key of the job; empty if it has none.
     row_bytes : mapping of int to int
         The size of each table's rows in bytes.
 
@@ -129,7 +130,7 @@ def greet(
     NotGreetedError
         The server did not answer in time.
     FleetError
-        The server refuses, or breaks the protocol.
+        The server refuses the trainer, or violates the protocol.
     OSError
         The connection broke.
     """
@@ -155,7 +156,7 @@ def greet(
 
 
 class Resumable(Protocol):
-    """A server's session with one trainer: the server package, which is above this one, implements it."""
+    """The interface of a server's session with one trainer, implemented by `server.TrainerSession`."""
 
     @property
     def block_bytes(self) -> Mapping[int, int]:
@@ -166,10 +167,10 @@ class Resumable(Protocol):
         """The size of each table's rows in bytes."""
 
     def resume(self, caller: "Caller") -> None:
-        """Resume over a new connection: answer the caller, or raise the reason for a refusal."""
+        """Resume over a new connection: answer the caller, or raise the reason for refusing it."""
 
     def refused(self) -> None:
-        """Record that a caller has received an error."""
+        """Record that the trainer has received an error."""
 
 
 class Caller:
@@ -178,14 +179,14 @@ class Caller:
     Parameters
     ----------
     connected : socket.socket
-        With a time-out, until it is answered.
+        The socket, which has a timeout until the trainer is answered.
     identity : Identity
     receiving : Conversation
-        The direction from the trainer.
+        The state of the direction from the trainer.
     hello : Hello
         The trainer's greeting.
     descriptors : sequence of int
-        Of its memory, if it offers to share it; valid as long as `Resumable.resume` runs.
+        The descriptor of the trainer's memory, if offered for sharing; valid while `Resumable.resume` runs.
     """
 
     def __init__(
@@ -208,7 +209,7 @@ class Caller:
         Raises
         ------
         ConnectionEndedError
-            The trainer has given up.
+            The trainer has stopped waiting.
         """
         if is_given_up(self.connected):
             raise ConnectionEndedError("it was given up at the other end before it was greeted")
@@ -220,7 +221,7 @@ class Caller:
         descriptors: Sequence[int],
         row_bytes: Mapping[int, int] = NO_TABLES,
     ) -> Directions:
-        """Send the server's greeting, with the descriptor of its memory if that is shared.
+        """Send the server's greeting, with the descriptor of the server's memory if the memory is shared.
 
         Raises
         ------
@@ -237,25 +238,25 @@ class Caller:
 def accept(
     connected: socket.socket, find: Callable[[Identity], Resumable], half_open: HalfOpen, key: bytes
 ) -> None:
-    """Do a server's part of the handshake, and let a session resume over the connection.
+    """Perform a server's part of the handshake, and resume a session over the connection.
 
     Parameters
     ----------
     connected : socket.socket
-        Gets a time-out for the handshake, and has none afterwards.
+        The socket, which has a timeout during the handshake and none afterwards.
     find : callable
-        Returns the session of a trainer; raises for a trainer that has not joined.
+        Returns the session of a trainer; raises an error if the trainer has not joined.
     half_open : HalfOpen
-        Limits the number and the time of connections until they have greeted.
+        Limits the number and the duration of connections that have not completed the greeting.
     key : bytes
-        The job's; empty without one.
+        The key of the job; empty if it has none.
 
     Raises
     ------
     FleetError
-        The caller is refused; it has received the error.
+        The caller was refused, and has received the error.
     OSError
-        The caller does not have the key, the connection ended, or nothing came in time.
+        The caller does not have the key, the connection ended, or the time limit expired.
     """
     connected.settimeout(GREETING_SECONDS)
     identity, session = Identity(0, 0, 0), None
@@ -284,28 +285,28 @@ def accept(
 
 
 class DataPorts:
-    """A server's TCP port and, for processes of its host, a Unix socket. Each handshake has its own thread.
+    """A server's TCP port and, for processes on its host, a Unix socket; each handshake has its own thread.
 
     Parameters
     ----------
     address : str
-        What to bind for TCP; see `bind_address`.
+        The address to bind for TCP; see `bind_address`.
     settings : Settings
     find : callable
-        Returns the session of a trainer; raises for a trainer that has not joined.
+        Returns the session of a trainer; raises an error if the trainer has not joined.
     key : bytes
-        The job's; empty without one.
+        The key of the job; empty if it has none.
     receive_bytes : int, optional
-        Size of the kernel's receive buffers, unless the settings give one.
+        The size of the kernel's receive buffers, unless the settings specify a size.
     certificates : Certificates, optional
-        For the encryption of TCP connections.
+        The certificates for TLS over TCP.
 
     Attributes
     ----------
     port : int
         The TCP port; 0 before `start`.
     name : str
-        Name of the Unix socket; empty without one.
+        The name of the Unix socket; empty if there is none.
     """
 
     def __init__(
@@ -331,7 +332,7 @@ class DataPorts:
         self._closing = False
 
     def start(self) -> None:
-        """Bind the ports and accept connections.
+        """Bind the ports, and start accepting connections.
 
         Raises
         ------
@@ -351,7 +352,7 @@ class DataPorts:
             threading.Thread(target=self._accept, args=(each,), name="fleet-accept", daemon=True).start()
 
     def close(self) -> None:
-        """Accept no further connection; safe to repeat."""
+        """Stop accepting connections; safe to repeat."""
         self._closing = True
         for listener in self._listeners:
             hang_up(listener)
@@ -372,7 +373,7 @@ class DataPorts:
                 threading.Thread(
                     target=self._let_in, args=(connected, whence), name="fleet-greet", daemon=True
                 ).start()
-            except RuntimeError as error:  # no thread can be started now: the peer may try again
+            except RuntimeError as error:  # no thread can be started at present; the peer may retry
                 _log.warning("cannot take a data connection from %s: %s", whence, error)
                 connected.close()
 
@@ -388,7 +389,7 @@ class DataPorts:
                 if self._certificates is not None:
                     connected = TlsSocket(connected, self._certificates)
             accept(connected, self._find, self._half_open, self._key)
-        except PermissionError as error:  # the peer finds the same, and uses TCP instead
+        except PermissionError as error:  # the peer detects the same, and uses TCP instead
             _log.debug("no memory is shared: %s", error)
             connected.close()
         except (FleetError, OSError) as error:
@@ -413,14 +414,14 @@ def send_with(connection: socket.socket, payload: bytes, descriptors: Sequence[i
 
 
 def receive_with(connection: socket.socket, destination: memoryview) -> list[int]:
-    """Fill `destination` from the socket; return the descriptors that came with it, at most one.
+    """Fill `destination` from the socket; return the descriptors that came with the bytes, at most one.
 
     The caller closes them.
 
     Raises
     ------
     ConnectionEndedError
-        The peer closed before the buffer was full.
+        The peer closed the connection before the buffer was full.
     OSError
         The connection broke.
     """
@@ -448,7 +449,7 @@ def receive_with(connection: socket.socket, destination: memoryview) -> list[int
 
 
 def _prove_to_server(connected: socket.socket, key: bytes) -> None:
-    """Prove that this trainer has the key, and check the server's proof before anything else is sent."""
+    """Prove that this trainer has the key, and check the server's proof before sending anything else."""
     challenge, answer = _receive(connected, CHALLENGE_BYTES), secrets.token_bytes(CHALLENGE_BYTES)
     send_all(connected, [answer, greeting_mac(key, Side.TRAINER, challenge, answer)])
     expected = greeting_mac(key, Side.SERVER, challenge, answer)
@@ -457,7 +458,7 @@ def _prove_to_server(connected: socket.socket, key: bytes) -> None:
 
 
 def _check_caller(connected: socket.socket, key: bytes) -> None:
-    """Check a caller's proof that it has the key, and prove the same to the caller."""
+    """Check the caller's proof that it has the key, and prove to the caller that this server has it."""
     challenge = secrets.token_bytes(CHALLENGE_BYTES)
     send_all(connected, [challenge])
     answer, mac = _receive(connected, CHALLENGE_BYTES), _receive(connected, MAC_BYTES)
@@ -473,7 +474,7 @@ def _receive(connected: socket.socket, count: int) -> bytes:
 
 
 def _first_header(connected: socket.socket) -> Header:
-    """Receive a header; detect a peer of another protocol from the first bytes."""
+    """Receive a header; detect a peer that uses another protocol by its first bytes."""
     buffer = memoryview(bytearray(HEADER_BYTES))
     receive_exactly(connected, buffer[:4])
     read_header(buffer[:4])
@@ -486,7 +487,7 @@ def _first_header(connected: socket.socket) -> Header:
 
 @contextlib.contextmanager
 def _payload_of(connected: socket.socket, header: Header) -> Iterator[tuple[bytes, Sequence[int]]]:
-    """Receive a header's payload and the descriptors that come with it, which are closed at the end."""
+    """Receive a payload and the descriptors that come with it; close the descriptors at the end."""
     payload = memoryview(bytearray(header.payload_bytes))
     descriptors = receive_with(connected, payload)
     try:

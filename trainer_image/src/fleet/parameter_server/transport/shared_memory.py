@@ -1,7 +1,7 @@
-"""Memory that two processes of one host share: a region for each block of one server.
+"""Memory that two processes on one host share, with a region for each block of one server.
 
-The memory is a file without a name (memfd), whose descriptor one process passes to the other over a Unix
-socket. It is sealed against shrinking, so that no access to the mapping can fail later. Both ends compute the
+The memory is an anonymous file (memfd). One process passes its descriptor to the other over a Unix socket.
+The file is sealed against shrinking, so that no later access to the mapping can fail. Both ends compute the
 same layout from the blocks, so that a frame only needs to name its block.
 """
 
@@ -25,16 +25,16 @@ _ALIGNMENT_BYTES: Final = 64
 
 
 class SharedBlocks:
-    """Mapped memory with a region for each block; unmapped once nothing refers to it.
+    """Mapped memory with a region for each block; unmapped once no reference to it remains.
 
     Parameters
     ----------
     descriptor : int
         The descriptor of the memory, which is not closed here.
     block_bytes : mapping of int to int
-        The blocks, which are laid out in the order of their numbers.
+        The size of each block in bytes; the blocks are laid out in the order of their numbers.
     writable : bool
-        Whether this process may write there.
+        Whether this process may write to the memory.
 
     Raises
     ------
@@ -47,19 +47,19 @@ class SharedBlocks:
         protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
         mapped = memoryview(mmap.mmap(descriptor, size, flags=mmap.MAP_SHARED, prot=protection))
         self.descriptor = descriptor
-        """Valid as long as its owner keeps it open."""
+        """The descriptor of the memory, which is valid as long as its owner keeps it open."""
         self._regions = {
             block: mapped[begins[block] : begins[block] + length] for block, length in block_bytes.items()
         }
 
     @classmethod
     def create(cls, block_bytes: Mapping[int, int]) -> "SharedBlocks":
-        """Return zeroed memory that another process may map; it owns its descriptor.
+        """Return zeroed memory that another process may map; the returned object owns the descriptor.
 
         Raises
         ------
         OSError
-            The system has no such memory, or none is left.
+            The system does not support such memory, or none is left.
         """
         if sys.platform != "linux":
             raise OSError("only Linux has memory that is sealed")
@@ -76,7 +76,7 @@ class SharedBlocks:
 
     @classmethod
     def receive(cls, descriptor: int, block_bytes: Mapping[int, int], *, writable: bool) -> "SharedBlocks":
-        """Map the memory of another process by a descriptor, which the caller closes.
+        """Map another process's memory by its descriptor, which the caller closes.
 
         Raises
         ------
@@ -88,7 +88,7 @@ class SharedBlocks:
         found, expected = os.fstat(descriptor).st_size, _lay_out(block_bytes)[1]
         try:
             sealed = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & _SEALS == _SEALS
-        except OSError:  # the descriptor is of no memfd
+        except OSError:  # the descriptor does not refer to a memfd
             sealed = False
         if found != expected or not sealed:
             raise RemoteProtocolError(
@@ -98,11 +98,11 @@ class SharedBlocks:
         return cls(descriptor, block_bytes, writable=writable)
 
     def __getitem__(self, block: int) -> memoryview:
-        """Return the region of a block; always the same object."""
+        """Return the region of a block; repeated calls return the same object."""
         return self._regions[block]
 
     def tensors(self, extents: Mapping[int, Extent]) -> dict[int, Tensor]:
-        """Return the blocks as tensors over this memory, which must be writable."""
+        """Return the blocks as tensors that use this memory, which must be writable."""
         return {
             block: torch.frombuffer(self._regions[block], dtype=extent.dtype).view(extent.shape)
             if self._regions[block]
@@ -112,7 +112,7 @@ class SharedBlocks:
 
 
 def _lay_out(block_bytes: Mapping[int, int]) -> tuple[dict[int, int], int]:
-    """Return where each block begins, and the size of the memory."""
+    """Return the offset of each block, and the size of the memory."""
     begins: dict[int, int] = {}
     end = 0
     for block, length in sorted(block_bytes.items()):

@@ -1,12 +1,12 @@
-"""Sockets of the data plane: opening, tuning, ending, and closing in forked children.
+"""The sockets of the data plane: opening, tuning, ending, and closing in forked children.
 
-The sockets are blocking. Only opening has a timeout: a thread that waits in a socket is woken by `hang_up`,
-which is called by the thread that detects the loss of the peer.
+The sockets are blocking, and only opening them has a timeout. The thread that detects the loss of a peer
+calls `hang_up`, which wakes any thread that waits in the socket.
 
-Processes of one host connect over Unix sockets, which can pass the descriptors of shared memory. Their names
-are in Linux's abstract namespace, which belongs to a network namespace as ports do: no file is left behind,
-and only processes of this host can connect. A name is random, and both ends check the other's user id: memory
-is shared with processes of the same user only.
+Processes on one host connect over Unix sockets, which can pass the descriptors of shared memory. The sockets'
+names are in Linux's abstract namespace, which belongs to a network namespace as ports do: no file is left
+behind, and only processes on this host can connect. A name is random, and each end checks the other end's
+user id, so that memory is shared only with processes of the same user.
 """
 
 import contextlib
@@ -41,9 +41,9 @@ __all__ = [
 ]
 
 _BACKLOG: Final = 4096
-"""Length of the accept queue, if the system allows it: all trainers of a job connect at once."""
+"""The length of the accept queue, if the system allows it: all trainers of a job connect simultaneously."""
 _CREDENTIALS: Final = struct.Struct("iII")
-"""Linux's ``struct ucred``: process, user, group."""
+"""The format of Linux's ``struct ucred``: process, user, group."""
 _TCP_INFO_BYTES_MOVED: Final = struct.Struct("120xQQ")
 """The fields ``tcpi_bytes_acked`` and ``tcpi_bytes_received`` of Linux's ``struct tcp_info``."""
 _log = logging.getLogger(__name__)
@@ -54,17 +54,17 @@ class ConnectionEndedError(ConnectionError):
 
 
 class BytesMoved(NamedTuple):
-    """How many bytes of a connection the peer has acknowledged, and how many came from it."""
+    """The numbers of bytes that the peer of a connection has acknowledged, and that it has sent."""
 
     acknowledged: int
     received: int
 
 
 def bind_address(host: str) -> str:
-    """Return the address to bind so that others reach this process by `host`; empty for every interface.
+    """Return the address to bind so that peers reach this process by `host`; empty for every interface.
 
-    An address of this machine is returned unchanged. A name, or an address of another machine, may be
-    translated on its way into this container, so the result is every interface.
+    An address of this machine is returned unchanged. Traffic to a name, or to an address of another machine,
+    may be redirected on its way into this container, so the result is then every interface.
     """
     address = _literal(host)
     if address:
@@ -79,14 +79,14 @@ def bind_address(host: str) -> str:
 
 
 def reachable_address(host: str, *, by_all: bool) -> str:
-    """Return the address to bind: `bind_address`, or loopback if unauthenticated hosts could reach that.
+    """Return the result of `bind_address`, or a loopback address if unauthenticated hosts could reach it.
 
     Parameters
     ----------
     host : str
-        The address of this process that the job gives its peers.
+        The address by which the job's peers reach this process.
     by_all : bool
-        Whether any host may connect, because peers must prove that they are of the job.
+        Whether any host may connect, because peers must prove that they belong to the job.
     """
     address = bind_address(host)
     if by_all or (address and ipaddress.ip_address(address).is_loopback):
@@ -100,7 +100,7 @@ def reachable_address(host: str, *, by_all: bool) -> str:
 
 
 def listen(address: str, port: int = 0) -> socket.socket:
-    """Open a listening socket at an address of `bind_address`; port 0 lets the system choose one."""
+    """Open a listening socket at an address from `bind_address`; with port 0 the system chooses the port."""
     if address:
         return own(socket.create_server((address, port), family=_family(address), backlog=_BACKLOG))
     if socket.has_dualstack_ipv6():
@@ -117,7 +117,7 @@ def dial(host: str, port: int, *, timeout_seconds: float, buffer_bytes: int | No
     Raises
     ------
     OSError
-        The host is unknown, nothing listens there, or the timeout expired.
+        The host is unknown, no process listens at the port, or the timeout expired.
     """
     connection = own(socket.create_connection((host, port), timeout=timeout_seconds))
     tune(connection, buffer_bytes)
@@ -125,11 +125,11 @@ def dial(host: str, port: int, *, timeout_seconds: float, buffer_bytes: int | No
 
 
 def tune(connection: socket.socket, buffer_bytes: int | None) -> None:
-    """Prepare a connected socket: no delay, buffers of the given size, closed in forked children."""
+    """Configure a connected socket: disable delay, set buffer sizes, and close it in forked children."""
     own(connection)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     if _stays_on_this_machine(connection):
-        # Congestion control for networks, pacing above all, only costs time on loopback.
+        # Congestion control for networks, in particular pacing, only costs time on loopback.
         with contextlib.suppress(OSError):
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")
     if buffer_bytes is not None:
@@ -138,12 +138,12 @@ def tune(connection: socket.socket, buffer_bytes: int | None) -> None:
 
 
 def listen_here() -> tuple[socket.socket, str]:
-    """Open a Unix socket that only processes of this host can reach; return it with its name.
+    """Open a Unix socket that only processes on this host can reach; return the socket and its name.
 
     Raises
     ------
     OSError
-        This system has no such sockets.
+        This system does not support such sockets.
     """
     name = f"fleet-{secrets.token_hex(16)}"
     listener = _unix_socket()
@@ -157,12 +157,13 @@ def listen_here() -> tuple[socket.socket, str]:
 
 
 def dial_here(name: str, *, timeout_seconds: float, buffer_bytes: int | None) -> socket.socket:
-    """Connect to a Unix socket of this host by its name.
+    """Connect to a Unix socket on this host by its name.
 
     Raises
     ------
     OSError
-        No process of this host listens there, it belongs to another user, or the timeout expired.
+        No process on this host listens at the socket, the process belongs to another user, or the timeout
+        expired.
     """
     connection = _unix_socket()
     try:
@@ -195,8 +196,8 @@ def check_user(connection: socket.socket) -> None:
 def drain(connection: socket.socket, timeout_seconds: float) -> None:
     """Discard incoming bytes until the peer closes or the timeout expires.
 
-    Closing a socket with unread bytes resets the connection, and after a reset the peer cannot read the error
-    that was sent to it.
+    Closing a socket with unread bytes resets the connection, and after a reset the peer could not read an
+    error that this end has sent.
     """
     deadline = time.monotonic() + timeout_seconds
     scratch = bytearray(1 << 16)
@@ -215,7 +216,7 @@ def hang_up(connection: socket.socket) -> None:
 
 
 def is_given_up(connection: socket.socket) -> bool:
-    """Return whether the peer has closed a connection and all that it sent has been read; never waits."""
+    """Return, without waiting, whether the peer has closed a connection and all its data has been read."""
     timeout_seconds = connection.gettimeout()
     connection.setblocking(False)
     try:
@@ -229,7 +230,7 @@ def is_given_up(connection: socket.socket) -> bool:
 
 
 def bytes_moved(connection: socket.socket) -> BytesMoved | None:
-    """Return how many bytes a connection has moved, within frames too; None if the system cannot say."""
+    """Return the bytes that a connection has moved, within frames too; None if the system has no count."""
     option = getattr(socket, "TCP_INFO", None)
     if option is None:
         return None

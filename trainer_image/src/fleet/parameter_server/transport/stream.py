@@ -3,7 +3,7 @@
 A connection may break while both processes are alive. So a frame stays in the unacknowledged queue until the
 other end is known to have it: every header has the number of frames that its sender has received. A later
 connection begins with a handshake in which both ends exchange these numbers, and only later frames are
-resent. Each frame is therefore received exactly once, and its memory must not change before that.
+resent. Each frame is therefore received exactly once, and its memory must not change until it is received.
 """
 
 import socket
@@ -35,11 +35,11 @@ _FINAL: Final[Mapping[Side, frozenset[Kind]]] = {
     )
     for side, table in TRANSITIONS.items()
 }
-"""The kinds after which a side sends nothing more."""
+"""For each side, the kinds of frames after which it sends nothing more."""
 
 
 class StreamEndedError(FleetError):
-    """The session was closed at this end, so it needs no further connection."""
+    """The session was closed at this end, so that it needs no further connection."""
 
 
 class ResumableStream:
@@ -48,9 +48,9 @@ class ResumableStream:
     Parameters
     ----------
     peer : str
-        Name of the other end, for messages.
+        The name of the other end, for messages.
     side : Side
-        The sender at this end.
+        The side that this end is.
     identity : Identity
         The identity that every frame carries.
     buffer_of : callable
@@ -61,7 +61,7 @@ class ResumableStream:
     Attributes
     ----------
     taken : int
-        How many frames have arrived so far.
+        The number of frames that have arrived.
     """
 
     def __init__(
@@ -77,17 +77,17 @@ class ResumableStream:
         self._changed = threading.Condition(self._lock)
         """Notified when the other end acknowledges frames, and at the end."""
         self._unacknowledged: deque[OutgoingFrame] = deque()
-        """Frames that the other end is not known to have."""
+        """Sent frames that the other end is not known to have received."""
         self._acknowledged = 0
-        """The number of frames that the other end has."""
+        """The number of frames that the other end is known to have received."""
         self._handed = 0
         """The number of frames that broken connections had passed to the kernel."""
         self._sending = self._received = (State.OPEN, 0)
-        """State and step of both directions, after the acknowledged frames and after the taken ones."""
+        """The state and step of each direction, after the acknowledged and after the received frames."""
         self._receiving: Conversation | None = None
         """The incoming direction of the latest connection."""
         self._connection: tuple[Connection, int] | None = None
-        """The connection, and the number of the frame that it began with."""
+        """The current connection, and the number of the frame with which it began."""
         self._final_sent = False
         self._ended = False
 
@@ -105,10 +105,10 @@ class ResumableStream:
         block: int = NO_BLOCK,
         shared: bool = False,
     ) -> int:
-        """Send a frame; never waits. Unless lazy, the payload must not change until the other end has it.
+        """Send a frame without waiting; unless lazy, the payload must not change until the other end has it.
 
-        Nothing is sent after the final frame of a session, such as an error: other threads may not know of it
-        yet.
+        A frame after the final frame of a session, such as an error, is dropped: other threads may not know
+        yet that the session has ended.
 
         Parameters
         ----------
@@ -136,17 +136,17 @@ class ResumableStream:
             return self._acknowledged + len(self._unacknowledged)
 
     def wait_until_taken(self, count: int, timeout_seconds: float) -> bool:
-        """Wait until the other end has the first `count` frames; return whether it has them in time."""
+        """Wait until the other end has the first `count` frames; return False if the timeout expires."""
         with self._changed:
             return self._changed.wait_for(lambda: self._acknowledged >= count, timeout_seconds)
 
     def attach(self, connected: socket.socket, directions: Directions, acknowledged: int) -> int:
-        """Continue over a new connection whose handshake is done; the one before has been fenced.
+        """Continue over a new connection after its handshake; the previous connection must have been fenced.
 
         Parameters
         ----------
         connected : socket.socket
-            Blocking; closed by this object from now on.
+            The socket, in blocking mode; this object closes it from now on.
         directions : Directions
         acknowledged : int
             The number of frames that the other end has, according to its greeting.
@@ -161,7 +161,7 @@ class ResumableStream:
         RemoteProtocolError
             The other end claims an impossible number of frames.
         StreamEndedError
-            This end was closed meanwhile.
+            This end has been closed meanwhile.
         """
         with self._lock:
             if self._ended:
@@ -185,12 +185,12 @@ class ResumableStream:
         return again
 
     def fence(self) -> None:
-        """End the current connection, and wait until none of its frames is being taken any more."""
+        """End the current connection, and wait until none of its frames is being delivered any more."""
         if (current := self._connection) is not None:
             current[0].close()
 
     def bytes_moved(self) -> BytesMoved | None:
-        """Return what the current connection has moved; None without one, or if the system cannot say."""
+        """Return the bytes that the current connection has moved; None without a connection or count."""
         current = self._connection
         return current[0].bytes_moved() if current is not None else None
 
@@ -205,7 +205,7 @@ class ResumableStream:
         Returns
         -------
         bool
-            Whether there is a connection; without one no queued frame was sent.
+            Whether there was a connection; without a connection no queued frame was sent.
         """
         connection = self._end()
         if connection is not None:
@@ -213,13 +213,13 @@ class ResumableStream:
         return connection is not None
 
     def close(self) -> None:
-        """End the session now."""
+        """End the session immediately."""
         connection = self._end()
         if connection is not None:
             connection.close()
 
     def _take(self, event: Frame | End) -> None:
-        """Deliver what arrives; a frame counts before anything that answers it is sent."""
+        """Deliver a frame or an end; count a frame as received before any answer to it is sent."""
         if isinstance(event, End):
             self._take_end(event)
             return
@@ -232,9 +232,9 @@ class ResumableStream:
         self._deliver(event)
 
     def _take_end(self, end: End) -> None:
-        """Deliver the end, and then forget a broken connection.
+        """Deliver the end of a connection, and then drop the reference to the broken connection.
 
-        In this order: `fence` keeps the next connection waiting until this one's end has been delivered.
+        The order matters: `fence` keeps the next connection waiting until this connection's end is delivered.
         """
         current = self._connection if isinstance(end.error, BrokenConnectionError) else None
         if current is not None:
@@ -254,7 +254,7 @@ class ResumableStream:
             return self._connection[0] if self._connection is not None else None
 
     def _acknowledge(self, count: int) -> None:
-        """Forget the frames that the other end has; with the lock held."""
+        """Drop the frames that the other end has received; call with the lock held."""
         sent = self._acknowledged + len(self._unacknowledged)
         if count > sent:
             raise RemoteProtocolError(f"{self._peer} has taken {count} frames, and was sent {sent}")
@@ -271,8 +271,8 @@ class ResumableStream:
 class Arrivals:
     """A detector of arrivals over a stream, which show that the peer is alive.
 
-    A peer's heartbeat may be starved by the work whose results it sends. Within a large frame, the system's
-    count of received bytes shows progress, if the system has one.
+    The work whose results a peer sends may starve the peer's heartbeat. Within a large frame, the system's
+    count of received bytes shows progress, if the system has such a count.
 
     Parameters
     ----------
@@ -284,7 +284,7 @@ class Arrivals:
         self._frames = self._bytes = 0
 
     def look(self) -> bool:
-        """Return whether anything has arrived since the last look."""
+        """Return whether anything has arrived since the last call."""
         moved = self._stream.bytes_moved()
         frames, received = self._stream.taken, moved.received if moved is not None else 0
         came = frames > self._frames or received > self._bytes  # fewer bytes: another connection, or none

@@ -1,8 +1,8 @@
 """TLS over a connected socket, for one thread that receives and one that sends.
 
-Two threads must not use OpenSSL's state of a connection at once, and a receiving thread that waits inside
-OpenSSL would block the sending one. So OpenSSL never touches the socket: it encrypts and decrypts in memory,
-under a lock, and each thread waits in the socket without that lock.
+Two threads must not use OpenSSL's state of a connection concurrently, and a receiving thread that waits
+inside OpenSSL would block the sending thread. So OpenSSL never uses the socket: it encrypts and decrypts in
+memory, under a lock, and each thread waits in the socket without holding the lock.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ from fleet.process.connections import own
 __all__ = ["RECORD_BYTES", "TlsError", "TlsSocket", "explain"]
 
 RECORD_BYTES: Final = 22
-"""Overhead of a TLS 1.3 record: its header, its type and its tag."""
+"""The overhead of a TLS 1.3 record: its header, its type and its tag."""
 
 _CHUNK_BYTES: Final = 1 << 18
 """The number of bytes encrypted or received at once: the size of a piece of a block."""
@@ -44,19 +44,19 @@ _NO_TLS: Final = frozenset(
 
 
 class TlsError(ConnectionError):
-    """No encrypted connection to the other end is possible; the message gives the reason."""
+    """An encrypted connection to the other end is not possible; the message gives the reason."""
 
 
 class TlsSocket(socket.socket):
     """An encrypted connection, which takes over a connected socket.
 
     Call `handshake` first, and then only `recv_into` and `sendmsg`: the other methods of a socket would send
-    in the clear.
+    and receive plaintext.
 
     Parameters
     ----------
     connected : socket.socket
-        Over TCP; unusable afterwards.
+        The connected TCP socket, which is unusable afterwards.
     certificates : Certificates
     host : str, optional
         The host that was dialled, which the server's certificate must name; None on the server.
@@ -64,7 +64,7 @@ class TlsSocket(socket.socket):
     Raises
     ------
     OSError
-        The connection has broken already.
+        The connection has already broken.
     """
 
     def __init__(self, connected: socket.socket, certificates: Certificates, host: str | None = None) -> None:
@@ -82,14 +82,14 @@ class TlsSocket(socket.socket):
             self._tls = loaded.client.wrap_bio(self._arrived, self._leaving, server_hostname=name)
 
     def handshake(self) -> None:
-        """Agree on keys, and check the other end's certificate.
+        """Perform the TLS handshake, and check the other end's certificate.
 
         Raises
         ------
         TlsError
             The other end presents no valid certificate, or does not speak TLS.
         OSError
-            The connection ended, or nothing came in time.
+            The connection ended, or the timeout expired.
         """
         while True:
             try:
@@ -102,14 +102,14 @@ class TlsSocket(socket.socket):
                     ) from None
             except ssl.SSLError as error:
                 with contextlib.suppress(OSError):
-                    self._flush()  # sends the alert that says why, unless the other end is gone
+                    self._flush()  # sends the alert with the reason, unless the other end has gone
                 raise TlsError(explain(error)) from error
             else:
                 self._flush()
                 return
 
     def recv_into(self, buffer: Any, nbytes: int = 0, flags: int = 0) -> int:
-        """Receive available bytes into a buffer; return 0 at the end. Flags are ignored."""
+        """Receive available bytes into a buffer; return their number, 0 at the end. Flags are ignored."""
         del flags
         wanted = memoryview(buffer)[: nbytes or None]
         while True:
@@ -121,7 +121,7 @@ class TlsSocket(socket.socket):
     def sendmsg(  # type: ignore[override]  # what else the socket's own takes is for Unix sockets
         self, buffers: Iterable[Any]
     ) -> int:
-        """Send bytes from the front of the buffers; return how many."""
+        """Send bytes from the front of the buffers; return the number of bytes sent."""
         taken = 0
         with self._lock:
             for buffer in buffers:
@@ -134,12 +134,12 @@ class TlsSocket(socket.socket):
         return taken
 
     def _decrypt(self, wanted: memoryview) -> int | None:
-        """Decrypt what has arrived; None if more must arrive first."""
+        """Decrypt received bytes; return None if more must arrive first."""
         count = 0
         with self._lock:
             try:
                 while count < len(wanted):
-                    # Into a buffer it returns how many bytes, which the stubs do not know.
+                    # With a buffer, `read` returns the number of bytes, which the type stubs lack.
                     taken: Any = self._tls.read(len(wanted) - count, wanted[count:])
                     if not taken:
                         return count
@@ -153,7 +153,7 @@ class TlsSocket(socket.socket):
         return count
 
     def _take(self) -> int:
-        """Wait for encrypted bytes; return how many arrived, 0 at the end."""
+        """Wait for encrypted bytes; return the number that arrived, 0 at the end."""
         count = super().recv_into(self._scratch)
         with self._lock:
             if count:
@@ -167,7 +167,7 @@ class TlsSocket(socket.socket):
 
 
 def explain(error: ssl.SSLError) -> str:
-    """Describe the problem with the other end, as far as OpenSSL reports it."""
+    """Return a description of the problem with the other end, as far as OpenSSL reports it."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"its certificate is refused: {error.verify_message} (ca.crt in FLEET_TLS_DIR)"
     reason = error.reason or str(error)
