@@ -1,1 +1,1 @@
-"""The process of a replica: its start and end, the progress that it reports, its resources and its clock."""
+"""The process of a replica: its start and end, its reported progress, its resources and its clock."""

@@ -1,6 +1,6 @@
-"""Accepted connections of this process: limits before authentication, relaying, and forked children.
+"""The accepted connections of this process: limits before authentication, relaying, and closing after a fork.
 
-A peer of the job authenticates within milliseconds. Until then its connection is half-open, and costs a
+A peer in the job authenticates within milliseconds. Until then its connection is half-open and occupies a
 thread or file descriptors. `ConnectionLimit` and `HalfOpen` limit the number and duration of half-open
 connections.
 """
@@ -30,11 +30,11 @@ _log = logging.getLogger(__name__)
 
 Connection = TypeVar("Connection", bound=Hashable)
 Onward = Callable[[socket.socket], socket.socket]
-"""Opens the onward connection for an accepted one; an OSError refuses the accepted one."""
+"""Opens the onward connection for an accepted connection; an OSError refuses the accepted connection."""
 
 
 def own(connection: socket.socket) -> socket.socket:
-    """Close forked children's copies of a socket: an open copy would hide the death of this process."""
+    """Make forked children close their copies of a socket: an open copy would hide this process's death."""
     _owned.add(connection)
     return connection
 
@@ -50,7 +50,7 @@ os.register_at_fork(after_in_child=_close_in_child)
 class ConnectionLimit(Generic[Connection]):
     """A limit on half-open connections, which evicts the oldest connection of the host that has the most.
 
-    A host that opens many connections thus evicts only its own.
+    A host that opens many connections thus evicts only its own connections.
 
     Parameters
     ----------
@@ -65,7 +65,7 @@ class ConnectionLimit(Generic[Connection]):
         """The connections of each host, oldest first."""
 
     def add(self, connection: Connection, host: str) -> Connection | None:
-        """Count a connection; if the limit is exceeded, return the connection that must be closed."""
+        """Count a connection; if the limit is exceeded, return the connection that the caller must close."""
         self._hosts.setdefault(host, {})[connection] = None
         self._count += 1
         if self._count <= self._most:
@@ -93,7 +93,7 @@ class HalfOpen:
     most : int
         The number of connections allowed.
     seconds : float
-        The time limit of a whole greeting.
+        The time limit for a whole greeting.
     """
 
     def __init__(self, most: int = MAX_HALF_OPEN, seconds: float = _GREETING_SECONDS) -> None:
@@ -103,7 +103,7 @@ class HalfOpen:
 
     @contextlib.contextmanager
     def bounded(self, connected: socket.socket) -> Iterator[None]:
-        """Shut the connection down if the block takes too long, or if newer connections evict it."""
+        """Shut down the connection if the block takes too long or newer connections evict the connection."""
         host = _host_of(connected)
         with self._lock:
             evicted = self._limit.add(connected, host)
@@ -135,12 +135,12 @@ def _shut_down(connected: socket.socket) -> None:
 
 
 class Relay:
-    """A relay, which accepts connections and copies the bytes of each from and to an onward connection.
+    """A relay that accepts connections, and relays bytes between each of them and an onward connection.
 
     Parameters
     ----------
     listener : socket.socket
-        The listening socket; the relay closes it.
+        The listening socket, which the relay closes.
     onward : callable
         See `Onward`.
     log_refusals : bool
@@ -150,7 +150,7 @@ class Relay:
     def __init__(self, listener: socket.socket, onward: Onward, *, log_refusals: bool = False) -> None:
         self.port: int = listener.getsockname()[1]
         self.refusal = ""
-        """Why the latest connection was refused; empty if it was relayed."""
+        """The reason why the latest connection was refused; empty if it was relayed."""
         self._listener = own(listener)
         self._onward = onward
         self._log_refusals = log_refusals
@@ -159,7 +159,7 @@ class Relay:
         threading.Thread(target=self._accept, name="fleet-gate", daemon=True).start()
 
     def close(self) -> None:
-        """Stop accepting; established connections stay."""
+        """Stop accepting; established connections stay open."""
         self._closed = True
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
@@ -181,7 +181,7 @@ class Relay:
                 self._pause(error)
 
     def _pause(self, error: OSError | RuntimeError) -> None:
-        """Wait briefly for a free file descriptor or thread, unless the relay is closed."""
+        """Pause until a file descriptor or thread may be free, unless the relay is closed."""
         if not self._closed:
             self.refusal = f"a connection could not be accepted: {error}"
             self._warn("%s; trying again", self.refusal)
@@ -196,7 +196,7 @@ class Relay:
             connected.close()
             return
         self.refusal = ""
-        with contextlib.suppress(OSError):  # if one has already ended, the relay closes the other
+        with contextlib.suppress(OSError):  # if one connection has already ended, the relay closes the other
             for each in (own(connected), own(onward)):
                 each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         relay(connected, onward)
@@ -218,7 +218,7 @@ def relay(one: socket.socket, other: socket.socket) -> None:
 
 
 def relay_loop() -> asyncio.AbstractEventLoop:
-    """Return this process's event loop for relayed connections, which runs in its own thread.
+    """Return this process's event loop for relayed connections; it runs in its own thread.
 
     One thread serves all pairs: a pod may run few threads, and trainer 0 of a collective job has two or three
     connections with each of thousands of trainers.
@@ -229,7 +229,7 @@ def relay_loop() -> asyncio.AbstractEventLoop:
 
 @functools.lru_cache(maxsize=1)
 def _loop(pid: int) -> asyncio.AbstractEventLoop:
-    """Start the loop of process `pid`, once per process: a forked child lacks its parent's threads."""
+    """Start the event loop of process `pid`, once per process: a forked child lacks its parent's threads."""
     del pid
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, name="fleet-gate", daemon=True).start()
@@ -237,7 +237,7 @@ def _loop(pid: int) -> asyncio.AbstractEventLoop:
 
 
 class Pair:
-    """Two connections that are relayed to each other; the loop references this object while either is open.
+    """Two connections relayed to each other; the event loop references this object while either is open.
 
     Bytes are relayed in the loop's callbacks, because a coroutine for each direction would cost three times
     as much.
@@ -267,7 +267,7 @@ class Pair:
             loop.add_reader(source, self._receive, source, sink)
 
     def close(self) -> None:
-        """Close both connections now."""
+        """Close both connections immediately."""
         for each in self._both:
             self._loop.remove_reader(each)
             self._loop.remove_writer(each)
@@ -276,7 +276,7 @@ class Pair:
             self._ended()
 
     def _receive(self, source: socket.socket, sink: socket.socket) -> None:
-        """Receive the available bytes, and send them if the sink accepts them."""
+        """Receive the available bytes, and send as many as the sink accepts."""
         try:
             received = source.recv(_CHUNK_BYTES)
         except (BlockingIOError, InterruptedError):
@@ -306,7 +306,7 @@ class Pair:
         self._send(rest, source, sink)
 
     def _end(self, source: socket.socket, sink: socket.socket) -> None:
-        """Pass on the end of one direction; close both connections after the second."""
+        """Relay the end of one direction; after the end of the second, close both connections."""
         self._loop.remove_reader(source)
         for each, how in ((sink, socket.SHUT_WR), (source, socket.SHUT_RD)):
             with contextlib.suppress(OSError):

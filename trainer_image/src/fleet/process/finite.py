@@ -1,6 +1,6 @@
 """The check of gradients and weights for NaN and infinity: it warns, stops or skips the step.
 
-The strategy selects the action. One NaN in a gradient makes its weights NaN, and soon all weights; the
+The strategy selects the action. One NaN in a gradient makes the stepped weights NaN, and soon all weights;
 training continues, but its result is useless.
 """
 
@@ -21,13 +21,13 @@ from fleet.process import progress
 __all__ = ["COUNTER", "NO_ROWS", "FiniteCheck", "OfRows", "tell_of_weights"]
 
 COUNTER: Final = "non_finite_parameters"
-"""The counter of parameters with NaN or infinity at the end, in the progress and the termination message."""
+"""The counter of parameters that hold NaN or infinity at the end; in progress and termination message."""
 
 SKIPPED: Final = "steps_skipped"
 """The counter of steps that were skipped because a gradient was not finite."""
 
 OfRows = Mapping[str, tuple[NDArray[np.int64], Tensor]]
-"""The gradients of each table: ids, and a row for each id."""
+"""The gradients of each table: ids, and one row for each id."""
 NO_ROWS: Final[OfRows] = {}
 NO_LOST_ROWS: Final[Mapping[str, str]] = {}
 
@@ -41,10 +41,11 @@ _log = logging.getLogger(__name__)
 class FiniteCheck:
     """A check of gradients for NaN and infinity.
 
-    For ``warn`` it checks the first steps and every sixteenth step: weights that are not finite stay so, and
-    a check reads all gradients once more, and on a GPU waits for them. For ``stop`` and ``skip`` it checks
-    every step. It checks the rows of tables in every step: they are few, just merged and in host memory, and
-    a row that no later batch contains would never be noticed otherwise.
+    For ``warn``, dense gradients are checked in the first steps and in every sixteenth step: weights that are
+    not finite stay so, and a check reads all gradients once more and, on a GPU, waits for them. For ``stop``
+    and ``skip``, they are checked in every step. The rows of tables are always checked in every step: they
+    are few, just merged and in host memory, and a non-finite row that no later batch contains would otherwise
+    never be detected.
 
     Parameters
     ----------
@@ -70,18 +71,18 @@ class FiniteCheck:
 
     @property
     def looks(self) -> bool:
-        """Whether dense gradients of the next step are checked."""
+        """Whether the dense gradients of the next step will be checked."""
         return self._step >= self.next_look
 
     def restart(self) -> None:
-        """Start over as before the first step, after other weights have been loaded."""
+        """Reset the check to its state before the first step, after other weights have been loaded."""
         self.lost_rows.clear()
         self.next_look = 0
 
     def lets_step(
         self, gradients: Mapping[str, Tensor], of_rows: OfRows = NO_ROWS, step: int | None = None
     ) -> bool:
-        """Check the gradients of a step; return whether to make the step.
+        """Check the gradients of a step; return False if the step must be skipped.
 
         Parameters
         ----------
@@ -90,13 +91,13 @@ class FiniteCheck:
         of_rows : mapping of name to (ids, Tensor)
             The gradients of tables, with a row for each id; checked in every step.
         step : int, optional
-            The step, counted from 0; by default the step after that of the last call. A caller may omit
-            calls for steps before `next_look` that have no rows.
+            The step, counted from 0; by default the step after the step of the last call. A caller may omit
+            the call for a step before `next_look` that has no rows.
 
         Raises
         ------
         FleetError
-            A gradient is not finite, and the action is ``stop``.
+            A gradient is not finite and the action is ``stop``.
         """
         step = self._step if step is None else step
         self._step = step + 1
@@ -138,7 +139,7 @@ class FiniteCheck:
 def tell_of_weights(
     parameters: Mapping[str, Tensor], step: int | None, lost_rows: Mapping[str, str] = NO_LOST_ROWS
 ) -> None:
-    """Count the parameters that hold NaN or infinity at the end of training, and log a warning if any do.
+    """Count the parameters that hold NaN or infinity at the end of training; log a warning if there are any.
 
     Parameters
     ----------
@@ -147,8 +148,8 @@ def tell_of_weights(
     step : int, optional
         The number of steps made.
     lost_rows : mapping of name to str
-        See `FiniteCheck.lost_rows`. Not all rows of tables are read here, so those found during training
-        are counted.
+        See `FiniteCheck.lost_rows`. This function does not read all rows of tables, so it counts the rows
+        that were found during training.
     """
     lost = [name for name, value in parameters.items() if not bool(torch.isfinite(value).all())]
     lost += [f"table {name} ({which})" for name, which in lost_rows.items()]
@@ -169,7 +170,7 @@ def tell_of_weights(
 
 
 def _first_of(gradients: Mapping[str, Tensor]) -> str:
-    """Return the name of the first gradient that is not finite."""
+    """Return the name of the first gradient with an element that is not finite."""
     lost = (name for name, each in gradients.items() if not bool(torch.isfinite(_numbers(each)).all()))
     return next(lost, "some parameter")
 

@@ -1,16 +1,16 @@
-"""The lifecycle of a replica: signals, uncaught errors, the served progress, the termination message.
+"""The lifecycle of a replica: signals, uncaught errors, serving of progress, and the termination message.
 
 A container's main process is PID 1, for which the kernel ignores SIGTERM unless the process handles it.
 Python runs signal handlers only between bytecodes of the main thread, so a main thread that waits for a lock
-or is in a C function would not end before the kubelet's SIGKILL. Therefore the interpreter's wake-up file
+or runs a C function would not end before the kubelet's SIGKILL. Therefore the interpreter's wake-up file
 descriptor reports SIGTERM to a thread, which flushes the output, writes the termination message and ends the
 process without unwinding the stack. A trainer whose script handles SIGTERM gets most of the pod's grace
-period to save and exit. It does not count as completed then, whatever its exit status: otherwise the rest of
-its training would be lost unnoticed.
+period to save and exit. Such a trainer does not count as completed, whatever its exit status: otherwise the
+rest of its training would be silently lost.
 
 An uncaught error ends a replica with the exit status of its type and with one sentence, on stderr and as the
 termination message. This holds for the user's mistakes as soon as `fleet` is imported, and for all errors
-after :func:`start`. Forked children get back the handlers that were installed before :func:`start`.
+after :func:`start`. In forked children, the handlers from before :func:`start` are restored.
 """
 
 import atexit
@@ -49,15 +49,15 @@ EXIT_TERMINATED: Final = 128 + signal.SIGTERM
 POD_GRACE_SECONDS: Final = 30
 """The Kubernetes default of terminationGracePeriodSeconds."""
 SAVING_SHARE: Final = 0.75
-"""The fraction of the grace period that a script that handles SIGTERM gets; its launcher must outlive it."""
+"""The part of the grace period that a script that handles SIGTERM gets; its launcher must outlive it."""
 TORCHRUN: Final = "TORCHELASTIC_RUN_ID"
-"""A variable that torchrun sets for its workers."""
+"""An environment variable that torchrun sets for its workers."""
 TORCHRUN_SECONDS: Final = 30
-"""The grace period that torchrun gives its workers, whatever the pod's is."""
+"""The grace period that torchrun gives its workers, regardless of the pod's grace period."""
 FLUSH_SECONDS = 0.5
 """The time limit for flushing the output of a terminated replica, which ends well within two seconds."""
 EXIT_SECONDS = 10.0
-"""The time limit for joining the threads and running the exit handlers of a failed replica."""
+"""The time limit within which a failed replica joins its threads and runs its exit handlers."""
 RUNTIME_THREADS: Final = "fleet-"
 """The name prefix of the runtime's threads: if one of them fails, the replica ends."""
 _PING: Final = 0
@@ -93,13 +93,13 @@ class _SigtermWatcher:
         os.set_blocking(writer, False)
         threading.Thread(target=self._run, args=(reader, act), name="fleet-lifecycle", daemon=True).start()
         taken = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-        if taken != -1:  # an event loop uses the wake-up descriptor; our handler wakes the thread instead
+        if taken != -1:  # an event loop owns the wake-up descriptor; our handler wakes the thread instead
             signal.set_wakeup_fd(taken)
             self._owns_wakeup = False
         signal.signal(signal.SIGTERM, self._on_sigterm)
 
     def is_received(self) -> bool:
-        """Return whether SIGTERM has been received, including one that our thread has yet to read."""
+        """Return whether SIGTERM has been received, even if the watching thread has not read it yet."""
         if self._wakeup is not None and not self._received:
             self._pings = ping = self._pings + 1
             os.write(self._wakeup[1], bytes([_PING]))
@@ -109,10 +109,11 @@ class _SigtermWatcher:
         return self._received
 
     def script_handles(self) -> bool:
-        """Return whether the script handled the received SIGTERM, by a handler set before or after ours.
+        """Return whether the script handled the received SIGTERM, with a handler set before or after ours.
 
-        If our handler is no longer installed, the script had installed its own when the signal arrived:
-        otherwise this process would have ended. The script may have restored the default since.
+        If our handler is no longer installed, the script must have installed its own handler before the
+        signal arrived: otherwise this process would have ended. The script may have restored the default
+        handler since.
         """
         return signal.getsignal(signal.SIGTERM) != self._on_sigterm or callable(self._previous_handler)
 
@@ -128,7 +129,7 @@ class _SigtermWatcher:
             os.close(descriptor)
 
     def _on_sigterm(self, number: int, frame: FrameType | None) -> None:
-        """Wake the thread, in case another library owns the wake-up descriptor; call the previous handler."""
+        """Wake the watcher, in case another library owns the wake-up descriptor; call the previous handler."""
         if self._wakeup is not None:
             os.write(self._wakeup[1], bytes([number]))
         if callable(self._previous_handler):
@@ -160,12 +161,12 @@ class _Lifecycle:
         self._sigterm = _SigtermWatcher()
         self._exit = sys.exit
         self._exit_argument: Any = None
-        """What the main thread last passed to ``sys.exit``."""
+        """The argument of the main thread's last call of ``sys.exit``."""
         self._previous_hook = sys.excepthook
         self._previous_thread_hook = threading.excepthook
 
     def start(self) -> None:
-        """Install all hooks and limits of a replica; a second call does nothing."""
+        """Install all hooks of a replica, and set its limits; later calls do nothing."""
         if self.started:
             return
         self.started = True
@@ -175,7 +176,7 @@ class _Lifecycle:
         self._sigterm.watch(self.on_sigterm)
 
     def observe(self) -> None:
-        """Serve the progress, and install the hooks that leave a termination message.
+        """Serve the progress, and install the hooks that write a termination message.
 
         A plain script, which only reports its progress, needs nothing else.
         """
@@ -191,7 +192,7 @@ class _Lifecycle:
         _serve_progress(os.environ)
 
     def undo_in_child(self) -> None:
-        """Restore the previous hooks in a forked child, whose end is not the replica's end."""
+        """Restore the previous hooks in a forked child: its end is not the end of the replica."""
         self._sigterm.undo()
         if self._observing:
             if sys.excepthook == self.on_uncaught:
@@ -203,7 +204,7 @@ class _Lifecycle:
             atexit.unregister(self.at_exit)
 
     def identify(self, environ: Mapping[str, str]) -> None:
-        """Name a process without a role after its environment, if that gives a role and an index."""
+        """Name a process without a role from its environment, if that contains a role and an index."""
         role = environ.get("PADDLE_TRAINING_ROLE", "TRAINER")
         index = environ.get("PADDLE_PSERVER_ID") if role == "PSERVER" else None
         names = ("PADDLE_TRAINER_ID", "RANK", "NODE_RANK")  # without a rank, the pod's number
@@ -231,7 +232,7 @@ class _Lifecycle:
         return self._completed is None and self._sigterm.is_received()
 
     def on_sigterm(self) -> None:
-        """End this replica; if a trainer's script handles SIGTERM, give it time to save first."""
+        """End this replica; if a trainer's script handles SIGTERM, first give the script time to save."""
         if self._sigterm.script_handles() and not self.is_server:
             if self._completed is None:
                 self.leave_stop()
@@ -240,7 +241,7 @@ class _Lifecycle:
         self._end_stopped()
 
     def on_exit(self, status: Any = None, /) -> NoReturn:
-        """Record the argument of ``sys.exit``, which neither exit handlers nor hooks can see, and exit."""
+        """Record the argument of ``sys.exit``, which is unavailable to exit handlers and hooks, and exit."""
         if threading.current_thread() is threading.main_thread():
             self._exit_argument = status
         self._exit(status)
@@ -248,7 +249,7 @@ class _Lifecycle:
     def on_uncaught(
         self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
     ) -> None:
-        """Report the error that ends the main thread; print its traceback unless it is the user's mistake."""
+        """Report the error that ends the main thread; print its traceback unless it is a user's mistake."""
         if not isinstance(error, ConfigurationError):
             self._previous_hook(kind, error, trace)
         self._leave_error(error)
@@ -256,7 +257,7 @@ class _Lifecycle:
         _exit_after(EXIT_SECONDS, self._status)
 
     def on_uncaught_in_thread(self, args: threading.ExceptHookArgs) -> None:
-        """End the replica if any thread fails with a FleetError, or a runtime thread with any error."""
+        """End the replica if any thread fails with a FleetError, or a runtime thread fails with any error."""
         error = args.exc_value
         if not isinstance(error, ConfigurationError):
             self._previous_thread_hook(args)
@@ -280,8 +281,8 @@ class _Lifecycle:
         elif text and not self.failed:
             self.leave_failure(" ".join(text.split()))
         elif self.started or not (chose_failure or hasattr(sys, "last_value")):
-            # If a plain script fails, the end of its log says more than its progress. `last_value` is the
-            # uncaught exception, which Python keeps even if the script has replaced our hook.
+            # If a plain script fails, the end of its log is more useful than its progress. `last_value` is
+            # the uncaught exception, which Python keeps even if the script has replaced our hook.
             self.leave_progress()
         if self._status not in (None, EXIT_FAILURE):
             _flush_within(FLUSH_SECONDS)
@@ -290,7 +291,7 @@ class _Lifecycle:
     def leave_progress(self) -> None:
         """Write the termination message of a successful replica; only one process of a pod writes it."""
         if self._is_one_of_several() and TORCHRUN in os.environ:
-            return  # it would hide torchrun's own message if another worker fails
+            return  # a message would hide torchrun's own if another worker fails
         if not self.failed and os.environ.get("LOCAL_RANK", "0") == "0":
             state = progress.snapshot()
             if self.started:
@@ -300,18 +301,18 @@ class _Lifecycle:
 
     def leave_failure(self, sentence: str) -> None:
         """Write the termination message of a replica that failed."""
-        if not self._is_one_of_several():  # else its launcher reports which process failed first
+        if not self._is_one_of_several():  # otherwise its launcher reports which process failed first
             termination.write_failure(f"{self.identity}{self._stage()}: {sentence}", os.environ)
 
     def leave_stop(self) -> None:
         """Write the termination message of a replica that was stopped."""
-        if TORCHRUN not in os.environ:  # torchrun stops its workers when one fails, and reports that one
+        if TORCHRUN not in os.environ:  # else a worker failed, which torchrun itself reports
             termination.write_failure(f"{self.identity} was stopped by SIGTERM", os.environ)
 
     def _leave_error(self, error: BaseException) -> None:
-        """Write an error's sentence as the termination message, and for our own errors also to stderr.
+        """Write an error's sentence as the termination message and, for our own errors, also to stderr.
 
-        If SIGTERM came first, the message says that the replica was stopped.
+        If SIGTERM was received first, the message states instead that the replica was stopped.
         """
         self.failed = True
         if self.is_stopped():
@@ -337,7 +338,7 @@ class _Lifecycle:
         return " (joined)" if _current_step() != self._step_at_join else " (joined, no step made)"
 
     def _is_one_of_several(self) -> bool:
-        """Return whether this process is a plain script, one of several that a launcher has started."""
+        """Return whether this process is a plain script that a launcher has started several times."""
         return not self.started and os.environ.get("LOCAL_WORLD_SIZE", "1") != "1"
 
 
@@ -346,17 +347,18 @@ _imported_by, _hook_at_import = os.getpid(), sys.excepthook
 
 
 def start(role: "Role | None") -> None:
-    """Prepare this process to be a replica; later calls only set its role.
+    """Set up this process as a replica; later calls only set its role.
 
-    Installs the handling of SIGTERM and of uncaught errors, raises the limit of open files, shows the log,
-    and serves the progress if ``FLEET_METRICS_PORT`` is set: on this replica's own address if
-    ``PADDLE_CURRENT_IP`` is one of this machine's loopback addresses, on all interfaces in a pod.
+    This installs the handling of SIGTERM and of uncaught errors, raises the limit on open files, and shows
+    the log. If ``FLEET_METRICS_PORT`` is set, it also serves the progress: on this replica's own address if
+    ``PADDLE_CURRENT_IP`` is one of this machine's loopback addresses, and otherwise (in a pod) on all
+    interfaces.
 
     Parameters
     ----------
     role
-        The role and index that name this process in its progress and its messages. None if they are not
-        known yet; until then the environment names the process.
+        The role and index, which name this process in its progress and its messages. None if they are not
+        known yet; the name then comes from the environment.
     """
     if role is not None:
         _lifecycle.name("PSERVER" if role.kind.name == "SERVER" else "TRAINER", role.index)
@@ -383,10 +385,10 @@ def report(
     step, total_steps : int, optional
         The step just made, and the planned number of steps. The default of `step` is the runtime's own count.
     loss : number or tensor of one element, optional
-        The loss of this step. Together with the step it becomes a point of the loss curve, which keeps at
-        most 512 points: in a longer run, only every second, fourth, … report.
+        The loss of this step. The step and the loss become a point of the loss curve, which has at most 512
+        points: in a longer run, the curve keeps only every second, fourth, … report.
     samples : int, optional
-        The number of samples that this replica has trained on since it began; gives the sample rate.
+        The number of samples on which this replica has trained since it began; determines the sample rate.
 
     Raises
     ------
@@ -409,9 +411,9 @@ def failed() -> bool:
 
 
 def refuses(call: str) -> bool:
-    """Return whether `call` must not mark this replica as completed, because of SIGTERM; log that if so.
+    """Return True, and log it, if SIGTERM forbids that `call` marks this replica as completed.
 
-    A script that handles SIGTERM continues, and may leave its loop early.
+    A script that handles SIGTERM continues, and may leave its training loop early.
     """
     if not _lifecycle.is_stopped():
         return False
@@ -424,21 +426,22 @@ def refuses(call: str) -> bool:
 def finish(completed: Collection[int] = (), attempts: Mapping[int, int] | None = None) -> None:
     """Record that this replica has completed, and write its progress as the termination message.
 
-    The exit handler adds later reports of the script.
+    The exit handler writes the message again, with reports that the script has made since.
 
     Parameters
     ----------
     completed : collection of int
-        The indexes of the trainers that are known to have completed, including this replica if it is one.
+        The indexes of the trainers that are known to have completed, including this replica if it is a
+        trainer.
     attempts : mapping of int to int, optional
-        For a server: the attempt in which each trainer completed.
+        On a server, the attempt in which each trainer completed.
     """
     if _lifecycle.started:
         _lifecycle.complete(completed, attempts or {})
 
 
 def end_completed(completed: Collection[int]) -> NoReturn:
-    """End this replica successfully, because these trainers had already completed the training.
+    """End this replica successfully, because these trainers have already completed the training run.
 
     Raises
     ------
@@ -451,7 +454,7 @@ def end_completed(completed: Collection[int]) -> NoReturn:
 
 
 def _seconds_to_save(environ: Mapping[str, str]) -> float:
-    """Return the number of seconds that a script that handles SIGTERM may continue."""
+    """Return the number of seconds for which a script that handles SIGTERM may continue."""
     given = environ.get("FLEET_GRACE_SECONDS", "").strip()
     grace = int(given) if given.isascii() and given.isdigit() else POD_GRACE_SECONDS
     if TORCHRUN in environ:
@@ -468,7 +471,7 @@ def _exit_code(error: BaseException) -> int:
 
 
 def _one_sentence(error: BaseException) -> str:
-    """Return an error's message on one line; if it is not one of ours, with its type and location."""
+    """Return an error's message on one line, with type and location unless it is one of our own errors."""
     message = " ".join(str(error).split())
     if isinstance(error, FleetError):
         return message or type(error).__name__
@@ -478,7 +481,7 @@ def _one_sentence(error: BaseException) -> str:
 
 
 def _show_log() -> None:
-    """Print this package's log from level INFO on, unless the script configures logging itself."""
+    """Print this package's log at level INFO and above, unless the script configures logging itself."""
     logger, last_resort = logging.getLogger("fleet"), logging.lastResort
     if logger.hasHandlers() or logger.level != logging.NOTSET or last_resort is None:
         return
@@ -487,7 +490,7 @@ def _show_log() -> None:
 
 
 def _serve_progress(environ: Mapping[str, str]) -> None:
-    """Start the HTTP server if the environment requests it; training continues if it cannot start."""
+    """Start the HTTP server if the environment requests it; training continues if the server cannot start."""
     port = environ.get("FLEET_METRICS_PORT")
     if not port or environ.get("LOCAL_RANK", "0") != "0":
         return
@@ -513,7 +516,7 @@ def _is_loopback(host: str) -> bool:
 
 
 def _flush_within(seconds: float) -> None:
-    """Flush the output in another thread, because a blocked thread may hold the lock of a stream."""
+    """Flush the output in another thread, with a time limit: a blocked thread may hold a stream's lock."""
 
     def flush() -> None:
         for stream in (sys.stdout, sys.stderr):
@@ -523,14 +526,14 @@ def _flush_within(seconds: float) -> None:
     flusher = threading.Thread(target=flush, name="fleet-flush", daemon=True)
     try:
         flusher.start()
-    except RuntimeError:  # Python 3.12 starts no thread in exit handlers
+    except RuntimeError:  # Python 3.12 cannot start a thread in exit handlers
         flush()
     else:
         flusher.join(seconds)
 
 
 def _exit_after(seconds: float, status: int) -> None:
-    """End the process even if a running thread or an exit handler would keep it alive."""
+    """End the process after a delay, even if a running thread or an exit handler would keep it alive."""
 
     def end() -> None:
         print(f"ended: threads were still running {seconds:g} s after the error", file=sys.stderr, flush=True)
@@ -542,7 +545,7 @@ def _exit_after(seconds: float, status: int) -> None:
 
 
 def _on_early_mistake(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """End a script that fails by the user's mistake as a replica would end, even before `init` is called.
+    """End a script that fails by a user's mistake like a replica, even before `init` is called.
 
     Interactive sessions and forked children are exempt.
     """
@@ -558,7 +561,7 @@ _forking = threading.local()
 
 
 def _block_sigterm() -> None:
-    """Block SIGTERM from a fork to the reset in the child, which shares the parent's pipe until then."""
+    """Block SIGTERM from a fork until the child is reset: until then it shares the parent's pipe."""
     _forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
 
 

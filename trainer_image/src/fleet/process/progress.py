@@ -1,8 +1,8 @@
 """The progress of this replica: values reported by the script, and counters of the runtime.
 
-A process has one :class:`Progress`, whose methods are this module's functions. `fleet.report` and the runtime
-write to it. `fleet.process.progress_server` serves its snapshot to the table of ``fleetjob run``, the
-operator's status and Prometheus.
+A process has one :class:`Progress`; its methods are this module's functions. `fleet.report` and the runtime
+write to it. `fleet.process.progress_server` serves its snapshot to ``fleetjob run`` (for the table), the
+operator (for the status) and Prometheus.
 
 Forked children (``DataLoader`` workers) start with their own counters, which are not served.
 """
@@ -38,9 +38,9 @@ __all__ = [
 ]
 
 MAX_HISTORY: Final = 512
-"""The largest number of points of the loss curve."""
+"""The largest number of points in the loss curve."""
 MAX_TABLES: Final = 50
-"""The number of largest tables shown: each adds labels to the metrics and bytes to every snapshot."""
+"""The largest number of tables shown: each table adds labels to the metrics and bytes to every snapshot."""
 RATE_WINDOW_SECONDS: Final = 10.0
 _METRIC_NAME: Final = re.compile(r"[a-zA-Z][a-zA-Z0-9_]*")
 _log = logging.getLogger(__name__)
@@ -50,7 +50,7 @@ Tables = Sequence[Mapping[str, Any]]
 
 
 class _LossCurve:
-    """At most 512 points of step and loss: when full, drops every second one and records half as often."""
+    """At most 512 points (step, loss); when full, drops every second point and records half as often."""
 
     def __init__(self) -> None:
         self._points: list[tuple[int, float]] = []
@@ -80,7 +80,7 @@ class _LossCurve:
             self._skipped = self._stride - 1
 
     def points(self) -> list[list[float]]:
-        """Return the recorded points; the latest one is always among them."""
+        """Return the recorded points, always including the latest."""
         points = list(self._points)
         if self._latest is not None and (not points or points[-1] != self._latest):
             points.append(self._latest)
@@ -94,7 +94,7 @@ class _SampleRate:
         self._counts: deque[tuple[float, int]] = deque()
 
     def add(self, now: float, count: int) -> None:
-        """Record the count at a time, in seconds of a monotonic clock."""
+        """Record the count at time `now`, in seconds of a monotonic clock."""
         self._counts.append((now, count))
         while len(self._counts) > 2 and now - self._counts[1][0] >= RATE_WINDOW_SECONDS:
             self._counts.popleft()
@@ -108,7 +108,7 @@ class _SampleRate:
 
 
 class Progress:
-    """The progress of one replica, safe to write and read from any thread.
+    """The progress of one replica. Thread-safe.
 
     Parameters
     ----------
@@ -128,7 +128,7 @@ class Progress:
         self.reset()
 
     def reset(self) -> None:
-        """Clear everything, and replace the lock: a fork may have copied it while it was held."""
+        """Clear everything, and replace the lock, which may have been held when this process was forked."""
         self._lock = threading.Lock()
         self._serving = False
         self._waits_for: str | None = None
@@ -150,51 +150,51 @@ class Progress:
             self._replica = role, index
 
     def follow(self, made: Callable[[], int]) -> None:
-        """Show the runtime's step count for as long as the script reports no step.
+        """Show the runtime's step count as long as the script reports no step.
 
         Parameters
         ----------
         made : callable
-            Returns the number of steps made; 0 before the first one, and when the trainer is gone. It must
-            be thread-safe.
+            Returns the number of steps made; 0 before the first step, and once the trainer no longer exists.
+            It must be thread-safe.
         """
         with self._lock:
             self._count_made = made
 
     def made(self) -> int | None:
-        """Return the runtime's step count; None in a process without one."""
+        """Return the runtime's step count; None in a process that has no such count."""
         with self._lock:
             return None if self._count_made is None else self._count_made()
 
     def show_tables(self, tables: Callable[[], Tables]) -> None:
-        """Show embedding tables, the largest ones if there are many.
+        """Show embedding tables; if there are many, only the largest.
 
         Parameters
         ----------
         tables : callable
             Returns ``name``, ``rows``, ``bytes``, ``rowsOnDisk`` and ``shardSkew`` of each table. A server
-            adds ``lookedUp``, ``found`` and ``rowsOfFullestShard`` of its own part, a trainer
+            adds ``lookedUp``, ``found`` and ``rowsOfFullestShard`` of its own part; a trainer adds
             ``hitPercentage``. It must be thread-safe, and must not block.
         """
         with self._lock:
             self._tables = tables
 
     def waits_for(self, what: str | None) -> None:
-        """Set what this replica waits for before it trains or serves, such as a server; None to clear it."""
+        """Set what this replica waits for before training or serving, such as a server; None clears it."""
         with self._lock:
             self._waits_for = what
 
     def holds(self, num_bytes: int) -> None:
-        """Set the size of a server's dense parameters in bytes."""
+        """Set the size in bytes of a server's dense parameters."""
         with self._lock:
             self._parameter_bytes = num_bytes
 
     def serves(self, now: bool) -> None:
-        """Set whether this process serves requests now; the readiness probe reports it."""
+        """Set whether this process currently serves requests, which the readiness probe reports."""
         self._serving = now
 
     def is_serving(self) -> bool:
-        """Return whether this process serves requests now."""
+        """Return whether this process currently serves requests."""
         return self._serving
 
     def count(self, name: str, amount: float = 1) -> None:
@@ -229,7 +229,7 @@ class Progress:
             self._metrics.update(checked)
 
     def snapshot(self) -> dict[str, Any]:
-        """Return the current state as JSON-ready data; values never reported are None."""
+        """Return the current state as JSON-ready data; values that were never reported are None."""
         with self._lock:
             tables = sorted(self._tables(), key=lambda table: table["bytes"], reverse=True)
             role, index = self._replica
@@ -250,7 +250,7 @@ class Progress:
             }
 
     def _current_step(self) -> int | None:
-        """Return the reported step, else the runtime's last known step, or None before the first step."""
+        """Return the reported step, else the runtime's last known step; None before the first step."""
         if (step := self._reported["step"]) is not None:
             return int(step)
         self._made = (self._count_made() if self._count_made is not None else 0) or self._made
@@ -260,7 +260,7 @@ class Progress:
 def _resident_bytes() -> int | None:
     """Return the resident memory of this process in bytes, or its peak on systems without /proc."""
     try:
-        with open("/proc/self/statm", "rb") as file:  # noqa: PTH123  read every second; Path costs more
+        with open("/proc/self/statm", "rb") as file:  # noqa: PTH123  read every second; Path is slower
             return int(file.read().split()[1]) * resource.getpagesize()
     except OSError:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss if sys.platform == "darwin" else None
@@ -307,7 +307,7 @@ def _checked_name(name: object) -> str:
 
 
 def _finite(value: float | None) -> float | None:
-    """Return a finite value, else None: JSON has neither NaN nor infinity."""
+    """Return the value if it is finite, else None: JSON has neither NaN nor infinity."""
     return value if value is not None and math.isfinite(value) else None
 
 

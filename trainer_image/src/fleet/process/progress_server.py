@@ -52,7 +52,7 @@ TABLES: Final = {
         "Rows of this server's fullest virtual shard, as a multiple of the mean.",
     ),
 }
-"""The metrics of a server's tables. A trainer's numbers are sums over the servers and are not exported."""
+"""The metrics of a server's tables; a trainer's numbers are sums over the servers and are not exported."""
 
 
 class _Metrics:
@@ -109,9 +109,10 @@ def prometheus_text(state: Mapping[str, Any], environ: Mapping[str, str]) -> byt
     state : mapping
         The result of `fleet.process.progress.snapshot`.
     environ : mapping of str to str
-        The process environment; job name and attempt become labels of ``fleet_replica_info``.
+        The process environment; the job name and attempt become labels of ``fleet_replica_info``.
     """
-    # Imported at the first scrape instead of in every process of a job: it takes a tenth of a second.
+    # Imported at the first scrape, not in every process of a job, because the import takes a tenth of a
+    # second.
     from prometheus_client import CollectorRegistry, generate_latest
 
     registry = CollectorRegistry(auto_describe=False)
@@ -120,7 +121,7 @@ def prometheus_text(state: Mapping[str, Any], environ: Mapping[str, str]) -> byt
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """The handler of the four paths, which drops a client that stalls for REQUEST_TIMEOUT_SECONDS."""
+    """The handler for the four paths; drops a client that stalls for REQUEST_TIMEOUT_SECONDS."""
 
     timeout = REQUEST_TIMEOUT_SECONDS
     server_version = "fleet"
@@ -154,7 +155,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 class _Server(ThreadingHTTPServer):
-    """The HTTP server, which binds its own socket: the base class would look up the host name in DNS.
+    """The HTTP server; it binds its own socket, because the base class would look up the host name in DNS.
 
     Parameters
     ----------
@@ -186,12 +187,12 @@ class _Server(ThreadingHTTPServer):
         self.server_address = self.socket.getsockname()
 
     def finish_request(self, request: Any, client_address: Any) -> None:
-        """Answer a client within ten seconds, and only so many at once: any host may connect and be slow."""
+        """Answer a client, with limits on time and concurrency: any host may connect and be slow."""
         with self._readers.bounded(request):
             super().finish_request(request, client_address)
 
     def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002
-        """Log a client that disconnected or sent garbage; the base class would print a traceback."""
+        """Log the error of a client that disconnected or sent garbage; the base class prints a traceback."""
         _log.debug("a reader of the progress at %s failed", client_address, exc_info=True)
 
 
@@ -211,7 +212,7 @@ def start_server(host: str, port: int) -> tuple[str, int]:
     Returns
     -------
     tuple of str and int
-        The bound address and port. Further calls change nothing and return those of the first.
+        The bound address and port. Later calls change nothing, and return the address and port of the first.
 
     Raises
     ------
@@ -227,7 +228,7 @@ def start_server(host: str, port: int) -> tuple[str, int]:
 
 
 def close() -> None:
-    """Stop serving; the progress stays readable in this process."""
+    """Stop serving; the progress remains readable in this process."""
     global _server
     server, _server = _server, None
     if server is not None:

@@ -22,11 +22,11 @@ __all__ = [
 ]
 
 _SAVE_DESCRIPTORS: Final = 16
-"""The descriptors reserved for saves and loads, which open a few files and folders at once."""
+"""The descriptors reserved for saves and loads, which open a few files and folders simultaneously."""
 _CPU_MAX: Final = Path("/sys/fs/cgroup/cpu.max")
 
 COPY_PAST_CACHES: Final = {"GLIBC_TUNABLES": f"glibc.cpu.x86_non_temporal_threshold={2 << 20}"}
-"""The environment with which glibc copies large blocks past the CPU caches, for processes that share memory.
+"""The environment that makes glibc copy large blocks past the CPU caches, for processes that share memory.
 
 Each step copies the model twice on every trainer, and all processes share the caches: copies that bypass the
 caches do not evict the working set of the computation. The threshold is about the size of one core's private
@@ -46,7 +46,7 @@ Mallopt = Callable[[int, int], int]
 
 
 class Reserve:
-    """A reserve of file descriptors, which keeps the rest of this process from using up the last ones.
+    """A reserve of file descriptors, so that the rest of this process cannot use up the last descriptors.
 
     Parameters
     ----------
@@ -62,20 +62,20 @@ class Reserve:
         self._lent = 0
 
     def keep(self) -> None:
-        """Fill the reserve with the descriptors that are available, unless it is in use."""
+        """Fill the reserve with the available descriptors, unless the reserve is lent."""
         with self._lock:
             self._keeps = True
             self._fill()
 
     def give_up(self) -> None:
-        """Release the reserve permanently."""
+        """Release the descriptors permanently."""
         with self._lock:
             self._keeps = False
             self._release()
 
     @contextlib.contextmanager
     def lent(self) -> Iterator[None]:
-        """Release the reserve for the duration of the block, then fill it again."""
+        """Release the descriptors for the duration of the block, then reserve them again."""
         with self._lock:
             self._lent += 1
             self._release()
@@ -87,7 +87,7 @@ class Reserve:
                 self._fill()
 
     def _fill(self) -> None:
-        with contextlib.suppress(OSError):  # no descriptor is free now; the next call tries again
+        with contextlib.suppress(OSError):  # no descriptor is free at present; the next call retries
             while self._keeps and not self._lent and len(self._kept) < self._count:
                 self._kept.append(os.open(os.devnull, os.O_RDONLY))
 
@@ -100,7 +100,7 @@ for_saves: Final = Reserve(_SAVE_DESCRIPTORS)
 
 
 def raise_descriptor_limit() -> None:
-    """Raise the limit of open files to the hard limit, and keep a reserve for saves."""
+    """Raise the limit on open files to the hard limit, and keep a reserve for saves."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(OSError, ValueError):  # macOS grants less than its hard limit
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -108,11 +108,11 @@ def raise_descriptor_limit() -> None:
 
 
 def keep_freed_memory(environ: Mapping[str, str]) -> bool:
-    """Make malloc keep freed memory, so that the process stays at its peak size.
+    """Make malloc keep freed memory, so that the process keeps its peak size.
 
     Each backward pass allocates gradients of the whole model's size, and ``zero_grad`` frees them. By default
-    glibc returns such blocks to the kernel, which has to map and zero the same pages again in every step: for
-    100 MB of gradients these are 25,000 page faults, a tenth of the step's time.
+    glibc returns such blocks to the kernel, which must map and zero the same pages again in every step: 100
+    MB of gradients cause 25,000 page faults, which take a tenth of the step's time.
 
     Parameters
     ----------
@@ -161,17 +161,18 @@ def available_cores(cpu_max: Path = _CPU_MAX) -> int:
 
 
 class WatchClock:
-    """A clock for watchdogs that does not count the time in which the watchdog itself was frozen.
+    """A clock for watchdogs, which does not count the time during which the watchdog itself was frozen.
 
     A process may be stopped, starved, or paused with its container. When it resumes, the heartbeats of its
-    peers are waiting unread, so the pause must not count as their silence. Each interval between two readings
-    counts at most `most_seconds`, but never zero: if every reading is late, a deadline becomes longer, but
-    still expires.
+    peers have arrived but are unread, so the pause must not count as silence of the peers. Each interval
+    between two readings counts as at most `most_seconds`, but never as zero: if every reading is late, a
+    deadline is delayed but still expires.
 
     Parameters
     ----------
     most_seconds : float
-        The limit on each interval between two readings. A watchdog should read the clock more often.
+        The limit on each interval between two readings. A watchdog should read the clock at shorter
+        intervals.
     clock : callable
         Returns seconds of a monotonic clock.
     """
@@ -183,7 +184,7 @@ class WatchClock:
         self._read_at = self._now = clock()
 
     def now(self) -> float:
-        """Read the clock; safe to call from any thread of the watchdog."""
+        """Return the time by this clock; thread-safe."""
         with self._lock:
             read_at = self._clock()
             self._now += min(read_at - self._read_at, self._most)

@@ -1,11 +1,11 @@
-"""The termination message of a replica, which the kubelet or the local cluster reads.
+"""The termination message of a replica, read by the kubelet or the local cluster.
 
 A successful replica writes one line of JSON: whether it had joined its job (`joined`), the trainers that it
 knows to have completed (`completedTrainers`, as ``0-2,4``), and its progress. A server adds the number of
 restarts after which each trainer completed (`completedAfter`, as ``{"0": "0-2", "1": "4"}``). A failed
-replica writes one sentence, in which ``(not joined)``, ``(joined, no step made)`` or ``(joined)`` follows its
-name. Both stay under the 4096 bytes that Kubernetes keeps. The operator parses both, so their form is part of
-the contract.
+replica writes one sentence, in which ``(not joined)``, ``(joined, no step made)`` or ``(joined)`` follows the
+name of the replica. Both forms stay under the 4096 bytes that Kubernetes keeps. The operator parses both, so
+their format is part of the contract.
 """
 
 import json
@@ -56,7 +56,7 @@ def message_path(environ: Mapping[str, str]) -> Path | None:
 
 
 def format_indexes(indexes: Collection[int]) -> str:
-    """Format indexes as an Indexed Job does: sorted ranges, as in ``0-2,4``."""
+    """Format indexes like an Indexed Job: as sorted ranges, for example ``0-2,4``."""
     ranges = []
     for _, group in groupby(enumerate(sorted(indexes)), key=lambda pair: pair[1] - pair[0]):
         members = [index for _, index in group]
@@ -65,7 +65,7 @@ def format_indexes(indexes: Collection[int]) -> str:
 
 
 def completed_trainers(completed: Collection[int], attempts: Mapping[int, int]) -> dict[str, Any]:
-    """Return the message's fields about completed trainers; omit the attempts if they are too long."""
+    """Return the message's fields about completed trainers; omit the restarts if they are too long."""
     known: dict[str, Any] = {"completedTrainers": format_indexes(completed)}
     after = {
         str(attempt): format_indexes([trainer for trainer, its in attempts.items() if its == attempt])
@@ -79,8 +79,9 @@ def completed_trainers(completed: Collection[int], attempts: Mapping[int, int]) 
 def progress_message(state: Mapping[str, Any]) -> str:
     """Render a progress snapshot as one line of JSON that fits.
 
-    It keeps at most 64 points of the history, evenly spaced and including the last, and the ten largest
-    tables. If it is still too long, more points are dropped, then tables, then counters, then metrics.
+    The message has at most 64 points of the history, evenly spaced and including the last, and the ten
+    largest tables. If it is still too long, more points are dropped, then tables, then counters, then
+    metrics.
     """
     short = dict(state) | {"tables": state["tables"][:MAX_TABLES]}
     points = [[step, float(f"{loss:.6g}")] for step, loss in state["history"]]
@@ -107,18 +108,18 @@ def write_progress(state: Mapping[str, Any], environ: Mapping[str, str]) -> None
 
 
 def write_failure(sentence: str, environ: Mapping[str, str], *, log: str = "") -> None:
-    """Write one sentence as the message of a replica that failed.
+    """Write one sentence as the message of a failed replica.
 
-    If several processes of a pod fail, the sentence of the first one is kept, because it names the cause.
+    If several processes of a pod fail, the sentence of the first is kept, because it names the cause.
 
     Parameters
     ----------
     sentence : str
         The sentence, which becomes the last line of the message.
     environ : mapping
-        Read for FLEET_TERMINATION_LOG.
+        The environment, from which FLEET_TERMINATION_LOG is read.
     log : str, optional
-        The preceding log, such as a traceback. As much of its end as fits is written above the sentence.
+        The preceding log, such as a traceback. As much of the end of the log as fits precedes the sentence.
     """
     path = message_path(environ)
     if path is None:

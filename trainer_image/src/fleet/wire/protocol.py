@@ -90,7 +90,7 @@ class Kind(enum.IntEnum):
     GOODBYE = 11
     """The trainer has received the server's COMPLETE, so the session is no longer needed."""
     LOOK_UP = 12
-    """A trainer's request for a table's rows by their ids; in sync mode, for the rows at the header's step."""
+    """A trainer's request for a table's rows by id; in sync mode, for the rows at the header's step."""
     ROWS = 13
     """The requested rows, in the order of their ids; look-ups are answered in order of arrival."""
     ROW_GRADIENT = 14
