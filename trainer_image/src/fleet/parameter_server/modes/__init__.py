@@ -1,7 +1,7 @@
-"""Training modes: the coordination of trainers and servers, one module per mode.
+"""Training modes, which coordinate trainers and servers; one module per mode.
 
 `Mode` is the public interface: subclass it, and pass an instance as ``DistributedStrategy(mode=…)``.
-`ImmediateServer` and `AnsweredTrainer` are halves on which other modes can build.
+Other modes can be built on the halves `ImmediateServer` and `AnsweredTrainer`.
 """
 
 from fleet.errors import ConfigurationError
@@ -43,7 +43,7 @@ __all__ = [
 
 
 def mode_of_server(plan: ServerPlan) -> Mode:
-    """Return the mode of a server's plan.
+    """Return the mode for a server's plan.
 
     Raises
     ------
@@ -64,7 +64,7 @@ def mode_of_server(plan: ServerPlan) -> Mode:
 
 
 def mode_of_trainer(plan: TrainerPlan, settings: Settings) -> Mode:
-    """Return the mode of a trainer's plan.
+    """Return the mode for a trainer's plan.
 
     Raises
     ------

@@ -1,7 +1,7 @@
-"""The agreement behind a sync step: its trainers, their hyper-parameters, and norms over several servers.
+"""The agreement on a sync step: its trainers, their hyper-parameters, and norms over several servers.
 
-This module does no I/O. Every server adds the parts of a norm in the same order, so all servers clip by the
-same factor and two runs are bit-identical.
+This module does no I/O. Every server adds the parts of a norm in the same order, so that all servers clip by
+the same factor and runs are bitwise reproducible.
 """
 
 import threading
@@ -18,7 +18,7 @@ __all__ = ["KnownNorm", "NormBook", "Participants", "PendingNorm"]
 
 
 class Participants:
-    """The trainers of the present steps, with their hyper-parameters. The caller holds the lock.
+    """The trainers in the current steps, with their hyper-parameters. The caller must hold the lock.
 
     Parameters
     ----------
@@ -28,14 +28,14 @@ class Participants:
 
     def __init__(self, num_trainers: int) -> None:
         self.live = frozenset(range(num_trainers))
-        """The trainers whose gradients every step needs."""
+        """The trainers that must contribute to every step."""
         self.attempts: dict[int, int] = {}
-        """The attempt of each trainer's latest join, if it was admitted after the beginning."""
+        """The attempt of the latest join of each trainer that was admitted after the start."""
         self.hyper: dict[int, dict[int, HyperParameters]] = {}
-        """The hyper-parameters of the present steps, by step and trainer."""
+        """The hyper-parameters of the current steps, by step and trainer."""
 
     def admit(self, trainer: int, attempt: int) -> None:
-        """Add a trainer that has joined with this attempt to the present steps."""
+        """Add a trainer, which has joined with this attempt, to the current steps."""
         self.live |= {trainer}
         self.attempts[trainer] = attempt
 
@@ -45,7 +45,7 @@ class Participants:
         Raises
         ------
         ConfigurationError
-            Another trainer has different hyper-parameters in this step.
+            Another trainer has different hyper-parameters for this step.
         """
         for over in [known for known in self.hyper if known < lowest_step]:
             del self.hyper[over]
@@ -63,10 +63,10 @@ class Participants:
             )
 
     def hyper_of(self, step: int, trainers: Collection[int]) -> HyperParameters:
-        """Return the hyper-parameters of a step to which these trainers have contributed gradients.
+        """Return the hyper-parameters of a step with gradients from these trainers.
 
-        `NO_STEP` if there are no such trainers, or if one trainer announced `NO_STEP` because its gradients
-        are not finite: their sum would not be finite, so a single process would skip the step too.
+        `NO_STEP` if there are no trainers, or if any trainer has announced `NO_STEP` because its gradients
+        are not finite: the sum would not be finite either, so a single process would also skip the step.
         """
         of_trainers = self.hyper.get(step, {})
         return of_trainers[min(trainers)] if trainers and NO_STEP not in of_trainers.values() else NO_STEP
@@ -85,7 +85,7 @@ def _difference(found: HyperParameters, expected: HyperParameters) -> str:
 
 @dataclass(frozen=True, slots=True)
 class KnownNorm:
-    """A norm whose parts are all known."""
+    """A norm for which all parts are known."""
 
     step: int
     norm: NormPlan
@@ -95,7 +95,7 @@ class KnownNorm:
 
 @dataclass(frozen=True, slots=True)
 class PendingNorm:
-    """A norm that lacks the parts of other servers; this server has sent its own."""
+    """A norm for which this server has sent its part and waits for the parts of other servers."""
 
     step: int
     norm: NormPlan
@@ -110,7 +110,7 @@ class _Parts:
 
 
 class NormBook:
-    """The pending norms that cover blocks of one server.
+    """The pending norms that cover blocks on one server.
 
     Parameters
     ----------
@@ -118,7 +118,7 @@ class NormBook:
     server : int
         This server's index.
     send : callable
-        Sends this server's part to the other servers of a norm; does not wait for them.
+        Sends this server's part to the other servers that a norm covers, without waiting for them.
     """
 
     def __init__(self, norms: Sequence[NormPlan], server: int, send: SendNormPart) -> None:
@@ -137,11 +137,12 @@ class NormBook:
         Returns
         -------
         KnownNorm or None
-            The norm that this call completes, if any. Exactly one call returns each norm of a step.
+            The norm that this call completes, if any. For each norm of a step, exactly one call returns it.
         """
         norm = self._norm_of[block]
         with self._lock:
-            # A server that missed our acknowledgement resends its part even after the step was made.
+            # A server that missed this server's acknowledgement resends its part even after the step was
+            # made.
             for over in [known for known in self._parts if known[1] == norm.key and known[0] < step]:
                 del self._parts[over]
             parts = self._parts.setdefault((step, norm.key), _Parts())
@@ -156,7 +157,7 @@ class NormBook:
         return known
 
     def add_part(self, part: NormPart, present_step: int) -> KnownNorm | None:
-        """Add another server's part; drop it if it is a duplicate or its step is over.
+        """Add another server's part of a norm; drop a duplicate, or a part of an earlier step.
 
         Parameters
         ----------
@@ -172,7 +173,7 @@ class NormBook:
         Raises
         ------
         KeyError
-            The two servers share no such norm.
+            No such norm covers blocks of both servers.
         """
         norm = self._norms[part.key]
         if part.server == self._server or part.server not in norm.servers:
@@ -184,11 +185,11 @@ class NormBook:
             return self._pop_known(part.step, norm)
 
     def first_block(self, key: str) -> int:
-        """Return one of this server's blocks that a norm covers; KeyError for an unknown norm."""
+        """Return one of this server's blocks that a norm covers; raise KeyError for an unknown norm."""
         return self._norms[key].blocks[0]
 
     def pending(self) -> PendingNorm | None:
-        """Return a norm that waits for other servers, or None."""
+        """Return a norm that still needs other servers' parts, or None."""
         with self._lock:
             for (step, key), parts in self._parts.items():
                 norm = self._norms[key]

@@ -1,9 +1,9 @@
 """Trainer halves for modes whose servers answer each gradient of a step with a value.
 
-`AnsweredTrainer` waits for the answers in ``optimizer.step()``. `CrossStepTrainer` postpones the wait: each
-layer waits for its own parameters just before it runs in the next forward pass, while the values of later
-layers are still in transit. The computation is the same. A script that reads a parameter outside its layer
-would read an old value, so the step fails if a gradient shows that this has happened.
+`AnsweredTrainer` waits for the answers in ``optimizer.step()``. `CrossStepTrainer` postpones the wait: in the
+next forward pass, each layer waits for its own parameters just before it runs, while the values of later
+layers are still in transit. The computation is the same. A script that reads a parameter outside the
+parameter's layer would read an old value, so the step fails if a gradient shows that this has happened.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,7 +24,7 @@ __all__ = ["AnsweredTrainer", "CrossStepTrainer"]
 
 
 class AnsweredTrainer(TrainerMode):
-    """The trainer half that sends each gradient as it is computed, and waits for all answers in the step.
+    """A trainer half that sends each gradient as it is computed, and waits for all answers in the step.
 
     Parameters
     ----------
@@ -42,25 +42,25 @@ class AnsweredTrainer(TrainerMode):
         self._session.begin_step(hyper_parameters)
 
     def finish(self, absent: Sequence[PlannedBlock]) -> None:
-        """End the step, and wait until the parameters have the values that follow its gradients."""
+        """End the step, and wait until the parameters have the resulting values."""
         self._session.end_step(absent)
         self._session.wait_for_values()
         self._session.adopt_values()
         self._session.advance()
 
     def across_steps(self, module: Module) -> TrainerMode:
-        """Return a trainer half that waits in the next forward pass of this module."""
+        """Return a trainer half that postpones the wait to the next forward pass of this module."""
         return CrossStepTrainer(self._session, module)
 
 
 class CrossStepTrainer(TrainerMode):
-    """The trainer half that ends a step without waiting; layers wait in the next forward pass.
+    """A trainer half that ends a step without waiting; layers wait in the next forward pass.
 
     Parameters
     ----------
     session : Session
     module : Module
-        Each of its layers waits for its own parameters, before its forward pass and before its
+        The module. Each layer waits for its own parameters before its forward pass, and before its
         ``state_dict()`` is read.
     """
 
@@ -72,9 +72,9 @@ class CrossStepTrainer(TrainerMode):
         for block in session.plan.blocks:
             self._blocks.setdefault(block.param, []).append(block.id)
         self._outstanding: set[str] = set()
-        """Parameters whose latest values are not adopted yet."""
+        """Parameters for which the latest values have not been adopted yet."""
         self._stale: frozenset[str] = frozenset()
-        """Parameters that no layer has used in the forward pass of the present step."""
+        """Parameters that no layer has used in the forward pass of the current step."""
 
     def start(self) -> None:
         """Make every layer wait for its parameters."""
@@ -118,14 +118,14 @@ class CrossStepTrainer(TrainerMode):
         self._outstanding = set(self._blocks)
 
     def settle(self) -> None:
-        """Wait for all values in transit, and adopt them."""
+        """Wait for all values that are in transit, and adopt them."""
         if self._outstanding:
             self._session.wait_for_values()
             self._session.adopt_values(sorted(self._outstanding))
             self._outstanding.clear()
 
     def check_settled(self, call: str) -> None:
-        """Raise FleetError if values are in transit, because the script has seen older ones."""
+        """Raise FleetError if values are in transit, because the script has seen older values."""
         if self._outstanding:
             raise FleetError(
                 f"{call} was called while the values of the last step were still under way: the script "
@@ -145,7 +145,7 @@ class CrossStepTrainer(TrainerMode):
         self._handles.clear()
 
     def _adopt_hook(self, names: Sequence[str]) -> Callable[..., None]:
-        """Return a hook that waits for the new values of these parameters, and adopts them."""
+        """Return a hook that waits for the new values of these parameters and adopts them."""
 
         def adopt(*_: Any) -> None:
             outstanding = self._outstanding.intersection(names)

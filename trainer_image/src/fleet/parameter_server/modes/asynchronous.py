@@ -1,10 +1,10 @@
 """Async: a server applies each gradient on arrival, and the trainer continues with the resulting value.
 
-As in Paddle, a gradient is not divided by the number of trainers, so N trainers make N times the steps of
+As in Paddle, a gradient is not divided by the number of trainers, so N trainers make N times as many steps as
 one. Gradients are stale, because other trainers have made steps since the trainer received its values.
-DC-ASGD corrects them to first order.
+DC-ASGD corrects gradients to first order for these steps.
 
-`ImmediateServer` is the server half of every mode without a barrier.
+`ImmediateServer` is the server half of all modes without a barrier.
 """
 
 import threading
@@ -51,11 +51,11 @@ class Async(Mode):
     elastic: ClassVar[bool] = True
 
     def agreement(self) -> Mapping[str, str]:
-        """Return the fact whether delay is compensated."""
+        """Return the fact on which all processes must agree: whether delay is compensated."""
         return {"dc_asgd": str(self.dc_asgd)}
 
     def rule(self, target: Target, update: Update) -> None:
-        """Step a block by one gradient."""
+        """Step a block with one gradient."""
         gradient = update.gradient
         if update.seen is not None:
             gradient = compensate_delay(gradient, target.value, update.seen)
@@ -71,12 +71,12 @@ class Async(Mode):
 
 
 class TrainerSteps:
-    """The steps of trainers that train at their own pace, for each part that a server holds.
+    """The steps of trainers that train at their own pace, for each part of the model on a server.
 
     Parameters
     ----------
     parts : collection of int
-        The parts; a trainer sends one gradient per step for each of them.
+        The parts (blocks and tables); in each step, a trainer sends one gradient for each part.
     num_trainers : int
         The initial number of trainers; others may be admitted later.
     """
@@ -89,7 +89,7 @@ class TrainerSteps:
         self._resumed: dict[int, int] = {}
         self._attempts = dict.fromkeys(range(num_trainers), 0)
         self.hyper: dict[int, HyperParameters] = dict.fromkeys(range(num_trainers), ())
-        """The hyper-parameters of each trainer's present step."""
+        """The hyper-parameters of each trainer's current step."""
 
     @property
     def ahead(self) -> int:
@@ -97,30 +97,30 @@ class TrainerSteps:
         return max((self.of(trainer) for trainer in list(self._next)), default=0)
 
     def of(self, trainer: int) -> int:
-        """Return the next step of a trainer, which follows its last complete step."""
+        """Return the next step of a trainer, after its last complete step."""
         return max(self._entered.get(trainer, 0), min(self._next[trainer].values(), default=0))
 
     def parts(self, trainer: int) -> Mapping[int, int]:
-        """Return the step of a trainer's next gradient, by part."""
+        """Return, for each part, the step of a trainer's next gradient."""
         return self._next[trainer]
 
     def resume(self, step: int) -> None:
-        """Let every trainer continue at the step of a checkpoint."""
+        """Make every trainer continue at the step of a checkpoint."""
         for trainer in list(self._next):
             self._next[trainer] = dict.fromkeys(self._parts, step)
 
     def resume_each(self, steps: Mapping[int, int]) -> None:
-        """Let each of these trainers continue at its own step, including those that join late."""
+        """Make each of these trainers continue at its own step, including trainers that join late."""
         self._resumed = dict(steps)
         for trainer in steps.keys() & self._next.keys():
             self._next[trainer] = dict.fromkeys(self._parts, steps[trainer])
 
     def admit(self, trainer: int, attempt: int) -> bool:
-        """Reset the state of a trainer; return whether it is new on this server.
+        """Reset the state of a trainer that joins; return whether the trainer is new on this server.
 
-        A new trainer continues at the step of the most advanced one, so that it shares the remaining work.
-        Other servers may have admitted it at other steps, and it starts at the lowest of them. So this server
-        accepts every gradient from step 0 on as new.
+        A new trainer continues at the step of the most advanced trainer, so that it shares the remaining
+        work. Other servers may have admitted the trainer at other steps, and it starts at the lowest of
+        these. So this server accepts every gradient of the trainer, from step 0 on, as new.
         """
         self._attempts[trainer] = attempt
         if trainer in self._next:
@@ -135,7 +135,7 @@ class TrainerSteps:
         return step >= self._next[trainer][part]
 
     def advance(self, trainer: int, part: int, step: int) -> None:
-        """Record that a trainer's gradient of a step was applied, or that there is none."""
+        """Record that a trainer's gradient for a step was applied, or that the trainer has none."""
         self._next[trainer][part] = max(self._next[trainer][part], step + 1)
 
     def origin(self, trainer: int, step: int) -> Origin:
@@ -144,10 +144,11 @@ class TrainerSteps:
 
 
 class ImmediateServer(ServerMode):
-    """The server half of a mode without a barrier: each gradient is applied on arrival.
+    """The server half of a mode without a barrier, in which each gradient is applied on arrival.
 
-    A value is read when its bytes are sent, and other trainers may change it until then. If updates carry the
-    value that their trainer has seen, the trainer instead receives a copy taken when the answer is created.
+    A value is read only when its bytes are sent, so gradients of other trainers may change it until then. If
+    updates carry the value that their trainer has seen, the trainer instead receives a copy from the time at
+    which the answer is created.
     `Mode.rule` determines the effect of a gradient on its block.
 
     Parameters
@@ -157,12 +158,12 @@ class ImmediateServer(ServerMode):
     num_trainers : int
         The initial number of trainers; others may be admitted later.
     answers_gradients : bool
-        Whether a gradient is answered with the resulting value; otherwise a trainer requests values.
+        Whether a gradient is answered with the resulting value; if not, a trainer requests values.
     keeps_seen : bool
-        Whether updates carry the value of the block that was last sent to their trainer. This costs a copy
-        of all blocks for each trainer.
+        Whether updates carry the block's value that was last sent to their trainer. This needs memory for a
+        copy of all blocks for each trainer.
     adds_rows : bool
-        Whether gradients of rows are changes to add; a trainer then receives the sums for its own rows.
+        Whether gradients of rows are changes to be added; a trainer then receives the sums for its own rows.
     """
 
     def __init__(
@@ -183,10 +184,10 @@ class ImmediateServer(ServerMode):
         if self._seen is not None:
             for trainer in range(num_trainers):
                 self._seen.begin(trainer)
-        # Tables use the bitwise complement of their numbers, because blocks are numbered from 0 too.
+        # Tables use the bitwise complement of their numbers, because blocks, too, are numbered from 0.
         self._steps = TrainerSteps([*shard.blocks, *(~table for table in shard.tables.names)], num_trainers)
         self._unsent: dict[tuple[int, int], list[NDArray[np.int64]]] = {}
-        """The ids of rows that changed since they were last sent, by trainer and table that it holds."""
+        """The ids of rows that have changed since they were last sent, by trainer and table."""
         self._unsent_lock = threading.Lock()
 
     @property
@@ -203,13 +204,13 @@ class ImmediateServer(ServerMode):
         self._steps.resume(step)
 
     def resume_each(self, steps: Mapping[int, int]) -> None:
-        """Continue with each of these trainers at its own step."""
+        """Make each of these trainers continue at its own step."""
         self._steps.resume_each(steps)
 
     def admit(self, trainer: int, attempt: int = 0) -> None:
-        """Reset the state of a trainer; gradients of its earlier process have already been applied."""
+        """Reset the state of a trainer that joins; its earlier process's gradients are already applied."""
         if not self._adds_rows:
-            with self._unsent_lock:  # record changes from here on: a trainer looks up all rows after joining
+            with self._unsent_lock:  # changes from here on: a trainer looks up all rows after joining
                 for table in self._tables.names:
                     if self._tables.held_by_trainers(table):
                         self._unsent[trainer, table] = []
@@ -217,12 +218,12 @@ class ImmediateServer(ServerMode):
             self._seen.begin(trainer)
 
     def pull(self, trainer: int, step: int) -> Sequence[Answer]:
-        """Return the present value of every block, regardless of the trainer's step."""
+        """Return the current value of every block, regardless of the trainer's step."""
         del step
         return [self._answer(trainer, block) for block in self._shard.blocks]
 
     def value(self, trainer: int, block: int) -> memoryview | LazyBytes:
-        """Return the bytes of the value that the trainer receives next."""
+        """Return the bytes of the value to send to the trainer."""
         if self._seen is not None:
             return bytes_of(self._seen.of(trainer, block))
         return LazyBytes(
@@ -230,7 +231,7 @@ class ImmediateServer(ServerMode):
         )
 
     def begin(self, trainer: int, step: int, hyper_parameters: HyperParameters) -> None:
-        """Record the hyper-parameters of a trainer's step; other trainers may have different ones."""
+        """Record the hyper-parameters of a trainer's step; they may differ from those of other trainers."""
         del step
         self._steps.hyper[trainer] = hyper_parameters
 
@@ -277,17 +278,17 @@ class ImmediateServer(ServerMode):
         return [Answer(table, step + 1, (trainer,), value=rows, of_table=True)]
 
     def look_up(self, trainer: int, table: int, step: int, ids: NDArray[np.int64]) -> Tensor:
-        """Return the present rows, regardless of the trainer's step."""
+        """Return the current rows, regardless of the trainer's step."""
         del trainer, step
         return self._tables.look_up(table, ids)
 
     def end(self, trainer: int, step: int, absent: Sequence[int]) -> Sequence[Answer]:
-        """End a trainer's step; the trainer also receives the values of absent blocks.
+        """End a trainer's step; return the answers, which include the values of absent blocks.
 
         Raises
         ------
         RemoteProtocolError
-            A block is unknown, is neither absent nor was sent, or a table's gradient is missing.
+            A block is unknown, a block is neither absent nor was sent, or a table's gradient is missing.
         """
         steps = self._steps.parts(trainer)
         if open_ := [name for table, name in self._tables.names.items() if steps[~table] <= step]:
@@ -312,7 +313,7 @@ class ImmediateServer(ServerMode):
         return [self._answer(trainer, block) for block in absent] if self._answers_gradients else []
 
     def complete(self, trainer: int) -> Sequence[Answer]:
-        """Continue without a trainer; no step has waited for it."""
+        """Continue without a trainer, for which no step has waited."""
         with self._unsent_lock:
             for key in [key for key in self._unsent if key[0] == trainer]:
                 del self._unsent[key]
@@ -335,7 +336,7 @@ class ImmediateServer(ServerMode):
         return Answer(block, self._steps.parts(trainer)[block], (trainer,))
 
     def _changed_rows(self, trainer: int, table: int, ids: NDArray[np.int64]) -> memoryview:
-        """Return the rows that changed since the last answer to the trainer, which has just changed `ids`."""
+        """Return the rows changed since the last answer to the trainer, which has just changed `ids`."""
         with self._unsent_lock:
             for (_, of), unsent in self._unsent.items():
                 if of == table:
@@ -349,7 +350,7 @@ class ImmediateServer(ServerMode):
 
 
 class SeenValues:
-    """A copy of each block's value for each trainer, as it was last sent to the trainer.
+    """For each trainer, a copy of each block's value as last sent to that trainer.
 
     Parameters
     ----------
@@ -361,15 +362,15 @@ class SeenValues:
         self._copies: dict[int, Arena[int]] = {}
 
     def begin(self, trainer: int) -> None:
-        """Copy the present values for a trainer that is about to join."""
+        """Copy the current values for a trainer that is about to join."""
         self._copies[trainer] = Arena(self._store.extents)
         for block in self._store.extents:
             self.renew(trainer, block)
 
     def renew(self, trainer: int, block: int) -> None:
-        """Copy the present value of a block for a trainer."""
+        """Copy the current value of a block for a trainer."""
         self._store.read(block, bytes_of(self.of(trainer, block)))
 
     def of(self, trainer: int, block: int) -> Tensor:
-        """Return the copy of a block's value for a trainer; it is renewed in place."""
+        """Return a trainer's copy of a block's value; `renew` overwrites the copy in place."""
         return self._copies[trainer][block]

@@ -1,10 +1,11 @@
-"""GEO: trainers make local steps, and exchange changes with the servers every few steps.
+"""GEO: trainers step locally, and exchange changes with the servers every few steps.
 
-A trainer keeps `old`, the value on which it last agreed with the servers. It sends 1/N of its changes since
-then, with N trainers, and adds that to `old`; the servers add it to their value. When their value `ps`
-arrives, the trainer adds the others' changes to its parameters: ``w += ps - old; old = ps``. Local steps
-continue meanwhile. Of a table, only the rows are sent that the trainer has stepped since the last exchange.
-At the end trainers wait for each other, so that all of them end with the same model.
+A trainer keeps `old`, the value on which it last agreed with the servers. With N trainers, it sends 1/N of
+its changes since then, and adds the sent amount to `old`; the servers add the amount to their value. When the
+servers' value `ps` arrives, the trainer adds the other trainers' changes to its parameters: ``w += ps - old;
+old = ps``. Local steps continue meanwhile. Of a table, the trainer sends only the rows that it has stepped
+since the last exchange. At the end, trainers wait for each other, so that all of them end with the same
+model.
 """
 
 import logging
@@ -36,7 +37,7 @@ class Geo(Mode):
     Attributes
     ----------
     push_nums : int
-        The number of steps between two exchanges; fewer if the changed rows would exceed one exchange.
+        The number of steps between two exchanges; fewer if the changed rows would not fit in one exchange.
     """
 
     push_nums: int = 100
@@ -51,11 +52,11 @@ class Geo(Mode):
             raise ConfigurationError(f"Geo.push_nums is {self.push_nums}; expected at least 1 step")
 
     def agreement(self) -> Mapping[str, str]:
-        """Return the number of steps between two exchanges."""
+        """Return the fact on which all processes must agree: the number of steps between two exchanges."""
         return {"push_nums": str(self.push_nums)}
 
     def rule(self, target: Target, update: Update) -> None:
-        """Add a trainer's change."""
+        """Add a trainer's change to a value."""
         target.value.add_(update.gradient)
 
     def make_server(self, shard: Shard, num_trainers: int) -> ServerMode:
@@ -90,7 +91,7 @@ class GeoTrainer(TrainerMode):
         """The step up to which changes have been sent."""
 
     def start(self) -> None:
-        """Start from the servers' values, and log the interval of exchanges."""
+        """Start from the servers' values, and log the interval between exchanges."""
         self._pushed_to = self._session.step
         if self._session.plan.trainers > 1:
             _log.info(
@@ -104,7 +105,7 @@ class GeoTrainer(TrainerMode):
             self._rows.begin()
 
     def finish(self, absent: Sequence[PlannedBlock]) -> None:
-        """Count a local step; adopt values that have arrived, and send changes when they are due."""
+        """Count a local step; adopt values that have arrived, and send changes if an exchange is due."""
         del absent
         session = self._session
         session.advance()
@@ -112,12 +113,12 @@ class GeoTrainer(TrainerMode):
             self._receive()
         early = self._rows is not None and self._rows.must_leave
         if early or session.step % self._push_nums == 0:
-            if self._in_flight:  # the last push still uses the memory of the changes
+            if self._in_flight:  # the previous push still uses the memory of the changes
                 self._receive()
             self._push()
 
     def settle(self) -> None:
-        """Send the changes since the last exchange, and adopt those of the others."""
+        """Send the changes since the last exchange, and adopt the changes of other trainers."""
         if self._in_flight:
             self._receive()
         if self._pushed_to < self._session.step:  # servers would ignore a second push for the same step
@@ -125,7 +126,7 @@ class GeoTrainer(TrainerMode):
             self._receive()
 
     def stop(self) -> None:
-        """Send the last changes, and end with the values that include every trainer's changes."""
+        """Send the last changes, wait for all trainers, and adopt values that include all their changes."""
         self.settle()
         try:
             self._session.wait_for_ends()

@@ -1,15 +1,16 @@
-"""Half-async: a trainer does not wait for its servers as long as they keep up.
+"""Half-async: a trainer does not wait for its servers as long as the servers keep up.
 
 Gradients are copied into queues, one per block. A sending thread takes up to `max_merge_var_num` queued
 steps, merges them and sends the result as one step. A pulling thread then requests the resulting values, and
-``optimizer.step()`` adopts the latest complete ones. The next merged step is sent when these values have
-arrived, so a trainer has one update in flight at a time, and merges more steps the slower its servers are. A
-gradient keeps its place in the queue until values that include it are adopted, and only a full queue makes a
-step wait: the staleness of values is at most `send_queue_size` of the trainer's own steps.
+``optimizer.step()`` adopts the latest complete values. The next merged step is sent when these values have
+arrived. So a trainer has one update in flight at a time, and the slower its servers are, the more steps it
+merges. A step counts as queued until values that include its gradients are adopted, and only a full queue
+makes a step wait: values lack at most the last `send_queue_size` steps of the trainer itself.
 
-Merging follows Paddle. Gradients of plain SGD are added, which is equivalent to several steps; those of any
-other optimizer, including SGD with momentum, are averaged. Gradients of a table's rows are merged with those
-of the same steps: added row by row, and averaged over the steps in which the table had gradients.
+Merging follows Paddle. Gradients for plain SGD are added, which is equivalent to several steps; gradients for
+any other optimizer, including SGD with momentum, are averaged. Row gradients of the same steps are merged,
+too: they are added row by row and, unless the table's rule is SGD, averaged over the steps in which the
+table had gradients.
 """
 
 import threading
@@ -44,10 +45,10 @@ class HalfAsync(Mode):
     Attributes
     ----------
     send_queue_size : int
-        The number of steps that may be in flight before a step waits. With Paddle's default of 20, short
-        steps would run far ahead of the values that they train.
+        The number of steps that may be in flight before a step waits. With Paddle's default of 20, trainers
+        with short steps would run far ahead of their values.
     max_merge_var_num : int
-        The largest number of steps that are merged.
+        The largest number of steps that are merged into one.
     """
 
     send_queue_size: int = 2
@@ -64,7 +65,7 @@ class HalfAsync(Mode):
                 raise ConfigurationError(f"HalfAsync.{field} is {getattr(self, field)}; expected at least 1")
 
     def make_server(self, shard: Shard, num_trainers: int) -> ServerMode:
-        """Build the half of one server: as in async, but trainers receive values only on request."""
+        """Build the half of one server, which works as in async mode but sends values only on request."""
         return ImmediateServer(shard, num_trainers, answers_gradients=False)
 
     def make_trainer(self, session: Session) -> TrainerMode:
@@ -74,7 +75,7 @@ class HalfAsync(Mode):
 
 @dataclass(frozen=True)
 class MergedStep:
-    """Several steps that are sent as one, with the number and the hyper-parameters of the last."""
+    """Several steps that are sent as one, with the number and the hyper-parameters of the last step."""
 
     step: int
     hyper_parameters: HyperParameters
@@ -85,7 +86,7 @@ class MergedStep:
 
 
 class GradientQueues:
-    """The gradients that wait for the sending thread, in one queue per block. Thread-safe.
+    """The gradients that are waiting for the sending thread, in one queue per block. Thread-safe.
 
     Parameters
     ----------
@@ -96,7 +97,7 @@ class GradientQueues:
 
     def __init__(self, plan: TrainerPlan, max_merge_var_num: int) -> None:
         self._summed = {block.id for block in plan.blocks if block.group in plan.merge_add}
-        """Blocks whose gradients are added, not averaged."""
+        """The blocks whose gradients are added instead of averaged."""
         self._at_most = max_merge_var_num
         self._queues: dict[int, deque[tuple[int, Tensor]]] = {block.id: deque() for block in plan.blocks}
         self._steps: deque[tuple[int, HyperParameters, OfRows]] = deque()
@@ -106,7 +107,7 @@ class GradientQueues:
         self._lock = threading.Lock()
 
     def put(self, block: PlannedBlock, step: int, payload: memoryview) -> None:
-        """Copy a block's gradient; it stays until `complete` is called for its step."""
+        """Enqueue a copy of a block's gradient; it is not sent before `complete` is called for its step."""
         with self._lock:
             free = self._free[block.id]
             copy = free.pop() if free else torch.empty(block.shape, dtype=dtype_of(block.dtype))
@@ -115,7 +116,7 @@ class GradientQueues:
             self._queues[block.id].append((step, copy))
 
     def complete(self, step: int, hyper_parameters: HyperParameters, of_rows: OfRows = NO_ROWS) -> None:
-        """Mark a step as complete, so that it may be sent, and add its gradients of rows."""
+        """Mark a step as complete, so that it may be sent, and enqueue its row gradients."""
         with self._lock:
             self._steps.append((step, hyper_parameters, of_rows))
 
@@ -126,7 +127,7 @@ class GradientQueues:
             return not self._steps
 
     def merge(self) -> MergedStep | None:
-        """Take the oldest complete steps, up to the limit, and merge them.
+        """Dequeue the oldest complete steps, up to the limit, and merge them.
 
         Returns
         -------
@@ -174,20 +175,20 @@ class GradientQueues:
 
 @dataclass(slots=True)
 class Progress:
-    """The progress of a trainer's gradients; each field is a number of the trainer's steps."""
+    """The progress of a trainer's gradients; the numbers count the trainer's steps."""
 
     sent: int = 0
-    """The steps whose gradients have been sent."""
+    """The number of steps whose gradients have been sent."""
     arrived: int = 0
-    """The steps that are in the values that arrived last."""
+    """The number of steps included in the values that arrived last."""
     adopted: int = 0
-    """The steps that are in the parameters' values."""
+    """The number of steps included in the parameters."""
     landed: bool = False
-    """Whether values have arrived that are not adopted."""
+    """Whether values have arrived that have not been adopted."""
 
     @property
     def awaits_values(self) -> bool:
-        """Whether gradients have been sent since the last values were requested."""
+        """Whether gradients have been sent that the values that arrived last do not include."""
         return self.sent > self.arrived
 
 
@@ -233,12 +234,12 @@ class HalfAsyncTrainer(TrainerMode):
         self._queues.put(block, self._session.step, payload)
 
     def queue_rows(self, gradients: OfRows) -> bool:
-        """Copy the gradients of a step's rows; they are sent with the merged step."""
+        """Copy the row gradients of a step; they are sent with the merged step."""
         self._of_rows = {name: (ids, rows.clone()) for name, (ids, rows) in gradients.items() if ids.size}
         return True
 
     def finish(self, absent: Sequence[PlannedBlock]) -> None:
-        """End the step: adopt the newest complete values, and wait while the queues are full."""
+        """End the step: adopt the latest complete values, and wait while the queues are full."""
         del absent
         session = self._session
         session.check()
@@ -254,7 +255,7 @@ class HalfAsyncTrainer(TrainerMode):
         self._adopt_until(0)
 
     def stop(self) -> None:
-        """Send every queued gradient, end the threads, and adopt the values that follow."""
+        """Send every queued gradient, end the threads, and adopt the resulting values."""
         session = self._session
         session.store.check_kept()
         with self._work:
@@ -280,7 +281,7 @@ class HalfAsyncTrainer(TrainerMode):
                 thread.join()
 
     def _adopt_until(self, steps: int) -> None:
-        """Adopt the latest complete values until they lack at most `steps` steps."""
+        """Adopt the latest complete values; wait until the parameters lack at most `steps` steps."""
         session = self._session
         self._adopt()
         progress = self._progress
@@ -307,7 +308,7 @@ class HalfAsyncTrainer(TrainerMode):
             self._session.fail(error)
 
     def _send_loop(self) -> None:
-        """Send the queued steps each time the values after the last update have arrived."""
+        """Send the queued steps, merged, whenever the values that follow the previous update have arrived."""
         while True:
             with self._work:
                 self._work.wait_for(lambda: self._stopping or self._may_send())
@@ -330,7 +331,7 @@ class HalfAsyncTrainer(TrainerMode):
         return not self._queues.empty and (self._draining or not self._progress.awaits_values)
 
     def _pull_loop(self) -> None:
-        """Request values each time gradients were sent and the previous values are adopted."""
+        """Request values whenever gradients have been sent and the previous values have been adopted."""
         while True:
             with self._work:
                 self._work.wait_for(

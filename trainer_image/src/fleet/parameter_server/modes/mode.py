@@ -1,8 +1,8 @@
-"""The interface of training modes: one half on each server and one half on each trainer.
+"""The interface of training modes, which have one half on each server and one half on each trainer.
 
 A user-defined mode is a subclass of `Mode`, passed as ``DistributedStrategy(mode=MyMode())``. Its halves are
-subclasses of `ServerMode` and `TrainerMode`; a method that a half does not override has the default that its
-docstring describes. docs/modes.md has an example.
+subclasses of `ServerMode` and `TrainerMode`; the docstring of each method describes its default.
+docs/modes.md has an example.
 """
 
 from abc import ABC, abstractmethod
@@ -48,29 +48,29 @@ class Answer:
     """A server's answer to trainers about a block or a table after `step` steps."""
 
     block: int
-    """The block's number, or the table's."""
+    """The number of the block or table."""
     step: int
     trainers: tuple[int, ...]
     changed: bool = True
-    """False if the step did not change the block; no value is sent then."""
+    """False if the step did not change the block; no value is then sent."""
     value: memoryview | None = None
-    """The bytes to send, if the mode has chosen them; None: `ServerMode.value` when the answer is sent."""
+    """The bytes to send; None to call `ServerMode.value` when the answer is sent."""
     of_table: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """The missing gradients or norm parts for which a step waits."""
+    """The gradients or norm parts for which a step waits."""
 
     step: int
     trainers: tuple[int, ...]
     block: str
-    """The name of one of the missing blocks, or of another missing object."""
+    """The name of a block whose gradient is missing, or of another missing object."""
     servers: tuple[int, ...] = ()
-    """The servers whose part of a norm is missing."""
+    """The servers that have not sent their part of a norm."""
 
     def describe(self, endpoints: Sequence[str]) -> str:
-        """Return a sentence that names what is missing and from whom; `endpoints` are the servers'."""
+        """Return a sentence that names the missing input and its senders; `endpoints` are the servers'."""
         if self.servers:
             named = name_servers(endpoints[each] for each in self.servers)
             return f"step {self.step} waits for the part of {named} in {self.block}"
@@ -78,27 +78,27 @@ class Missing:
 
 
 class ServerMode(Protocol):
-    """A mode's half on a server, which decides when to step blocks and tables and which trainers to answer.
+    """A mode's half on a server; it decides when to step blocks and tables, and which trainers to answer.
 
-    The receiving threads of all trainers call it concurrently; the calls about one trainer come from one
-    thread. No method waits for another trainer.
+    The receiving threads of all trainers call the half concurrently; the calls about one trainer come from
+    one thread. No method may wait for another trainer.
     """
 
     defers: ClassVar[bool] = False
-    """Whether a gradient is used by `advance`, which the server may call on another thread."""
+    """Whether `advance` uses the gradients; the server may call it on another thread."""
 
     @property
     def step(self) -> int:
-        """The progress of the training; in sync mode the number of steps that every block has made."""
+        """The progress of the training run; in sync mode, the number of steps that every block has made."""
 
     def step_of(self, trainer: int) -> int:
-        """Return the next step of a trainer, at which a restarted trainer continues."""
+        """Return the next step of a trainer, at which the trainer continues after a restart."""
 
     def resume(self, step: int) -> None:
         """Continue at the step of a checkpoint; called before any trainer has sent a gradient."""
 
     def resume_each(self, steps: Mapping[int, int]) -> None:
-        """Continue with each of these trainers at its own step; called after `resume`. By default ignored."""
+        """Make each of these trainers continue at its own step, after `resume`; does nothing by default."""
         del steps
 
     def admit(self, trainer: int, attempt: int = 0) -> None:
@@ -108,81 +108,82 @@ class ServerMode(Protocol):
         """
 
     def pull(self, trainer: int, step: int) -> Sequence[Answer]:
-        """Return an answer for every block to a trainer that requests all values.
+        """Return an answer for every block, for a trainer that requests all values.
 
-        In modes with a common step, the answers have the values after `step` steps, otherwise the present
-        values.
+        In modes with a common step, the answers have the values after `step` steps; in other modes, the
+        current values.
         """
 
     def turn(self, trainer: int, block: int) -> Turn:
-        """Return the turn of an arriving gradient; called with the lock of the receive buffers.
+        """Return the turn of an arriving gradient; called with the receive buffers' lock held.
 
-        By default as soon as it has landed.
+        By default, a gradient is used as soon as it has landed.
         """
         del trainer, block
         return Turn.NEXT
 
     def value(self, trainer: int, block: int) -> memoryview | LazyBytes | None:
-        """Return the bytes of the value for a trainer; None, the default, for the block's own bytes.
+        """Return the bytes of the value to send to a trainer; None, the default, for the block's own bytes.
 
-        Another thread sends them later. Unless they are lazy, they must not change before the trainer has
-        received them.
+        Another thread sends the bytes later. Unless they are lazy, they must not change before the trainer
+        has received them.
         """
         del trainer, block
         return None
 
     def begin(self, trainer: int, step: int, hyper_parameters: HyperParameters) -> None:
-        """Record the hyper-parameters of a trainer's step, before its gradients.
+        """Record the hyper-parameters of a trainer's step; called before the step's gradients arrive.
 
-        `fleet.wire.NO_STEP`, which is empty, announces a step without gradients: they were not finite.
+        `fleet.wire.NO_STEP`, which is empty, announces a step without gradients, because these were not
+        finite.
         """
 
     def gradient(self, trainer: int, block: int, step: int) -> Sequence[Answer]:
-        """Take a gradient that has landed in its receive buffer; return the answers that are due now."""
+        """Accept a gradient that has landed in its receive buffer; return the answers that are now due."""
 
     def row_gradient(self, trainer: int, table: int, step: int, gradient: RowGradients) -> Sequence[Answer]:
-        """Take a gradient of rows; return the answers that are due now."""
+        """Accept a gradient of rows; return the answers that are now due."""
         del step, gradient
         raise RemoteProtocolError(f"trainer {trainer} sent rows of table {table}; this mode steps no tables")
 
     def advance(self, number: int, *, of_table: bool = False) -> Sequence[Answer]:
         """Use the gradients that have arrived for a block or a table; return the resulting answers.
 
-        Called after each `gradient` or `row_gradient` of a mode that defers, on the same thread or another.
+        If `defers` is True, called after each `gradient` or `row_gradient`, on the same or another thread.
         """
         del number, of_table
         return ()
 
     def look_up(self, trainer: int, table: int, step: int, ids: NDArray[np.int64]) -> Tensor:
-        """Return rows for a trainer at this step; in modes with a common step, the rows of that step.
+        """Return rows for a trainer that is at this step; in modes with a common step, the rows at that step.
 
         Raises
         ------
         FleetError
-            The rows are gone, or an id is out of range.
+            The rows no longer exist, or an id is out of range.
         """
         del step, ids
         raise RemoteProtocolError(f"trainer {trainer} looked up table {table}; this mode steps no tables")
 
     def end(self, trainer: int, step: int, absent: Sequence[int]) -> Sequence[Answer]:
-        """End a trainer's step, in which it has no gradient for the absent blocks."""
+        """End a trainer's step, for which the trainer has no gradient of the absent blocks."""
 
     def complete(self, trainer: int) -> Sequence[Answer]:
-        """Continue without a trainer that has completed or was given up."""
+        """Continue without a trainer that has completed or is lost."""
 
     def norm(self, part: NormPart) -> Sequence[Answer]:
-        """Take another server's part of a norm; return the resulting answers.
+        """Add another server's part of a norm; return the resulting answers.
 
         Raises
         ------
         RemoteProtocolError
-            The mode does not clip by norms, which is the default, or this server has no part in the norm.
+            The mode does not clip by norms (the default), or the norm covers no block of this server.
         """
         del part
         raise RemoteProtocolError("this parameter server's training mode clips by no norm")
 
     def missing(self) -> Missing | None:
-        """Return the input that the present step waits for; None if it has not begun or lacks nothing.
+        """Return the input for which the current step waits; None if the step has not begun or lacks nothing.
 
         Raises
         ------
@@ -192,17 +193,18 @@ class ServerMode(Protocol):
 
 
 class TrainerMode(Protocol):
-    """A mode's half on a trainer, which sends its gradients and decides when its parameters change.
+    """A mode's half on a trainer; it sends the gradients, and decides when the parameters change.
 
-    The training thread calls it: `start` once the parameters have the servers' values; per step `begin`,
-    `send` for each gradient as it is computed, and `finish`; at the end `stop`, or `close` after a failure.
-    If the mode steps locally, a step is only `finish`, after the user's own optimizer has stepped.
+    The training thread calls `start` once the parameters have the servers' values. In each step it calls
+    `begin`, `send` for each gradient as it is computed, and `finish`. At the end it calls `stop`, or `close`
+    after a failure. If the mode steps locally, a step calls only `finish`, after the user's own optimizer has
+    stepped.
 
-    Apart from `finish` every method does nothing by default.
+    By default, every method except `finish` does nothing.
     """
 
     def start(self) -> None:
-        """Start, with the servers' values as the parameters."""
+        """Start training from the servers' values, which the parameters have."""
         return
 
     def begin(self, hyper_parameters: HyperParameters) -> None:
@@ -210,22 +212,22 @@ class TrainerMode(Protocol):
         del hyper_parameters
 
     def send(self, block: PlannedBlock, payload: memoryview) -> None:
-        """Take a block's gradient; its memory does not change before `finish` returns."""
+        """Accept a block's gradient; its memory does not change before `finish` returns."""
         del block, payload
 
     def queue_rows(self, gradients: OfRows) -> bool:
-        """Take the gradients of a step's rows, after the last `send` and before `finish`; copy them.
+        """Copy a step's row gradients, and return True; called after the last `send` and before `finish`.
 
-        False, the default, leaves them to the trainer, which sends them at once.
+        If this returns False, the default, the trainer itself sends the row gradients immediately.
         """
         del gradients
         return False
 
     def finish(self, absent: Sequence[PlannedBlock]) -> None:
-        """End the step, without gradients for these blocks, with the parameters for the next one."""
+        """End the step, in which these blocks have no gradients; prepare the parameters for the next step."""
 
     def settle(self) -> None:
-        """Send gradients that were held back, and adopt the resulting values, before a save or an export."""
+        """Send postponed gradients, and adopt the resulting values; called before a save or an export."""
         return
 
     def check_settled(self, call: str) -> None:
@@ -235,13 +237,13 @@ class TrainerMode(Protocol):
     def across_steps(self, module: Module) -> "TrainerMode | None":
         """Return a half that waits for new values layer by layer in the next forward pass of this module.
 
-        None, the default, if ``optimizer.step()`` does not wait for the values of each step anyway.
+        Return None, the default, if ``optimizer.step()`` does not wait for the values of each step anyway.
         """
         del module
         return None
 
     def stop(self) -> None:
-        """Finish the training: send everything that is left, and adopt the last values."""
+        """Finish training: send everything that has not been sent, and adopt the last values."""
         return
 
     def close(self) -> None:
@@ -250,44 +252,44 @@ class TrainerMode(Protocol):
 
 
 class SessionRows(Protocol):
-    """The interface of `Session` for the servers' tables."""
+    """The interface through which a trainer half uses the tables on the servers."""
 
     @property
     def settled(self) -> bool:
-        """Return whether every server has stepped the rows whose gradients were sent last."""
+        """Return whether every server has stepped the rows for which gradients were sent last."""
 
     def wait(self, *, background: bool = False) -> None:
-        """Wait until `settled` is True; `background` if training continues meanwhile."""
+        """Wait until `settled` is True; pass `background` if training continues meanwhile."""
 
     def adopt(self) -> None:
-        """Write the rows that servers have sent to this trainer's copies; training thread only."""
+        """Copy the rows that servers have sent into this trainer's copies; training thread only."""
 
 
 class LocalRows(Protocol):
-    """A trainer's own copies of rows, which it steps itself."""
+    """A trainer's own copies of rows, which the trainer steps itself."""
 
     def begin(self) -> None:
-        """Start without copies; the servers' row is used until it is first stepped."""
+        """Start without copies; the server's row is used until the trainer first steps the row."""
 
     @property
     def must_leave(self) -> bool:
-        """Return whether the changes may exceed one exchange after another step."""
+        """Return whether, after another step, the changes may no longer fit in one exchange."""
 
     def leaving(self) -> OfRows:
         """Return the changes since the last call, by table."""
 
     def arrived(self) -> None:
-        """Add the changes of other trainers, from the rows that servers have sent."""
+        """Add the changes of other trainers, which are included in the rows that servers have sent."""
 
     def end(self) -> None:
-        """End with the servers' rows."""
+        """Adopt the servers' rows as the final rows."""
 
 
 class Session(Protocol):
-    """The session with the servers, as a trainer half uses it. Waits have deadlines and raise failures."""
+    """The session with the servers, as used by a trainer half; waits have deadlines and raise failures."""
 
     plan: TrainerPlan
-    """The blocks, the trainers, the servers."""
+    """The blocks, the trainers and the servers of the job."""
     store: "ParameterStore"
     """The parameters, and the memory in which values land."""
     step: int
@@ -305,7 +307,7 @@ class Session(Protocol):
         """Count a step as made."""
 
     def expect_values(self) -> None:
-        """Register the expected answers, one per block, before the request is sent."""
+        """Register the expected answers, one per block; call before sending the request."""
 
     def begin_step(self, hyper_parameters: HyperParameters) -> None:
         """Announce a step with its hyper-parameters, before its first gradient."""
@@ -326,60 +328,60 @@ class Session(Protocol):
         """Enqueue a whole step, with gradients by block and by table; any thread of the mode may call."""
 
     def flush(self) -> None:
-        """Wait until the servers have received everything enqueued, so that its memory may change."""
+        """Wait until the servers have received everything enqueued; the memory may change afterwards."""
 
     def request_values(self) -> None:
-        """Expect values, and request the present value of each block."""
+        """Register the expected values, and request the current value of each block."""
 
     @property
     def values_arrived(self) -> bool:
         """Whether all expected values have landed."""
 
     def wait_for_values(self, *, background: bool = False) -> None:
-        """Wait until all expected values have landed; `background` if training continues meanwhile."""
+        """Wait until all expected values have landed; pass `background` if training continues meanwhile."""
 
     def wait_for_some(self, blocks: Collection[int]) -> None:
         """Wait until the values of these blocks have landed."""
 
     def adopt_values(self, names: Iterable[str] | None = None) -> None:
-        """Copy landed values into the parameters, all or those with these names; training thread only."""
+        """Copy landed values into all parameters, or into those with these names; training thread only."""
 
     def wait_for_ends(self) -> None:
-        """Wait until no other trainer makes further steps; DeadlineExceededError if that takes too long."""
+        """Wait until no other trainer makes further steps; raise DeadlineExceededError if this is too long."""
 
     def wait_until(self, done: Callable[[], bool], describe: Callable[[], str]) -> None:
-        """Wait for a condition that another thread brings about; that thread then calls `wake`."""
+        """Wait for a condition that another thread makes true; that thread must then call `wake`."""
 
     def wake(self) -> None:
-        """Let waiting threads check their conditions."""
+        """Wake waiting threads, so that they check their conditions."""
 
     def fail(self, error: FleetError) -> None:
-        """Keep an error for the training thread; the next call of the session raises it."""
+        """Record an error for the training thread; the next call of the session raises it."""
 
     def check(self) -> None:
-        """Raise the error that a thread has kept, if there is one."""
+        """Raise the error that a thread has recorded, if any."""
 
 
 class Mode(ABC):
     """A training mode: the coordination of trainers and servers.
 
-    Instances are values: every process builds its halves from an equal instance.
+    Instances are values: all processes build their halves from equal instances.
 
     Attributes
     ----------
     name : str
-        The name, on which trainers and servers must agree.
+        The name of the mode, on which trainers and servers must agree.
     programs : DistributedMode
         The Paddle mode whose transpiled programs this mode runs; ASYNC by default.
     steps_locally : bool
         Whether a trainer steps its parameters with the user's own optimizer, as in GEO.
     steps_tables : bool
-        Whether the server's half steps tables as well as dense blocks.
+        Whether the server half steps tables as well as dense blocks.
     survives_loss : bool
-        Whether the other trainers continue when one is lost. Otherwise the job ends.
+        Whether the other trainers continue when a trainer is lost. If not, the job ends.
     elastic : bool
         Whether trainers may join and leave while others train. Such a mode must not divide by the number of
-        trainers, and no trainer may wait for all others.
+        trainers, and no trainer may wait for all other trainers.
     """
 
     name: ClassVar[str]
@@ -390,11 +392,11 @@ class Mode(ABC):
     elastic: ClassVar[bool] = False
 
     def agreement(self) -> Mapping[str, str]:
-        """Return the facts on which all processes must agree, in addition to the name."""
+        """Return the facts on which all processes must agree, in addition to the mode's name."""
         return {}
 
     def rule(self, target: Target, update: Update) -> None:
-        """Apply an update to a value; by default the user's optimizer steps it.
+        """Apply an update to a value; by default, the user's optimizer steps the value.
 
         The rule must depend only on its arguments, so that an update can be replayed.
         """

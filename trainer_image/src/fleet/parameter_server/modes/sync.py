@@ -1,19 +1,20 @@
-"""Sync: a block is stepped when every live trainer has sent its gradient, or has announced that it has none.
+"""Sync: a block is stepped once every live trainer has sent its gradient or announced that it has none.
 
-Gradients are summed in the order of the trainers, regardless of the order of arrival, so a run is
-reproducible bit by bit. They are added on arrival. A gradient that is early waits in a buffer for those of
-lower trainers. If there is no free buffer, it waits in its trainer's socket. No thread waits for another: the
-thread that finds that a gradient's turn has come adds it, and the thread that completes a sum steps the
-block. A block that is clipped by a norm is averaged first, and stepped by the call that brings the last part
-of the norm.
+Gradients are summed in the order of the trainers' indexes, regardless of the order of arrival, so that runs
+are bitwise reproducible. They are added on arrival. A gradient that arrives before its turn waits in a buffer
+for the gradients of lower trainers. If no buffer is free, it waits in its trainer's socket. No thread waits
+for another: the thread that detects a gradient's turn adds the gradient, and the thread that completes a sum
+steps the block. A block that is clipped by a norm is averaged first; the call that adds the last part of the
+norm steps it.
 
-A restarted trainer receives the values of one step from all servers: the lowest step that any block has made.
-It may have died between two gradients, so that some blocks were stepped with its gradient and others still
-wait for it. For a block that is a step ahead, the server keeps the value from before the step until a trainer
-sends a gradient of the next step: that trainer has seen all servers make the step. Over TCP this costs no
-memory, because the value is kept in the block's place for a sum until the next sum begins there. The gradient
-that completes a sum takes over the content of the place, which frees the place before the step. The value is
-set aside during the step only if one gradient is the whole sum, or if a norm is pending.
+A restarted trainer receives the values of the same step from all servers: the lowest step that any block has
+made. Its previous process may have ended between two gradients, so that some blocks were stepped with its
+gradient and others still wait for one. For a block that is a step ahead, the server keeps the value from
+before the step until a trainer sends a gradient of the next step, because that trainer has seen all servers
+make the step. Over TCP this needs no additional memory: the value is kept in the block's sum buffer until the
+next sum begins there. Before the step, the sum moves to the buffer of the gradient that completes it, which
+frees the sum buffer. The value needs other memory during the step only if one gradient is the whole sum, or
+if a norm is pending.
 """
 
 import logging
@@ -52,7 +53,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Sync(Mode):
-    """The sync mode. If a trainer is lost the job ends, because no further step can be made."""
+    """The sync mode. If a trainer is lost, the job ends, because no further step can be made."""
 
     name: ClassVar[str] = "sync"
     programs: ClassVar[DistributedMode] = DistributedMode.SYNC
@@ -74,42 +75,42 @@ class _Round:
 
     step: int = 0
     landed: dict[int, Buffer] = field(default_factory=dict)
-    """Gradients that have arrived and are not in the sum yet."""
+    """Gradients that have arrived but are not yet in the sum."""
     summed: dict[int, Origin] = field(default_factory=dict)
     """The origins of the gradients in the sum, in the order of the sum."""
     absent: set[int] = field(default_factory=set)
-    """Trainers without a gradient."""
+    """Trainers that have announced that they have no gradient."""
     adding: int | None = None
-    """The trainer whose gradient a thread is adding."""
+    """The trainer whose gradient a thread is currently adding."""
     total: Buffer | None = None
     stepping: bool = False
     averaged: bool = False
-    """Whether the block waits for the norm that clips it."""
+    """Whether the block is waiting for the norm that clips it."""
     hyper: HyperParameters = NO_STEP
     again: set[int] = field(default_factory=set)
-    """Restarted trainers that will resend a gradient which the sum already includes or has left out."""
+    """Restarted trainers that will resend a gradient that the sum already includes or has omitted."""
     before: Buffer | None = None
-    """The value from before the last step; None if the block still has it, or if it is gone."""
+    """The value from before the last step; None if the block still has that value or it no longer exists."""
     unchanged: bool = False
-    """Whether the last step did not change the value."""
+    """Whether the last step left the value unchanged."""
 
     def has(self, trainer: int) -> bool:
-        """Return whether the step needs nothing more from a trainer."""
+        """Return whether the step needs no more input from a trainer."""
         return trainer in self.landed or trainer in self.summed or trainer in self.absent
 
     @property
     def present(self) -> set[int]:
-        """The trainers from which the step needs nothing more."""
+        """The trainers from which the step needs no more input."""
         return self.landed.keys() | self.summed.keys() | self.absent
 
     @property
     def busy(self) -> bool:
-        """Return whether a thread is changing the sum, or the sum must not change any more."""
+        """Return whether a thread is changing the sum, or the sum may no longer change."""
         return self.adding is not None or self.stepping or self.averaged
 
 
 class SyncServer(ServerMode):
-    """The server half of the sync mode. The lock of the receive buffers guards it.
+    """The server half of the sync mode, guarded by the lock of the receive buffers.
 
     Parameters
     ----------
@@ -136,12 +137,12 @@ class SyncServer(ServerMode):
         """Trainers that have joined but begun no step; they may request values from before the last step."""
         self._averaged_over = self._participants.live
         self._aside: list[Tensor] = []
-        """Memory for values that are set aside; as many as blocks were ever stepped at once."""
+        """Memory for values saved during a step, one for each block ever stepped concurrently."""
         self._largest_bytes = max(shard.block_bytes.values(), default=0)
 
     @property
     def step(self) -> int:
-        """The number of steps that every block and every table has made."""
+        """The number of steps that all blocks and tables have made."""
         with self._changed:
             return self._lowest_step()
 
@@ -158,11 +159,11 @@ class SyncServer(ServerMode):
         self._tables.resume(step)
 
     def admit(self, trainer: int, attempt: int = 0) -> None:
-        """Reset the state of a trainer; drop gradients of its earlier process unless a sum includes them.
+        """Reset the state of a trainer that joins; drop gradients of its earlier process that are in no sum.
 
-        A gradient that a sum includes stays there, and is dropped when the trainer resends it. A gradient of
-        a block for which the earlier process announced none is also dropped, if the sum already includes
-        gradients of higher trainers.
+        A gradient that a sum includes stays in the sum, and is dropped when the trainer resends it. If the
+        earlier process announced that it had no gradient for a block, and the sum already includes gradients
+        of higher trainers, a gradient for this block is also dropped.
         """
         with self._changed:
             self._wait_for(
@@ -176,12 +177,12 @@ class SyncServer(ServerMode):
         self._tables.admit(trainer)
 
     def pull(self, trainer: int, step: int) -> Sequence[Answer]:
-        """Return every block's value after `step` steps, for a trainer that has sent nothing yet.
+        """Return every block's value after `step` steps, for a trainer that has not sent a gradient yet.
 
         Raises
         ------
         StateLostError
-            A block is at an earlier step, or more than one ahead.
+            A block is at an earlier step, or is more than one step ahead.
         """
         answers, rounds = [], self._rounds
         with self._changed:
@@ -196,7 +197,7 @@ class SyncServer(ServerMode):
                     )
                 if (
                     trainer in rounds[block].again
-                ):  # the block does not wait for it, and may be stepped any time
+                ):  # the block does not wait for this trainer, and may be stepped at any time
                     value = memoryview(bytearray(value))
                 answers.append(Answer(block, step, (trainer,), value=value))
             if ahead := sum(round_.step > step for round_ in rounds.values()):
@@ -205,7 +206,7 @@ class SyncServer(ServerMode):
         return answers
 
     def turn(self, trainer: int, block: int) -> Turn:
-        """Return the turn of an arriving gradient; one that is not needed will be dropped at once."""
+        """Return the turn of an arriving gradient; an unneeded gradient is dropped as soon as it has landed."""
         round_ = self._rounds[block]
         if self._begun.get(trainer, -1) != round_.step or round_.has(trainer):
             return Turn.NEXT
@@ -222,7 +223,7 @@ class SyncServer(ServerMode):
         Raises
         ------
         ConfigurationError
-            Another trainer has different hyper-parameters in this step.
+            Another trainer has different hyper-parameters for this step.
         """
         with self._changed:
             self._begun[trainer] = step
@@ -230,13 +231,13 @@ class SyncServer(ServerMode):
             if returns:
                 self._returning.discard(trainer)
                 self._changed.notify_all()
-            # Only a restarted trainer may begin a step that is already known and over.
+            # Only a restarted trainer may begin a step that is already known and complete.
             forgets = returns or step not in self._participants.hyper
             lowest = self._lowest_step() if forgets else 0
             self._participants.begin(trainer, step, hyper_parameters, lowest)
 
     def gradient(self, trainer: int, block: int, step: int) -> Sequence[Answer]:
-        """Take a gradient that has landed in its receive buffer; `advance` uses it.
+        """Accept a gradient that has landed in its receive buffer; `advance` uses it.
 
         Raises
         ------
@@ -253,11 +254,11 @@ class SyncServer(ServerMode):
             return self._repeated(trainer, block, step)
 
     def row_gradient(self, trainer: int, table: int, step: int, gradient: RowGradients) -> Sequence[Answer]:
-        """Keep a gradient of rows; see `SyncTables.gradient`."""
+        """Store a gradient of rows; see `SyncTables.gradient`."""
         return self._tables.gradient(trainer, table, step, gradient)
 
     def advance(self, number: int, *, of_table: bool = False) -> Sequence[Answer]:
-        """Sum and step a block or a table as far as its gradients allow."""
+        """Sum and step a block or a table as far as the available gradients allow."""
         if of_table:
             return self._tables.advance(number)
         try:
@@ -271,12 +272,12 @@ class SyncServer(ServerMode):
         return self._tables.look_up(trainer, table, step, ids)
 
     def end(self, trainer: int, step: int, absent: Sequence[int]) -> Sequence[Answer]:
-        """End a trainer's step, in which it has no gradient for the absent blocks.
+        """End a trainer's step, for which the trainer has no gradient of the absent blocks.
 
         Raises
         ------
         RemoteProtocolError
-            A block is unknown, is neither absent nor was sent, or a table's gradient is missing.
+            A block is unknown, a block is neither absent nor was sent, or a table's gradient is missing.
         """
         if self._tables.rounds:
             self._tables.check_end(trainer, step)
@@ -312,7 +313,7 @@ class SyncServer(ServerMode):
         return answers
 
     def complete(self, trainer: int) -> Sequence[Answer]:
-        """Continue without a trainer that has finished."""
+        """Continue without a trainer that has completed."""
         with self._changed:
             self._participants.live -= {trainer}
             self._returning.discard(trainer)
@@ -321,12 +322,12 @@ class SyncServer(ServerMode):
         return answers + self._tables.complete()
 
     def norm(self, part: NormPart) -> Sequence[Answer]:
-        """Take another server's part of a norm; return the resulting answers.
+        """Add another server's part of a norm; return the resulting answers.
 
         Raises
         ------
         RemoteProtocolError
-            This server has no part in such a norm.
+            No such norm covers a block of this server.
         """
         try:
             with self._changed:
@@ -340,12 +341,12 @@ class SyncServer(ServerMode):
         return self._step_clipped(known) if known is not None else []
 
     def missing(self) -> Missing | None:
-        """Return the input that the present step waits for; None if it has not begun or lacks nothing.
+        """Return the input for which the current step waits; None if the step has not begun or lacks nothing.
 
         Raises
         ------
         FleetError
-            A block or a table could not be stepped: the present step will never end.
+            A block or a table could not be stepped, so the current step will never end.
         """
         with self._changed:
             self._store.failed.check()
@@ -358,7 +359,7 @@ class SyncServer(ServerMode):
             return Missing(pending.step, (), f"the norm of {pending.norm.name}", pending.servers)
         return self._tables.missing()
 
-    # The private methods down to `_wait_for` are called with the lock held.
+    # The private methods from here to `_wait_for` are called with the lock held.
 
     def _lowest_step(self) -> int:
         """Return the number of steps that every block and every table has made."""
@@ -366,23 +367,23 @@ class SyncServer(ServerMode):
         return min(steps + [round_.step for round_ in self._tables.rounds.values()], default=0)
 
     def _awaited(self, round_: _Round) -> frozenset[int]:
-        """Return the trainers whose gradients are neither in the sum nor absent."""
+        """Return the trainers whose gradients are not in the sum and not announced as absent."""
         return (self._participants.live | round_.landed.keys()) - round_.summed.keys() - round_.absent
 
     @staticmethod
     def _uses(round_: _Round, trainer: int) -> bool:
-        """Return whether a thread is using a gradient of this trainer."""
+        """Return whether a thread is currently using a gradient of this trainer."""
         return round_.adding == trainer or (round_.stepping and round_.has(trainer))
 
     def _drop(self, trainer: int, block: int, round_: _Round) -> None:
-        """Drop the gradient of a trainer's earlier process from a round, or expect it to come again."""
+        """Drop the gradient of a trainer's earlier process from a round, or expect it to be resent."""
         if (landed := round_.landed.pop(trainer, None)) is not None:
             self._buffers.release(landed)
         if round_.summed.keys() == {trainer} and not round_.busy and round_.total is not None:
             self._buffers.release(round_.total)
             round_.total = None
             round_.summed.clear()
-        # A sum has begun, or the gradient that begins it is landing in the block's place.
+        # A sum has begun, or the gradient that begins a sum is landing in the block's sum buffer.
         keeps_before = round_.before is not None and round_.before.in_place
         begun = bool(round_.summed) or (block in self._buffers.begun and not keeps_before)
         if round_.averaged or trainer in round_.summed or (trainer in round_.absent and begun):
@@ -391,7 +392,7 @@ class SyncServer(ServerMode):
             round_.absent.discard(trainer)
 
     def _value_at(self, block: int, step: int) -> memoryview | None:
-        """Return a block's value after `step` steps, or None if it is gone."""
+        """Return a block's value after `step` steps, or None if that value no longer exists."""
         round_ = self._rounds[block]
         if step == round_.step or (step == round_.step - 1 and round_.unchanged):
             return self._store.view(block)
@@ -400,13 +401,13 @@ class SyncServer(ServerMode):
         return None
 
     def _free_place(self, round_: _Round) -> None:
-        """Free a block's place for a new sum, unless a restarted trainer may request the value in it."""
+        """Free a block's sum buffer, unless a restarted trainer may request the value in the buffer."""
         if round_.before is not None and not self._returning:
             self._buffers.release(round_.before)
             round_.before = None
 
     def _repeated(self, trainer: int, block: int, step: int) -> Sequence[Answer]:
-        """Return the answers to a gradient that an earlier process of its trainer has sent already.
+        """Return the answers to a gradient that an earlier process of the trainer has already sent.
 
         Raises
         ------
@@ -426,7 +427,7 @@ class SyncServer(ServerMode):
         )
 
     def _check_recent(self, trainer: int, block: int, step: int) -> None:
-        """Check that a trainer is at most a step behind; the others never make two steps without it."""
+        """Check that a trainer is at most one step behind; the others never make two steps without it."""
         if step < (now := self._rounds[block].step) - 1:
             raise RemoteProtocolError(
                 f"trainer {trainer} is at step {step} of {self._shard.blocks[block].name}, expected step "
@@ -444,7 +445,7 @@ class SyncServer(ServerMode):
     # The methods below are called without the lock.
 
     def _step_clipped(self, known: KnownNorm) -> list[Answer]:
-        """Clip and step the blocks that a norm covers."""
+        """Clip and step this server's blocks that a norm covers."""
         answers: list[Answer] = []
         try:
             for block in known.norm.blocks:
@@ -460,7 +461,7 @@ class SyncServer(ServerMode):
         return answers
 
     def _fail(self, error: BaseException) -> None:
-        """Record and raise the failure of a claimed step, which no other thread will retry."""
+        """Record and raise the failure of a claimed step; no other thread retries the step."""
         with self._changed:
             failure = self._store.failed.note(error)
             self._changed.notify_all()
@@ -484,7 +485,7 @@ class SyncServer(ServerMode):
                 gradient, round_.adding = round_.landed[trainer], trainer
                 if round_.total is None and not gradient.stays:
                     self._free_place(round_)
-                # A block that waits for a norm is claimed once the sum is complete, and not before.
+                # A block that waits for a norm is not claimed before the sum is complete.
                 is_last = len(awaited) == 1 and bool(live) and block not in self._norms.blocks
                 round_.stepping = is_last
             spent: Buffer | None = gradient
@@ -492,7 +493,8 @@ class SyncServer(ServerMode):
                 round_.total = gradient if gradient.stays else self._buffers.begin_sum(gradient)
                 spent = None
             elif is_last and round_.total.in_place:
-                # The previous value will be kept in the place, so the sum moves to the gradient's buffer.
+                # The previous value will be kept in the sum buffer, so the sum moves to the gradient's
+                # buffer.
                 gradient.tensor.add_(round_.total.tensor)
                 spent, round_.total = round_.total, gradient
             else:
@@ -509,7 +511,7 @@ class SyncServer(ServerMode):
                 return True
 
     def _step(self, block: int) -> list[Answer]:
-        """Step a claimed block; if a norm clips it, average it, and step it once the norm is known."""
+        """Step a claimed block; if a norm clips it, average its gradient, and step once the norm is known."""
         round_ = self._rounds[block]
         with self._changed:
             live = self._participants.live
@@ -534,9 +536,9 @@ class SyncServer(ServerMode):
         return self._step_clipped(known) if known is not None else []
 
     def _finish(self, block: int) -> Answer:
-        """Step a block, unless there is no gradient, and begin its next round.
+        """Step a block if it has a gradient, and begin the block's next round.
 
-        The answer is for the trainers that have sent what the step needed from them.
+        The answer is for the trainers from which the step needed no more input.
         """
         round_ = self._rounds[block]
         before: Buffer | None = None
@@ -553,11 +555,12 @@ class SyncServer(ServerMode):
         return Answer(block, round_.step + 1, trainers, changed=before is not None)
 
     def _apply(self, block: int, round_: _Round, total: Buffer) -> Buffer:
-        """Step a block with its sum; return the buffer that has its value from before the step."""
+        """Step a block with its sum; return a buffer with the block's value from before the step."""
         value, place = self._store.view(block), round_.before
         update = Update(block, total.tensor, round_.hyper, tuple(round_.summed.values()))
         if place is None and total.in_place:
-            # The sum occupies the place until the block is stepped, so the value is set aside.
+            # The sum occupies the sum buffer until the block is stepped, so the value is saved in other
+            # memory.
             try:
                 aside = self._aside.pop()
             except IndexError:

@@ -1,14 +1,15 @@
-"""Tables in the sync mode: a table is stepped when every live trainer's gradient of the step has arrived.
+"""Tables in the sync mode: a table is stepped once every live trainer's gradient of the step has arrived.
 
-In each step each trainer sends every server one gradient of each table, an empty one if it has touched no row
-there. The gradients of a step are kept until all have arrived and then summed in the order of the trainers;
-rows are few compared with dense blocks. So a restarted trainer leaves nothing in a sum, and a gradient that
-it resends is dropped if its step was made.
+In each step, each trainer sends every server one gradient of each table; the gradient is empty if the trainer
+has used no row on that server. The gradients of a step are kept until all have arrived, and are then summed
+in the order of the trainers; this is affordable because rows are few compared with dense blocks. So a
+restarted trainer leaves nothing in a sum, and a gradient that it resends is dropped if the step has already
+been made.
 
 The servers confirm to each trainer that a table has been stepped, and only then does the trainer end its own
-step. So no table is more than a step ahead of another table, of another server, or of a dense block, and a
-look-up finds the table at its step. A restarted trainer may look up rows of the previous step: rows that the
-last update has overwritten are kept until the next update.
+step. So no table is more than one step ahead of another table, of another server or of a dense block, and a
+look-up finds the table at the step of the look-up. A restarted trainer may look up rows of the previous step:
+rows that the last update has overwritten are kept until the next update.
 """
 
 import threading
@@ -35,7 +36,7 @@ from fleet.wire.rows import pack_row_gradient
 __all__ = ["STEP_SECONDS", "SyncTables"]
 
 STEP_SECONDS: Final = 600.0
-"""The time limit of one step of a block or a table."""
+"""The time limit for one step of a block or a table."""
 
 
 @dataclass(slots=True)
@@ -48,7 +49,7 @@ class _Round:
     before: RowGradients | None = None
     """The rows that the last step changed, with their previous values; None before the first step."""
     ahead: dict[int, list[NDArray[np.int64]]] = field(default_factory=dict)
-    """The ids that each trainer has looked up before this step for the next one."""
+    """For each trainer, the ids of the next step that the trainer has looked up before this step was made."""
 
 
 class SyncTables:
@@ -58,7 +59,7 @@ class SyncTables:
     ----------
     store : TableStore
     participants : Participants
-        Shared with the dense blocks.
+        The trainers of the current steps; shared with the dense blocks.
     agreeing : Condition
         Guards the participants; acquired after a table's lock.
     """
@@ -70,7 +71,7 @@ class SyncTables:
         self._changed = {number: threading.Condition() for number in store.names}
         """The lock of each table's round."""
         self.rounds = {number: _Round() for number in store.names}
-        """The progress of each table; empty if the server has none."""
+        """The progress of each table; empty if the server has no tables."""
 
     def resume(self, step: int) -> None:
         """Continue at the step of a checkpoint."""
@@ -78,7 +79,7 @@ class SyncTables:
             round_.step = step
 
     def admit(self, trainer: int) -> None:
-        """Drop the gradients of a trainer's earlier process, unless their step is already being made."""
+        """Drop the gradients of a trainer's earlier process, unless their step is in progress."""
         for number, changed in self._changed.items():
             with changed:
                 self._wait_until_stepped(number)
@@ -88,13 +89,13 @@ class SyncTables:
     def look_up(self, trainer: int, table: int, step: int, ids: NDArray[np.int64]) -> Tensor:
         """Return the rows that a table had after `step` steps.
 
-        For the step after the present one these are the present rows. When the table is stepped, the trainer
-        receives those rows that the step has changed.
+        For the step after the current one, this returns the current rows. When the table is stepped, the
+        trainer receives those of the rows that the step has changed.
 
         Raises
         ------
         StateLostError
-            The rows are gone, or the table has not made the step.
+            The rows no longer exist, or the table has not made the step.
         ConfigurationError
             An id is out of range.
         """
@@ -133,7 +134,7 @@ class SyncTables:
             round_ = self.rounds[table]
             if (
                 step == round_.step - 1
-            ):  # an earlier process of the trainer has sent it, and the step was made
+            ):  # an earlier process of the trainer has sent the gradient, and the step was made
                 return [self._answer(table, round_, (trainer,))]
             if step != round_.step or trainer in round_.arrived:
                 raise RemoteProtocolError(
@@ -144,7 +145,7 @@ class SyncTables:
         return ()
 
     def check_end(self, trainer: int, step: int) -> None:
-        """Raise RemoteProtocolError if a trainer ends a step without having sent every table's gradient."""
+        """Raise RemoteProtocolError if a trainer ends a step without sending every table's gradient."""
         open_ = [
             self._name(number)
             for number, round_ in self.rounds.items()
@@ -157,7 +158,7 @@ class SyncTables:
             )
 
     def advance(self, table: int) -> list[Answer]:
-        """Step a table if all gradients have arrived; the answers are for the trainers that sent them."""
+        """Step a table if all gradients have arrived; return the answers for the trainers that sent them."""
         changed = self._changed[table]
         with changed:
             round_, live = self.rounds[table], self._participants.live
@@ -193,11 +194,11 @@ class SyncTables:
             ]
 
     def complete(self) -> list[Answer]:
-        """Step the tables that waited only for a trainer that is no longer live."""
+        """Step the tables that were waiting only for a trainer that is no longer live."""
         return [answer for number in self.rounds for answer in self.advance(number)]
 
     def missing(self) -> Missing | None:
-        """Return the input that the present step waits for, or None."""
+        """Return the input for which the current step waits, or None."""
         for number, changed in self._changed.items():
             with changed:
                 round_ = self.rounds[number]
@@ -210,7 +211,7 @@ class SyncTables:
         return f"table {self._store.names[table]}"
 
     def _wait_until_stepped(self, table: int) -> None:
-        """Wait for the thread that steps a table; call with the table's lock held."""
+        """Wait until no thread is stepping a table; call with the table's lock held."""
         failed = self._store.failed
         done = self._changed[table].wait_for(
             lambda: not self.rounds[table].stepping or failed.error is not None, STEP_SECONDS
@@ -227,7 +228,7 @@ class SyncTables:
         hyper: HyperParameters,
         origins: tuple[Origin, ...],
     ) -> RowGradients:
-        """Apply the mean of the gradients; return the rows that it changes with their previous values."""
+        """Apply the mean of the gradients; return the changed rows with their previous values."""
         total = merge(gradients) if len(gradients) > 1 else gradients[0]  # one trainer's ids are distinct
         nothing = RowGradients(total.ids[:0].copy(), total.values[:0].clone())
         if hyper == NO_STEP:
@@ -250,7 +251,7 @@ class SyncTables:
     def _refresh(
         self, table: int, round_: _Round, trainer: int, ahead: Sequence[NDArray[np.int64]]
     ) -> Answer:
-        """Return the answer to a table's last step, with the changed rows that a trainer has."""
+        """Return the answer to a table's last step, with those changed rows that a trainer has looked up."""
         changed = np.zeros(0, dtype=np.int64) if round_.before is None else round_.before.ids
         asked = ahead[0] if len(ahead) == 1 else distinct_ids(np.concatenate(ahead))[0]
         ids = asked[find_among(asked, changed)[0]]
