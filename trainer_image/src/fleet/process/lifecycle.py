@@ -129,7 +129,7 @@ class _SigtermWatcher:
             os.close(descriptor)
 
     def _on_sigterm(self, number: int, frame: FrameType | None) -> None:
-        """Wake the watcher, in case another library owns the wake-up descriptor; call the previous handler."""
+        """Wake the watcher, as another library may own the wake-up descriptor; call the previous handler."""
         if self._wakeup is not None:
             os.write(self._wakeup[1], bytes([number]))
         if callable(self._previous_handler):

@@ -347,7 +347,7 @@ class Session(Protocol):
         """Copy landed values into all parameters, or into those with these names; training thread only."""
 
     def wait_for_ends(self) -> None:
-        """Wait until no other trainer makes further steps; raise DeadlineExceededError if this is too long."""
+        """Wait until no other trainer makes further steps; raise DeadlineExceededError after a time limit."""
 
     def wait_until(self, done: Callable[[], bool], describe: Callable[[], str]) -> None:
         """Wait for a condition that another thread makes true; that thread must then call `wake`."""

@@ -206,7 +206,7 @@ class SyncServer(ServerMode):
         return answers
 
     def turn(self, trainer: int, block: int) -> Turn:
-        """Return the turn of an arriving gradient; an unneeded gradient is dropped as soon as it has landed."""
+        """Return the turn of an arriving gradient; an unneeded gradient is dropped once it has landed."""
         round_ = self._rounds[block]
         if self._begun.get(trainer, -1) != round_.step or round_.has(trainer):
             return Turn.NEXT

@@ -1,1 +1,1 @@
-"""A trainer of a job with servers: its session with the servers, gradients, parameters and optimizer."""
+"""A trainer in a parameter-server job: its session with the servers, gradients, parameters and optimizer."""

@@ -1,8 +1,8 @@
 """The agreement between a trainer and all of its servers before it trains.
 
-It covers the trainers that have completed, the loaded checkpoint, and the step and values with which training
-begins. The servers agree on one checkpoint even if each has its own directory, or if another trainer loads
-one at the same time.
+The agreement covers the trainers that have completed, the loaded checkpoint, and the step and values with
+which training begins. The servers agree on one checkpoint even if each server has its own directory, or if
+another trainer loads a checkpoint at the same time.
 """
 
 import logging
@@ -43,9 +43,9 @@ Loads = Callable[
 
 
 def completed_before(controls: Sequence[ControlClient], job: "JobIdentity", seconds: float) -> frozenset[int]:
-    """Return the trainers that have completed according to all servers.
+    """Return the trainers that, according to all servers, have completed.
 
-    Empty if a server does not answer: joining it later gives the reason.
+    The result is empty if a server does not answer: the later attempt to join that server reports the reason.
     """
     asked = [control.completed(job.name, job.uid, job.life, seconds) for control in controls]
     try:
@@ -73,7 +73,7 @@ def join(
     patience : float
         The time limit of a heartbeat, in seconds.
     deadline : float
-        The deadline of the last reply, by the monotonic clock.
+        The deadline for the last reply, by the monotonic clock.
     """
     replies, log, beats = [], WaitLog(), list[object]()
     for server, control in enumerate(controls):
@@ -82,8 +82,8 @@ def join(
 
         def waiting(server: int = server, endpoint: str = control.endpoint) -> None:
             if log.note(endpoint, lambda: f"waiting to join parameter server {endpoint}"):
-                # Otherwise servers joined earlier would give this trainer up. The list keeps references to
-                # the calls, because gRPC cancels a call without one.
+                # Otherwise servers joined earlier would treat this trainer as lost. The list keeps references
+                # to the calls, because gRPC cancels a call that is not referenced.
                 beats[:] = [each.heartbeat(patience) for each in controls[:server]]
 
         replies.append(control.join(job.name, job.uid, agreement, remaining, waiting))
@@ -93,12 +93,12 @@ def join(
 def warn_of_other_values(
     plan: TrainerPlan, replies: Sequence[control_pb2.JoinReply], checksums: Mapping[int, int]
 ) -> None:
-    """Log a warning if a trainer has begun with other values than the servers.
+    """Log a warning if a trainer's initial values differ from those of the servers.
 
     Parameters
     ----------
     plan : TrainerPlan
-        The plan with the blocks that servers hold.
+        The plan with the blocks on the servers.
     replies : sequence of JoinReply
     checksums : mapping of int to int
         CRC-32 of the trainer's own values, by block.
@@ -127,9 +127,9 @@ def loaded_and_steps(
 ) -> tuple[list[str], list[int]]:
     """Return each server's loaded checkpoint and number of steps.
 
-    In modes with a common step, the servers are asked after this trainer has joined all of them: only then
-    does each of them keep the values before the last step for it. If another trainer makes the servers load a
-    checkpoint at the same time, some may have done so already.
+    In modes with a common step, the servers are asked only after this trainer has joined all of them: from
+    then on, each server keeps the values before its last step for this trainer. If another trainer makes the
+    servers load a checkpoint at the same time, some servers may have loaded it already.
     """
     found: Sequence[control_pb2.JoinReply | control_pb2.StatsReply | control_pb2.LoadReply] = joined
     if in_step(plan):
@@ -149,7 +149,7 @@ def agree(ask_all: Loads, endpoints: Sequence[str], deadline_seconds: float) -> 
     Parameters
     ----------
     ask_all : callable
-        Calls every server at once.
+        Calls all servers concurrently.
     endpoints : sequence of str
         The endpoints of the servers, for messages.
     deadline_seconds : float
@@ -196,7 +196,7 @@ def check_equal(endpoints: Sequence[str], restored: Sequence[str]) -> None:
 
 
 def next_step(plan: TrainerPlan, steps: Sequence[int]) -> int:
-    """Return the next step of a trainer, from the steps of the servers.
+    """Return the next step of a trainer, computed from the steps of the servers.
 
     Raises
     ------
@@ -214,7 +214,7 @@ def next_step(plan: TrainerPlan, steps: Sequence[int]) -> int:
 
 
 def note_steps_past(trainer: int, calls: ServerCalls) -> None:
-    """Count and log the steps that a late trainer has made past the others."""
+    """Log and count the steps that a late trainer has made past the others."""
     replies = calls.ask_all(lambda control, seconds: control.ask_steps_past(seconds))
     if past := max(reply.steps_past for reply in replies):
         progress.count("steps_past_the_others", past)

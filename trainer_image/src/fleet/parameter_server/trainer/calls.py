@@ -1,4 +1,4 @@
-"""The control calls of a trainer to its servers: requests to one or all servers, barriers and reductions."""
+"""A trainer's control calls to its servers: requests to one or all servers, barriers and reductions."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -23,7 +23,7 @@ Reply = TypeVar("Reply")
 
 
 class ServerCalls:
-    """Calls to the servers; each raises the failure of the session, if there is one.
+    """Calls to the servers; each call raises the failure of the session, if any.
 
     Parameters
     ----------
@@ -47,8 +47,8 @@ class ServerCalls:
         Parameters
         ----------
         ask : callable
-            Starts a call, given the server's control channel and the time limit in seconds. The limit is that
-            of any live peer, because writing and reading a shard may take long.
+            Starts a call, given the server's control channel and the time limit in seconds. The limit is the
+            general limit for a live peer, because reading or writing a shard may take long.
         """
         self._check()
         seconds = self._settings.stalled_seconds
@@ -69,15 +69,15 @@ class ServerCalls:
         done: Callable[[Reply], bool],
         what: str,
     ) -> Reply:
-        """Call one server repeatedly, until its reply shows that something is done.
+        """Call one server repeatedly, until its reply shows that a task is done.
 
         Parameters
         ----------
         server : int
         ask : callable
-            See `ask_all`. The server waits briefly before it replies that it is not done.
+            See `ask_all`. The server waits briefly before replying that the task is not done.
         done : callable
-            Returns whether a reply means that it is done.
+            Returns whether a reply means that the task is done.
         what : str
             The task of the server, for messages.
 
@@ -102,7 +102,7 @@ class ServerCalls:
         self._barriers_passed += 1
 
     def wait_for_ends(self) -> None:
-        """Wait until every other trainer has called this method, has completed or was given up."""
+        """Wait until every other trainer has called this method, has completed or is lost."""
         self._pass("the end of the training", ending=True)
 
     def reduce(self, given: Contribution, call: str = "all_reduce_worker") -> bytes:
@@ -117,9 +117,9 @@ class ServerCalls:
         Raises
         ------
         ConfigurationError
-            Another trainer's contribution has another form.
+            Another trainer's contribution has a different form.
         DeadlineExceededError
-            A trainer did not call this method; the message names it.
+            A trainer did not call this method; the message names the trainer.
         """
         self._check()
         log = WaitLog()
@@ -132,7 +132,7 @@ class ServerCalls:
         return reply.data
 
     def values(self) -> "Iterator[control_pb2.StatePiece]":
-        """Iterate over the values that the servers hold."""
+        """Yield the values on the servers."""
         return self._state(values=True)
 
     def optimizer_state(self) -> dict[str, dict[str, Any]]:
@@ -142,8 +142,8 @@ class ServerCalls:
         -------
         dict
             For each parameter, its entries in torch.optim's state. Entries with the shapes of the blocks are
-            joined to the parameter's shape. For any other entry, such as a step count, the first block's is
-            returned.
+            joined to the parameter's shape. For any other entry, such as a step count, the first block's
+            entry is returned.
         """
         states = join_states(self._state(values=False))
         joined: dict[str, dict[str, Any]] = {}
@@ -164,9 +164,9 @@ class ServerCalls:
         self.controls = ()
 
     def _state(self, *, values: bool) -> "Iterator[control_pb2.StatePiece]":
-        self._check()  # an ended session has no channels, which must not look like no state
+        self._check()  # an ended session has no channels, which must not be mistaken for no state
         for control in self.controls:
-            self._check()  # a closed channel refuses the call
+            self._check()  # otherwise a closed channel would refuse the call
             yield from pieces_of(control.state(values=values), self._check, self._settings.stalled_seconds)
 
     def _result(self, control: ControlClient, reply: Pending[Reply], log: WaitLog) -> Reply:
@@ -187,7 +187,7 @@ class ServerCalls:
             self._wait_for(log, what, reply.missing_trainers)
 
     def _wait_for(self, log: WaitLog, what: str, trainers: Sequence[int]) -> None:
-        """Log the trainers that a call waits for; raise DeadlineExceededError if it waits too long."""
+        """Log the trainers for which a call waits; raise DeadlineExceededError if the wait is too long."""
         missing = name_trainers(trainers)
         waited = log.note(what, lambda: f"{what} waits for {missing}")
         if waited >= self._settings.stalled_seconds:

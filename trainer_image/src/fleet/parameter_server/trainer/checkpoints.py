@@ -1,8 +1,8 @@
-"""Checkpoints, coordinated by a trainer: the servers save their shards, and the trainer adds its part.
+"""Checkpoints, coordinated by a trainer: the servers save their shards, and the trainer adds its own part.
 
 A save begins with copies: every server copies its blocks, and training continues. Then every server writes
-its copy, and the first server also writes trainer 0's part. When all files are durable, the servers receive
-the manifest, which names every file. So an interrupted save leaves the previous checkpoint intact.
+its copy, and the first server also writes trainer 0's part. Once all files are durable, the servers receive
+the manifest, which lists every file. So an interrupted save leaves the previous checkpoint intact.
 """
 
 import logging
@@ -42,7 +42,7 @@ _log = logging.getLogger(__name__)
 
 
 class TrainerCheckpoints(Saver):
-    """The checkpoints of one trainer's session. Directories are paths on the servers.
+    """The checkpoints of one trainer's session; directories are paths on the servers.
 
     Parameters
     ----------
@@ -51,7 +51,7 @@ class TrainerCheckpoints(Saver):
     source : Source
         The module and the optimizer.
     steps_locally : bool
-        Whether this trainer has the optimizer state instead of the servers.
+        Whether this trainer, instead of the servers, has the optimizer state.
     """
 
     def __init__(self, session: Session, source: Source, *, steps_locally: bool = False) -> None:
@@ -62,11 +62,11 @@ class TrainerCheckpoints(Saver):
 
     @property
     def current_step(self) -> int:
-        """The number of steps made since the beginning of the job."""
+        """The number of steps made since the job began."""
         return self._session.step
 
     def hand_in(self, status: TrainStatus) -> None:
-        """Send the status of this trainer's script to the servers, for the following checkpoints."""
+        """Send the status of this trainer's script to the servers, for the checkpoints that follow."""
         step = self.current_step
         part = TrainerPart(replace(status, step=step)).to_bytes()
         self._session.calls.ask(
@@ -74,7 +74,7 @@ class TrainerCheckpoints(Saver):
         )
 
     def load(self, directory: str) -> tuple[TrainStatus | None, bool]:
-        """Let the servers load a checkpoint unless training has begun, and continue from there.
+        """Make the servers load a checkpoint unless training has begun, and continue from it.
 
         Parameters
         ----------
@@ -87,12 +87,12 @@ class TrainerCheckpoints(Saver):
             The checkpoint's status; None if there is no checkpoint. If training has begun, as for a restarted
             trainer, the servers keep their values, and `Session.step` gives their step.
         other_values : bool
-            Whether the parameters of this trainer have changed.
+            Whether the load has changed this trainer's parameters.
 
         Raises
         ------
         CheckpointError
-            The checkpoint cannot be loaded, or the servers have found different ones.
+            The checkpoint cannot be loaded, or the servers have found different checkpoints.
         """
         replies = self._session.calls.ask_all(
             lambda control, seconds: control.checkpoints.load(directory, seconds)
@@ -111,7 +111,7 @@ class TrainerCheckpoints(Saver):
         return self._restore(replies), other_values
 
     def restore_own_part(self) -> None:
-        """Restore this trainer's part of a checkpoint that the servers loaded before it joined, if any."""
+        """Restore this trainer's part of the checkpoint, if any, that the servers loaded before it joined."""
         if self._session.restored:
             self._restore(
                 self._session.calls.ask_all(lambda control, seconds: control.checkpoints.load("", seconds))
@@ -146,7 +146,7 @@ class TrainerCheckpoints(Saver):
                 incremental=incremental,
             )
         )
-        # The minimum over the servers, because a gradient may have reached one server and not another.
+        # The minimum over the servers, because a gradient may have reached only some servers.
         trainers = {trainer for reply in replies for trainer in reply.steps}
         steps = {
             str(trainer): min(reply.steps[trainer] for reply in replies if trainer in reply.steps)
@@ -164,13 +164,14 @@ class TrainerCheckpoints(Saver):
                 save, step, facts, tuple(files), part_name, steps=steps, after=after
             ).to_json()
             calls.ask_all(lambda control, seconds: control.checkpoints.commit(directory, manifest, seconds))
-            # Removed only now: until every server has the new manifest, all can return to the previous one.
+            # Old files are removed only now: until every server has the new manifest, the previous one is
+            # valid.
             calls.ask_all(lambda control, seconds: control.checkpoints.commit(directory, "", seconds))
 
         return write
 
     def _wait_until_written(self, save: str) -> list[FileRecord]:
-        """Wait until every server has written its files, or raise its failure; return all files."""
+        """Wait until every server has written its files; return all files, or raise a server's failure."""
         files, failure = list[FileRecord](), None
         for server in range(len(self._session.plan.endpoints)):
             try:
@@ -227,7 +228,7 @@ class TrainerCheckpoints(Saver):
             if reply.status:
                 where = f"what the servers have of trainer {trainer}"
                 return TrainerPart.from_bytes(reply.status, where).status
-        # Trainer 0's status is valid for other trainers only in modes with a common step.
+        # Trainer 0's status applies to other trainers only in modes with a common step.
         if first_status is None or not any(reply.apart for reply in replies):
             return first_status
         _log.warning(
@@ -240,7 +241,7 @@ class TrainerCheckpoints(Saver):
         return TrainStatus(step=self.current_step)
 
     def _upload_part(self, save: str, part: bytes) -> None:
-        """Send trainer 0's part to the first server in chunks, because it may exceed a message."""
+        """Send trainer 0's part to the first server in chunks, because it may exceed the message size."""
         for offset in range(0, len(part), CHUNK_BYTES):
             chunk = part[offset : offset + CHUNK_BYTES]
             self._session.calls.ask(

@@ -1,12 +1,12 @@
-"""Sending of gradients: each is sent as soon as the backward pass has produced it, and must not change then.
+"""Sending of gradients, each as soon as the backward pass has produced it; a sent gradient must not change.
 
-Many scripts modify gradients between a backward pass and ``step()``: they clip or unscale them, or accumulate
-several backward passes. So in the first rounds all gradients are sent in ``step()``. Unless the strategy
-decides, the behaviour of the script in these rounds determines whether gradients are sent earlier from then
-on.
+Many scripts modify gradients between a backward pass and ``step()``: they clip or unscale gradients, or
+accumulate several backward passes. So in the first rounds all gradients are sent in ``step()``. If the
+strategy does not decide, the behavior of the script in these rounds determines whether later gradients are
+sent early.
 
-The bytes of a queued gradient are still the gradient's own memory. Therefore every change after which the
-sent gradient would differ from the final one is detected, in ``step()`` at the latest, and raises an error
+A queued gradient is sent from the gradient's own memory, not from a copy. Therefore every change that makes
+the sent gradient differ from the final gradient is detected, in ``step()`` at the latest, and raises an error
 that names a remedy.
 """
 
@@ -54,12 +54,12 @@ _log = logging.getLogger(__name__)
 
 
 def hyper_parameters_of(optimizer: Optimizer) -> HyperParameters:
-    """Return the options of an optimizer's param groups, without those that select kernels."""
+    """Return the options of an optimizer's param groups, except options that select kernels."""
     names = [name for name in optimizer.defaults if name not in KERNEL_FLAGS]
     of_groups: list[dict[str, Any]] = []
     for group in optimizer.param_groups:
         options = {name: group[name] for name in names}
-        if not all(type(value) in _PLAIN for value in options.values()):  # a tuple or a tensor of one number
+        if not all(type(value) in _PLAIN for value in options.values()):  # a tuple or a one-element tensor
             plain = read_hyper_parameters(optimizer, group)
             options = {name: plain[name] for name in names}
         of_groups.append(options)
@@ -68,13 +68,13 @@ def hyper_parameters_of(optimizer: Optimizer) -> HyperParameters:
 
 @dataclass(slots=True)
 class SentGradient:
-    """A gradient that was sent early, or would have been."""
+    """A gradient that was sent early or, while the script is observed, would have been."""
 
     gradient: Tensor
     version: int
     address: int
     carried: Tensor
-    """The tensor to send: the gradient itself, or a copy in memory that a socket can read."""
+    """The tensor to send: the gradient itself, or a copy in memory from which a socket can send."""
     payload: memoryview
     """The bytes of `carried`."""
     mark: Mark | None
@@ -106,11 +106,12 @@ class GradientFlow:
     mode : TrainerMode
         The trainer's half of the mode, which sends the gradients.
     overlap : bool or None
-        Whether a gradient is sent as soon as the backward pass has produced it. None: it is after the first
-        rounds, unless the script changes gradients or hyper-parameters before ``step()``.
+        Whether a gradient is sent as soon as the backward pass has produced it. For None, gradients are sent
+        early after the first rounds, unless the script changes gradients or hyper-parameters before
+        ``step()``.
     outlasting : bool
-        Whether gradients may still be in flight when ``step()`` returns. They must then not change before the
-        next step begins.
+        Whether gradients may still be in flight when ``step()`` returns. If so, they must not change before
+        the next step begins.
     finite : FiniteCheck, optional
         The check of gradients, for steps that no gradient scaler checks.
     rows : TrainerRows, optional
@@ -143,17 +144,17 @@ class GradientFlow:
         self.guard = StepGuard(optimizer)
         self._handles: list[RemovableHandle] = []
         self._overlaps = overlap is not False
-        """Whether gradients may be sent early, or may be after the first rounds."""
+        """Whether gradients may be sent early, now or after the first rounds."""
         self._observes = overlap is None
-        """Whether the present round only observes the script, instead of sending early."""
+        """Whether the current round only observes the script, instead of sending gradients early."""
         self._paused = False
         self._round = 0
         """The number of steps made."""
         self._seen: dict[str, SentGradient] = {}
-        """The gradients that would have been sent early in the present step, while the script is observed."""
+        """The gradients that would have been sent early in the current step, while the script is observed."""
         self._seen_hyper: HyperParameters | None = None
         self._beginning = threading.Lock()
-        """Held while the first gradient begins a step, because each device has its own backward thread."""
+        """Held while the first gradient begins a step: each device has its own backward thread."""
         self._sent: dict[str, SentGradient] = {}
         self._hyper: HyperParameters | None = None
         self._earlier: dict[str, SentGradient] | None = {} if outlasting else None
@@ -161,7 +162,7 @@ class GradientFlow:
         self._part = part_of(self._parameters.values())
         self._marks = {name: Mark(e.nbytes, self._part, copies=False) for name, e in self._parameters.items()}
         self._staging = LazyArena(self._parameters)
-        """Copies of gradients that no socket can read."""
+        """Copies of gradients that a socket cannot send from their own memory."""
 
     def attach(self) -> None:
         """Register hooks on the parameters and on the user's own optimizer."""
@@ -189,13 +190,13 @@ class GradientFlow:
             self._paused = before
 
     def step(self, scaling: Scaling | None = None) -> None:
-        """Send the gradients that have not been sent early, and end the step.
+        """Send the gradients that have not yet been sent, and end the step.
 
         Parameters
         ----------
         scaling : Scaling, optional
-            The findings of a gradient scaler, if there is one. Gradients are unscaled before they are sent,
-            and none are sent if one of them is not finite.
+            The state of a gradient scaler, if there is one. Gradients are unscaled before they are sent, and
+            none are sent if any of them is not finite.
 
         Raises
         ------
@@ -238,7 +239,7 @@ class GradientFlow:
         self._observes = self._observes and covers_all(self._round)
 
     def check_earlier(self) -> None:
-        """Check that gradients in flight have not changed; called once the servers have received them.
+        """Check that gradients of the previous step did not change in flight; call once servers have them.
 
         Raises
         ------
@@ -274,7 +275,7 @@ class GradientFlow:
             )
 
     def _accumulated(self, name: str, parameter: Parameter) -> None:
-        """Send a gradient that a backward pass has just accumulated."""
+        """Send or observe a gradient that a backward pass has just accumulated."""
         if self._paused or not self._overlaps or parameter.grad is None:
             return
         if self._observes:
@@ -323,7 +324,7 @@ class GradientFlow:
         self._rows.forget_gradients()
 
     def _unscale(self, scaling: Scaling, grads: Mapping[str, Tensor]) -> bool:
-        """Remove a gradient scaler's factor; return whether all gradients are finite."""
+        """Divide gradients by a gradient scaler's factor; return whether all gradients are finite."""
         if self._sent:
             raise FleetError(
                 f"a gradient scaler is at work, and the gradient of {next(iter(self._sent))} has been sent "
@@ -334,7 +335,7 @@ class GradientFlow:
         return not scaling.found_inf
 
     def _record(self, name: str, gradient: Tensor, *, marked: bool) -> SentGradient:
-        """Record the present state of a gradient, with a mark if `marked` is True and a mark is cheap."""
+        """Record the current state of a gradient, with a mark if `marked` is True and a mark is cheap."""
         carried = gradient
         if gradient.device.type != "cpu" or not gradient.is_contiguous():
             carried = self._staging[name].copy_(gradient.detach())
@@ -346,7 +347,7 @@ class GradientFlow:
         return SentGradient(gradient, version_of(gradient), gradient.data_ptr(), carried, payload, mark)
 
     def _observe(self, name: str, gradient: Tensor) -> None:
-        """Record a gradient that would have been sent now."""
+        """Record a gradient that would be sent now if the script were not being observed."""
         if name in self._seen:
             self._stop_overlap(f"a second backward() of a step reached {name}")
         elif gradient.layout is torch.strided:
@@ -355,7 +356,7 @@ class GradientFlow:
                 self._seen_hyper = hyper_parameters_of(self._optimizer)
 
     def _learn(self, hyper: HyperParameters, *, scaled: bool) -> None:
-        """Learn from an observed step whether its gradients could have been sent early."""
+        """Determine from an observed step whether gradients can be sent early."""
         if scaled:
             self._stop_overlap("a gradient scaler is at work")
         elif self._seen_hyper not in (None, hyper):
@@ -367,7 +368,7 @@ class GradientFlow:
         self._seen, self._seen_hyper = {}, None
 
     def _stop_overlap(self, because: str) -> None:
-        """Send gradients in ``step()`` from now on."""
+        """Send gradients only in ``step()`` from now on, and log the reason."""
         self._overlaps = self._observes = False
         self._seen, self._seen_hyper = {}, None
         _log.info(

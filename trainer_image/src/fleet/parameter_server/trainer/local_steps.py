@@ -1,9 +1,10 @@
-"""Local steps of a trainer, as in GEO: of parameters by the user's optimizer, and of its own copies of rows.
+"""A trainer's local steps, as in GEO: of parameters with the user's optimizer, and of its own row copies.
 
 Nothing is sent during a backward pass, so the script may change gradients until the step. The trainer uses a
-server's row until it first steps the row itself. Its copy then begins with the value that was looked up, or
-with the value of the weight if trainers hold the table too. From then on the trainer reads the copy. Changes
-by others reach the copy with the next exchange after the trainer has stepped the row again.
+server's row until it first steps the row itself. The trainer's copy of the row then starts from the looked-up
+value or, if trainers hold the table too, from the value of the weight. From then on, the trainer reads the
+copy. Other trainers' changes reach the copy with the next exchange after the trainer has stepped the row
+again.
 """
 
 import contextlib
@@ -33,7 +34,7 @@ __all__ = ["LocalSteps", "LocalTables"]
 
 
 class LocalSteps:
-    """Local steps of parameters by the user's own optimizer, with the interface of a `GradientFlow`.
+    """Local steps of parameters with the user's own optimizer; has the interface of `GradientFlow`.
 
     Parameters
     ----------
@@ -44,7 +45,7 @@ class LocalSteps:
     finite : FiniteCheck
         The check of the gradients of rows.
     tables : LocalTables, optional
-        The tables, if any. Their rules step rows, in place of the optimizer.
+        The tables, if any. Rows are stepped by the rules of the tables instead of the optimizer.
     """
 
     def __init__(
@@ -61,11 +62,11 @@ class LocalSteps:
         self.guard = StepGuard(optimizer)
 
     def attach(self) -> None:
-        """Refuse steps of the user's optimizer outside of `step`."""
+        """Make the user's optimizer refuse steps outside of `step`."""
         self.guard.attach()
 
     def detach(self) -> None:
-        """Allow such steps again."""
+        """Make the user's optimizer allow its steps again."""
         self.guard.detach()
 
     @contextlib.contextmanager
@@ -74,7 +75,7 @@ class LocalSteps:
         yield
 
     def step(self, scaling: Scaling | None = None) -> None:
-        """Step with the present gradients, and exchange changes if an exchange is due.
+        """Step with the current gradients, and exchange changes if an exchange is due.
 
         Parameters
         ----------
@@ -84,14 +85,14 @@ class LocalSteps:
         Raises
         ------
         FleetError
-            A gradient of a row is not finite and the strategy is to stop, or a server failed.
+            A gradient of a row is not finite and the strategy's action is ``stop``, or a server failed.
         """
         tables = self._tables
         if scaling is not None:
             groups = self._optimizer.param_groups
             grads = [each.grad for group in groups for each in group["params"] if each.grad is not None]
             grads += tables.rows.gradient_tensors() if tables is not None else []
-            scaling.undo({id(grad): grad for grad in grads}.values())  # each once
+            scaling.undo({id(grad): grad for grad in grads}.values())  # a shared gradient only once
         of_rows = tables.rows.gradients() if tables is not None else NO_ROWS
         if scaling is not None:
             steps = not scaling.found_inf
@@ -99,7 +100,7 @@ class LocalSteps:
             steps = tables is None or self._finite.lets_step({}, of_rows)
         if steps:
             with _without_gradients(tables.weights if tables is not None else ()), self.guard.allowed():
-                step_directly(self._optimizer)  # its hooks run around the whole of this step
+                step_directly(self._optimizer)  # the optimizer's hooks run around this whole method
             if tables is not None:
                 tables.step(of_rows, hyper_parameters_of(self._optimizer))
         if tables is not None:
@@ -134,25 +135,25 @@ class LocalTables:
         self._plans = {plan.name: plan for plan in plans}
         self._num_trainers = num_trainers
         self._before = OwnRows()
-        """The state of rows in the checkpoint with which training began."""
+        """The state of rows in the checkpoint from which training began."""
         self._steps = 0
-        """The number of steps of rows, including those before this checkpoint."""
+        """The number of row steps, including steps before this checkpoint."""
         self.begin()
 
     def begin(self) -> None:
-        """Drop all copies: the servers' rows are used until they are stepped."""
+        """Drop all copies; the servers' rows are used until this trainer steps them."""
         self._steps = 0
         self._tables = {name: GeoRows(plan.config, self._num_trainers) for name, plan in self._plans.items()}
         self.resume(self._before)
 
     def resume(self, before: OwnRows) -> None:
-        """Take the state of rows from a checkpoint; rows that have been stepped keep their state."""
+        """Load the state of rows from a checkpoint; rows that have been stepped keep their state."""
         self._before, self._steps = before, max(self._steps, before.steps)
         for name, rows in before.tables.items():
             self._tables[name].resume(rows)
 
     def state(self) -> OwnRows:
-        """Return the state of rows, for tables whose rules have state."""
+        """Return the state of rows, for those tables whose rules have state."""
         keeping = {name for name, plan in self._plans.items() if plan.config.rule.slots}
         tables = {name: self._tables[name].state() for name in keeping}
         return OwnRows(self._steps, {name: rows for name, rows in tables.items() if rows.ids.size})
@@ -171,7 +172,7 @@ class LocalTables:
         return rows
 
     def prefetch(self, name: str, ids: NDArray[np.int64]) -> None:
-        """Request the rows of the next batch of which there is no copy."""
+        """Request those rows of the next batch of which this trainer has no copy."""
         self.rows.prefetch(name, ids[~self._tables[name].has(ids)])
 
     def touched(self, name: str, touched: Touched) -> None:
@@ -180,11 +181,11 @@ class LocalTables:
 
     @property
     def weights(self) -> list[Parameter]:
-        """The weights of tables that trainers hold too."""
+        """The weights of those tables that trainers hold, too."""
         return [plan.own for plan in self._plans.values() if plan.own is not None]
 
     def step(self, gradients: OfRows, hyper_parameters: HyperParameters) -> None:
-        """Step the rows that have a gradient with each table's rule."""
+        """Step the rows that have a gradient, with the rule of their table."""
         self._steps += 1
         for name, (ids, gradient) in gradients.items():
             plan, table = self._plans[name], self._tables[name]
@@ -200,7 +201,7 @@ class LocalTables:
 
     @property
     def must_leave(self) -> bool:
-        """Return whether the changes may exceed one exchange after another step."""
+        """Return whether, after another step, the changes may no longer fit in one exchange."""
         return any(
             table.most_leaving > most_rows(self._plans[name].row_bytes)
             for name, table in self._tables.items()
@@ -212,7 +213,7 @@ class LocalTables:
         return {name: (change.ids, change.values) for name, change in changed.items() if change.ids.size}
 
     def arrived(self) -> None:
-        """Add the changes of other trainers, from the rows that servers have sent."""
+        """Add the changes of other trainers, which are included in the rows that servers have sent."""
         for plan, ids, rows in self.rows.replies.take_changed_rows():
             table = self._tables[plan.name]
             table.arrived(ids, rows, self._steps)
@@ -220,7 +221,7 @@ class LocalTables:
                 write_rows(plan.own, ids, table.look_up(ids))
 
     def end(self) -> None:
-        """Take the servers' rows as the final ones."""
+        """Adopt the servers' rows as the final rows."""
         self.begin()
         self.rows.take_all()
 

@@ -1,4 +1,4 @@
-"""The optimizer of a training loop, with the interface of torch.optim and steps made by the servers."""
+"""The optimizer for a training loop; it has torch.optim's interface, and the servers make its steps."""
 
 import contextlib
 from collections import OrderedDict
@@ -24,18 +24,18 @@ _HOOKS: Final = tuple(
 
 
 class DistributedOptimizer(Optimizer):
-    """A torch.optim.Optimizer with steps that the parameter servers make.
+    """A torch.optim.Optimizer whose steps are made by the parameter servers.
 
-    It shares the param groups of the optimizer that it wraps, so that schedulers may be built on either. It
-    also shares the hooks: a hook registered on either optimizer is called by the methods of this one, with
-    this one as its argument.
+    It shares the param groups of the wrapped optimizer, so that schedulers may be built on either optimizer.
+    It also shares the hooks: the methods of this optimizer call a hook registered on either optimizer, with
+    this optimizer as the argument.
 
     Parameters
     ----------
     optimizer : Optimizer
         The user's optimizer.
     minimize : callable
-        Captures and transpiles the program of a loss function.
+        Captures and transpiles the program for a loss function.
     """
 
     _step_supports_amp_scaling = True
@@ -55,18 +55,18 @@ class DistributedOptimizer(Optimizer):
         self._started = False
 
     def bind(self, trainer: "Trainer") -> None:
-        """Make steps through this trainer from now on."""
+        """Use this trainer for all later steps."""
         self._trainer = trainer
         self._started = True
 
     def hand_over(self) -> None:
-        """Record that a server in this process has taken over values and state."""
+        """Record that a server in this process has taken over the values and the state."""
         self._started = True
 
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
         """Make one step together with the other trainers.
 
-        When this method returns, the parameters have the values after the step.
+        When this method returns, the parameters have the values that follow the step.
 
         Raises
         ------
@@ -75,7 +75,7 @@ class DistributedOptimizer(Optimizer):
         FleetError
             A gradient or a hyper-parameter was changed after it had been sent.
         PeerLostError, StateLostError
-            A server is gone, or came back without its state.
+            A server is lost, or has restarted without its state.
         """
         if closure is not None:
             raise ConfigurationError(
@@ -86,7 +86,8 @@ class DistributedOptimizer(Optimizer):
         trainer.step(scaling)
         if scaling is not None and trainer.stepped_nothing:
             update_scaler(self)
-        # Unless this is set, a scheduler built on the wrapped optimizer warns of a missing step().
+        # Unless this attribute is set, a scheduler built on the wrapped optimizer warns about a missing
+        # step().
         setattr(self._wrapped, "_opt_called", True)  # noqa: B010 - torch's own, not a declared attribute
 
     def minimize(self, loss_fn: Callable[..., Any], *originals: object, **named: object) -> None:
@@ -98,7 +99,7 @@ class DistributedOptimizer(Optimizer):
             See `Program.capture`. Afterwards, this replica runs ``fleet.startup_program`` and
             ``fleet.main_program``.
         *originals, **named
-            Further arguments of Paddle's method, which are refused by name unless they are None.
+            Further arguments of Paddle's method; any that is not None is refused with an error that names it.
         """
         self._minimize(loss_fn, *originals, **named)
 
@@ -125,7 +126,7 @@ class DistributedOptimizer(Optimizer):
             yield
 
     def state_dict(self) -> dict[str, Any]:
-        """Fetch the servers' state in the form of torch.optim's own ``state_dict()``."""
+        """Fetch the servers' state, in the format of torch.optim's own ``state_dict()``."""
         for hook in self._optimizer_state_dict_pre_hooks.values():
             hook(self)
         state_dict = self._fetch_state_dict()
@@ -149,15 +150,15 @@ class DistributedOptimizer(Optimizer):
         return {"state": numbered, "param_groups": groups}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a state that this optimizer, or a torch optimizer over the same parameters, has returned.
+        """Load a state dict of this optimizer, or of a torch optimizer with the same parameters.
 
         Every role must call this method with the same state, before ``fleet.init_server()`` and
-        ``fleet.init_worker()``: each server takes its part of the state.
+        ``fleet.init_worker()``: each server uses its part of the state.
 
         Raises
         ------
         ConfigurationError
-            The servers have the state already.
+            The servers already have the state.
         """
         if self._started:
             raise ConfigurationError(
@@ -165,7 +166,7 @@ class DistributedOptimizer(Optimizer):
                 "the parameter servers' by then: call it before, in every role; or load a checkpoint "
                 "(fleet.init_server(model_dir), fleet.load_persistables)"
             )
-        state_dict = state_dict.copy()  # as in torch: a hook may change it
+        state_dict = state_dict.copy()  # as in torch, because a hook may change it
         for hook in self._optimizer_load_state_dict_pre_hooks.values():
             if (changed := hook(self, state_dict)) is not None:
                 state_dict = changed
@@ -177,7 +178,7 @@ class DistributedOptimizer(Optimizer):
 
     @contextlib.contextmanager
     def _hooks_of_the_wrapped_set_aside(self) -> Iterator[None]:
-        """Hide the hooks of the wrapped optimizer within the block, because this optimizer calls them."""
+        """Hide the wrapped optimizer's hooks within the block, because this optimizer calls the hooks."""
         for name in _HOOKS:
             setattr(self._wrapped, name, OrderedDict())
         try:
@@ -187,7 +188,7 @@ class DistributedOptimizer(Optimizer):
                 setattr(self._wrapped, name, getattr(self, name))
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Refuse parameters that the servers do not have."""
+        """Refuse to add parameters, because the servers do not have them."""
         if self._ready:
             raise ConfigurationError(
                 "add_param_group() after distributed_optimizer(): the servers own a fixed set of parameters; "
@@ -205,11 +206,11 @@ class DistributedOptimizer(Optimizer):
 
 
 def _check_step(optimizer: Optimizer) -> None:
-    """Refuse a step() that was set on the object, because servers call the step() of its class."""
+    """Refuse a step() that was set on the object, because servers call the step() of the class."""
     own = vars(optimizer).get("step")
     if own is not None and not hasattr(
         own, "_wrapped_by_lr_sched"
-    ):  # a scheduler's own wrapper, which only counts calls
+    ):  # a scheduler's own wrapper is allowed, because it only counts calls
         raise ConfigurationError(
             f"the {type(optimizer).__name__} given to fleet.distributed_optimizer() has a step() of its own, "
             "which is not its class's and would not be called; expected a subclass that overrides step(), or "

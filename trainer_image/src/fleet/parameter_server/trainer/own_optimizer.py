@@ -1,8 +1,8 @@
-"""The user's own optimizer in a distributed step: a guard of its ``step()``, and support of gradient scalers.
+"""The user's own optimizer in a distributed step: a guard for ``step()``, and support for gradient scalers.
 
-If an optimizer declares support for scaling, ``torch.amp.GradScaler`` sets two attributes on it, calls its
-``step()`` even if it has found a gradient that is not finite, and removes the attributes. Without that call
-the parameter servers would wait for a trainer that has skipped its step.
+If an optimizer declares support for scaling, ``torch.amp.GradScaler`` sets two attributes on the optimizer,
+calls ``step()`` even if the scaler has found a gradient that is not finite, and then removes the attributes.
+Without that call, the parameter servers would wait for a trainer that has skipped its step.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ __all__ = ["Scaling", "StepGuard", "update_scaler"]
 
 
 class StepGuard:
-    """A guard that refuses ``step()`` of the optimizer given to ``fleet.distributed_optimizer``.
+    """A guard that refuses calls of ``step()`` on the optimizer given to ``fleet.distributed_optimizer``.
 
     The guard is a hook. The optimizer that fleet returns shares the hooks, so both optimizers call the guard.
 
@@ -51,7 +51,7 @@ class StepGuard:
             self._handle = None
 
     def replace(self, step: Callable[[], object]) -> None:
-        """Run a step in place of the optimizer's own, within the optimizer's hooks."""
+        """Run a step in place of the optimizer's own step, within the optimizer's hooks."""
         with self.allowed():
             Optimizer.profile_hook_step(lambda _: step())(self._optimizer)
 
@@ -77,12 +77,12 @@ class StepGuard:
 
 @dataclass(frozen=True, slots=True)
 class Scaling:
-    """The findings of a gradient scaler.
+    """The state of a gradient scaler, as set on an optimizer.
 
     Attributes
     ----------
     scale : Tensor or None
-        The factor in the gradients; None if ``scaler.unscale_(optimizer)`` has removed it.
+        The factor in the gradients; None if ``scaler.unscale_(optimizer)`` has already removed it.
     found_inf : bool
         Whether a gradient is infinite or NaN.
     """
@@ -92,7 +92,7 @@ class Scaling:
 
     @classmethod
     def of(cls, optimizer: Optimizer) -> "Scaling | None":
-        """Read the attributes that a scaler has set on its optimizer; return None without a scaler."""
+        """Read the attributes that a scaler has set on its optimizer; return None if there is no scaler."""
         found = getattr(optimizer, "found_inf", None)
         if found is None:
             return None
@@ -100,7 +100,7 @@ class Scaling:
 
     @torch.no_grad()
     def undo(self, gradients: Iterable[Tensor]) -> None:
-        """Unscale gradients by the factor that the scaler itself would use."""
+        """Unscale gradients with the factor that the scaler itself would use."""
         if self.scale is None or self.found_inf:
             return
         factor = self.scale.double().reciprocal().float()
@@ -109,10 +109,10 @@ class Scaling:
 
 
 def update_scaler(optimizer: Optimizer) -> None:
-    """Report a non-finite gradient of any trainer to the scaler that has called this step.
+    """Report that some trainer's gradient is not finite to the scaler that has called this step.
 
-    The scale then changes as it would in one process, and stays equal to that of the other trainers. An
-    optimizer has no reference to the scaler, so the scaler is searched for on the call stack.
+    The scale then changes as it would in a single process, and stays equal on all trainers. An optimizer has
+    no reference to the scaler, so this function searches the call stack for the scaler.
     """
     frame = sys._getframe().f_back  # noqa: SLF001 - the only way to the callers
     while frame is not None:

@@ -1,15 +1,15 @@
-"""A trainer's parameters, the memory in which new values land, and marks that detect writes to parameters.
+"""A trainer's parameters, the memory in which new values land, and marks that detect writes to memory.
 
 A write from a socket does not increment a version counter, and autograd and the user's code still need the
-old values while new ones arrive. So values land in other memory, or stay in memory that a server shares, and
-`adopt` copies them into the parameter. The address of the parameter's memory never changes, so every other
+old values while new values arrive. So values land in other memory, or stay in memory that a server shares,
+and `adopt` copies them to the parameter. The address of the parameter's memory never changes, so every other
 view of it, such as an entry of a ``state_dict()`` or a numpy array, sees complete values. Swapping two
-buffers would save the copy, but such a view would then show the values of the previous step.
+buffers would avoid the copy, but such a view would then show the values of the previous step.
 
 Writes through ``tensor.data`` and by torch's gradient scaler do not increment a version counter either. So
-marks compare bytes: all bytes in the first rounds, in which mistakes of a script show up, and in every round
-of a small model. In a larger model each later round compares a part of each tensor, which moves from round to
-round. All trainers compare the same parts, so that none is slower than the others.
+marks compare bytes: all bytes in the first rounds, which reveal a script's mistakes, and in every round of a
+small model. In a larger model, each later round compares a part of each tensor, and the part moves from round
+to round. All trainers compare the same parts, so that none is slower than the others.
 """
 
 import math
@@ -39,26 +39,26 @@ __all__ = [
 ]
 
 ROUND_BYTES: Final = 2 << 20
-"""The smallest number of bytes that a round compares, for parameters and for gradients each."""
+"""The smallest number of bytes that a round compares; applies to parameters and gradients separately."""
 _LEAST_PART: Final = 0.02
-"""The smallest part of a larger model that a round compares: `ROUND_BYTES` with 25 million parameters.
+"""The smallest part of a larger model that a round compares: `ROUND_BYTES` of 25 million parameters.
 
 Copying and comparing it takes 1 ms, less than 2 % of the shortest steps of ``benchmarks.dense_sync``.
 """
 
 _WHOLE_ROUNDS: Final = 3
 _UNIT_BYTES: Final = 1024
-"""The sizes of parts are multiples of this, so that they contain whole numbers."""
+"""The sizes of parts are multiples of this, so that parts contain whole elements."""
 _ROUNDINGS: Final = 8
-"""The units in the last place by which a number may differ after adding and subtracting the same value."""
+"""The accepted rounding error, in units in the last place, after adding and subtracting one value."""
 _SMALL: Final = 2.0**-7
-"""The smallest number whose unit is used, because an intermediate sum may exceed all numbers of a tensor."""
+"""The smallest magnitude used for the unit, because an intermediate sum may exceed all values in a tensor."""
 _AT_ONCE_BYTES: Final = 1 << 18
-"""The bytes compared at once, so that temporary results stay in the cache."""
+"""The number of bytes compared in one operation, so that temporary results stay in the cache."""
 
 
 def version_of(tensor: Tensor) -> int:
-    """Return the counter that each in-place change of a tensor increments."""
+    """Return the version counter of a tensor, which each in-place change increments."""
     return tensor._version  # noqa: SLF001 - torch documents it under this name, and has no other
 
 
@@ -74,18 +74,18 @@ def covers_all(round_: int) -> bool:
 
 
 class Mark:
-    """A copy of all bytes of some memory, or of the part that the present round compares.
+    """A copy of all bytes of some memory, or of the part that the current round compares.
 
     Parameters
     ----------
     length : int
-        The size of the memory in bytes. The memory of the copy is allocated at once, because an allocation
-        among the short-lived gradients would fragment the heap.
+        The size of the memory in bytes. Memory for the copy is allocated when the mark is created, because a
+        later allocation, among short-lived gradients, would fragment the heap.
     part : float
         The fraction of the memory that a later round compares.
     copies : bool
-        Whether the first rounds copy all bytes of memory that later rounds compare in parts. Otherwise they
-        keep its CRC-32, which takes no memory, and cannot distinguish rounding from writing.
+        Whether the first rounds copy all bytes of memory that later rounds compare in parts. If not, they
+        keep only the CRC-32, which needs no memory but cannot distinguish rounding from writing.
     """
 
     def __init__(self, length: int, part: float = 1.0, *, copies: bool = True) -> None:
@@ -95,11 +95,11 @@ class Mark:
         self._length = length
         self._stretch = bytearray(self._stretch_of(length))
         self._whole: mmap.mmap | None = None
-        """A copy of all of larger memory in a first round; unlike heap memory, it returns to the kernel."""
+        """A full copy of larger memory in a first round; unlike heap memory, it is returned to the kernel."""
         self._crc: int | None = None
 
     def take(self, content: memoryview, round_: int) -> None:
-        """Copy these bytes, or the part that this round compares; rounds are counted from 0."""
+        """Copy these bytes, or the part of them that this round (counted from 0) compares."""
         length, self._crc = len(content), None
         if length != self._length:  # the script has replaced the memory
             self._length, self._stretch = length, bytearray(self._stretch_of(length))
@@ -124,7 +124,7 @@ class Mark:
         if self._crc is not None:
             return zlib.crc32(content) == self._crc
         if self._whole is None:
-            # A bytearray compares bytes with memcmp; two views would be compared number by number.
+            # A bytearray compares bytes with memcmp; two views would be compared element by element.
             return self._stretch == content[self._begin : self._begin + len(self._stretch)]
         held = memoryview(self._whole)
         return len(held) == len(content) and all(
@@ -133,9 +133,9 @@ class Mark:
         )
 
     def matches_but_for_rounding(self, content: memoryview, dtype: torch.dtype) -> bool:
-        """Return whether changed memory differs only by the rounding of an addition and a subtraction.
+        """Return whether changed memory differs only by rounding, as after adding and subtracting a value.
 
-        All bytes that the mark covers are compared; False if the mark has no copy of them.
+        This compares all bytes that the mark covers; the result is False if the mark has no copy of them.
         """
         held, present = memoryview(self._stretch), content[self._begin : self._begin + len(self._stretch)]
         if self._whole is not None:
@@ -164,7 +164,7 @@ class Mark:
 
 
 class LazyArena:
-    """Host memory with the shape of each parameter, allocated on first use; pinned for parameters on a GPU.
+    """Host memory with the shape of each parameter, allocated on first use; pinned for GPU parameters.
 
     Parameters
     ----------
@@ -187,7 +187,7 @@ class LazyArena:
 
 
 def check_dtype(name: str, parameter: Tensor, expected: torch.dtype) -> None:
-    """Check that a parameter, or its gradient, still has its dtype on the servers.
+    """Check that a parameter, or its gradient, still has the parameter's dtype on the servers.
 
     Raises
     ------
@@ -212,12 +212,12 @@ class ParameterStore:
     parameters : mapping of name to Parameter
         The parameters of the module.
     guarded : bool
-        Whether writes of the script to parameters are errors.
+        Whether the script's writes to parameters are errors.
 
     Raises
     ------
     ConfigurationError
-        A parameter has another dtype than its blocks.
+        A parameter's dtype differs from the dtype of its blocks.
     """
 
     def __init__(
@@ -245,16 +245,16 @@ class ParameterStore:
             check_dtype(name, memory.parameter, memory.dtype)
 
     def landing(self, block: int) -> memoryview:
-        """Return the memory to which a block's next value is written."""
+        """Return the memory to which a block's next value will be written."""
         memory = self._memory_of[block]
         return memory.landings.get(block) or memory.landing(block)  # fast path: called for each frame
 
     def land_elsewhere(self, block: int, value: memoryview) -> None:
-        """Record that a block's next value is in other memory, which must not change before its adoption."""
+        """Record that a block's next value is in other memory, which must not change until it is adopted."""
         self._memory_of[block].elsewhere[block] = value
 
     def landed(self, name: str) -> Tensor:
-        """Return the value of a parameter that has landed but is not adopted yet, in host memory."""
+        """Return the landed value of a parameter, before its adoption, in host memory."""
         return self._memories[name].landed
 
     def adopt(self, unchanged: Collection[int] = (), names: Iterable[str] | None = None) -> None:
@@ -265,22 +265,22 @@ class ParameterStore:
         unchanged : collection of int
             Blocks that keep their values, because no trainer had a gradient for them.
         names : iterable of str, optional
-            The names of the parameters; all by default. Parameters given by name are adopted while the script
-            runs, outside the step that calls `check_kept`, so they are checked here.
+            The names of the parameters; all by default. Parameters given by name are checked here, because
+            they are adopted while the script runs, outside the step that calls `check_kept`.
 
         Raises
         ------
         FleetError
-            See `check_kept`; or the script has converted a parameter, so that the value does not fit.
+            See `check_kept`; or the script has converted a parameter, so that its value does not fit.
         """
         for name in self._memories if names is None else names:
             self._memories[name].adopt(unchanged, check=names is not None)
 
     def check_kept(self) -> None:
-        """Check by the marks that parameters with gradients still hold the values adopted last.
+        """Check, with the marks, that parameters with gradients still hold the values adopted last.
 
-        Rounding differences are accepted: a script that adds something to its weights and subtracts it again,
-        as sharpness-aware training does, loses nothing when the next values overwrite the weights.
+        Rounding differences are accepted: if a script adds something to its weights and then subtracts it, as
+        in sharpness-aware training, no change is lost when the next values overwrite the weights.
 
         Raises
         ------
@@ -294,28 +294,28 @@ class ParameterStore:
                 memory.check_kept()
 
     def keep(self) -> None:
-        """Mark the present values as the values adopted last, because the servers have them too."""
+        """Mark the current values as the values adopted last, because the servers have the same values."""
         for memory in self._memories.values():
             memory.keep()
 
     def forget(self) -> None:
-        """Drop the marks, so that the next values overwrite the parameters unchecked."""
+        """Drop the marks, so that the next values overwrite the parameters without a check."""
         for memory in self._memories.values():
             memory.is_kept = False
 
     def value_bytes(self, block: int) -> memoryview:
-        """Return the bytes of a block's present value in host memory, as a copy only if necessary."""
+        """Return the bytes of a block's current value in host memory, copied only if necessary."""
         return self._memory_of[block].value_bytes(block)
 
     def checksums(self) -> dict[int, int]:
-        """Return the CRC-32 of every block's present value."""
+        """Return the CRC-32 of every block's current value."""
         return {block: zlib.crc32(memory.value_bytes(block)) for block, memory in self._memory_of.items()}
 
 
 class _ParameterMemory:
-    """One parameter, with the memory in which its next value lands.
+    """One parameter, and the memory in which its next value lands.
 
-    Each round compares a `part` of it, see `Mark`; None if the script may write to it.
+    Each round compares a `part` of the parameter (see `Mark`); None if the script may write to the parameter.
     """
 
     def __init__(
@@ -329,26 +329,26 @@ class _ParameterMemory:
         self.blocks = blocks
         self.parameter = parameter
         self.elsewhere: dict[int, memoryview] = {}
-        """The values in other memory that are not adopted yet, by block."""
+        """Values in other memory that have not been adopted yet, by block."""
         self.is_kept = False
-        """Whether the mark is to be checked."""
+        """Whether the mark must be checked."""
         self.landings: dict[int, memoryview] = {}
-        """The memory for each block's values, once one has landed."""
+        """The memory for each block's values, once a value has landed."""
         self.name = name
         self.dtype = dtype_of(blocks[0].dtype)
         size = self.dtype.itemsize
         self._ranges = {block.id: slice(block.begin * size, block.end * size) for block in blocks}
         self._arena = landing
         self._rounds = 0
-        """The number of times that values were adopted."""
+        """The number of times that values have been adopted."""
         self._mark = Mark(parameter.nbytes, part) if part is not None else None
         """The mark of the values adopted last."""
         self._small = part == 1.0 and parameter.device.type == "cpu"
-        """Whether a copy in each round is cheap."""
+        """Whether copying the value in each round is cheap."""
         self._adopted: tuple[int, memoryview] | None = None
-        """The address and bytes of these values, if the parameter's memory has them in the wire format."""
+        """The address and bytes of the adopted values, if the parameter's memory has the wire format."""
         self._version = 0
-        """The parameter's version when they were adopted."""
+        """The parameter's version when the values were adopted."""
 
     @property
     def landed(self) -> Tensor:
@@ -364,7 +364,7 @@ class _ParameterMemory:
 
     @property
     def _plain(self) -> bool:
-        """Return whether the parameter's memory has its bytes in the wire format."""
+        """Return whether the bytes in the parameter's memory have the wire format."""
         return self.parameter.device.type == "cpu" and self.parameter.is_contiguous()
 
     @torch.no_grad()
@@ -401,7 +401,8 @@ class _ParameterMemory:
     def check_kept(self) -> None:
         """Check the mark.
 
-        In a large model after the first rounds, only if this needs no copy or the version has changed.
+        In a large model, after the first rounds, this is done only if it needs no copy or the version has
+        changed.
         """
         if self._mark is None or not self.is_kept:
             return
@@ -426,12 +427,12 @@ class _ParameterMemory:
         )
 
     def _bytes(self) -> memoryview:
-        """Return the present value's bytes; a copy if the value is not contiguous or is on a device."""
+        """Return the bytes of the current value, copied if the value is not contiguous or is on a device."""
         parameter = self.parameter.detach()
         return bytes_of(parameter if self._plain else parameter.cpu().contiguous())
 
     def _take(self, content: memoryview, address: int | None = None) -> None:
-        """Mark the present value, unless the script may write to it."""
+        """Mark the current value, unless the script may write to the parameter."""
         if self._mark is None:
             return
         self._adopted = (address, content) if address is not None else None

@@ -1,8 +1,8 @@
-"""The replies that a trainer expects from its servers: values of blocks, rows of tables, steps of tables.
+"""The replies that a trainer expects from its servers: block values, table rows, and confirmed table steps.
 
-The training thread, or a thread of the mode, registers a reply before it sends the request, and then waits
-for it. The thread that receives from a server records the reply. The first failure in any thread ends every
-wait.
+The training thread, or a thread of the mode, registers a reply before sending the request, and then waits for
+the reply. The thread that receives from a server records the reply. The first failure in any thread ends
+every wait.
 """
 
 import sys
@@ -35,12 +35,12 @@ LOOK_SECONDS: Final = 1.0
 """The interval at which a wait checks for failures."""
 
 ChangedRows = tuple[TablePlan, NDArray[np.int64], Tensor]
-"""A table, ids, and the present row of each id."""
+"""A table, ids, and the current row of each id."""
 
 
 @dataclass(slots=True, eq=False)
 class LookUp:
-    """Rows that were requested.
+    """A look-up: rows requested from the servers.
 
     Attributes
     ----------
@@ -57,12 +57,12 @@ class LookUp:
 
 
 def in_step(plan: TrainerPlan) -> bool:
-    """Return whether the mode has a common step: all trainers make the same step."""
+    """Return whether the mode has a common step, so that all trainers make the same step."""
     return plan.mode is DistributedMode.SYNC and plan.custom is None
 
 
 class Replies:
-    """The state of a session that its threads share.
+    """The state that the threads of a session share.
 
     Parameters
     ----------
@@ -77,50 +77,50 @@ class Replies:
         self.step = 0
         """The number of steps made since the job began."""
         self.unchanged: set[int] = set()
-        """Blocks that kept their values in the last step, because no trainer had a gradient for them."""
+        """Blocks whose values the last step left unchanged, because no trainer had a gradient for them."""
         self._clock = WatchClock(settings.glance_seconds)
         self._changed = threading.Condition()
-        """Guards everything below; notified when a reply has arrived or a failure has occurred."""
+        """Guards the attributes below; notified when a reply has arrived or a failure has occurred."""
         self._failure: FleetError | None = None
         self._blocks = {block.id: block for block in plan.blocks}
         self._missing: set[int] = set()
-        """Blocks whose values have not arrived."""
+        """Blocks whose expected values have not arrived."""
         self._steps = range(0)
-        """The steps to which these values may belong."""
+        """The steps to which the expected values may belong."""
         self._wanted: frozenset[int] = frozenset()
-        """Blocks that the training thread needs before the others."""
+        """Blocks whose values the training thread needs before those of other blocks."""
         self._tables = {table.number: table for table in plan.tables}
         self._row_bytes = {table.number: table.row_bytes for table in plan.tables}
         self._look_ups: list[deque[tuple[LookUp, NDArray[np.int64]]]] = [deque() for _ in plan.endpoints]
-        """The unanswered requests to each server, in order, with the positions of their rows."""
+        """The unanswered row requests to each server, in order, with the positions of their rows."""
         self._most_look_ups = min(settings.look_ups_at_once, MOST_LOOK_UPS)
         self._stepping: set[tuple[int, int]] = set()
-        """Servers and tables whose step has not been confirmed."""
+        """Pairs of a server and a table, for which the step has not been confirmed."""
         self._table_steps = 0
-        """The number of steps that these tables have made once the step is confirmed."""
+        """The number of steps that the tables will have made once the step is confirmed."""
         self._changed_rows: list[ChangedRows] = []
 
     def fail(self, error: FleetError) -> None:
-        """Keep an error for the training thread; only the first error is kept."""
+        """Record an error for the training thread; only the first error is kept."""
         with self._changed:
             if self._failure is None:
                 self._failure = error
             self._changed.notify_all()
 
     def check(self) -> None:
-        """Raise the failure that a thread has found, if any."""
+        """Raise the failure that a thread has recorded, if any."""
         if self._failure is not None:
             raise self._failure
 
     def wake(self) -> None:
-        """Let waiting threads check their conditions."""
+        """Wake waiting threads, so that they check their conditions."""
         with self._changed:
             self._changed.notify_all()
 
     def wait_until(
         self, done: Callable[[], bool], describe: Callable[[], str], *, background: bool = False
     ) -> None:
-        """Wait for a condition that another thread brings about.
+        """Wait for a condition that another thread makes true.
 
         Parameters
         ----------
@@ -136,11 +136,11 @@ class Replies:
         DeadlineExceededError
             The wait has lasted too long.
         FleetError
-            Another thread has found a failure.
+            Another thread has recorded a failure.
         """
         began = time.monotonic()
         with self._changed:
-            # Most waits last for milliseconds: only longer ones are logged and limited.
+            # Most waits last for milliseconds; only longer waits are logged and limited.
             if not self._changed.wait_for(lambda: self._failure is not None or done(), LOOK_SECONDS):
                 self._wait_long(done, describe)
             if not done():
@@ -159,14 +159,14 @@ class Replies:
             self._changed.wait(LOOK_SECONDS)  # last: the reply may have arrived meanwhile
 
     def expect_values(self, *, present: bool = False, exactly: bool = False) -> None:
-        """Register the expected replies, one per block, before the request is sent.
+        """Register the expected replies, one per block; call before sending the request.
 
         Parameters
         ----------
         present : bool
-            Whether present values are requested. Otherwise a value must be of this step or a later one.
+            Whether the current values are requested. If not, a value must belong to this step or a later one.
         exactly : bool
-            Whether values of exactly this step are requested.
+            Whether the values of exactly this step are requested.
         """
         with self._changed:
             self._missing = set(self._blocks)
@@ -175,12 +175,12 @@ class Replies:
             self.unchanged = set()
 
     def value_landed(self, block: int, step: int, *, changed: bool) -> None:
-        """Record that a block's value has arrived, or that it has not changed.
+        """Record that a block's value has arrived, or that the block is unchanged.
 
         Raises
         ------
         RemoteProtocolError
-            The value is not expected.
+            The value was not expected.
         """
         with self._changed:
             if block not in self._missing or step not in self._steps:
@@ -201,7 +201,7 @@ class Replies:
 
     @property
     def nothing_changed(self) -> bool:
-        """Return whether no block was stepped."""
+        """Return whether the last step changed no block."""
         return len(self.unchanged) == len(self._blocks)
 
     def wait_for_values(self, *, background: bool = False) -> None:
@@ -217,25 +217,25 @@ class Replies:
             self._wanted = frozenset()
 
     def servers_wait_for(self) -> str:
-        """Describe what the servers wait for; empty for nothing."""
+        """Describe what the servers wait for; return an empty string if they wait for nothing."""
         return ""
 
     def _describe_values(self) -> str:
-        """Describe the servers and a block that a step waits for, and what these servers wait for."""
+        """Describe the servers and a block for which a step waits, and what these servers wait for."""
         blocks = [self._blocks[block] for block in sorted(self._missing)]
         servers = ", ".join(sorted({block.endpoint for block in blocks}))
         because = self.servers_wait_for()
         return f"{blocks[0].name} of step {self.step} from {servers}" + (f" ({because})" if because else "")
 
     def expect_rows(self, server: int, look_up: LookUp, at: NDArray[np.int64]) -> None:
-        """Register a request for rows before it is sent; wait while the server has too many requests.
+        """Register a row request before it is sent; wait while the server has too many requests.
 
         Parameters
         ----------
         server : int
         look_up : LookUp
         at : int64[n]
-            The positions of the requested rows within those of the look-up.
+            The positions of the requested rows among the rows of the look-up.
         """
         pending = self._look_ups[server]
         if len(pending) >= self._most_look_ups:
@@ -263,7 +263,7 @@ class Replies:
                 f"the server sent {count} rows of table {header.block}, expected {expected}"
             )
         rows = torch.from_numpy(read_rows(payload, look_up.table.config.dimension))
-        if count == len(look_up.rows):  # one server has all of them, in the order of the ids
+        if count == len(look_up.rows):  # one server has all rows, in the order of the ids
             look_up.rows = rows
         else:
             look_up.rows[torch.from_numpy(at)] = rows
@@ -273,7 +273,7 @@ class Replies:
             self._changed.notify_all()
 
     def wait_for_rows(self, look_up: LookUp) -> Tensor:
-        """Wait for the rows of a look-up; float32[n, dimension]. See `wait_until`."""
+        """Wait for the rows of a look-up, and return them: float32[n, dimension]. See `wait_until`."""
         self.wait_until(lambda: not look_up.pending, lambda: self._describe_rows(look_up))
         return look_up.rows
 
@@ -282,7 +282,7 @@ class Replies:
         return f"rows of table {look_up.table.name} from {', '.join(each for each, some in busy if some)}"
 
     def expect_table_steps(self, step: int) -> None:
-        """Expect every server to step every table; called before the gradients of a step are sent."""
+        """Expect every server to step every table; call before sending the gradients of a step."""
         with self._changed:
             servers = range(len(self.plan.endpoints))
             self._stepping = {(server, number) for server in servers for number in self._tables}
@@ -294,7 +294,7 @@ class Replies:
         Raises
         ------
         RemoteProtocolError
-            The confirmation is not expected, or the table does not have these rows.
+            The confirmation was not expected, or the table does not have these rows.
         """
         with self._changed:
             if header.step != self._table_steps or (server, header.block) not in self._stepping:

@@ -1,9 +1,9 @@
-"""A trainer's use of tables on the servers: look-ups of rows, and gradients of rows.
+"""A trainer's access to tables on the servers: look-ups of rows, and gradients of rows.
 
 A look-up requests rows from every server that holds some of the ids, in parts of bounded size. Gradients are
 collected from backward passes and sent in ``step()``, one for each table and server. In modes with a common
-step, the step ends once every server has stepped every table, so that no table is ever more than one step
-ahead.
+step, a step ends once every server has stepped every table, so that no table is ever more than one step
+ahead of another.
 """
 
 import threading
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 __all__ = ["TrainerRows", "rows_of_tables", "write_rows"]
 
 _BATCHES: Final = 2
-"""The number of batches whose prefetched rows are kept: the present one and the next."""
+"""The number of batches whose prefetched rows are kept: the current batch and the next."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class _Prefetched:
     Attributes
     ----------
     step : int
-        The step in which they were requested.
+        The step in which the rows were requested.
     ids : int64[n]
         Ascending and distinct ids.
     look_up : LookUp
@@ -76,11 +76,11 @@ class TrainerRows:
         }
         """The largest number of rows of each table in one request."""
         self._own = {name: table.own for name, table in self._tables.items() if table.own is not None}
-        """The weights of tables that this trainer holds too; their gradients are sparse."""
+        """The weights of tables that this trainer holds, too; their gradients are sparse."""
         self._waits_each_step = in_step(replies.plan) or bool(self._own)
         self._placement = Placement.over(len(streams))
         self._order = threading.Lock()
-        """Held while requests are sent, because each server answers them in the order of sending."""
+        """Held while requests are sent, because each server answers requests in the order of sending."""
         self._prefetched: dict[str, deque[_Prefetched]] = {}
         self._touched: dict[tuple[str, int], Touched] = {}
         """The rows with gradients, by table and look-up."""
@@ -110,7 +110,7 @@ class TrainerRows:
         """
         step, rows, missing = self.replies.step, None, np.arange(ids.size)
         for batch in self._prefetched.get(name, ()):
-            if batch.step + 1 != step:  # rows requested in this step may already be those of the next
+            if batch.step + 1 != step:  # rows requested in this step may already be the rows of the next step
                 continue
             found, at = find_among(ids[missing], batch.ids)
             if found.any():
@@ -128,15 +128,15 @@ class TrainerRows:
     def prefetch(self, name: str, ids: NDArray[np.int64]) -> None:
         """Request rows that the next batch needs, without waiting for them.
 
-        They are requested as rows of the next step. In modes with a common step, the confirmations of the
-        present step include those of the rows that the step has changed.
+        The rows are requested as rows of the next step. In modes with a common step, the confirmations of the
+        current step include those requested rows that the step has changed.
         """
         step = self.replies.step
         batch = _Prefetched(step, ids, self._request(name, ids, step + 1))
         self._prefetched.setdefault(name, deque(maxlen=_BATCHES)).append(batch)
 
     def _request(self, name: str, ids: NDArray[np.int64], step: int) -> LookUp:
-        """Request rows that a step needs; wait only while a server has too many requests."""
+        """Request rows for a step; wait only while a server has too many unanswered requests."""
         self.replies.check()
         table, most = self._tables[name], self._most_at_once[name]
         parts = [
@@ -157,14 +157,14 @@ class TrainerRows:
         self._touched[name, touched.order] = touched
 
     def gradients(self) -> OfRows:
-        """Return, for each table, the ids with gradients in ascending order, and the sum for each id.
+        """Return, for each table, the ascending ids that have gradients, and the sum of each id's gradients.
 
         The gradients are added in the order of the look-ups, regardless of the order of the backward pass.
 
         Raises
         ------
         ConfigurationError
-            The gradient of a table that this trainer holds too is not sparse.
+            This trainer, too, holds a table, and the gradient of the table is not sparse.
         """
         parts = {
             name: [_rows_of(name, weight)] for name, weight in self._own.items() if weight.grad is not None
@@ -179,7 +179,7 @@ class TrainerRows:
         }
 
     def gradient_tensors(self) -> list[Tensor]:
-        """Return the gradients of backward passes, which may be changed in place."""
+        """Return the row gradients of backward passes; the caller may change them in place."""
         leaves = (*(touched.rows for touched in self._touched.values()), *self._own.values())
         return [leaf.grad for leaf in leaves if leaf.grad is not None]
 
@@ -214,7 +214,7 @@ class TrainerRows:
         ----------
         gradients : mapping of name to (ids, Tensor)
         step : int, optional
-            The step of the gradients; by default the present step of the trainer.
+            The step of the gradients; by default the trainer's current step.
         """
         self.wait()
         step = self.replies.step if step is None else step
@@ -240,11 +240,11 @@ class TrainerRows:
                 stream.send(Kind.ROW_GRADIENT, payload, step=step, block=table.number)
 
     def end_step(self) -> None:
-        """Wait until servers have stepped the tables, if that is necessary, and adopt changed rows.
+        """Wait, if necessary, until servers have stepped the tables, and adopt changed rows.
 
-        Without a common step, waiting is necessary only for tables that this trainer holds too: a server
-        takes a trainer's gradient before its next look-up, which follows on the same stream, and the next
-        step waits for this one.
+        Without a common step, waiting is necessary only for tables that this trainer holds, too: a server
+        applies a trainer's gradient before it answers the trainer's next look-up, which follows on the same
+        stream, and the next step waits for this step.
         """
         if self._waits_each_step:
             self.wait()
@@ -260,7 +260,7 @@ class TrainerRows:
         self.replies.wait_for_tables(background=background)
 
     def adopt(self) -> None:
-        """Write changed rows to this trainer's weights and prefetched rows; for the training thread only."""
+        """Write changed rows to this trainer's weights and prefetched rows; training thread only."""
         for table, ids, rows in self.replies.take_changed_rows():
             if table.own is not None:
                 write_rows(table.own, ids, rows)
@@ -270,7 +270,7 @@ class TrainerRows:
                 batch.look_up.rows[torch.from_numpy(at)] = rows[torch.from_numpy(found)]
 
     def take_all(self) -> None:
-        """Fetch all rows of the tables that this trainer holds too, and drop prefetched rows."""
+        """Fetch all rows of the tables that this trainer holds, too, and drop prefetched rows."""
         self._prefetched.clear()
         for name, weight in self._own.items():
             num_rows, most = len(weight), self._most_at_once[name]
@@ -281,12 +281,12 @@ class TrainerRows:
 
 @torch.no_grad()
 def write_rows(weight: Parameter, ids: NDArray[np.int64], rows: Tensor) -> None:
-    """Replace rows of a weight."""
+    """Overwrite the rows of a weight that have these ids."""
     weight[torch.from_numpy(ids).to(weight.device)] = to_device(rows, weight.device)
 
 
 def _rows_of(name: str, weight: Parameter) -> RowGradients:
-    """Return the gradient of a weight by distinct rows, without changing the gradient itself."""
+    """Return a weight's gradient, merged by row; the gradient itself does not change."""
     if weight.grad is None or not weight.grad.is_sparse:
         raise ConfigurationError(
             f"the gradient of {name} is not sparse, and its module has sparse=True, so parameter servers "
@@ -298,23 +298,25 @@ def _rows_of(name: str, weight: Parameter) -> RowGradients:
 
 @torch.no_grad()
 def rows_of_tables(source: Source, table_ids: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Return the rows of given ids, for a process that serves the model.
+    """Return the rows with the given ids, for a process that serves the model.
 
     Parameters
     ----------
     source : Source
     table_ids : mapping of str to int[n]
-        By table the ids, as tensors, arrays or lists, in any order; they may repeat.
+        The ids for each table, as tensors, arrays or lists, in any order; ids may repeat.
 
     Returns
     -------
     dict of str to Tensor
-        By table ``{table}.ids``, int64[m], ascending and distinct, and ``{table}.rows``, float32[m, dim].
+        For each table, ``{table}.ids``, int64[m], ascending and distinct, and ``{table}.rows``,
+        float32[m, dim].
 
     Raises
     ------
     ConfigurationError
-        A table of the model has no ids, or there is no table of this name; or the session has ended.
+        No ids are given for a table of the model, there is no table with a given name, or the session has
+        ended.
     """
     tables = {each.name: each.declared for each in source.tables if each.name not in source.own_tables}
     if missing := [name for name in tables if name not in table_ids]:

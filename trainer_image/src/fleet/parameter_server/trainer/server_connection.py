@@ -1,8 +1,8 @@
 """A trainer's session with one server, over successive data connections.
 
-Data travels over the server's Unix socket if the server is on this host, else over TCP. If a connection
-breaks while the server is alive, a separate thread reconnects, and the training thread only waits longer. The
-heartbeat determines whether the server is alive.
+Data is sent over the server's Unix socket if the server is on this host, and otherwise over TCP. If a
+connection breaks while the server is alive, a separate thread reconnects, and the training thread only waits
+longer. The heartbeat determines whether the server is alive.
 """
 
 import logging
@@ -52,9 +52,9 @@ _LONGEST_PAUSE_SECONDS: Final = 5.0
 _LOOK_SECONDS: Final = 0.05
 _FAREWELL_SECONDS: Final = 1.0
 _PROBE_AFTER: Final = 2 / 5
-"""The fraction of the time limit of silence after which the server is probed."""
+"""The fraction of the time limit on silence after which the server is probed."""
 _PROBE_BYTES: Final = HEADER_BYTES + RECORD_BYTES
-"""The largest size of a probe, encrypted or not; no two frames together are so short."""
+"""The largest size of a probe, encrypted or not; two frames together are always longer."""
 _log = logging.getLogger(__name__)
 
 
@@ -70,7 +70,7 @@ class ServerConnection:
     identity : Identity
         The identity of this trainer, with the attempt of this process.
     key : bytes
-        The key of the job, which both ends prove to have; empty without one.
+        The key of the job; each end proves that it has the key. Empty if the job has none.
     certificates : Certificates or None
         The certificates for TLS over TCP.
     store : ParameterStore
@@ -95,14 +95,14 @@ class ServerConnection:
         plan, self._settings = replies.plan, replies.settings
         self.server = server
         self.endpoint = plan.endpoints[server]
-        """The endpoint of its control service."""
+        """The endpoint of the server's control service."""
         self.blocks = {block.id: block for block in plan.blocks_on(server)}
         self.holds = bool(self.blocks) or bool(plan.tables)
         """Whether the server has a part of the model: blocks, or shards of tables."""
         self.completed_trainers: frozenset[int] | None = None
         """The trainers in the server's COMPLETE; None until it arrives."""
         self.has_ended = False
-        """Whether the server has ended the session regularly."""
+        """Whether the server has ended the session by the protocol, without an error."""
         self._in_step = in_step(plan)
         self._store = store
         self._replies = replies
@@ -113,17 +113,17 @@ class ServerConnection:
             f"parameter server {self.endpoint}", Side.TRAINER, identity, self._codec.buffer_of, self._deliver
         )
         self.transport: BlockTransport = StreamTransport(self.stream, self._codec)
-        """The transport of blocks, which the first handshake decides."""
+        """The transport of blocks, which the first handshake determines."""
         self._row_bytes = {table.number: table.row_bytes for table in plan.tables}
         self._port = joined.data_port
         self._local_name = joined.data_socket if self._settings.transport != "tcp" else ""
-        """The Unix socket of a server that may be on this host; empty for none."""
+        """The name of the Unix socket of a server that may be on this host; empty for none."""
         self._reached_here = False
         self._key = key
         self._certificates = certificates
         self._hello = Hello(joined.incarnation, len(self._codec.block_bytes), secrets.token_hex(8))
         self._memory = self._make_memory()
-        """The memory to share with the server, or None."""
+        """The memory to share with the server; None if memory is not shared."""
         self._greeted = False
         self._greeting: socket.socket | None = None
         """The connection whose handshake is in progress."""
@@ -147,7 +147,7 @@ class ServerConnection:
             raise self._not_here("it shares no memory")
 
     def close(self) -> None:
-        """End the session, in an orderly way if the server knows of its end, and otherwise at once."""
+        """End the session: gracefully if the server has answered COMPLETE, and otherwise immediately."""
         self._closing.set()
         greeting = self._greeting
         if greeting is not None:
@@ -158,7 +158,7 @@ class ServerConnection:
             self.stream.close()
 
     def _deliver(self, event: Frame | End) -> None:
-        """Dispatch a frame or the end of the stream; called by its receiving thread."""
+        """Dispatch a frame or the end of a connection; called by the receiving thread."""
         if isinstance(event, End):
             self._end(event.error)
             return
@@ -180,10 +180,10 @@ class ServerConnection:
                 raise read_error(bytes(payload))
 
     def _take_shared(self, block: int, value: memoryview) -> None:
-        """Take a value from the server's memory.
+        """Use or copy a value in the server's memory.
 
-        In sync mode it stays unchanged until this trainer has sent the next gradient, and is adopted before
-        that. In any other mode the server may change it as soon as its frame is acknowledged.
+        In sync mode, the value stays unchanged until this trainer has sent the next gradient, and is adopted
+        before that. In any other mode, the server may change the value as soon as its frame is acknowledged.
         """
         if self._in_step:
             self._store.land_elsewhere(block, value)
@@ -222,7 +222,7 @@ class ServerConnection:
         self._heartbeat.connection_regained(self.server)
 
     def _lives_since(self, since: float) -> bool:
-        """Wait until the server is known to have been alive after a time; False if this end closes first.
+        """Wait for a sign of life of the server after a time; return False if this end closes first.
 
         Raises
         ------
@@ -233,19 +233,19 @@ class ServerConnection:
             self._replies.check()
             if self._closing.wait(_LOOK_SECONDS):
                 return False
-        self._replies.check()  # a restarted server answers too, but has lost its state
+        self._replies.check()  # a restarted server also answers, but has lost its state
         return True
 
     def _open(self, lives_since: Callable[[float], bool] | None) -> int:
         """Open a connection, with growing pauses between attempts; return the number of resent frames.
 
-        A live server that does not answer the greeting is busy, for example with a long step, and answers
-        once it has processed the frame that keeps it busy. This does not count as a failed attempt.
+        A live server that does not answer the greeting is busy, for example with a long step. It answers once
+        it has processed its current frame, so this does not count as a failed attempt.
 
         Parameters
         ----------
         lives_since : callable, optional
-            Called after a failed attempt; waits for a later sign of life, and returns whether to try again.
+            Called after a failed attempt; waits for a later sign of life, and returns whether to retry.
             None for the first connection, when the server has just let this trainer join.
 
         Raises
@@ -302,7 +302,7 @@ class ServerConnection:
         except BaseException:
             connected.close()
             raise
-        return self._open_once(greeting_seconds)  # without the memory, which could not be mapped
+        return self._open_once(greeting_seconds)  # without sharing the memory, which could not be mapped
 
     def _dial(self) -> socket.socket:
         """Connect over the Unix socket if the server is on this host, else over TCP."""
@@ -362,7 +362,7 @@ class ServerConnection:
         return self.stream.attach(connected, directions, theirs.taken)
 
     def _share(self, theirs: Hello, descriptors: Sequence[int]) -> bool:
-        """Decide once for the session whether memory is shared."""
+        """Decide, once for the session, whether memory is shared."""
         shares = theirs.shared and self._memory is not None
         shared = isinstance(self.transport, SharedMemoryTransport)
         if self._greeted and shares != shared:
@@ -382,7 +382,7 @@ class ServerConnection:
         return shares
 
     def _shared_transport(self, own: SharedBlocks, descriptors: Sequence[int]) -> SharedMemoryTransport:
-        """Map the server's values; raise OSError if that fails or the system dropped their descriptor."""
+        """Map the server's values; raise OSError if that fails or if their descriptor did not arrive."""
         if not descriptors:
             raise OSError("the descriptor of the server's memory did not come with its greeting")
         values = SharedBlocks.receive(descriptors[0], self._codec.block_bytes, writable=False)
@@ -399,9 +399,10 @@ class ServerConnection:
 
 
 class SilenceWatchdog:
-    """A watchdog that ends a connection if nothing arrives for too long, not even the reply to a probe.
+    """A watchdog that ends a connection if nothing, not even the reply to a probe, arrives for too long.
 
-    It works only if the system counts transferred bytes, the only sign of progress within a large frame.
+    It works only if the system counts transferred bytes, which are the only sign of progress within a large
+    frame.
 
     Parameters
     ----------
@@ -427,7 +428,7 @@ class SilenceWatchdog:
         Parameters
         ----------
         now : float
-            The present time by a monotonic clock.
+            The current time by a monotonic clock.
         """
         moved = self._stream.bytes_moved()
         if moved is None or self._moved is None or _is_alive(self._moved, moved):
@@ -448,5 +449,5 @@ class SilenceWatchdog:
 
 
 def _is_alive(before: BytesMoved, now: BytesMoved) -> bool:
-    """Return whether the peer itself sent or received data; its kernel's reply to a probe does not count."""
+    """Return whether the peer itself sent or received data; a probe's acknowledgement does not count."""
     return now.received != before.received or now.acknowledged - before.acknowledged > _PROBE_BYTES

@@ -1,10 +1,10 @@
-"""A trainer's session with its servers, from joining them to training through their data connections.
+"""A trainer's session with its servers: joining them, and training over their data connections.
 
-A trainer first joins every server and learns which blocks each server holds. Then it creates the objects of
-its session once, from the final plan.
+A trainer first joins every server, and receives the list of blocks that each server holds. Then it creates
+the objects of its session once, from the final plan.
 
-The training thread calls the session; for each server one thread receives and one sends. Values land in the
-`ParameterStore`. A failure is kept until the training thread makes its next call.
+The training thread calls the session; for each server, one thread receives and one thread sends. Values land
+in the `ParameterStore`. A failure is kept until the training thread makes its next call.
 """
 
 import threading
@@ -54,12 +54,12 @@ def join(
     look: Callable[[], None] = lambda: None,
     completed: Callable[[Collection[int]], None] = lambda _: None,
 ) -> "Session":
-    """Join every server, and take the values that the servers hold.
+    """Join every server, and adopt the servers' values.
 
     Parameters
     ----------
     plan : TrainerPlan
-        The plan with the blocks of the program. The session's plan has the blocks that servers hold.
+        The plan with the blocks of the program. The session's plan has the blocks (or pieces) on the servers.
     parameters : mapping of name to Parameter
         The parameters of the module.
     job : JobIdentity
@@ -68,7 +68,7 @@ def join(
     facts : mapping of str to str
         Facts on which the servers must agree with this process, in addition to the plan's agreement.
     guarded : bool
-        Whether writes of the script to parameters are errors.
+        Whether the script's writes to parameters are errors.
     look : callable
         See `wait_for_ports`.
     completed : callable
@@ -150,7 +150,7 @@ class Session(Replies):
         super().__init__(plan, settings)
         self.store = store
         self.restored = ""
-        """The random name of the checkpoint that the servers have loaded; empty for none."""
+        """The random name of the checkpoint that the servers have loaded; empty if there is none."""
         self.calls = ServerCalls(controls, self)
         self._heartbeat = Heartbeat(
             controls,
@@ -166,10 +166,10 @@ class Session(Replies):
             for server, reply in enumerate(joined)
         ]
         self._holders = [connection for connection in self.connections if connection.holds]
-        """The connections with servers that have a part of the model."""
+        """The connections to servers that have a part of the model."""
         self.rows = TrainerRows([connection.stream for connection in self.connections], self)
         self.local_rows: LocalTables | None = None
-        """This trainer's copies of rows, if it steps them itself."""
+        """This trainer's copies of rows, if the trainer steps rows itself."""
         if plan.mode is DistributedMode.GEO and plan.tables:
             self.local_rows = LocalTables(plan.tables, plan.trainers, self.rows)
         self._shows_tables = bool(plan.tables) and plan.trainer_id == 0
@@ -177,10 +177,10 @@ class Session(Replies):
         self._sending = 0
         """The step whose frames are being sent."""
         self._turn = threading.RLock()
-        """Held while a mode sends a whole step, so that no frames of another step come in between."""
+        """Held while a mode sends a whole step, so that frames of another step cannot intervene."""
 
     def start(self, joined: "Sequence[control_pb2.JoinReply]") -> None:
-        """Connect to the servers, and take the values that they hold; raises as `join`."""
+        """Connect to the servers, and adopt their values; raises the errors of `join`."""
         if self._shows_tables:
             progress.show_tables(self._heartbeat.tables.total)
         for connection in self.connections:
@@ -193,7 +193,7 @@ class Session(Replies):
         return agreement.agree(self.calls.ask_all, self.plan.endpoints, self.settings.deadline_seconds)
 
     def pull(self, restored: Sequence[str], steps: Sequence[int]) -> None:
-        """Take the values that the servers hold; between two steps only.
+        """Adopt the servers' values; call only between two steps.
 
         Parameters
         ----------
@@ -221,10 +221,10 @@ class Session(Replies):
         self.rows.take_all()
 
     def complete(self) -> frozenset[int]:
-        """Complete this trainer at every server; return the trainers that all servers know as completed."""
+        """Complete this trainer on every server; return the trainers that all servers list as completed."""
         self.check()
         if self._shows_tables:
-            self._heartbeat.beat()  # the last chance to learn the sizes: the servers are about to end
+            self._heartbeat.beat()  # the last chance to receive the sizes: the servers are about to end
         for connection in self.connections:
             connection.stream.send(Kind.COMPLETE)
         self.wait_until(
@@ -237,7 +237,7 @@ class Session(Replies):
         )
 
     def close(self) -> None:
-        """End the session now; present and later waits and calls raise an error."""
+        """End the session immediately; current and later waits and calls raise an error."""
         self.fail(
             FleetError(
                 "the session with the parameter servers has ended; what they are asked for, optimizer state "
@@ -254,7 +254,7 @@ class Session(Replies):
         self.step += 1
 
     def begin_step(self, hyper_parameters: Sequence[dict[str, Any]], step: int | None = None) -> None:
-        """Announce a step, by default the present one, before its first gradient."""
+        """Announce a step, by default the current step, before its first gradient."""
         self.check()
         self._sending = step = self.step if step is None else step
         payload = pack_hyper(hyper_parameters)
@@ -292,7 +292,7 @@ class Session(Replies):
             self.end_step([block for block in self.plan.blocks if block.id not in gradients])
 
     def flush(self) -> None:
-        """Wait until the servers have received everything enqueued, so that its memory may change."""
+        """Wait until the servers have received everything enqueued; the memory may change afterwards."""
         log = WaitLog()
         for connection, mark in [(each, each.stream.send(Kind.CONFIRM)) for each in self._holders]:
             what = f"{connection.endpoint} to take gradients"
@@ -311,15 +311,15 @@ class Session(Replies):
                 connection.stream.send(Kind.PULL, step=self.step)
 
     def adopt_values(self, names: Iterable[str] | None = None) -> None:
-        """Copy the values that have landed into the parameters: all of them, or those of these names."""
+        """Copy landed values into all parameters, or into those with these names."""
         self.store.adopt(self.unchanged, names)
 
     def wait_for_ends(self) -> None:
-        """Wait until no other trainer makes a step any more; see `ServerCalls.wait_for_ends`."""
+        """Wait until no other trainer makes further steps; see `ServerCalls.wait_for_ends`."""
         self.calls.wait_for_ends()
 
     def servers_wait_for(self) -> str:
-        """Describe what the servers wait for, as of their latest heartbeats; empty for nothing."""
+        """Describe what the servers wait for, as of the latest heartbeats; empty if they wait for nothing."""
         return self._heartbeat.waiting_for()
 
     def _look_for_silence(self) -> None:

@@ -1,4 +1,4 @@
-"""One trainer's training, both for loops and for programs."""
+"""The training of one trainer, by a loop or by a program."""
 
 import logging
 from collections.abc import Callable, Collection, Mapping
@@ -58,9 +58,9 @@ class Trainer:
     overlap : bool or None
         Whether gradients are sent during the backward pass; see `GradientFlow`.
     cross_step : bool
-        Whether the layers of the next forward pass wait for values, in place of ``step()``.
+        Whether the layers of the next forward pass, instead of ``step()``, wait for values.
     non_finite : str
-        The action for gradients that are not finite; see `FiniteCheck`.
+        The action if gradients are not finite; see `FiniteCheck`.
     """
 
     def __init__(
@@ -75,11 +75,11 @@ class Trainer:
     ) -> None:
         self.session = session
         self.plan = session.plan
-        """The plan with the blocks that the servers hold."""
+        """The plan with the blocks on the servers."""
         self.completed = False
         """Whether the servers know that this trainer has completed."""
         self.steps_locally = kind.steps_locally
-        """Whether the user's own optimizer makes the steps, and has the state."""
+        """Whether the user's own optimizer makes the steps and has the state."""
         self.checkpoints = TrainerCheckpoints(session, source, steps_locally=kind.steps_locally)
         self._source = source
         self._own_tables = source.own_tables
@@ -107,7 +107,7 @@ class Trainer:
         look: Callable[[], None] = lambda: None,
         completed: Callable[[Collection[int]], None] = lambda _: None,
     ) -> "Trainer":
-        """Join the servers of a plan, and take their values.
+        """Join the servers of a plan, and adopt their values.
 
         Parameters
         ----------
@@ -123,7 +123,7 @@ class Trainer:
         Raises
         ------
         ConfigurationError
-            `cross_step` is not possible, because the source has no module or the mode does not wait for each
+            `cross_step` is impossible, because the source has no module or the mode does not wait for each
             step; the script has converted the model; or a server refuses the trainer.
         PeerLostError
             A server does not answer in time.
@@ -131,7 +131,7 @@ class Trainer:
         kind = mode_of_trainer(plan, settings)
         facts = initial_state_fact(state_of(source))
         facts |= elastic_facts(kind, plan.trainers, settings.max_trainers)
-        # Check this trainer's own mistakes before it joins, while the others do not yet wait for it.
+        # Check this trainer for mistakes before it joins, while the others are not yet waiting for it.
         for block in plan.blocks:
             check_dtype(block.param, source.parameters[block.param], dtype_of(block.dtype))
         if plan.mode is DistributedMode.GEO:
@@ -162,7 +162,7 @@ class Trainer:
         return self.session.step
 
     def start(self) -> None:
-        """Restore the trainer's part of a loaded checkpoint, and begin to train."""
+        """Restore the trainer's part of a loaded checkpoint, and start the mode."""
         self.checkpoints.restore_own_part()
         self.mode.start()
         self.flow.attach()
@@ -198,8 +198,8 @@ class Trainer:
         Raises
         ------
         ConfigurationError
-            Parameters have gradients that no server receives (see `LeftOut.check`), or other dtypes than on
-            the servers (see `check_dtype`).
+            Parameters have gradients that no server receives (see `LeftOut.check`), or have dtypes that
+            differ from those on the servers (see `check_dtype`).
         FleetError
             The script has written to parameters; see `ParameterStore.check_kept`.
         """
@@ -210,11 +210,11 @@ class Trainer:
         self.flow.step(scaling)
 
     def step_as_the_own(self) -> None:
-        """Make one step in place of the step of the script's own optimizer, within its hooks."""
+        """Make one step in place of the own optimizer's step, within that optimizer's hooks."""
         self.flow.guard.replace(self.step)
 
     def settle(self) -> None:
-        """Send everything that remains of the steps made so far, and take the resulting values."""
+        """Send everything from the steps made so far that has not been sent; adopt the resulting values."""
         self.mode.settle()
         self.session.rows.wait()
         self.session.rows.adopt()
@@ -222,13 +222,13 @@ class Trainer:
     def push(self) -> None:
         """Overwrite the servers' values with the values that the script has written to parameters.
 
-        They travel block by block in control calls, which is fast enough for scripts that write rarely. The
-        state of the servers' optimizers, such as momentum, does not change, as in one process.
+        The values are sent block by block in control calls, which is fast enough for scripts that rarely
+        write. As in a single process, the optimizer state, such as momentum, does not change.
 
         Raises
         ------
         ConfigurationError
-            The mode is a user's own, or servers step rows of a table that trainers hold too.
+            The mode is user-defined, or servers step rows of a table that trainers hold, too.
         FleetError
             Gradients have been sent, and ``step()`` was not called; or the last step's values are missing.
         """
@@ -253,7 +253,7 @@ class Trainer:
             self._push_alone()
 
     def _push_together(self) -> None:
-        """Give all trainers the first trainer's values; every trainer that has not completed must call."""
+        """Give all trainers the first trainer's values; all trainers that have not completed must call."""
         session, blocks, trainer = self.session, self.plan.blocks, self.plan.trainer_id
         held = session.store.checksums()
         own = np.array([held[block.id] for block in blocks] + [trainer], dtype=np.int64)
@@ -278,7 +278,7 @@ class Trainer:
         session.take_values()
 
     def _push_alone(self) -> None:
-        """Overwrite the servers' values with this trainer's; the others receive them with later values."""
+        """Overwrite the servers' values with this trainer's; other trainers receive them later."""
         store = self.session.store
         written = {name: each.detach().cpu().contiguous().clone() for name, each in store.parameters.items()}
         store.forget()
@@ -361,7 +361,7 @@ class Trainer:
         return status
 
     def complete(self) -> frozenset[int]:
-        """Complete this trainer; the servers continue without it. The module keeps the last values.
+        """Complete this trainer, and let the servers continue; the module keeps the last values.
 
         Returns
         -------
@@ -374,7 +374,7 @@ class Trainer:
             Gradients have been sent, and ``step()`` was not called; or the script has written to parameters
             whose last values have not arrived.
         """
-        if self.steps_locally:  # the last changes are still to be sent
+        if self.steps_locally:  # the last changes have not been sent yet
             self._check_dtypes()
         self.checkpoints.finish()
         self.flow.check_nothing_in_flight("the training was ended")
@@ -390,19 +390,19 @@ class Trainer:
         return known
 
     def export(self, table_ids: Mapping[str, Any] | None = None) -> dict[str, Tensor]:
-        """Return the model in the form of a single process's ``load_state_dict``; see `named_state`.
+        """Return the model in the format of a single process's ``load_state_dict``; see `named_state`.
 
         The values are the servers' or, once this trainer has completed, those of the module.
 
         Parameters
         ----------
         table_ids : mapping of str to int[n], optional
-            For each table on the servers, the ids whose rows are included; see `rows_of_tables`.
+            For each table on the servers, the ids of the rows to include; see `rows_of_tables`.
 
         Raises
         ------
         ConfigurationError
-            A table has no ids, there is no table of that name, or this trainer has completed.
+            No ids are given for a table, there is no table with a given name, or this trainer has completed.
         """
         if self.completed:
             values = {name: each.detach().cpu().clone() for name, each in self._source.parameters.items()}
@@ -430,13 +430,13 @@ class Trainer:
         return {parameter: name for name, parameter in self._source.parameters.items()}
 
     def close(self) -> None:
-        """End without completing; the servers treat this trainer as lost."""
+        """End without completing, so that the servers treat this trainer as lost."""
         self.flow.detach()
         self.session.close()
         self.mode.close()
 
     def _check_dtypes(self) -> None:
-        """Check that the script has not converted parameters since; see `check_dtype`."""
+        """Check that the script has not converted parameters; see `check_dtype`."""
         self.session.store.check_dtypes()
         for name, weight in self._own_tables.items():
             check_dtype(name, weight, torch.float32)
