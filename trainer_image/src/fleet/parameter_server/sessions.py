@@ -137,7 +137,7 @@ def start_server(whole: ServerPlan, source: Source, job: JobIdentity, model_dir:
     Parameters
     ----------
     whole : ServerPlan
-        The plan with whole blocks, which this function may cut into pieces.
+        The plan with whole blocks, which this function may slice into pieces.
     source : Source
         The module and the optimizer from which the plan was made.
     job : JobIdentity

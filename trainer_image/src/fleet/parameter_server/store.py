@@ -78,7 +78,7 @@ class Put:
     value : Tensor
         The new value, of the block's shape and dtype; copied.
     state : mapping of name to entry, optional
-        The new state of the optimizer; None keeps the present state.
+        The new state of the optimizer; None keeps the current state.
     sequence : int
         See `Update`.
     """

@@ -411,7 +411,7 @@ def failed() -> bool:
 
 
 def refuses(call: str) -> bool:
-    """Return True, and log it, if SIGTERM forbids that `call` marks this replica as completed.
+    """Return whether SIGTERM keeps `call` from marking this replica as completed; if so, log that.
 
     A script that handles SIGTERM continues, and may leave its training loop early.
     """

@@ -97,7 +97,7 @@ class Barriers:
     def _meet(
         self, barriers: Reductions, trainer: int, attempt: int, passed: int, given: Contribution
     ) -> int:
-        """Count a trainer's contribution, wait for the others, and return the number of the reduction."""
+        """Count a contribution, wait up to a second for the others, and return the reduction's number."""
         self._membership.check_joined(trainer, attempt)
         number = barriers.contribute(trainer, passed, given, self._training)
         self._changed.notify_all()

@@ -183,7 +183,7 @@ class ShardLoader:
                 self._warn(damage, "nothing: the next one is refused")
                 raise
             if chosen is not None and chosen.manifest.save == self.restored:
-                chosen = self._loaded  # the trainers' parts are in memory; their files may be gone
+                chosen = self._loaded  # the trainers' parts are in memory; their files may not exist
             elif chosen is None and begun and damage and not save:
                 chosen = self._loaded
             if chosen is None and damage and not save:

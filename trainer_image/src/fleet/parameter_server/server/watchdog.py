@@ -51,7 +51,7 @@ class Watchdog:
         self._silent: set[int] = set()
 
     def describe(self) -> str:
-        """Describe what the server waits for; call with the membership's lock held."""
+        """Return a description of what the server waits for; call with the membership's lock held."""
         return describe_absences(self._trainers.membership.absences(self._clock.now()))
 
     def look(self) -> list[tuple[int, PeerLostError]]:

@@ -270,7 +270,7 @@ class Connection:
                 continue
             if not self._runs:
                 self._runs = memoryview(bytearray(RUN_BYTES))
-            if used_bytes + len(payload) > RUN_BYTES:  # a payload that fits into one run is read at once
+            if used_bytes + len(payload) > RUN_BYTES:  # a payload that fits in one run is read whole
                 yield buffers
                 buffers, used_bytes = [], 0
             buffers.append(header)
