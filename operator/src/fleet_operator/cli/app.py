@@ -102,9 +102,9 @@ def run(
 
 @app.command()
 def render(filename: Manifest) -> None:
-    """Print the objects that the operator makes for a job, in the order in which it makes them.
+    """Print the objects that the operator creates for a job, in the order of their creation.
 
-    Whether it makes NetworkPolicies, and whom its chart lets read metrics, only the one on a cluster knows.
+    Only the operator of a cluster knows whether it creates NetworkPolicies, and who may read metrics.
     """
     import yaml
 
@@ -133,8 +133,8 @@ def validate(
 ) -> None:
     """Check a manifest as the API server would; every problem is shown with its field and its line.
 
-    Values mean what they mean to kubectl apply; a key that comes twice is a problem, too. The fields of
-    templates are those of the version of Kubernetes that this program is tested with.
+    Values have the same meaning as in kubectl apply; a duplicate key is a problem too. Template fields are
+    those of the Kubernetes version that this program is tested with.
     """
     from fleet_operator.cli.manifest import check_manifest, load_manifest
 

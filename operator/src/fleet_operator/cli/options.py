@@ -98,8 +98,8 @@ AllowUnknownFields = Annotated[
     bool,
     typer.Option(
         "--allow-unknown-fields",
-        help="Warn of a template's fields that Kubernetes did not have when this program was made, instead of"
-        " refusing them: for a newer cluster.",
+        help="Warn about template fields that are unknown to the Kubernetes version of this program, instead"
+        " of refusing them; for newer clusters.",
     ),
 ]
 Namespace = Annotated[
@@ -117,7 +117,7 @@ Kubeconfig = Annotated[
     ),
 ]
 Printed = Annotated[Output, typer.Option("--output", "-o", help="text for people, json for programs.")]
-Timeout = Annotated[float | None, typer.Option(min=0.1, help="Stop waiting after so many seconds.")]
+Timeout = Annotated[float | None, typer.Option(min=0.1, help="Stop waiting after this many seconds.")]
 
 
 RunPrinted = Annotated[
@@ -125,7 +125,8 @@ RunPrinted = Annotated[
     typer.Option(
         "--output",
         "-o",
-        help="text for people; json for programs: one object on standard output, all else on standard error.",
+        help="text for people; json for programs: one object on standard output, everything else on"
+        " standard error.",
     ),
 ]
 LogDir = Annotated[
@@ -141,7 +142,7 @@ Workdir = Annotated[
         " else the root of the manifest's project, or the manifest's folder if the script is only there.",
     ),
 ]
-Follow = Annotated[bool, typer.Option("--follow", help="Show what trainer 0 prints, with the times.")]
+Follow = Annotated[bool, typer.Option("--follow", help="Also print the output of trainer 0, with times.")]
 TensorBoard = Annotated[
     Path | None,
     typer.Option(
@@ -154,25 +155,25 @@ Volumes = Annotated[
     list[str] | None,
     typer.Option(
         metavar="NAME=FOLDER",
-        help="A folder of this machine in the place of a volume; checkpoint is spec.checkpoint. Paths in"
-        " its mount become paths in the folder, in the command, the args and the variables.",
+        help="A folder on this machine that replaces a volume; checkpoint stands for spec.checkpoint. Paths"
+        " in its mount are replaced by paths in the folder, in the command, the args and the variables.",
     ),
 ]
 EnvFiles = Annotated[
     list[Path] | None,
     typer.Option(
         metavar="FILE",
-        help="Variables of the replicas, a line NAME=VALUE each, in the place of Secrets and ConfigMaps."
-        " The manifest's own values count before them.",
+        help="Variables of the replicas, one NAME=VALUE per line, instead of Secrets and ConfigMaps."
+        " Values in the manifest take precedence.",
     ),
 ]
 RunTimeout = Annotated[
-    float | None, typer.Option(min=0.1, help="Stop the run after so many seconds (exit status 124).")
+    float | None, typer.Option(min=0.1, help="Stop the run after this many seconds (exit status 124).")
 ]
 NoRestart = Annotated[
     bool,
     typer.Option(
         "--no-restart",
-        help="The first failure fails the job, whatever its failurePolicy says: for finding mistakes.",
+        help="The first failure fails the job, whatever its failurePolicy is; useful while debugging.",
     ),
 ]

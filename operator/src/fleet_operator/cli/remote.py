@@ -43,11 +43,12 @@ def register(app: typer.Typer) -> None:
 def submit(
     filename: Manifest,
     wait: Annotated[
-        bool, typer.Option("--wait", help="Wait until the job has finished; tell what happens meanwhile.")
+        bool, typer.Option("--wait", help="Wait until the job has finished, and report its progress.")
     ] = False,
     timeout: Timeout = None,
     force_conflicts: Annotated[
-        bool, typer.Option("--force-conflicts", help="Take over fields that others, kubectl say, have set.")
+        bool,
+        typer.Option("--force-conflicts", help="Take over fields that others, such as kubectl, have set."),
     ] = False,
     allow_unknown_fields: AllowUnknownFields = False,
     output: Printed = Output.TEXT,
@@ -55,9 +56,9 @@ def submit(
     context: Context = None,
     kubeconfig: Kubeconfig = None,
 ) -> None:
-    """Create a job on the cluster, or bring it up to its manifest.
+    """Create a job on the cluster, or update it to match its manifest.
 
-    Exit status: 0 if the API server took it, and with --wait if the job succeeded; 1 if not, 2 if the
+    Exit status: 0 if the API server accepted it, and with --wait if the job succeeded; 1 if not, 2 if the
     manifest is not valid, 124 after --timeout. Ctrl-C ends the waiting, not the job.
     """
     from fleet_operator.cli.change import submit as work
@@ -87,7 +88,7 @@ def status(
     name: OptionalName = None,
     watch: Annotated[
         bool,
-        typer.Option("--watch", "-w", help="Go on: a live table, or lines where there is no terminal."),
+        typer.Option("--watch", "-w", help="Keep watching: a live table, or lines without a terminal."),
     ] = False,
     everywhere: Annotated[
         bool, typer.Option("--all-namespaces", "-A", help="The jobs of all namespaces.")
@@ -97,9 +98,9 @@ def status(
     context: Context = None,
     kubeconfig: Kubeconfig = None,
 ) -> None:
-    """Show how jobs are, and why.
+    """Show the state of jobs, and the reason for it.
 
-    With --watch and a name it ends when the job has: exit status 0 if it succeeded, 1 if not.
+    With --watch and a name, the command ends with the job: exit status 0 if it succeeded, 1 if not.
     """
     from fleet_operator.cli.status import show_status, watch_status
 
@@ -126,32 +127,37 @@ def list_jobs(
     context: Context = None,
     kubeconfig: Kubeconfig = None,
 ) -> None:
-    """Show the jobs of a namespace: what status shows without a JOB."""
+    """List the jobs of a namespace, like status without a JOB."""
     status(everywhere=everywhere, output=output, namespace=namespace, context=context, kubeconfig=kubeconfig)
 
 
 def logs(
     name: Name,
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Go on until the job has finished, through all restarts.")
+        bool,
+        typer.Option(
+            "--follow", "-f", help="Follow the logs through all restarts until the job has finished."
+        ),
     ] = False,
     role: Annotated[RoleName | None, typer.Option(help="Only the replicas of this role.")] = None,
     index: Annotated[int | None, typer.Option(min=0, help="Only this replica of the role.")] = None,
-    tail: Annotated[int | None, typer.Option(min=0, help="Only the last so many lines of each.")] = None,
-    since: Annotated[int | None, typer.Option(min=1, help="Only the last so many seconds.")] = None,
+    tail: Annotated[
+        int | None, typer.Option(min=0, help="Only this many of the last lines of each replica.")
+    ] = None,
+    since: Annotated[int | None, typer.Option(min=1, help="Only lines of this many last seconds.")] = None,
     container: Annotated[
         str | None, typer.Option("--container", "-c", help="The container. Default: the main one.")
     ] = None,
-    timestamps: Annotated[bool, typer.Option("--timestamps", help="Show each line's time.")] = False,
-    prefix: Annotated[bool, typer.Option(help="Show whose line it is.")] = True,
+    timestamps: Annotated[bool, typer.Option("--timestamps", help="Show the time of each line.")] = False,
+    prefix: Annotated[bool, typer.Option(help="Show the replica that each line is from.")] = True,
     namespace: Namespace = None,
     context: Context = None,
     kubeconfig: Kubeconfig = None,
 ) -> None:
-    """Show what the replicas of a job say, merged.
+    """Show the merged logs of a job's replicas.
 
-    With --follow the lives of a replica that is started again follow each other. The exit status is 1
-    where no log could be read; why is told.
+    With --follow, the logs of a restarted replica follow those of its previous life. The exit status is 1
+    if no log could be read; the message gives the reason.
     """
     from fleet_operator.api import Role
     from fleet_operator.cli.logs import Logs, Wanted, print_with
@@ -176,7 +182,7 @@ def events(
     context: Context = None,
     kubeconfig: Kubeconfig = None,
 ) -> None:
-    """Show what has happened to a job."""
+    """Show the events of a job."""
     from fleet_operator.cli.status import show_events
 
     as_json = output is Output.JSON
@@ -189,7 +195,7 @@ def events(
 def suspend(
     name: Name, namespace: Namespace = None, context: Context = None, kubeconfig: Kubeconfig = None
 ) -> None:
-    """Let no pod of a job run until it is resumed."""
+    """Stop all pods of a job until it is resumed."""
     from fleet_operator.cli.change import suspend as work
 
     _exit_after(
@@ -200,7 +206,7 @@ def suspend(
 def resume(
     name: Name, namespace: Namespace = None, context: Context = None, kubeconfig: Kubeconfig = None
 ) -> None:
-    """Let a suspended job run; it starts anew."""
+    """Resume a suspended job, which starts again."""
     from fleet_operator.cli.change import suspend as work
 
     _exit_after(
@@ -210,12 +216,12 @@ def resume(
 
 def scale(
     name: Name,
-    trainers: Annotated[int, typer.Option(min=1, help="How many trainers there shall be.")],
+    trainers: Annotated[int, typer.Option(min=1, help="The number of trainers.")],
     namespace: Namespace = None,
     context: Context = None,
     kubeconfig: Kubeconfig = None,
 ) -> None:
-    """Change how many trainers a job has."""
+    """Change the number of trainers of a job."""
     from fleet_operator.cli.change import scale as work
 
     _exit_after(
@@ -226,9 +232,9 @@ def scale(
 
 def delete(
     name: Name,
-    wait: Annotated[bool, typer.Option("--wait", help="Return once none of its pods is left.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Return once all of its pods are gone.")] = False,
     timeout: Annotated[
-        float, typer.Option(min=0.1, help="Stop waiting after so many seconds (exit status 124).")
+        float, typer.Option(min=0.1, help="Stop waiting after this many seconds (exit status 124).")
     ] = 120.0,
     namespace: Namespace = None,
     context: Context = None,
