@@ -16,7 +16,7 @@ __all__ = ["Fleet", "fleet"]
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> object:
-        # The job's `fleet` stands above this package, which its modules import: it is loaded when asked for.
+        # `fleet` is loaded on first access, because its module imports modules of this package.
         if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         return getattr(import_module("fleet.facade.collective"), name)

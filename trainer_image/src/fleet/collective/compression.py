@@ -54,7 +54,8 @@ def rounding(wire_dtype: str, channel: dist.ProcessGroup | None) -> "CommHook":
 def factorizing(power_sgd: "PowerSGD", group: Group, channel: dist.ProcessGroup | None) -> "CommHook":
     """Return a hook that averages the matrices of buckets as low-rank products, and counts the bytes.
 
-    If the average of a bucket holds NaN or infinity, the next pass starts with that bucket as the first did.
+    If the average of a bucket holds NaN or infinity, the bucket's compression state is reset for the next
+    pass.
 
     Parameters
     ----------
@@ -84,7 +85,8 @@ def factorizing(power_sgd: "PowerSGD", group: Group, channel: dist.ProcessGroup 
         if not whole:
             future = future.then(partial(_forget_unless_finite, state, bucket.index()))
         if not buffer.is_cuda:
-            # gloo's threads send a bucket's parts in any order: two buckets at once could mix them up.
+            # gloo's threads send a bucket's parts in any order: parts of two concurrent buckets could be
+            # mixed up.
             with group.waiting("an average by PowerSGD"):
                 future.wait()
         return future
@@ -105,8 +107,8 @@ def _forget_unless_finite(
 ) -> torch.Tensor:
     """Return a bucket's average; if it holds NaN or infinity, delete torch's state of the bucket.
 
-    All trainers read the same average, so all delete it after the same pass, and draw the same new factors.
-    Reading it delays nothing: on a GPU, torch has waited for the device just before.
+    All trainers read the same average, so all delete the state after the same pass, and draw the same new
+    factors. Reading it delays nothing: on a GPU, torch has waited for the device just before.
     """
     average = future.value()
     extremes = torch.stack(torch.aminmax(average))  # both are NaN if any number is

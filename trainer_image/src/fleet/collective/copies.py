@@ -1,4 +1,4 @@
-"""The tensors that every trainer has a copy of: an optimizer's parameters, and the rest of its model."""
+"""The tensors of which every trainer has a copy: an optimizer's parameters, and the rest of its model."""
 
 import logging
 import sys
@@ -40,12 +40,12 @@ class Copies:
         Has buffers, and parameters that no optimizer steps.
     group : Group
     broadcast_buffers : bool
-        True if the model's buffers follow trainer 0's throughout the training.
+        True if trainer 0's buffers replace those of the other trainers throughout the training.
 
     Raises
     ------
     ConfigurationError
-        Buffers follow trainer 0's, and one is sparse.
+        `broadcast_buffers` is true, and a buffer is sparse.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class Copies:
         return found
 
     def log_sharded(self) -> None:
-        """Log which parameters are left to the library that has sharded them."""
+        """Log which parameters are averaged by the library that has sharded them."""
         names = [name for name, parameter in self.named_parameters if is_sharded(parameter)]
         if names:
             more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
@@ -100,7 +100,7 @@ class Copies:
             )
 
     def describe(self) -> list[str]:
-        """Return a line for each tensor, which must be the same on every trainer."""
+        """Return a line of text for each tensor; the lines must be the same on every trainer."""
         lines = [
             f"{name} {tuple(parameter.shape)} {parameter.dtype}"
             + ("" if parameter.is_contiguous() else f" in memory as {parameter.stride()}")
@@ -110,7 +110,7 @@ class Copies:
         return [*lines, "no more parameters", *_forms(self.others)]
 
     def share(self, what: str) -> None:
-        """Take every value from trainer 0; a sparse buffer stays each trainer's own."""
+        """Copy every value from trainer 0, except sparse buffers."""
         if self.group.world.size == 1:
             return
         for name, value in (*self.named_parameters, *self.others):
@@ -118,7 +118,7 @@ class Copies:
                 self.group.broadcast_(value.detach(), f"{what}: {name}")
 
     def push(self, what: str) -> None:
-        """Take every value from trainer 0 if all have the same tensors; every trainer must call this.
+        """Copy every value from trainer 0 if all have the same tensors; every trainer must call this.
 
         Raises
         ------
@@ -134,7 +134,7 @@ class Copies:
 
     @torch.no_grad()
     def share_buffers(self) -> None:
-        """Take trainer 0's buffers, such as BatchNorm's statistics; every trainer must call this."""
+        """Copy trainer 0's buffers, such as BatchNorm's statistics; every trainer must call this."""
         if self.group.world.size == 1:
             return
         kinds: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
@@ -160,7 +160,7 @@ class Copies:
         Raises
         ------
         ConfigurationError
-            Another trainer's differ, so its values would be written to other buffers.
+            Another trainer's shapes differ, so its values would be written to the wrong buffers.
         """
         found = self._difference("the shapes of buffers", _lines(self._shapes()))
         if found is not None:
@@ -205,7 +205,7 @@ def _lines(shapes: Iterable[_Shape]) -> list[str]:
 
 
 def is_sharded(value: torch.Tensor) -> bool:
-    """Return True if each trainer has only a part, as with FSDP2; the library that sharded it averages it."""
+    """Return True if each trainer holds only a shard of the tensor, as with FSDP2, which averages it."""
     module = sys.modules.get("torch.distributed.tensor")  # if not imported, there is no DTensor
     return module is not None and isinstance(value, module.DTensor)
 

@@ -99,7 +99,7 @@ def gpu_number(environ: Mapping[str, str], count: int) -> int | None:
     Raises
     ------
     ConfigurationError
-        ``FLAGS_selected_gpus`` names none of them, or ``LOCAL_RANK`` is no number.
+        ``FLAGS_selected_gpus`` names none of the visible GPUs, or ``LOCAL_RANK`` is not a number.
     """
     selected = environ.get("FLAGS_selected_gpus")
     text = selected or environ.get("LOCAL_RANK") or "0"
@@ -126,7 +126,7 @@ def difference(facts: Mapping[int, Facts], rank: int) -> tuple[int, str] | None:
 
 
 def samples(facts: Mapping[int, Facts]) -> dict[int, Facts]:
-    """Return the facts of a few trainers that suffice, with a trainer's own, to decide as all facts would.
+    """Return the facts of a few trainers that, with a trainer's own, lead to the same decision as all facts.
 
     They are those of the first trainers with each version and model, and of those that prevent NCCL: few,
     even if each of many GPUs has its own UUID.
@@ -136,7 +136,7 @@ def samples(facts: Mapping[int, Facts]) -> dict[int, Facts]:
 
 
 def why_not_nccl(facts: Mapping[int, Facts]) -> str:
-    """Return why NCCL cannot carry the trainers' CUDA tensors; empty if it can."""
+    """Return the reason why NCCL cannot carry the trainers' CUDA tensors; empty if it can."""
     match _without_own_gpu(facts):
         case [rank]:
             return f"trainer {rank} has no GPU of its own"
@@ -168,7 +168,7 @@ def is_capturing(device: torch.device) -> bool:
 
 
 class Mark:
-    """A point in a stream's work; any thread can check, without calling CUDA, whether it has been reached.
+    """A point in a stream's work; any thread can check, without a CUDA call, whether the GPU has reached it.
 
     Querying a `torch.cuda.Event` is such a call: it creates a context on the thread's current device, and
     while any thread captures a graph, it may end the capture. Here the GPU itself writes a number to host
@@ -180,7 +180,7 @@ class Mark:
     device : torch.device
         Its current stream reaches the mark.
     memory : Tensor
-        One element of the host's memory, which holds a smaller number before.
+        One element of host memory, which initially holds a smaller number.
     """
 
     def __init__(self, number: int, device: torch.device, memory: torch.Tensor) -> None:
@@ -194,7 +194,7 @@ class Mark:
         self._memory.copy_(number, non_blocking=True)
 
     def reached(self) -> bool:
-        """Return True once the stream has reached the mark; for any thread."""
+        """Return True once the stream has reached the mark; callable from any thread."""
         return int(self._memory.item()) >= self._number
 
 
@@ -214,9 +214,10 @@ class Marks:
 
 
 def own_fault(error: BaseException) -> str:
-    """Return a remedy for an error of this trainer's device; empty if another trainer may be the cause.
+    """Return how to fix an error of this trainer's device; empty if another trainer may be the cause.
 
-    torch reports both by the same calls: an error of this device may come from any earlier kernel.
+    torch raises both kinds of errors from the same calls: an error of this device may come from any earlier
+    kernel.
     """
     text = str(error)
     for mark, help_ in _OWN_FAULTS.items():

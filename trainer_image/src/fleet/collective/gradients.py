@@ -1,13 +1,14 @@
 """GradAllReduce: average the gradients of all trainers while the backward pass still runs.
 
 torch's reducer does it, in buckets that are sent as soon as they are full. It needs a gradient of every
-parameter in every pass. When autograd has ended, a second small pass gives zeros for the parameters that were
-not reached, and the flags (`fleet.collective.reducer.Flags`). A parameter that some trainers did not use
-counts there as zeros; one that no trainer used keeps no gradient, as in one process.
+parameter in every pass. When autograd has ended, a second small pass supplies zeros for the parameters that
+were not reached, and the flags (`fleet.collective.reducer.Flags`). If only some trainers used a parameter,
+the others contribute zeros to its average. A parameter that no trainer used keeps no gradient, as in one
+process.
 
-That second pass is one for all optimizers: which of two optimizers' gradients a pass ends with may differ
-between trainers, so the last gradients of all must be sent before any average is waited for. Otherwise two
-trainers could wait for each other.
+All optimizers share that second pass. The optimizer whose gradients are last in a pass may differ between
+trainers, so every optimizer's last gradients must be sent before the trainer waits for any average. Otherwise
+two trainers could wait for each other.
 """
 
 import time
@@ -130,7 +131,8 @@ class AverageCheck:
     ) -> None:
         """Handle the averages of all parameters except the unused ones.
 
-        After a captured pass nothing can be checked: the graph's replays make other averages unnoticed.
+        After a captured pass nothing can be checked: the graph's replays make other averages, which run no
+        Python.
         """
         self._captured |= captured
         self._accumulated = False
@@ -149,7 +151,7 @@ class AverageCheck:
     def check(self) -> None:
         """Check that all trainers have the gradients of the next step in common.
 
-        The averages of the previous step may be used again, and zeros are the same everywhere.
+        The averages of the previous step may be reused, and zeros are the same on every trainer.
 
         Raises
         ------
@@ -184,7 +186,7 @@ class AverageCheck:
 
 @dataclass(frozen=True)
 class _Ending:
-    """A pass whose remaining gradients are being given: parameters without one, and those frozen since."""
+    """A pass that is ending: its parameters without a gradient, and those that were frozen since."""
 
     absent: list[int]
     thawed: list[torch.Tensor]
@@ -333,7 +335,7 @@ class GradientAverager(Synchronizer):
         self._reducer.begin()
 
     def remaining_gradients(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Return the leaves that the pass has not reached, each with the gradient that the reducer needs."""
+        """Return the leaves that the pass has not reached, each with the gradient to give to the reducer."""
         flags = self._reducer.flags
         absent = [position for position, each in enumerate(self._parameters) if each.grad is None]
         missing = [each for position, each in enumerate(self._parameters) if position not in self._arrived]
@@ -347,7 +349,7 @@ class GradientAverager(Synchronizer):
         return [*zeros, (flags.leaf, flags.gradient(absent, self.steps.digest ^ self._copies.digest))]
 
     def hand_back(self) -> None:
-        """Set the gradients to the averages, which have arrived."""
+        """Set the gradients to the averages, once they have arrived."""
         flags = self._reducer.flags
         ending, self._ending = cast("_Ending", self._ending), None
         for parameter in ending.thawed:

@@ -55,7 +55,7 @@ class TextExchange:
     world : World
     store : Store
     patience_seconds : float
-        How long trainer 0, which has the store, waits for the others to read.
+        How long trainer 0, which hosts the store, waits for the others to read.
     """
 
     def __init__(self, world: World, store: Store, patience_seconds: float) -> None:
@@ -64,7 +64,7 @@ class TextExchange:
         self._patience = timedelta(seconds=patience_seconds)
 
     def choose(self, key: str, ours: str, choose: Chooser) -> dict[int, str]:
-        """Publish this trainer's text; return it, and those that trainer 0 chooses out of all."""
+        """Publish this trainer's text; return it and the texts that trainer 0 chooses from all of them."""
         self._store.set(f"{key}/{self._world.rank}", ours)
         if self._world.rank == 0:
             found = self._store.multi_get([f"{key}/{rank}" for rank in range(self._world.size)])
@@ -76,7 +76,7 @@ class TextExchange:
         return {int(rank): text for rank, text in chosen.items()} | {self._world.rank: ours}
 
     def leave(self, point: str) -> None:
-        """Announce that this trainer is past a point; trainer 0 waits for all, because it has the store."""
+        """Announce that this trainer has passed a point; trainer 0, which hosts the store, waits for all."""
         self._store.set(f"{point}/{self._world.rank}", "")
         if self._world.rank == 0 and not self._world.launcher_has_store:
             with contextlib.suppress(dist.DistError):  # a trainer that has ended is past it as well
@@ -92,7 +92,7 @@ class Group:
     deadlines : Deadlines
     texts : TextExchange
     watchdog : Watchdog
-        Names the trainers that keep this one waiting.
+        Names the trainers for which this one is waiting.
     facts : mapping of int to Facts
         The facts of a few trainers, from which all trainers make the same decisions.
     tensors : ProcessGroup or None
@@ -100,7 +100,7 @@ class Group:
     calls : ProcessGroup or None
         Compares calls, and carries their numbers.
     owns_default : bool
-        False if the script made the process group of torch.distributed, and so ends it.
+        False if the script made the process group of torch.distributed, and therefore destroys it.
     """
 
     def __init__(
@@ -131,9 +131,9 @@ class Group:
 
     @classmethod
     def connect(cls, world: World, deadlines: Deadlines, environ: MutableMapping[str, str]) -> "Group":
-        """Meet the other trainers and connect to them.
+        """Rendezvous with the other trainers and connect to them.
 
-        A process group that the script has made stays the script's, and is not ended by `close`.
+        A process group that the script has made still belongs to the script, so `close` does not destroy it.
 
         Raises
         ------
@@ -141,7 +141,7 @@ class Group:
             The address or device cannot be used, the script has made a process group of other processes, or
             another trainer has another version of PyTorch or NCCL.
         DeadlineExceededError
-            A trainer did not come; the message names it.
+            A trainer did not join; the message names it.
         """
         owns_default = not dist.is_initialized()
         if not owns_default:
@@ -216,10 +216,10 @@ class Group:
             dist.all_reduce(values, _OPERATIONS[operation], group=self._calls, async_op=True).wait()
 
     def agree(self, key: str, value: str) -> dict[int, str]:
-        """Compare a value with every trainer's; return it, and where any differs, some others by rank.
+        """Compare a value with every trainer's; return it, and if any differ, some of the others, by rank.
 
-        Those are trainer 0's, and the first that differs from it: so each trainer finds one that differs from
-        its own, if there is any.
+        The others are trainer 0's value and the first value that differs from trainer 0's. So each trainer
+        receives a value that differs from its own, if there is one.
 
         Raises
         ------
@@ -256,7 +256,7 @@ class Group:
         Raises
         ------
         ConfigurationError
-            Another trainer's are of another dtype, or on devices of another kind.
+            Another trainer's tensors have a different dtype, or are on devices of a different type.
         FleetError
             The devices cannot be connected; the message says why.
         """
@@ -276,7 +276,7 @@ class Group:
                 self._connect(device, channel)
 
     def broadcast_(self, values: torch.Tensor, what: str) -> None:
-        """Replace `values`, of any dtype, by trainer 0's; all have agreed on their shape and dtype."""
+        """Replace `values`, of any dtype, by trainer 0's; shape and dtype must be equal on all trainers."""
         travelling = values.contiguous()  # bytes are sent in the order of memory, not of elements
         with self.waiting(what, device=values.device):
             flat = travelling.reshape(-1).view(torch.uint8)
@@ -292,7 +292,7 @@ class Group:
     ) -> Iterator[None]:
         """Watch over a block that exchanges tensors of a device; see `Watchdog.waiting`.
 
-        Only the GPU waits for a GPU's operations: the block ends at once, and the watchdog watches on.
+        Only the GPU waits for its operations: the block ends immediately, and the watchdog keeps watching.
         """
         marks = self._marks.get(device) if device is not None else None
         if marks is None or torch.cuda.is_current_stream_capturing():  # a captured graph waits in its replays
@@ -332,7 +332,7 @@ class Group:
         return bounds.tolist() == [digest, -digest]
 
     def _connect(self, device: torch.device, channel: dist.ProcessGroup | None = None) -> None:
-        """Connect the trainers' GPUs, which the first operation on them does."""
+        """Connect the trainers' GPUs by running the first operation on them."""
         carrier = "NCCL"
         if reason := why_not_nccl(self._facts):
             carrier = "gloo"
@@ -347,7 +347,7 @@ class Group:
         _keep_from_children(_sockets() - before)
 
     def _check(self, device: torch.device, what: str, channel: dist.ProcessGroup | None) -> None:
-        """Add up one number of each trainer, and wait for the sum."""
+        """Sum one number over all trainers, and wait for the result."""
         with self._watchdog.waiting(what):
             total = torch.ones(1, device=device)
             dist.all_reduce(total, group=channel, async_op=True).wait()
@@ -376,7 +376,7 @@ def _two_unlike(texts: Mapping[int, str]) -> set[int]:
 
 @contextlib.contextmanager
 def _logging_the_interface(environ: Mapping[str, str]) -> Iterator[None]:
-    """Log by which interface this trainer connects, if that takes long: others may not reach it there."""
+    """Log the network interface in use if connecting takes long: it may be unreachable for other trainers."""
     interface = environ.get("GLOO_SOCKET_IFNAME", "")
     by = f"the interface {interface!r}" if interface else "the interface of this host's name"
     text = (
@@ -393,12 +393,12 @@ def _logging_the_interface(environ: Mapping[str, str]) -> Iterator[None]:
 
 
 def _end_this_thread(error: FleetError) -> None:
-    """Raise in the watchdog's thread: the process ends with this error though its main thread waits."""
+    """Raise in the watchdog's thread, to end the process with this error while its main thread waits."""
     raise error
 
 
 def _sockets() -> set[tuple[int, int]]:
-    """Return descriptor and inode of every socket of this process; nothing where /proc is missing."""
+    """Return the descriptor and inode of every socket of this process; empty if /proc is missing."""
     found: set[tuple[int, int]] = set()
     if sys.platform != "linux":
         return found
@@ -415,7 +415,7 @@ _registered = threading.Event()
 
 
 def _keep_from_children(sockets: set[tuple[int, int]]) -> None:
-    """Close these sockets in forked children: a copy would keep the peers from seeing that this one died."""
+    """Close these sockets in forked children: a copy would hide the death of this process from its peers."""
     _private_sockets.update(sockets)
     if not _registered.is_set():
         _registered.set()

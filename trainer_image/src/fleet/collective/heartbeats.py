@@ -1,9 +1,10 @@
-"""The heartbeats of a job's trainers, with what each one waits for, and reports on all of them. Pure.
+"""Heartbeats, each with the event for which its trainer waits, and reports on all trainers. Pure.
 
-Trainers meet in two kinds of waits: in the exchange of a backward pass's gradients, and in calls that all of
-them make (a barrier, the end of the job). Each kind has connections of its own, so the two never mix. But if
-one trainer waits in a call while another waits in an exchange, both wait forever. Every heartbeat therefore
-carries how many calls and exchanges its trainer has begun, so that the others can detect the deadlock.
+Trainers wait for each other in two ways: in the exchange of a backward pass's gradients, and in calls that
+all of them make (a barrier, the end of the job). Each kind of wait has connections of its own, so the two
+never mix. But if one trainer waits in a call while another waits in an exchange, both wait forever. Every
+heartbeat therefore carries how many calls and exchanges its trainer has begun, so that the others can detect
+the deadlock.
 """
 
 import functools
@@ -21,7 +22,7 @@ MAX_COHORTS: Final = 16
 
 
 class WaitKind(StrEnum):
-    """How a trainer meets the others in what it waits for."""
+    """The kind of a wait: a call that all trainers make, an exchange of gradients, or any other wait."""
 
     CALL = "call"
     EXCHANGE = "exchange"
@@ -48,7 +49,7 @@ class TrainerState:
     what: str = ""
 
     def begin(self, what: str, kind: WaitKind) -> "TrainerState":
-        """Return the state in which this trainer has begun to wait."""
+        """Return the state after this trainer has begun to wait."""
         calls, exchanges = self.calls + (kind is WaitKind.CALL), self.exchanges + (kind is WaitKind.EXCHANGE)
         return TrainerState(calls, exchanges, kind, what)
 
@@ -70,8 +71,8 @@ class TrainerState:
     def deadlocks_with(self, other: "TrainerState") -> bool:
         """Return True if the two trainers wait for each other, one in a call and one in an exchange.
 
-        The other's state may be older than this one, but not newer: a trainer that waited for something that
-        this one has not begun since still waits for it.
+        The other's state may be older than this one, but not newer: a trainer that waited for a call or
+        exchange that this trainer has not begun since is still waiting for it.
         """
         if {self.kind, other.kind} != {WaitKind.CALL, WaitKind.EXCHANGE}:
             return False
@@ -99,7 +100,7 @@ class Heartbeat:
 
 @dataclass(frozen=True)
 class Absence:
-    """A trainer whose last heartbeat, with this number, is some seconds old."""
+    """A trainer's absence: the number of its last heartbeat, and the seconds since."""
 
     rank: int
     number: int
@@ -114,7 +115,7 @@ class Cohort:
     ----------
     state : TrainerState
     alive : int
-        The number of them that are not silent.
+        The number of those trainers that are not silent.
     ranks : sequence of int
         The first of those that are not silent, then the first of the others.
     """
@@ -133,9 +134,9 @@ class Report:
     observer, number : int
         The observer's rank, and the number of its heartbeat.
     ended : bool
-        True if it observes no longer.
+        True if the observer has stopped observing.
     absences : sequence of Absence
-        The longest ones.
+        The longest absences.
     silent : int
         The number of silent trainers, of which `absences` has the first.
     cohorts : sequence of Cohort

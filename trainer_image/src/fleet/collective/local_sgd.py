@@ -49,7 +49,7 @@ class ParameterAverager(Synchronizer):
         self._group.use((parameter for _, parameter in self._named), self._channel)
 
     def close(self) -> None:
-        """Stop averaging, because the other trainers have left."""
+        """Stop averaging, because the other trainers have left the job."""
         self._closed = True
 
     def on_zero_grad(self) -> None:
@@ -59,7 +59,7 @@ class ParameterAverager(Synchronizer):
         self._stepped = False
 
     def check_scaled(self) -> None:
-        """Refuse; see `Synchronizer`.
+        """Raise an error; see `Synchronizer`.
 
         Raises
         ------
@@ -123,7 +123,7 @@ class ParameterAverager(Synchronizer):
         """Replace tensors by their means over the trainers, in place."""
         began = time.monotonic()
         size = self._group.world.size
-        device = values[0].device if values else torch.device("cpu")  # no values: all are sharded
+        device = values[0].device if values else torch.device("cpu")  # all parameters are sharded
         flags = Flags(0, size, device, delay=0)
         flags.leaf.grad = flags.gradient((), self.steps.digest ^ self._copies.digest)
         buckets = [

@@ -23,7 +23,7 @@ class _Distributed:
     fleet_minimize: Callable[..., None]
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Copy and pickle as an optimizer of the script's class: a copy is this trainer's own."""
+        """Copy and pickle as an optimizer of the script's class: a copy takes no part in averaging."""
         return object.__new__, (type(self).__bases__[1],), cast("Any", self).__getstate__()
 
     @contextlib.contextmanager
@@ -116,8 +116,8 @@ def named_parameters(
 ) -> list[tuple[str, torch.Tensor]]:
     """Return the parameters that the optimizer steps, by name.
 
-    Names come from `model`, else from an optimizer built on ``model.named_parameters()``, else they are
-    ``param_{group}_{position}``.
+    Names come from `model`, otherwise from an optimizer built on ``model.named_parameters()``; without either
+    they are ``param_{group}_{position}``.
     """
     names: dict[int, str] = {}
     if model is not None:

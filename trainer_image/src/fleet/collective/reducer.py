@@ -1,8 +1,8 @@
 """torch's own reducer, applied to an optimizer's parameters independently of how a script calls its model.
 
 It is the reducer of `torch.nn.parallel.DistributedDataParallel`, over a module that holds the parameters and
-computes nothing. What that class does around a model's forward pass happens here when the first gradient of a
-backward pass arrives. ADR 0054 has the alternatives.
+computes nothing. The work that that class does around a model's forward pass is done here when the first
+gradient of a backward pass arrives. ADR 0054 has the alternatives.
 """
 
 import contextlib
@@ -46,8 +46,8 @@ class Flags:
     """A leaf that is averaged like a parameter's gradient, and carries control data of each trainer.
 
     A reducer returns averages only. So every element is 0 or 1: for each parameter, whether this trainer has
-    a gradient of it; and each bit of a number, on which all trainers agree if the average of each bit is 0
-    or 1. All trainers read the same averages, so all come to the same conclusions.
+    a gradient of it; and each bit of a number. All trainers have the same number if the average of each bit
+    is 0 or 1. All trainers read the same averages, so all reach the same conclusion.
 
     Parameters
     ----------
@@ -58,7 +58,8 @@ class Flags:
     separate : bool
         Use a separate dtype, because hooks compress the other gradients.
     delay : int, optional
-        The number of further exchanges before the number's bits are read; by default what suits the device.
+        The number of further exchanges before the number's bits are read; by default the number that suits
+        the device.
     """
 
     def __init__(
@@ -81,7 +82,7 @@ class Flags:
     def gradient(self, absent: Sequence[int], number: int) -> torch.Tensor:
         """Return this trainer's flags: the parameters without a gradient, and a number of 32 bits."""
         self.leaf.grad = None
-        if not is_capturing(self.leaf.device):  # a graph gives the same flags in each replay
+        if not is_capturing(self.leaf.device):  # a captured graph sends the same flags in each replay
             bits = [number >> bit & 1 for bit in range(FLAG_BITS)]
             given = torch.ones(len(self.leaf), dtype=self.leaf.dtype)
             given[self._num_parameters :] = torch.tensor(bits)
@@ -98,7 +99,7 @@ class Flags:
         return {position for position, average in zip(positions, averages, strict=True) if average == 0}
 
     def are_equal(self) -> bool:
-        """Return True if all trainers had the same number, as far as the averages have arrived."""
+        """Return False if an average that has arrived shows that the trainers' numbers differ."""
         if is_capturing(self.leaf.device):
             return True
         self._bits.append(self._copied())
@@ -110,7 +111,7 @@ class Flags:
         return all(min(each, abs(1 - each)) < 0.5 / self._size for each in bits.tolist())
 
     def _averages(self) -> torch.Tensor:
-        return cast("torch.Tensor", self.leaf.grad)  # the reducer has replaced what `gradient` returned
+        return cast("torch.Tensor", self.leaf.grad)  # the reducer has replaced the flags in place
 
     def _copied(self) -> tuple[torch.Tensor, torch.cuda.Event | None]:
         bits = self._averages()[self._num_parameters :]
@@ -124,12 +125,12 @@ class Flags:
 
 
 class Buckets:
-    """torch's reducer over leaves as they are now; gradients become views of its buckets.
+    """torch's reducer over leaves in their present state; gradients become views of its buckets.
 
     Parameters
     ----------
     leaves : sequence of Tensor
-        On devices of one type. In the first pass all travel in one bucket, later in the order of that pass.
+        On devices of one type. In the first pass all are sent in one bucket, later in the order of that pass.
     channel : ProcessGroup or None
         That of torch.distributed if it is None.
     bucket_bytes : int
@@ -148,7 +149,7 @@ class Buckets:
         options: dict[str, Any] = {"init_sync": False, "gradient_as_bucket_view": True}
         if (
             bucket_bytes != BUCKET_BYTES
-        ):  # by torch's own default the first bucket is smaller, and leaves early
+        ):  # by torch's own default the first bucket is smaller, and is sent early
             options["bucket_cap_mb"] = bucket_bytes / (1 << 20)
         if _BATCHED in inspect.signature(DistributedDataParallel).parameters:
             options[_BATCHED] = leaves[0].is_cuda
@@ -167,12 +168,12 @@ class Buckets:
         """True once the buckets follow the order in which gradients arrive."""
 
     def fits(self) -> bool:
-        """Return False if a leaf's dtype, device or layout has changed: a model may have moved."""
+        """Return False if a leaf's dtype, device or layout has changed, as when a model has moved."""
         return self._current_forms() == self._forms
 
     @torch.enable_grad()
     def begin(self) -> None:
-        """Average the gradients that arrive from now on, until there is one of each leaf."""
+        """Average the gradients that arrive from now on, until each leaf has one."""
         self._parallel()
 
     @torch.enable_grad()
@@ -186,7 +187,7 @@ class Buckets:
     def averages(self) -> list[torch.Tensor]:
         """Return the averages by leaf, as tensors that share memory with the reducer's own.
 
-        They are other tensors because a model that moves changes its gradients in place.
+        They are separate tensor objects because a model that moves changes its gradients in place.
         """
         if not self._averages or list(map(torch.Tensor.data_ptr, self._averages)) != self._addresses:
             self._views = [cast("torch.Tensor", leaf.grad) for leaf in self._leaves]
@@ -199,7 +200,7 @@ class Buckets:
 
 
 class _Holder(torch.nn.Module):
-    """Holds leaves that need not be a `torch.nn.Parameter`, as an optimizer takes them."""
+    """A module that holds leaves of any tensor class, because an optimizer accepts them too."""
 
     def __init__(self, leaves: Sequence[torch.Tensor]) -> None:
         super().__init__()
@@ -221,7 +222,8 @@ class Reducer:
     compression : Compression, optional
         By default an all-reduce averages a bucket.
     stateful : bool
-        True if the compression adds to a bucket what it left out of the same bucket before.
+        True if the compression adds the error of a bucket's previous average to the same bucket (error
+        feedback).
     """
 
     buckets: Buckets
@@ -278,7 +280,7 @@ class Reducer:
     def order(self) -> list[int] | None:
         """The positions of parameters, and `FLAGS`, in the order of the buckets.
 
-        None if the next pass decides it, in which all travel in one bucket.
+        None if the next pass, which sends all in one bucket, decides the order.
         """
         return None if self._is_outdated else self._order
 
@@ -296,8 +298,8 @@ class Reducer:
         """End an exchange, whose gradients arrived in this order; every trainer must call this.
 
         The first exchange decides the order of the buckets. It is decided again after an exchange in which no
-        trainer used a parameter that was always used before: its bucket would delay all behind it until the
-        end of each pass. Buckets of a captured graph, and those of a stateful compression, stay.
+        trainer used a parameter that was always used before: its bucket would delay all later buckets until
+        the end of each pass. Buckets of a captured graph, and those of a stateful compression, stay.
         """
         if not self.buckets.ordered:
             self._order = list(order)
@@ -321,7 +323,7 @@ class Reducer:
         with _trainable(self._parameters), self._group.waiting(what, device=device):
             self.begin()
             leaves = {FLAGS: self.flags.leaf, **dict(enumerate(self._parameters))}
-            for position in order:  # an exchange of zeros, in that order
+            for position in order:  # exchange zeros in that order
                 torch.autograd.backward([leaves[position]], [torch.zeros_like(leaves[position])])
         self.end(order, ())
         for parameter, gradient in zip(self._parameters, gradients, strict=True):

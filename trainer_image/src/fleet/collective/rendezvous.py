@@ -3,8 +3,8 @@
 torch's store does not authenticate its clients. If the job has a key, the store therefore listens on trainer
 0's loopback address, and a gate listens at `World.port` instead. It forwards a connection once both ends have
 proven the key, by a MAC over a random number of each. Every other trainer opens a tunnel: a port on its own
-loopback address, whose connections prove the key to the gate. Both forward bytes unchanged, so both ends are
-torch's own. Without a key the store listens on a loopback address only.
+loopback address, whose connections prove the key to the gate. Gate and tunnel forward bytes unchanged, so
+client and store are torch's own. Without a key the store listens on a loopback address only.
 
 Under torchrun the agent's store is used as it is, without authentication.
 
@@ -66,11 +66,11 @@ class JoinWait:
 
     @property
     def left(self) -> float:
-        """Seconds until it is over, at least 0."""
+        """Seconds until the limit, at least 0."""
         return max(0.0, self._limit - self.seconds)
 
     def is_over(self, who: str) -> bool:
-        """Return True after the limit; before it, log the missing trainers from time to time."""
+        """Return True after the limit; until then, log the missing trainers from time to time."""
         waited = self.seconds
         if waited > self._limit:
             return True
@@ -86,7 +86,7 @@ def meet(world: World, deadlines: Deadlines) -> Store:
     Raises
     ------
     ConfigurationError
-        Trainer 0 cannot listen at its address, or a trainer of another machine has no key to reach it with.
+        Trainer 0 cannot listen at its address, or a trainer on another machine lacks the key that it needs.
     DeadlineExceededError
         A trainer did not join before the deadline; the message names it.
     PeerLostError
@@ -119,7 +119,7 @@ def join(world: World, store: Store, wait: JoinWait) -> None:
     Raises
     ------
     DeadlineExceededError
-        A trainer did not come; the message names it.
+        A trainer did not join; the message names it.
     PeerLostError
         Trainer 0, which holds the store, had joined and is lost.
     """
@@ -134,7 +134,7 @@ def join(world: World, store: Store, wait: JoinWait) -> None:
 
 
 def shared_world(world: World, store: Store) -> World:
-    """Return the world without endpoints if a launcher's ranks have another order; call it after `meet`."""
+    """Return the world, without endpoints if the launcher orders ranks differently; call it after `meet`."""
     if not (world.launcher_has_store and world.endpoints) or store.get(_ALL_JOINED).decode() == _LISTED:
         return world
     return replace(world, endpoints=())
@@ -171,7 +171,7 @@ def _has_keys(store: Store, keys: list[str]) -> bool:
 
 
 def _are_as_listed(world: World, store: Store) -> bool:
-    """Return True if every trainer has the name that trainer 0 knows, which contains its endpoint."""
+    """Return True if every trainer's name, which contains its endpoint, is the one that trainer 0 knows."""
     if not (world.launcher_has_store and world.endpoints):
         return False
     names = store.multi_get([f"joined/{rank}" for rank in range(world.size)])
@@ -181,9 +181,9 @@ def _are_as_listed(world: World, store: Store) -> bool:
 def _check_machine(world: World) -> None:
     """Raise if the job has no key and a trainer is on another machine: it could never connect.
 
-    Looks at the hosts of trainer 0 and of the last trainer: endpoints are listed by machine, so if there are
-    several machines, one of the two hosts is on another one than this trainer. A host that does not resolve
-    yet decides nothing.
+    Checks the hosts of trainer 0 and of the last trainer: endpoints are listed by machine, so if there are
+    several machines, one of the two hosts is on another machine than this trainer. A host that does not
+    resolve yet decides nothing.
     """
     if world.key or world.launcher_has_store or world.size == 1 or loopback_of(world.host) is not None:
         return
@@ -198,7 +198,7 @@ def _check_machine(world: World) -> None:
 
 
 def _open_store(world: World, seconds: timedelta) -> Store:
-    """Open the store in this process, where only trainers with the key of the job reach it."""
+    """Open the store in this process, so that only trainers with the key of the job can reach it."""
     if not world.key:
         host = loopback_of(world.host)
         if host is None:
@@ -244,7 +244,7 @@ def _connect(world: World, wait: JoinWait) -> Store:
             seconds = timedelta(seconds=ATTEMPT_SECONDS)
             store: Store = TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=seconds)
         except (DistError, RuntimeError) as error:
-            _check_machine(world)  # the host may resolve by now
+            _check_machine(world)  # the host may resolve to an address by now
             if wait.is_over(world.name(0)):
                 reason = _first_line(error)
                 if tunnel is not None:
@@ -266,7 +266,7 @@ def _connect(world: World, wait: JoinWait) -> Store:
 
 
 def open_gate(port: int, listener: socket.socket, key: bytes, half_open: HalfOpen | None = None) -> Relay:
-    """Forward connections to a store of this machine once they have proven the key of the job.
+    """Forward connections to a store on this machine once the client has proven the key of the job.
 
     Parameters
     ----------
@@ -290,7 +290,7 @@ def open_gate(port: int, listener: socket.socket, key: bytes, half_open: HalfOpe
 
 
 def open_tunnel(host: str, port: int, key: bytes, patience_seconds: float = 0.0) -> Relay:
-    """Forward connections of this machine to the gate of another, and prove the key for them.
+    """Forward connections from this machine to the gate on another machine, and prove the key for them.
 
     Parameters
     ----------
@@ -299,8 +299,8 @@ def open_tunnel(host: str, port: int, key: bytes, patience_seconds: float = 0.0)
     key : bytes
         The job's.
     patience_seconds : float
-        How long to dial a gate that does not listen yet. The client waits meanwhile: torch's would log a
-        stack for each connection that ends.
+        How long to dial a gate that does not listen yet. The client waits meanwhile, because torch's client
+        would log a stack trace for each connection that ends.
     """
 
     def forward(_: socket.socket) -> socket.socket:

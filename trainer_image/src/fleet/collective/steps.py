@@ -1,9 +1,9 @@
 """The optimizer steps of each trainer, compared among all trainers.
 
 Every trainer steps its own copy of the model. If gradients are averaged, the copies stay equal as long as all
-step after the same averages, with the same hyper-parameters. If parameters are averaged, their mean is one of
-copies that have made the same number of steps. A digest of all steps therefore travels with what is averaged;
-if digests differ, the trainers compare their last steps themselves, and name the first difference.
+step after the same averages, with the same hyper-parameters. If parameters are averaged, all averaged copies
+have made the same number of steps. A digest of all steps is therefore sent with the averaged tensors; if
+digests differ, the trainers compare their last steps themselves, and name the first difference.
 """
 
 import json
@@ -176,12 +176,12 @@ def difference(
 
 
 def _known_from(account: Account) -> int:
-    """Return the first `Step.before` for which an account is certain to have all steps."""
+    """Return the first `Step.before` from which an account is certain to have all steps."""
     return 0 if account.count == len(account.recent) else account.recent[0].before + 1
 
 
 def _other_number(theirs: Account, ours: Account, rank: int, first: int) -> tuple[int, str, str] | None:
-    """Return where the numbers of steps differ first, what was found there, and what was expected."""
+    """Return where the numbers of steps first differ, with the number found and the number expected."""
     found, expected = (
         Counter((step.before, step.groups is None) for step in each.recent) for each in (theirs, ours)
     )
@@ -198,7 +198,7 @@ def _other_number(theirs: Account, ours: Account, rank: int, first: int) -> tupl
 
 
 def _other_options(theirs: Account, ours: Account, rank: int, first: int) -> tuple[int, str, str] | None:
-    """Return where a hyper-parameter differs first, what was found there, and what was expected."""
+    """Return where a hyper-parameter first differs, with the value found and the value expected."""
     known = ([step for step in each.recent if step.before >= first] for each in (theirs, ours))
     for found, expected in zip(*known, strict=True):
         for number, (group, other) in enumerate(zip(found.groups or (), expected.groups or (), strict=False)):
@@ -228,4 +228,4 @@ def _plain(value: object) -> Any:
         return [_plain(item) for item in value]
     if getattr(value, "ndim", None) == 0 and not getattr(value, "is_cuda", False):
         return _plain(value.item())  # type: ignore[attr-defined]
-    return type(value).__name__  # reading it from a GPU would wait for that
+    return type(value).__name__  # reading a value from a GPU would wait for the device

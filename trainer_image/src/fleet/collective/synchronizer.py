@@ -1,6 +1,6 @@
 """Synchronizers, which keep the trainers' copies of a model equal; the strategy determines the class.
 
-`Alone` is for a job with one trainer, which has nothing to average with: it counts backward passes only.
+`Alone` is for a job with one trainer, where there is nothing to average: it only counts backward passes.
 """
 
 import contextlib
@@ -46,7 +46,7 @@ class Synchronizer:
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Accumulate the gradients of the block; the next backward pass averages them with its own."""
+        """Accumulate the block's gradients locally; the next backward pass averages them with its own."""
         before, self._paused = self._paused, True
         try:
             yield
@@ -55,7 +55,7 @@ class Synchronizer:
 
     @property
     def order(self) -> GradientOrder | None:
-        """The order in which gradients travel, for a checkpoint; None if the next pass decides it."""
+        """The order in which gradients are sent, for a checkpoint; None if the next pass decides it."""
         return None
 
     def resume(self, order: GradientOrder) -> None:
@@ -72,14 +72,14 @@ class Synchronizer:
 
     @property
     def step_of_gradients(self) -> int:
-        """The number of the step that the present gradients are for."""
+        """The number of the step that will use the current gradients."""
         return self.steps.number - 1
 
     def on_zero_grad(self) -> None:
-        """Take note that the optimizer is about to clear the gradients."""
+        """Handle the optimizer's call that is about to clear the gradients."""
 
     def on_step(self, groups: Sequence[Mapping[str, Any]]) -> None:
-        """Take note of a step of the optimizer, with its hyper-parameters."""
+        """Handle a step of the optimizer, with its hyper-parameters."""
 
     def settle(self, what: str) -> None:
         """Make the copies equal, if they are not after each step; every trainer must call this."""

@@ -85,7 +85,8 @@ class CollectiveTraining(Saver):
         self._claims = claims
         self._loops = loops
         self._optimizer = optimizer
-        # Taken once: the script may freeze some for a while, and a checkpoint holds the same at any time.
+        # Collected once: the script may freeze some for a while, but every checkpoint must hold the same
+        # ones.
         self._trained = frozenset(
             each for group in optimizer.param_groups for each in group["params"] if each.requires_grad
         )
@@ -102,7 +103,7 @@ class CollectiveTraining(Saver):
 
     def log_unsavable(self) -> None:
         """Log problems now that would make every save and export fail, perhaps after hours of training."""
-        if _has_sharded(self._optimizer):  # already logged
+        if _has_sharded(self._optimizer):  # the reason has been logged already
             return
         try:
             _, source = self._described()
@@ -150,7 +151,7 @@ class CollectiveTraining(Saver):
         def write() -> None:
             shard = write_shard(path, save, "0-of-1", pieces)
             trainer = write_trainer_part(path, save, part_bytes)
-            self._claims.hold(path)  # again: a successor may have come while the files were written
+            self._claims.hold(path)  # checked again: a successor may have come while the files were written
             commit(path, Manifest(save, step, facts, (shard, trainer), trainer.name).to_json())
             tidy(path)
 
@@ -191,7 +192,7 @@ class CollectiveTraining(Saver):
         self._loads += 1
         self._group.agree(
             f"what was saved before load {self._loads}", "durable"
-        )  # trainer 0 has waited for its save
+        )  # trainer 0 must have finished its save first
         self._claims.renew(folder)
         shared, damage = self._shared(folder, source)
         for checkpoint in shared:
@@ -229,7 +230,7 @@ class CollectiveTraining(Saver):
         return part.status
 
     def _shared(self, folder: Path, source: Source) -> tuple[list[Checkpoint], list[str]]:
-        """Return the checkpoints that all trainers see, newest first, and the defects of the others."""
+        """Return the checkpoints that all trainers see, newest first, and the defects of others."""
 
         def check(checkpoint: Checkpoint) -> None:
             files = ((checkpoint, file) for file in checkpoint.files_with(_spans(source)))
@@ -257,7 +258,7 @@ class CollectiveTraining(Saver):
         return [next(each for each in found if each.manifest.save == save) for save in shared], reasons
 
     def _with_trainers(self, by_rank: Mapping[int, Sequence[str]]) -> list[str]:
-        """Return each reason once, with the trainers that found it unless all did."""
+        """Return each reason once, with the trainers that found it, unless all trainers did."""
         ranks: dict[str, list[int]] = {}
         for rank, reasons in by_rank.items():
             for reason in reasons:

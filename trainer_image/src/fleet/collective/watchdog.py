@@ -7,7 +7,7 @@ and one small read per trainer that waits.
 One of the waiting trainers, the observer, reads all heartbeats and publishes a report, which the others read.
 The number of reads thus grows linearly with the number of trainers, not quadratically. A trainer that finds
 no observer, or a report that is two heartbeats old, becomes the observer itself. So no trainer is special,
-and the loss of an observer is noticed as quickly as that of any other trainer.
+and the loss of an observer is detected as quickly as that of any other trainer.
 """
 
 import contextlib
@@ -58,7 +58,7 @@ class Heartbeats:
     Parameters
     ----------
     store : Store
-        Used by this object only: a blocked call of another thread must not delay a heartbeat.
+        Used by this object only: another thread's blocked call must not delay a heartbeat.
     world : World
     deadlines : Deadlines
     clock : WatchClock
@@ -91,7 +91,7 @@ class Heartbeats:
     def observe(self) -> Report:
         """Return the current report on all trainers; write it if this trainer is the observer."""
         now = self._clock.now()
-        self._publish("", self._claim(()), now)  # reads the report if there is one
+        self._publish("", self._claim(()), now)  # writes only if there is no report yet
         age = now - self._since
         if self._report.ended:
             self._take_over(self._report.absences, now)
@@ -104,7 +104,7 @@ class Heartbeats:
         return self._report.aged(now - self._since)
 
     def retire(self) -> None:
-        """Stop observing if this trainer is the observer: it no longer waits for anything."""
+        """Stop observing, if this trainer is the observer, because it no longer waits for anything."""
         if self._report.observer == self._world.rank and not self._report.ended:
             ended = Report(self._world.rank, self._own.number, absences=self._report.absences)
             self._publish(self._text, ended, self._clock.now())
@@ -115,7 +115,7 @@ class Heartbeats:
         return [each for each in absences if found[each.rank].number == each.number]
 
     def confirm_deadlock(self) -> None:
-        """Announce that this trainer has found a deadlock; wait a little until all others have too."""
+        """Announce that this trainer has found a deadlock; wait briefly for the others to find it too."""
         if self._store.add(_DEADLOCKED, 1) == self._world.size:
             self._store.set(_ALL_DEADLOCKED, "")
         self._store.wait([_ALL_DEADLOCKED], timedelta(seconds=self._deadlines.silent_seconds))
@@ -141,7 +141,7 @@ class Heartbeats:
             # A search that began before this trainer's request may have missed the failure that caused it.
             if found or (found is not None and not began_before):
                 return found
-            self._exchange(_SEARCH, search, "")  # the searching trainer may have ended before it could answer
+            self._exchange(_SEARCH, search, "")  # the searching trainer may have ended without an answer
             began_before = False
 
     def _search(self, ours: str, pause: Callable[[float], object]) -> list[int]:
@@ -155,7 +155,7 @@ class Heartbeats:
         return silent
 
     def _result_of(self, search: str, pause: Callable[[float], object]) -> list[int] | None:
-        """Return the result of another trainer's search, without this trainer; None if there is no answer."""
+        """Return the result of another trainer's search, without this trainer; None if none is published."""
         pause(1.5 * self._deadlines.heartbeat_seconds)
         key = f"{_SEARCH}: {search}"
         for _ in range(ANSWER_ATTEMPTS):
@@ -172,7 +172,7 @@ class Heartbeats:
         return 2 * self._deadlines.heartbeat_seconds
 
     def _take_over(self, absences: Sequence[Absence], now: float) -> None:
-        """Become the observer unless another trainer was faster; keep the known absences."""
+        """Become the observer unless another trainer has become it first; keep the known absences."""
         if self._publish(self._text, self._claim(absences), now):
             self._seen = {each.rank: (each.number, now - each.seconds) for each in absences}
 
@@ -192,7 +192,7 @@ class Heartbeats:
         )
 
     def _publish(self, expected: str, report: Report, now: float) -> bool:
-        """Replace the expected report, then read the current one; return whether it is this trainer's."""
+        """Replace the expected report and read the current one; return whether that is this trainer's."""
         text = report.to_text()
         there = self._exchange(_REPORT, expected, text)
         if there != self._text:
@@ -211,7 +211,7 @@ class Heartbeats:
 
     @contextlib.contextmanager
     def _one_call(self) -> Iterator[None]:
-        # A process that was stopped never answers, not even after the time-out of its store's client.
+        # A store in a stopped process never answers, and the client's time-out does not end the call.
         if not self._lock.acquire(timeout=2 * STORE_SECONDS):
             raise DistStoreError(f"an earlier call had no answer for {2 * STORE_SECONDS:.0f} s")
         try:
@@ -221,7 +221,7 @@ class Heartbeats:
 
 
 class _Wait(NamedTuple):
-    """A wait of this trainer, with the time of its start; `is_over` is for a wait that a GPU continues."""
+    """A wait of this trainer and its start time; `is_over` is for a wait that continues on a GPU."""
 
     state: TrainerState
     since: float
@@ -229,7 +229,7 @@ class _Wait(NamedTuple):
 
 
 class Watchdog:
-    """Writes heartbeats in a background thread, and reports which trainer keeps this one waiting.
+    """Writes heartbeats in a background thread, and reports the trainer for which this one is waiting.
 
     Parameters
     ----------
@@ -269,7 +269,7 @@ class Watchdog:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop the watchdog, because this trainer has left."""
+        """Stop the watchdog, because this trainer has left the job."""
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join(STORE_SECONDS)
@@ -306,7 +306,7 @@ class Watchdog:
         try:
             yield
         except BaseException as error:
-            self._end_wait(None)  # before the search for silent trainers, which takes a while
+            self._end_wait(None)  # now, because the search for silent trainers takes a while
             if isinstance(error, DistError | RuntimeError) and (found := self._explained(what, error)):
                 raise found from error
             raise
@@ -331,7 +331,7 @@ class Watchdog:
         )
 
     def silent_now(self) -> list[int]:
-        """Return the trainers that have missed at least one heartbeat; trainer 0 if its store is gone."""
+        """Return the trainers that have missed a heartbeat; trainer 0 if its store cannot be reached."""
         try:
             return self._heartbeats.find_silent(self._stop.wait)
         except (DistError, RuntimeError):

@@ -1,7 +1,7 @@
 """The world of a collective job: this trainer's rank, the names of all trainers, and the rendezvous address.
 
-Trainers meet in a key-value store of trainer 0's process, at `World.host` and `World.port`. Under torchrun
-its agent runs that store instead.
+The trainers rendezvous through a key-value store in trainer 0's process, at `World.host` and `World.port`.
+Under torchrun its agent runs that store instead.
 """
 
 import contextlib
@@ -42,14 +42,14 @@ class World:
     host, port : str, int
         Where trainer 0's store listens.
     endpoints : tuple of str
-        The trainers' addresses by rank; empty where they are not known.
+        The trainers' addresses by rank; empty if they are unknown.
     launcher_has_store : bool
         True under torchrun, whose agent runs the store.
     launcher_restarts : str
         The number of times that torchrun's agent has restarted its processes. Its store outlives them, so
         each start uses separate keys.
     key : bytes
-        The key of the job; empty where it has none.
+        The key of the job; empty if it has none.
     """
 
     rank: int
@@ -93,7 +93,7 @@ def find_world(role: "Role", environ: Mapping[str, str]) -> World:
     Raises
     ------
     ConfigurationError
-        Neither is given, or the port is not one; the message names the variable.
+        Neither is given, or the port is invalid; the message names the variable.
     """
     endpoints = tuple(role.worker_endpoints)
     address, port = environ.get("MASTER_ADDR"), environ.get("MASTER_PORT")
@@ -139,7 +139,7 @@ def beside_process_group(world: World) -> World:
         return world
     free = 0
     if rank == 0:
-        with listen_at(world.host, 0) as server:  # as the store will
+        with listen_at(world.host, 0) as server:  # resolve the host as the store will
             free = int(server.getsockname()[1])
     device = torch.device("cpu" if "gloo" in str(dist.get_backend_config()) else "cuda")
     port = torch.tensor([free], device=device)
@@ -148,7 +148,7 @@ def beside_process_group(world: World) -> World:
 
 
 def listen_at(host: str, port: int) -> socket.socket:
-    """Listen at a host's address if this machine has it, else (such as for a Service) at all addresses.
+    """Listen at a host's address if this machine has it; otherwise, as for a Service, at all addresses.
 
     Raises
     ------
