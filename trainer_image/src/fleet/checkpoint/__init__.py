@@ -2,8 +2,9 @@
 
 A checkpoint is a directory with a manifest. Each writer creates separate files, under temporary names until
 they are complete and durable. The manifest, which names all files with sizes and digests, is written last and
-makes them a checkpoint; a directory without one is not a checkpoint. A reader takes the elements that it
-needs, however they were cut. Tensors are in safetensors files, everything else is JSON: loading runs no code.
+makes them a checkpoint; a directory without one is not a checkpoint. A reader loads the elements that it
+needs, regardless of how the saving servers had divided them. Tensors are in safetensors files, everything
+else is JSON: loading runs no code.
 """
 
 from fleet.checkpoint.calls import Savable, SavingCalls

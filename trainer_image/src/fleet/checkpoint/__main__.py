@@ -1,4 +1,4 @@
-"""``python -m fleet.checkpoint``: exports tables of a checkpoint for serving."""
+"""``python -m fleet.checkpoint``: exports a checkpoint's tables for serving."""
 
 import argparse
 import sys

@@ -1,4 +1,4 @@
-"""The public calls that save, load and export, with the original's signatures and short forms."""
+"""The public calls that save, load and export, with Paddle's signatures and short forms."""
 
 import os
 from abc import ABC, abstractmethod
@@ -54,7 +54,7 @@ class SavingCalls(ABC):
 
     @abstractmethod
     def _training(self, program: "Program | None") -> Savable:
-        """Return this trainer's training; ConfigurationError if there is none, or it is not of `program`."""
+        """Return this trainer's training; ConfigurationError if there is none, or it has another program."""
 
     @abstractmethod
     def is_first_worker(self) -> bool:
@@ -77,8 +77,8 @@ class SavingCalls(ABC):
         """Save a checkpoint to exactly this directory. It is complete when this returns.
 
         Every trainer makes this call. Trainer 0 saves, and every server writes its own part; another trainer
-        hands in its `state` for the following checkpoints. A full disk skips the save with a warning. The
-        short form is ``save_persistables(dirname)``.
+        hands in its `state` for the following checkpoints. If the disk is full, the save is skipped with a
+        warning. The short form is ``save_persistables(dirname)``.
 
         Parameters
         ----------
@@ -112,10 +112,10 @@ class SavingCalls(ABC):
         dirname: str | os.PathLike[str] | None = None,
         main_program: "Program | None" = None,
     ) -> TrainStatus:
-        """Continue from a checkpoint, on a server before it serves or on every trainer before its first step.
+        """Continue from a checkpoint: on a server before it serves, or on all trainers before the first step.
 
-        A trainer that was restarted while the others trained keeps the servers' values; `step` gives their
-        step. The short form is ``load_persistables(dirname)``.
+        A trainer that was restarted while the others trained keeps the servers' values; `step` is then the
+        servers' step. The short form is ``load_persistables(dirname)``.
 
         Parameters
         ----------
@@ -130,7 +130,7 @@ class SavingCalls(ABC):
         Raises
         ------
         CheckpointError
-            There is no checkpoint, or it is damaged or of another model.
+            There is no checkpoint, or it is damaged or was saved from another model.
         """
         directory = _directory_of("load_persistables", executor, dirname, self._checkpoint_root())
         status = self._load(directory, main_program)
@@ -151,8 +151,8 @@ class SavingCalls(ABC):
     ) -> None:
         """Save a checkpoint under the next number of a folder, while training continues.
 
-        Every trainer makes this call. Trainer 0 lets the servers copy their values. The copy is written in
-        the background, and becomes a checkpoint when its manifest is durable; `stop_worker` and the next save
+        Every trainer makes this call. Trainer 0 has the servers copy their values. The copy is written in the
+        background, and becomes a checkpoint when its manifest is durable; `stop_worker` and the next save
         wait for it. Another trainer hands in its status for the following checkpoints. The short form is
         ``save_check_point(path, status)``.
 
@@ -166,7 +166,7 @@ class SavingCalls(ABC):
             The progress of the script.
         main_program : Program, optional
         fs : None
-            The original's other file systems are not supported.
+            Paddle's other file systems are not supported.
         remain_all_checkpoint : bool
             False removes all older checkpoints of the folder.
         incremental : bool
@@ -195,7 +195,7 @@ class SavingCalls(ABC):
         self,
         executor: Any = None,
         path: Any = None,
-        trainer_id: int | None = None,  # noqa: ARG002 - the original's, for its download cache
+        trainer_id: int | None = None,  # noqa: ARG002 - Paddle's, for its download cache
         main_program: "Program | None" = None,
         fs: object = None,
         ignore_empty: bool = True,
@@ -246,7 +246,7 @@ class SavingCalls(ABC):
             The folder; ``FLEET_CHECKPOINT_DIR`` otherwise.
         fs : None
         checkpoint_num : int
-            How many to keep, at least 1.
+            The number of checkpoints to keep, at least 1.
 
         Raises
         ------
@@ -267,8 +267,8 @@ class SavingCalls(ABC):
     def export_state_dict(self) -> dict[str, Tensor]:
         """Fetch the model's state dict, on the CPU, for ``load_state_dict`` in one PyTorch process.
 
-        Any trainer may call it. With LocalSGD the trainers' models differ between two averages: there every
-        trainer calls it after the same step, and all export and continue from the mean.
+        Any trainer may call it. With LocalSGD the trainers' models differ between two averages, so every
+        trainer must call it after the same step; all trainers then export the mean, and continue from it.
 
         Raises
         ------
@@ -301,7 +301,8 @@ class SavingCalls(ABC):
         executor : Executor, optional
             Accepted as in the original; not needed.
         dirname : path
-            The directory, as this trainer sees it: only the servers may see the job's checkpoints.
+            A directory that this trainer can reach; the job's checkpoint folder may be visible to the servers
+            only.
         feeded_var_names : sequence of str, optional
         target_vars : sequence, optional
             Names of the inputs, and names or Variables of the outputs; recorded in the file's metadata.
@@ -333,7 +334,7 @@ def _directory_of(call: str, executor: Any, dirname: Any, default: str | None = 
     call : str
         Names the public call in error messages.
     executor, dirname
-        As in the original, an executor, which is not needed, and a path; or only a path.
+        As in Paddle, an executor, which is not needed, and a path; or only a path.
     default : str or None
         ``FLEET_CHECKPOINT_DIR``; the empty string for a call that requires a directory.
 

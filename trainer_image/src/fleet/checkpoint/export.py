@@ -1,6 +1,6 @@
 """Export for other programs: a model's state dict, and tables of a checkpoint as files of ids and rows.
 
-Only ids of a table are read as a whole: the table may be larger than memory.
+Of a table only the ids are read as a whole, because the table may be larger than memory.
 """
 
 import json
@@ -130,7 +130,7 @@ def export_tables(
     Raises
     ------
     CheckpointError
-        A checkpoint is not complete; or `since` is later, or of another model, optimizer or training.
+        A checkpoint is not complete; or `since` is later, or from another model, optimizer or training run.
     ConfigurationError
         There is no such table or dtype.
     FleetError
@@ -165,7 +165,7 @@ def write_table_file(path: Path, rows: "Snapshot | _SavedTable", dtype: torch.dt
     ----------
     path : Path
     rows : Snapshot
-        The result of `Table.snapshot`; is read to the end.
+        The result of `Table.snapshot`, which is read to the end.
     dtype : torch.dtype
         float32 or bfloat16.
 
@@ -226,14 +226,14 @@ class _SavedTable:
         """Only rows with a later update are written."""
         if earlier is not None:
             before = _SavedTable(earlier, table)
-            # The smallest count of the servers: without barriers some have received more updates.
+            # The smallest of the servers' counts: without barriers, some servers have received more updates.
             own = [record.updates for found, _, record in before._files if found is earlier]
             self.since, self._after = before.step, min(own)
             self.removed = np.setdiff1d(before._ids(), self._ids())
 
     @cached_property
     def none(self) -> TableRows:
-        """No rows, with the dtypes and shapes of the parts."""
+        """An empty set of rows with the dtypes and shapes of the parts."""
         return rows_at(next(self._all_rows("ids", "values")), np.zeros(0, dtype=np.int64))
 
     @cached_property
@@ -272,14 +272,14 @@ class _SavedTable:
 
 
 def _check_earlier(earlier: Checkpoint, found: Checkpoint) -> None:
-    """Refuse a checkpoint that is not an earlier one of the same training, as far as manifests tell."""
+    """Raise if the manifests show that a checkpoint is not an earlier one of the same training run."""
     if earlier.manifest.step > found.manifest.step:
         raise CheckpointError(
             f"{earlier.directory} is of step {earlier.manifest.step}, and {found.directory} of step "
             f"{found.manifest.step}; expected an earlier checkpoint of the same training as since"
         )
     after = found.manifest.after
-    # A full list has dropped the oldest saves, so `earlier` may be one of those.
+    # A full list has dropped the oldest saves, and `earlier` may be one of them.
     before = None if after is None or len(after) >= MOST_BEFORE else (*after, found.manifest.save)
     if before is not None and earlier.manifest.save not in before:
         raise CheckpointError(
@@ -299,7 +299,7 @@ def _check_earlier(earlier: Checkpoint, found: Checkpoint) -> None:
 
 @cache
 def _warn_of_extra_state(names: str) -> None:
-    """Warn, once, about entries that a file of tensors cannot hold."""
+    """Warn once about state dict entries that a file of tensors cannot hold."""
     _log.warning(
         "the exported state dict leaves out %s, which get_extra_state() returns and which is not a tensor; "
         "load it with load_state_dict(..., strict=False)",

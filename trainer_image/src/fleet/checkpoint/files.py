@@ -55,7 +55,7 @@ def open_file(path: str | Path, *, flags: int = 0, dir_fd: int | None = None) ->
     OSError
         The file cannot be opened; FileNotFoundError if the path is a directory, FIFO, socket or device.
     DiskFullError
-        The process has no free descriptor. This says nothing about the file.
+        The process has no free descriptor. The file itself may be intact.
     """
     try:
         # O_NONBLOCK: opening a FIFO would otherwise block until a process opens it for writing.
@@ -76,7 +76,8 @@ def open_file(path: str | Path, *, flags: int = 0, dir_fd: int | None = None) ->
 def write_bytes(path: Path, data: bytes | bytearray) -> str:
     """Write a file, and return its SHA-256."""
     _make_directory(path.parent)
-    # A random name: several servers write the same manifest at once, and in containers all have process id 1.
+    # A random name: several servers write the same manifest concurrently, and in containers all have process
+    # id 1.
     temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}{TEMPORARY}")
     try:
         temporary.write_bytes(data)
@@ -95,7 +96,7 @@ def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: Mapping[str,
     ----------
     path : Path
     tensors : dict
-        Is empty afterwards.
+        The dict is emptied.
     metadata : mapping of str to str
 
     Returns
@@ -135,7 +136,7 @@ def write_parts(
     whole : mapping of name to Tensor
         Tensors that are written as they are.
     none : mapping of name to Tensor
-        The columns without any rows; gives their names, dtypes and shapes.
+        The columns without any rows, which give names, dtypes and shapes.
     num_rows : int
         The number of rows of all parts.
     parts : iterable of mapping of name to Tensor
@@ -181,7 +182,7 @@ def sha256_of(path: Path) -> str:
 
 @contextlib.contextmanager
 def disk_errors(path: Path) -> Iterator[None]:
-    """Turn errors of the disk into errors that name the file, and remove its temporary files.
+    """Convert disk errors to errors that name the file, and remove its temporary files.
 
     Raises
     ------
@@ -226,7 +227,7 @@ def _header(
 
 @cache
 def _dtype_name(dtype: torch.dtype) -> str:
-    """Return the name that safetensors has for a dtype."""
+    """Return the safetensors name of a dtype."""
     # The library exposes no table of names, so read the header of an empty tensor.
     data = save({"x": torch.empty(0, dtype=dtype)})
     name: str = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])["x"]["dtype"]
@@ -257,7 +258,7 @@ def _publish(temporary: Path, path: Path) -> None:
 
 
 def _make_directory(directory: Path) -> None:
-    """Create a directory and its parents, each durable before anything is written into it."""
+    """Create a directory and its parents; make each durable before anything is written into it."""
     missing = [each for each in (directory, *directory.parents) if not each.exists()]
     for each in reversed(missing):
         each.mkdir(exist_ok=True)

@@ -1,13 +1,13 @@
-"""The mark of a finished training in the job's checkpoint folder.
+"""The mark of a finished training run in the job's checkpoint folder.
 
-All pods of a job may be gone before its operator has seen how they ended. The operator then starts them again
-with the same training (``FLEET_LIFE``), and they find here that no work is left. A restart after a failure, a
-suspension or a change of the number of trainers begins another training, and another job has another uid: the
-mark does not apply to those.
+All pods of a job may be gone before the operator has observed how they ended. The operator then starts them
+again with the same training (``FLEET_LIFE``), and they find here that no work is left. The mark does not
+apply to a restart after a failure, a suspension or a change of the number of trainers, which begins another
+training run, nor to another job, which has another uid.
 
 In a parameter-server job a trainer receives ``FLEET_LIFE`` only if the end of its previous pod was not
-observed. Otherwise a trainer that failed to save its result after all had completed would end successfully
-without the result.
+observed. Otherwise a trainer that failed to save its result, after all trainers had completed the training,
+would end successfully without the result.
 """
 
 import errno
@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 
 
 def leave_mark(environ: Mapping[str, str], completed: Collection[int]) -> None:
-    """Record that these trainers have completed the training; log a warning if the folder refuses."""
+    """Record that these trainers have completed the training; log a warning if the write fails."""
     training = _training(environ)
     if training is None:
         return
@@ -43,7 +43,7 @@ def leave_mark(environ: Mapping[str, str], completed: Collection[int]) -> None:
 
 
 def read_mark(environ: Mapping[str, str]) -> tuple[int, ...] | None:
-    """Return the trainers that completed this training; None if there is no valid mark of this training."""
+    """Return the trainers that completed this training run; None if the run has no valid mark."""
     training = _training(environ)
     if training is None:
         return None
@@ -67,7 +67,8 @@ def end_if_finished(environ: Mapping[str, str], trainer: int | None = None) -> N
     ----------
     environ : mapping of str to str
     trainer : int, optional
-        The index of this trainer, which must have completed. The training may have given it up.
+        The index of this trainer, which must have completed: the training may have ended without it, as a
+        lost trainer.
 
     Raises
     ------
@@ -86,7 +87,7 @@ def end_if_finished(environ: Mapping[str, str], trainer: int | None = None) -> N
 
 
 def _training(environ: Mapping[str, str]) -> tuple[Path, dict[str, Any]] | None:
-    """Return the folder and the identity of this training; None outside of an operator's job."""
+    """Return the folder and the identity of this training run; None outside of an operator's job."""
     folder, uid, life = (
         environ.get(name) for name in ("FLEET_CHECKPOINT_DIR", "FLEET_JOB_UID", "FLEET_LIFE")
     )

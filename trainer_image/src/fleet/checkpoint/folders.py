@@ -1,10 +1,10 @@
 """Folders of numbered checkpoints, ``checkpoint-0``, ``checkpoint-1``, …, and the claims of their writers.
 
 The checkpoint with the highest number is the newest. A claim keeps a replaced process from writing: the pod
-of a lost node is replaced while it may still run there, with the same folder mounted. Each writer leaves its
-attempt in the folder before it writes, and looks for a higher one before every step of a save. The look and
-the write are two calls, so a write that was allowed just before the successor's claim may end just after it.
-Its checkpoint is then complete, or no checkpoint at all; files of two saves never mix.
+on a lost node is replaced while the old one may still run, with the same folder mounted. Each writer records
+its attempt in the folder before it writes, and checks for a higher one before every step of a save. The check
+and the write are two calls, so a write that was allowed just before the successor's claim may end just after
+it. Its checkpoint is then complete, or no checkpoint at all; files of two saves never mix.
 """
 
 import contextlib
@@ -53,7 +53,7 @@ def list_numbers(folder: Path) -> list[int]:
 
 
 def find_checkpoint(folder: Path, read: Callable[[Checkpoint], object] = bool) -> Checkpoint | None:
-    """Return the newest complete checkpoint that a folder is or contains; None if there is no checkpoint.
+    """Return the newest complete checkpoint in a folder, or the folder if it is one; None if there is none.
 
     Parameters
     ----------
@@ -82,7 +82,7 @@ def find_checkpoint(folder: Path, read: Callable[[Checkpoint], object] = bool) -
 def list_checkpoints(
     folder: Path, check: Callable[[Checkpoint], object] = bool
 ) -> tuple[list[Checkpoint], list[CheckpointError]]:
-    """List the checkpoints that a folder is or contains.
+    """List the checkpoint that a folder itself is, or the checkpoints in it.
 
     Parameters
     ----------
@@ -96,7 +96,7 @@ def list_checkpoints(
     found : list of Checkpoint
         Newest first.
     damage : list of CheckpointError
-        The reasons against the others.
+        The reasons why the other checkpoints cannot be used.
     """
     numbered = [folder / f"{CHECKPOINT_PREFIX}{number}" for number in reversed(list_numbers(folder))]
     found = []
@@ -138,10 +138,10 @@ def no_complete_checkpoint(
     folder : Path
         A folder, or one checkpoint.
     damage : sequence of CheckpointError or str
-        The reason against each checkpoint.
+        The reason why each checkpoint cannot be used.
     read : callable
         As in `find_checkpoint`. If `folder` is a numbered checkpoint, the message suggests the newest
-        complete one of its folder, which is never used unasked.
+        complete one of its folder, which is never used without a request.
     """
     reasons = "; ".join(map(str, damage))
     if not _NUMBERED.fullmatch(folder.name):
@@ -170,7 +170,7 @@ def list_complete_numbers(folder: Path, check: Callable[[Checkpoint], object]) -
     Parameters
     ----------
     folder : Path
-        Links in it do not count.
+        Links in the folder are ignored.
     check : callable
         Raises a CheckpointError if the checkpoint is not complete.
     """
@@ -201,7 +201,7 @@ def removable_numbers(numbers: Sequence[int], complete: Sequence[int], keep: int
 
 
 def remove_numbers(folder: Path, numbers: Iterable[int]) -> None:
-    """Remove numbered checkpoints, except those whose rows a remaining one needs; see `remove_checkpoint`."""
+    """Remove numbered checkpoints, except those with rows that others need; see `remove_checkpoint`."""
     numbers = set(numbers)
     needed = _numbers_needed_by(folder, set(list_numbers(folder)) - numbers)
     for number in sorted(numbers):
@@ -220,7 +220,8 @@ class Claims:
     Parameters
     ----------
     writer : str
-        The replica, such as ``server-0``. Replicas of a job write side by side, and may restart alone.
+        The replica, such as ``server-0``. Replicas of a job write to the same folder, and may restart
+        individually.
     job : JobIdentity
         The job and attempt. A process outside any job claims nothing, because nothing replaces it.
     """
@@ -241,7 +242,8 @@ class Claims:
         Raises
         ------
         FleetError
-            A later attempt of this replica or another job has claimed the folder, or the disk refuses.
+            A later attempt of this replica or another job has claimed the folder, or the disk operation
+            fails.
         """
         folder = _folder_of(directory)
         if not self._job.uid or (found := self._read(folder)) == self._job:
@@ -252,7 +254,7 @@ class Claims:
     def renew(self, directory: Path) -> None:
         """Claim a folder before a read, if this job has written there.
 
-        From then on an earlier attempt can add no checkpoint. If the disk refuses, full or read-only, the
+        From then on an earlier attempt can add no checkpoint. If the disk is full or read-only, the
         checkpoints are read anyway: `hold` claims the folder before the first write.
 
         Raises
@@ -271,7 +273,7 @@ class Claims:
         self._check_may_write(directory, folder, found)
         self._held.add(
             folder
-        )  # even if the disk refuses below: another job that claims it now is an intruder
+        )  # even if the write below fails: another job that claims it now is an intruder
         try:
             self._write(folder)
         except FleetError as error:
@@ -296,7 +298,7 @@ class Claims:
             write_bytes(path, claim.encode())
         self._held.add(folder)
         with contextlib.suppress(OSError):  # a few bytes are left, and a later claim tries again
-            now = path.stat().st_mtime  # the disk's clock, which may be another host's
+            now = path.stat().st_mtime  # by the file server's clock, which may differ from this host's
             for left in folder.glob(f"{path.name}.*{TEMPORARY}"):
                 if left.stat().st_mtime < now - _STALE_SECONDS:
                     left.unlink()
@@ -307,11 +309,11 @@ class Claims:
         Raises
         ------
         FleetError
-            The claim cannot be read: it may be a later attempt's.
+            The claim cannot be read, so it may belong to a later attempt.
         """
         path = self._path(folder)
         try:
-            with open_file(path) as file:  # opened each time: NFS then revalidates its cache
+            with open_file(path) as file:  # opened each time, because NFS then revalidates its cache
                 fields = json.load(file)
             return JobIdentity(
                 as_text("job", fields["job"]),
@@ -345,7 +347,7 @@ def _names_in(folder: Path) -> list[str]:
 
 
 def _numbers_needed_by(folder: Path, numbers: Iterable[int]) -> set[int]:
-    """Return the numbers of the checkpoints whose rows others need."""
+    """Return the numbers of the checkpoints with rows that other checkpoints need."""
     names: set[str] = set()
     for number in numbers:
         with contextlib.suppress(CheckpointError):

@@ -66,7 +66,7 @@ class BlockRecord:
 
 @dataclass(frozen=True, slots=True)
 class BaseRecord:
-    """The checkpoint of all rows that an incremental file of rows builds on."""
+    """The full checkpoint on which an incremental file of rows is based."""
 
     directory: str
     """Its directory name, in the same folder."""
@@ -164,8 +164,8 @@ class Manifest:
     step : int
         The number of steps that every block had made.
     facts : mapping of str to str
-        What the loading process must share with the saving one: names, shapes and dtypes of the parameters,
-        and the optimizer classes.
+        The facts that must be equal in the saving and the loading process: names, shapes and dtypes of the
+        parameters, and the optimizer classes.
     files : tuple of FileRecord
     trainer_part : str
         The name of the file with trainer 0's part; empty if there is none.
@@ -191,7 +191,7 @@ class Manifest:
 
     @property
     def bases(self) -> frozenset[BaseRecord]:
-        """The other checkpoints whose rows this one needs."""
+        """The other checkpoints that have rows which this one needs."""
         found = (file.rows.base for file in self.files if file.rows is not None)
         return frozenset(base for base in found if base is not None)
 
@@ -301,7 +301,7 @@ class Manifest:
 
 
 def _plain_name(name: str) -> str:
-    # A manifest may come from anywhere, and its names are opened and deleted.
+    # A manifest is untrusted input, and the files that it names are opened and deleted.
     if name in {"", ".", ".."} or "\0" in name or PurePath(name).name != name:
         raise ValueError(f"the file name {name!r} leads out of the directory")
     return name

@@ -1,4 +1,4 @@
-"""Reading a checkpoint: any elements of a parameter, however they were cut when they were saved.
+"""Reading a checkpoint: any elements of a parameter, regardless of how they were divided when saved.
 
 A process reads only the files that it needs, and verifies size and digest of each before it uses the content.
 Every error names the file.
@@ -30,7 +30,7 @@ TRAINERS_STATE: Final = "state of the optimizer"
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A run of elements of one parameter in row-major order, with their optimizer state."""
+    """A contiguous run of elements of one parameter in row-major order, with their optimizer state."""
 
     param: str
     begin: int
@@ -46,12 +46,12 @@ class Piece:
 def cut_state(
     state: Mapping[str, Any], whole: tuple[int, ...], begin: int, end: int, shape: tuple[int, ...]
 ) -> dict[str, Any]:
-    """Cut an optimizer's state to some elements of a tensor.
+    """Slice an optimizer's state to some elements of a tensor.
 
     Parameters
     ----------
     state : mapping
-        The entries for a tensor of the shape `whole`. An entry of the same shape is cut; any other entry,
+        The entries for a tensor of the shape `whole`. An entry of the same shape is sliced; any other entry,
         such as a step count, belongs to the tensor as a whole and is kept.
     whole, shape : tuple of int
         The shapes of the tensor and of the result.
@@ -66,7 +66,7 @@ def cut_state(
 
 
 def join_pieces(pieces: Sequence[Piece]) -> Sequence[Piece]:
-    """Join consecutive pieces of one parameter; the inverse of cutting.
+    """Join consecutive pieces of one parameter; the inverse of slicing.
 
     Parameters
     ----------
@@ -124,7 +124,7 @@ class Checkpoint:
 
     @property
     def key(self) -> tuple[Path, str]:
-        """Identifies this save in this directory."""
+        """The identity of this save in this directory."""
         return self.directory, self.manifest.save
 
     @property
@@ -133,14 +133,14 @@ class Checkpoint:
         return any(block.state for records in self._records.values() for block, _ in records)
 
     def check(self, facts: Mapping[str, str], *, trainers_step: bool = False) -> None:
-        """Check that the checkpoint is of the same model and optimizer.
+        """Check that the checkpoint was saved from the same model and optimizer.
 
         Parameters
         ----------
         facts : mapping of str to str
             The facts of this process; see `Manifest.facts`.
         trainers_step : bool
-            Whether trainers have their own optimizers, and so can load the state in trainer 0's part.
+            Whether trainers have their own optimizers, and can therefore load the state in trainer 0's part.
 
         Raises
         ------
@@ -202,7 +202,7 @@ class Checkpoint:
     def part_of(self, trainer: int) -> bytes | None:
         """Return a trainer's part; None if there is none in this directory.
 
-        The result is kept: the file may be gone when a restarted trainer asks again.
+        The result is kept, because the file may be gone when a restarted trainer requests the part.
 
         Raises
         ------
@@ -210,14 +210,14 @@ class Checkpoint:
             The file is damaged.
         """
         for file in self.manifest.files if trainer not in self._parts else ():
-            # The manifest names trainer 0's part, as format 1 does not record whose a file is.
+            # The manifest names trainer 0's part, as format 1 does not record the trainer of a file.
             is_wanted = file.trainer == trainer if trainer else file.name == self.manifest.trainer_part
             if is_wanted and os.path.lexists(self.directory / file.name):
                 self._parts[trainer] = self._content(file)
         return self._parts.get(trainer)
 
     def keep_parts(self) -> None:
-        """Read the parts of all trainers now: the files may be gone when a trainer asks.
+        """Read the parts of all trainers now, because the files may be gone when a trainer requests its part.
 
         Raises
         ------
@@ -370,7 +370,7 @@ class Checkpoint:
         shape: tuple[int, ...],
         found: list[tuple[BlockRecord, Piece]],
     ) -> Piece:
-        """Cut the wanted elements from every piece, and join them."""
+        """Slice the wanted elements from every piece, and join them."""
         values: list[Tensor] = []
         states = []
         for block, piece in found:
@@ -384,7 +384,7 @@ class Checkpoint:
                 "so they cannot be joined; load it with the number of servers and the slicing that it was "
                 "saved with"
             )
-        state = dict(states[0])  # entries that belong to a piece as a whole are the first piece's
+        state = dict(states[0])  # entries that belong to a piece as a whole come from the first piece
         for name, entry in found[0][1].state.items():
             if isinstance(entry, Tensor) and tuple(entry.shape) == found[0][0].shape:
                 state[name] = torch.cat([part[name] for part in states]).view(shape)
@@ -399,7 +399,7 @@ def check_files(
     Raises
     ------
     CheckpointError
-        `check` raised it for some of them; the message joins all of theirs.
+        `check` raised it for some files; the message joins the messages of all of them.
     """
     damage = []
     for checkpoint, file in files:

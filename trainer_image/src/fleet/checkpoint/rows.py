@@ -1,7 +1,7 @@
 """Rows of tables in checkpoints: one file per table and server.
 
-Files are written and read in parts, so neither takes the memory of a table. An incremental file has only the
-rows that have changed since another checkpoint, its base, and the ids of the rows that were removed.
+Files are written and read in parts, so neither needs as much memory as the table. An incremental file has
+only the rows that have changed since another checkpoint, its base, and the ids of the rows that were removed.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -48,7 +48,7 @@ def write_rows(
         The description for the manifest.
     snapshot : Snapshot
     parts : iterable of TableRows
-        The rows of the snapshot.
+        The rows of the snapshot, in parts.
 
     Returns
     -------
@@ -120,7 +120,7 @@ def rows_have_state(checkpoint: Checkpoint, table: str, shards: Collection[int])
 def row_files(
     checkpoint: Checkpoint, table: str, shards: Collection[int]
 ) -> list[tuple[Checkpoint, FileRecord, RowsRecord]]:
-    """Return the files with some shards of a table, in reading order: those of a base come first.
+    """Return the files that hold some shards of a table, in reading order: those of a base come first.
 
     Raises
     ------
@@ -209,7 +209,7 @@ def parts_of(
     Raises
     ------
     CheckpointError
-        The file is missing, damaged, or not what the manifest says.
+        The file is missing, is damaged, or does not match the manifest.
     """
     path = checkpoint.verify_file(file)
     try:
@@ -236,7 +236,7 @@ def parts_of(
 
 
 def _columns_of(rows: TableRows) -> dict[str, Tensor]:
-    """Return rows as the columns of a file."""
+    """Convert rows to the columns of a file."""
     return {
         "ids": torch.from_numpy(rows.ids),
         "values": rows.values,
@@ -246,7 +246,7 @@ def _columns_of(rows: TableRows) -> dict[str, Tensor]:
 
 
 def _rows_of(columns: Mapping[str, Tensor]) -> TableRows:
-    """Return the rows that the columns of a file hold; the inverse of `_columns_of`."""
+    """Convert the columns of a file to rows; the inverse of `_columns_of`."""
     groups: dict[str, dict[str, Tensor]] = {"state": {}, "marks": {}, "policies": {}}
     for name, tensor in columns.items():
         group, _, entry = name.partition(".")

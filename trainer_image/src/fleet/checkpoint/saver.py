@@ -1,6 +1,6 @@
 """Saving while training continues: a copy now, and the write in a background thread.
 
-The trainers of both runtimes save through this flow. A full disk never ends a training: the save is skipped
+The trainers of both runtimes save through this flow. A full disk never ends the training: the save is skipped
 with a warning, the previous checkpoint stays, and the next save tries again.
 """
 
@@ -26,7 +26,7 @@ class Saver(ABC):
     """Saves the checkpoints of one training, one at a time.
 
     A subclass makes the copy, and lists and removes the checkpoints of a folder. Its methods may raise a
-    FleetError, which the save or the call after it raises.
+    FleetError; the save raises it, or if the error occurs in the background, the next call.
     """
 
     def __init__(self) -> None:
@@ -71,7 +71,7 @@ class Saver(ABC):
         ConfigurationError
             The status holds a value that a checkpoint cannot hold.
         FleetError
-            The disk refuses for another reason; the message names the file. Or the previous save failed.
+            The write fails for another reason, and the message names the file; or the previous save failed.
         """
         began = self._wait_for_previous(directory)
         self._start(directory, began, lambda: self._copy(directory, status))
@@ -93,7 +93,7 @@ class Saver(ABC):
         Returns
         -------
         int
-            The number; -1 if there is no room, which is logged.
+            The number; -1 if the disk is full, which is logged.
 
         Raises
         ------
@@ -114,7 +114,7 @@ class Saver(ABC):
                 try:
                     write()
                 except FleetError:
-                    with contextlib.suppress(FleetError):  # the first error is the one that matters
+                    with contextlib.suppress(FleetError):  # the first error is the one to report
                         self._remove(folder, number)
                     raise
                 if keep:
@@ -131,7 +131,7 @@ class Saver(ABC):
         self._keep_newest(folder, keep)
 
     def wait(self) -> None:
-        """Wait until the last save is written, and raise its failure."""
+        """Wait until the last save is written; raise its error if it failed."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -140,13 +140,13 @@ class Saver(ABC):
             raise failure
 
     def finish(self) -> None:
-        """Wait for the last save at the end of the training; log an error if there was no room for it."""
+        """Wait for the last save at the end of the training; log an error if the disk was full."""
         self.wait()
         if self._skipped:
             _log.error("training ends without its last checkpoint: there was no room for %s", self._skipped)
 
     def _wait_for_previous(self, directory: str) -> float:
-        """Wait for the previous save; return the time at which the wait began."""
+        """Wait for the previous save; return the wait's start time."""
         began = time.monotonic()
         self.wait()
         waited = time.monotonic() - began

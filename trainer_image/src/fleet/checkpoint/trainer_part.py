@@ -1,4 +1,4 @@
-"""A trainer's part of a checkpoint: everything that no server's shard contains.
+"""A trainer's part of a checkpoint: everything that is not in a server's shard.
 
 The script's status, the module's buffers, parameters that no server steps, and the options of the param
 groups. Trainers that step by themselves add the optimizer state.
@@ -45,7 +45,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class TrainStatus:
-    """What a script needs, besides the values, to continue from a checkpoint.
+    """The data that a script needs, besides the values, to continue from a checkpoint.
 
     Attributes
     ----------
@@ -59,7 +59,7 @@ class TrainStatus:
 
     Notes
     -----
-    The original's ``fluid.incubate.fleet.collective.TrainStatus``, which has only `epoch_no`.
+    Paddle's ``fluid.incubate.fleet.collective.TrainStatus`` has only `epoch_no`.
     """
 
     epoch_no: int = -1
@@ -73,7 +73,7 @@ class TrainStatus:
 
 @dataclass(frozen=True, slots=True)
 class OwnRows:
-    """The optimizer state of rows that a trainer steps by itself."""
+    """The optimizer state of the rows that a trainer itself steps."""
 
     steps: int = 0
     """The number of steps made."""
@@ -83,7 +83,7 @@ class OwnRows:
 
 @dataclass(frozen=True, slots=True)
 class GradientOrder:
-    """The order in which gradients are reduced: the last bits of sums of three and more depend on it."""
+    """The order in which gradients are reduced; the last bits of a sum of three or more depend on it."""
 
     names: tuple[str | None, ...]
     """The parameters; None stands for the trainers' control data."""
@@ -157,7 +157,7 @@ class TrainerPart:
             found = json.loads(header["__metadata__"][_METADATA])
             groups = as_list("groups", decode(found["groups"], tensors))
             states = as_mapping("optimizer_state", decode(found["optimizer_state"], tensors))
-            # Earlier versions wrote no loop, rows, order and parameters.
+            # Earlier versions wrote no loop, rows, order or parameters.
             return cls(
                 TrainStatus(
                     as_count("epoch_no", found["epoch_no"], least=-1),
@@ -351,7 +351,7 @@ def _buffers_of(module: Module | None) -> dict[str, Tensor]:
 
 
 def _parameters_in_no_shard(source: Source) -> dict[str, Tensor]:
-    """Return the parameters that no server has, as far as they are in the module's state dict.
+    """Return the parameters that are in the module's state dict but on no server.
 
     A script may leave parameters out of the state dict, such as a large model that it loads from elsewhere;
     the checkpoint leaves them out as well.

@@ -27,7 +27,7 @@ PARSE_ERRORS: Final = (
     ArithmeticError,
     AttributeError,
     RecursionError,
-    RuntimeError,  # what torch raises
+    RuntimeError,  # raised by torch
 )
 """The errors that parsing raises for malformed input."""
 
@@ -163,5 +163,5 @@ def _add(tensors: dict[str, Tensor], path: str, tensor: Tensor) -> str:
 def _shown(value: object) -> str:
     try:
         return repr(value)[:100]
-    except (ValueError, RecursionError):  # an integer of too many digits, or nesting too deep
+    except (ValueError, RecursionError):  # an integer with too many digits, or too deep nesting
         return f"a {type(value).__name__} that cannot be shown"

@@ -1,9 +1,9 @@
 """Writing and cleaning the directory of one checkpoint.
 
 A save announces each file in a separate small manifest (``….begun``), then writes the file, and writes the
-manifest last. So an interrupted save leaves the previous checkpoint intact, and everything that it wrote is
+manifest last. So an interrupted save leaves the previous checkpoint intact, and all files that it wrote are
 known by name. Cleaning removes only files that a manifest names, and follows no link below the directory. Any
-other file stays, and so does its directory.
+other file stays, and so does the directory that contains it.
 """
 
 import contextlib
@@ -58,7 +58,7 @@ def write_shard(directory: Path, save_name: str, shard: str, pieces: list[Piece]
     shard : str
         The server's part of the checkpoint, such as ``0-of-2``.
     pieces : list of Piece
-        Is empty afterwards, so that each tensor is freed once it is written. No other thread may change the
+        The list is emptied, so that each tensor is freed once it is written. No other thread may change the
         tensors.
 
     Returns
@@ -129,7 +129,7 @@ def commit(directory: Path, manifest: str) -> None:
     with disk_errors(path):
         here = tuple(file.name for file in whole.files if is_written(directory, file))
         before, replaced = _save_in(path), _save_in(directory / REPLACED_NAME)
-        # A replaced manifest that is still here is the last one that all servers are known to have.
+        # A replaced manifest that is still here is the last one that every server is known to have completed.
         if before not in {"", whole.save} and replaced in {"", whole.save}:
             write_bytes(directory / REPLACED_NAME, path.read_bytes())
         write_bytes(path, replace(whole, here=here).to_json().encode())
@@ -142,7 +142,7 @@ def is_written(directory: Path, file: FileRecord) -> bool:
 
 
 def tidy(directory: Path) -> None:
-    """Remove what the manifest does not name: the files of the replaced save and of interrupted ones.
+    """Remove files that the manifest does not name: those of the replaced save and of interrupted saves.
 
     Raises
     ------
@@ -171,7 +171,7 @@ def remove_checkpoint(directory: Path) -> str:
     Returns
     -------
     str
-        Why the directory stays; empty if it is gone. A link stays, and so does its target.
+        The reason why the directory stays; empty if it was removed. A link stays, and so does its target.
 
     Raises
     ------
@@ -223,21 +223,21 @@ def _demote_replaced(folder: int, path: str) -> None:
     """Turn the replaced manifest into an announcement, as its files are about to be removed."""
     files = sorted(_files_named_by(folder, REPLACED_NAME, path) - {REPLACED_NAME})
     if files:
-        with contextlib.suppress(FileNotFoundError):  # another server was faster
+        with contextlib.suppress(FileNotFoundError):  # another server has already renamed it
             os.rename(REPLACED_NAME, files[0] + BEGUN_SUFFIX, src_dir_fd=folder, dst_dir_fd=folder)
 
 
 def _remove(folder: int, path: str, kept: set[str]) -> None:
     """Remove from an open directory all files that its manifests name, except those in `kept`.
 
-    The manifests go last: a process that continues after this one was killed still knows the files.
+    The manifests are removed last: if this process is killed, the next one can still find the files.
     """
     present = _names_in(folder)
     named = {name: found for name in present if (found := _files_named_by(folder, name, path))}
     ours = set(named).union(*named.values())
     temporaries = {name for name in present if _final_name(name) in {*ours, *_MANIFESTS} - {name}}
     for name in sorted(temporaries.union(ours.intersection(present)) - kept, key=named.__contains__):
-        with contextlib.suppress(FileNotFoundError, IsADirectoryError):  # a directory is not ours
+        with contextlib.suppress(FileNotFoundError, IsADirectoryError):  # a save creates no directory
             os.unlink(name, dir_fd=folder)
 
 
