@@ -271,9 +271,7 @@ class Claims:
         if found is None or found.uid != self._job.uid or found == self._job:
             return
         self._check_may_write(directory, folder, found)
-        self._held.add(
-            folder
-        )  # even if the write below fails: another job that claims it now is an intruder
+        self._held.add(folder)  # even if the write below fails: another job that claims it now is an intruder
         try:
             self._write(folder)
         except FleetError as error:

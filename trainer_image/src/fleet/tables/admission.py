@@ -22,7 +22,7 @@ _MAX_COUNT: Final = 255
 class Candidates(Protocol):
     """The state of a rule for the ids of one table that have no row.
 
-    Its state and its answer for an id depend only on updates of that id's virtual shard.
+    The state and the decision for an id depend only on updates of that id's virtual shard.
     """
 
     @property
@@ -30,7 +30,7 @@ class Candidates(Protocol):
         """Memory in use, in bytes."""
 
     def admit(self, ids: NDArray[np.int64], step: int) -> NDArray[np.bool_]:
-        """Count an update of ids without a row, and return which of them get one now.
+        """Count an update of ids without a row, and return which of these ids get one now.
 
         Parameters
         ----------
@@ -77,7 +77,7 @@ class CountFilter:
     Attributes
     ----------
     count : int
-        With 1 every id has a row from its first update on.
+        With 1, every id gets a row with its first update.
     """
 
     count: int
@@ -122,8 +122,8 @@ class BloomFilter:
     """An id gets a row with its `count`-th update, or earlier with a probability of about `error`.
 
     Each virtual shard has a counting Bloom filter. It takes about 1.44 log2(1 / error) bytes for each of
-    `num_ids`: 10 with an error of .01. An id whose row was evicted is still known, and gets a row again at
-    once.
+    `num_ids`: 10 with an error of .01. The filter still knows an id whose row was evicted, so the id's next
+    update gives it a row.
 
     Attributes
     ----------
@@ -173,7 +173,7 @@ class _Filters:
         self._used[shards] = True
         counters = self._counters(ids, shards)
         flat = self._seen.reshape(-1)
-        # Two ids of one update may share a counter; both are counted.
+        # Two ids in one update may share a counter; both are counted.
         distinct, times = np.unique(counters, return_counts=True)
         flat[distinct] = np.minimum(flat[distinct] + times, _MAX_COUNT)
         admitted: NDArray[np.bool_] = flat[counters].min(axis=1) >= self._count
@@ -198,7 +198,7 @@ class _Filters:
 
         Notes
         -----
-        Two hashes give all others: Kirsch and Mitzenmacher, "Less hashing, same performance", ESA 2006.
+        All hashes are computed from two: Kirsch and Mitzenmacher, "Less hashing, same performance", ESA 2006.
         """
         _, hashes, width = self._seen.shape
         words = random_words(ids, 2, self._key, ADMISSION)
@@ -211,7 +211,7 @@ class _Filters:
 
 @dataclass(frozen=True)
 class Probability:
-    """Each update of an id without a row gives it one with `probability`. Nothing is remembered.
+    """Each update of an id without a row gives it one with `probability`. The rule keeps no state.
 
     The draw is a function of the table, the id and the step.
 

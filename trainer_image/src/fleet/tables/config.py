@@ -41,7 +41,7 @@ class TableConfig:
     row_type : RowType
         How values are stored.
     admission : Admission, optional
-        Which ids get a row; without it each does with its first update.
+        Which ids get a row; without it, each id gets one with its first update.
     eviction : tuple of Eviction
         Which rows are evicted.
     storage : Storage

@@ -1,7 +1,7 @@
 """Eviction rules, which choose the rows to remove. A user-defined rule has the members of `Eviction`.
 
-Rows go after an update, and only from the virtual shards that it touched. So the content of a shard depends
-on its own updates alone, whatever the number of servers.
+Rows are evicted after an update, and only from the virtual shards that it touched. So the content of a shard
+depends on its own updates alone, whatever the number of servers.
 """
 
 from collections.abc import Mapping
@@ -124,10 +124,10 @@ class Eviction(Protocol):
 
 @dataclass(frozen=True)
 class TimeToLive:
-    """Evicts rows that had no update for more than `steps` steps.
+    """Evicts rows that have had no update for more than `steps` steps.
 
-    A virtual shard is searched once in an eighth of these steps, with its next update. So in a shard with
-    updates a row lives at most an eighth longer. Shards take turns at different steps.
+    A virtual shard is searched once per `steps` / 8 steps, at its next update. So in a shard with updates a
+    row lives at most an eighth longer. Shards are searched at different steps.
 
     Attributes
     ----------
@@ -163,9 +163,9 @@ class TimeToLive:
 class LeastRecentlyUsed:
     """Keeps at most `capacity` rows; evicts those whose last update is the oldest.
 
-    A virtual shard holds a 256th of the capacity. A shard with more rows after an update also gives up a
-    sixteenth of its share, so that few updates have to evict. Among rows of the same step the lowest ids
-    stay.
+    A virtual shard holds a 256th of the capacity. A shard with more rows after an update also evicts a
+    sixteenth of its share, so that few updates have to evict. Among rows of the same step, those with the
+    lowest ids stay.
 
     Attributes
     ----------
@@ -202,7 +202,7 @@ class LowestScore:
     """Keeps at most `capacity` rows; evicts those with the lowest scores.
 
     The score of a row is its number of updates, where an update that is n steps old counts ``decay ** n``. A
-    virtual shard holds a 256th of the capacity. A shard with more rows after an update also gives up a
+    virtual shard holds a 256th of the capacity. A shard with more rows after an update also evicts a
     sixteenth of its share. Among equal scores the most recently updated rows stay, then those with the lowest
     ids.
 
@@ -259,7 +259,7 @@ def _check_capacity(rule: str, capacity: int) -> None:
 
 
 def capacity_of(capacity: int, shard: Any) -> Any:
-    """Return the capacity of one virtual shard, or of each of an array; together they have the table's."""
+    """Return the capacity of a shard, or of each shard in an array; the sum is the table's capacity."""
     return capacity // SHARDS + (shard < capacity % SHARDS)
 
 

@@ -78,7 +78,7 @@ def apply_delta(rows: TableRows, changed: TableRows, removed: Tensor) -> TableRo
     ----------
     rows : TableRows
     changed : TableRows
-        New rows, and rows with another value.
+        New rows, and rows with a changed value.
     removed : int64[n]
         Ids that lost their rows.
     """

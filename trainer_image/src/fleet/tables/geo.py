@@ -1,9 +1,9 @@
 """Tables in GEO mode: each trainer steps its own copies of rows and exchanges the changes.
 
 As with dense parameters, a trainer sends the servers 1/N of its change since the last agreed values, and
-counts that part as agreed; the servers add it. When the servers' rows arrive, the trainer adds the changes of
-the others: ``w += ps - old; old = ps``. The agreed value of a row starts as the value that the trainer first
-looked up.
+treats that part as agreed; the servers add it. When the servers' rows arrive, the trainer adds the other
+trainers' changes: ``w += ps - old; old = ps``. The agreed value of a row starts as the value that the trainer
+first looked up.
 """
 
 from collections.abc import Mapping
@@ -67,7 +67,7 @@ class GeoRows:
         self._num_trainers = num_trainers
         self._local = Table(
             replace(config, storage=IN_MEMORY)
-        )  # a directory of the servers does not exist here
+        )  # a directory on the servers does not exist here
         self._own = RowIndex()
         self._agreed = Table(replace(served, row_type=Float32(), storage=IN_MEMORY))
         self._touched: list[NDArray[np.int64]] = [np.zeros(0, dtype=np.int64)]
@@ -78,7 +78,7 @@ class GeoRows:
         """State from a checkpoint, for rows that are not touched yet."""
 
     def has(self, ids: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Return which ids the trainer has copies of; bool[n]."""
+        """Return of which ids the trainer has copies; bool[n]."""
         own: NDArray[np.bool_] = self._own.find(ids) != MISSING
         return own
 
@@ -92,7 +92,7 @@ class GeoRows:
                 self._local.load(TableRows(ids[some], values[torch.from_numpy(some)], state))
 
     def resume(self, restored: TableRows) -> None:
-        """Give rows that are touched from now on the state of a checkpoint, if it has one for them."""
+        """Start each newly touched row with its state in a checkpoint, if there is one."""
         self._restored = restored
 
     def state(self) -> TableRows:
@@ -102,7 +102,7 @@ class GeoRows:
         return join(parts) if parts else _NO_STATE
 
     def look_up(self, ids: NDArray[np.int64]) -> Tensor:
-        """Return the trainer's values of ids; float32[n, dimension]."""
+        """Return the trainer's values of the rows of ids; float32[n, dimension]."""
         return self._local.look_up(ids)
 
     def update(
@@ -119,7 +119,7 @@ class GeoRows:
 
     @property
     def most_leaving(self) -> int:
-        """Upper bound of the rows of an exchange after the next update, if no batch is larger than so far."""
+        """Upper bound of the rows in an exchange after the next update, if batches do not grow."""
         return sum(each.size for each in self._touched) + self._largest
 
     def leaving(self, step: int) -> RowGradients:
@@ -136,7 +136,7 @@ class GeoRows:
         return RowGradients(ids, change)
 
     def arrived(self, ids: NDArray[np.int64], values: Tensor, step: int) -> None:
-        """Add the changes of other trainers, and take the servers' values as agreed.
+        """Add the changes of other trainers, and record the servers' values as agreed.
 
         Parameters
         ----------

@@ -1,4 +1,4 @@
-"""Gradients of rows, and their sum over the places of a batch or over trainers."""
+"""Gradients of rows, and their sum over the positions of a batch or over trainers."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -48,7 +48,7 @@ class RowGradients:
 def merge(parts: Sequence[RowGradients]) -> RowGradients:
     """Sum the gradients of each row, in the order of the parts and within each part.
 
-    The fixed order makes a row's sum equal to the bit, whatever other rows are there.
+    The fixed order makes a row's sum bitwise reproducible, regardless of the other rows.
 
     Parameters
     ----------

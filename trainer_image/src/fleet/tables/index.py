@@ -4,10 +4,10 @@
 the number of a row, and `RowNumbers` knows the id of each row; so a hit costs two random reads, and the index
 takes 12 to 20 bytes per row. The bits that row numbers leave free hold a mark, which is more of the id's
 hash: an entry of another id is nearly always recognised by its mark, without reading that id. Every call
-takes many ids at once; those that are not in their first bucket, about one in twenty, go to the next buckets
-together. If a C compiler was there when the package was installed, `kernels/find_rows.c` finds the same rows
-one by one. A mark loses one bit with each doubling of the rows: 10 bits at a million rows of one table on one
-server, 3 at a hundred million.
+handles many ids; those that are not in their first bucket, about one in twenty, proceed to the next buckets
+together. If a C compiler was available when the package was installed, `kernels/find_rows.c` finds the same
+rows one by one. A mark loses one bit with each doubling of the rows: 10 bits at a million rows of one table
+on one server, 3 at a hundred million.
 
 `DirectIndex` replaces it for bounded ids of which many have a row: one entry for every possible id.
 """
@@ -92,7 +92,7 @@ class RowNumbers:
         self._unused = np.concatenate([self._unused, rows])
 
     def chunks(self) -> Iterator[Rows]:
-        """Yield the allocated rows, ascending, some at a time."""
+        """Yield the allocated rows in chunks, ascending."""
         used = np.ones(self.end, dtype=np.bool_)
         used[self._unused] = False
         for begin in range(0, self.end, _ROWS_AT_ONCE):
@@ -233,10 +233,10 @@ class RowIndex:
         result = np.full(ids.size, MISSING, dtype=np.int64)
         open_ = np.arange(ids.size)
         while open_.size:
-            # Neighbouring buckets are read together: few ids go far, and each turn has a fixed cost.
+            # Neighbouring buckets are read together: few ids need more, and each pass has a fixed cost.
             reached = (buckets[:, None] + np.arange(_BUCKETS_AT_ONCE)) & (self._buckets.size - 1)
             entries = self._read(reached.ravel()).reshape(buckets.size, -1)
-            # A bucket fills in order, so only its last entry has to be looked at to see if it overflowed.
+            # A bucket fills in order, so its last entry alone shows whether it overflowed.
             continues = np.maximum.reduce(entries[:, _BUCKET - 1 :: _BUCKET].T) != _FREE
             entries ^= marks[:, None]
             marked = np.flatnonzero(entries < self._num_numbers)
@@ -260,7 +260,7 @@ class RowIndex:
             has_room = free[np.arange(entries.size), column]
             places = buckets * _BUCKET + column
             self._entries[places[has_room]] = entries[has_room]
-            # Several rows may have written to one free entry: the last one keeps it, the others try again.
+            # Several rows may have written to one free entry: the last one keeps it, and the others retry.
             lost = np.flatnonzero(self._entries[places] != entries)
             buckets, entries = (buckets[lost] + ~has_room[lost]) & (self._buckets.size - 1), entries[lost]
 

@@ -103,7 +103,7 @@ class RowMemory:
         self._shards.values[rows] = 0
 
     def exist(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Return whether each row number is that of a row."""
+        """Return whether each row number belongs to an existing row."""
         existing: NDArray[np.bool_] = self._shards.values[rows] > 0
         return existing
 
@@ -148,7 +148,7 @@ class TableStatistics:
 
     @property
     def on_disk(self) -> int:
-        """Rows on disk, including removed rows whose number is not in use again."""
+        """Rows on disk, including removed rows whose number has not been reused."""
         return self._memory.store.num_on_disk
 
     @property

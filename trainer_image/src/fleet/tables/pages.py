@@ -2,7 +2,7 @@
 
 An allocator that keeps freed memory, as a parameter server's does, would keep every smaller array that a
 table has outgrown. Large pages, where the system has them, also make random reads cheaper, because fewer
-addresses have to be translated; an array gets them only if it starts on the border of one.
+addresses have to be translated; an array gets large pages only if it starts on the boundary of one.
 """
 
 import mmap

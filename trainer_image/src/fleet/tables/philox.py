@@ -69,7 +69,7 @@ def random_words(
     purpose : int
         `FIRST_VALUES`, `ADMISSION` or `ROUNDING`.
     step : int
-        Another step gives other words; taken modulo 2**32.
+        Each step gives different words; used modulo 2**32.
 
     Returns
     -------

@@ -1,12 +1,12 @@
 """A log-structured file of rows: written sequentially, read at random.
 
-A row that returns to memory leaves its place dead. The file has segments. If more places are dead than live,
-the owner rewrites the live rows of the emptiest segment, whose space is then used again.
+When a row returns to memory, its place in the file becomes dead. The file has segments. If more places are
+dead than live, the owner rewrites the live rows of the emptiest segment, whose space is then used again.
 
-Single records are read with Linux asynchronous I/O and O_DIRECT. A disk answers many reads at once several
-times as fast as one after the other, and pages in the page cache would cost memory, and processor time to
-evict them, for the sake of one record each. Recent segments, which may not be on the disk yet, are read
-through the page cache; so is everything where the file system or the kernel lacks such reads.
+Single records are read with Linux asynchronous I/O and O_DIRECT. A disk serves many concurrent reads several
+times as fast as sequential ones, and pages in the page cache would cost memory, and processor time to evict
+them, for one record each. Recent segments, which may not be on the disk yet, are read through the page cache;
+so is everything if the file system or the kernel lacks such reads.
 """
 
 import ctypes
@@ -41,7 +41,7 @@ Places = NDArray[np.int64]
 
 
 class RowLog:
-    """Records by place, in a file without a name that ends with the process.
+    """Records by place, in an unnamed file that is deleted when the process ends.
 
     Parameters
     ----------
@@ -128,7 +128,7 @@ class RowLog:
         if self._direct is not None and direct.any():
             try:
                 found[direct] = self._direct.read(offsets[direct])
-            except BlockingIOError:  # the kernel has no resources for so many reads now
+            except BlockingIOError:  # the kernel currently lacks resources for so many reads
                 direct[:] = False
             except OSError as error:
                 raise disk_error(
@@ -204,7 +204,7 @@ class RowLog:
         self._next = segment * self._per_segment
 
     def _allocate(self, end: int) -> None:
-        """Extend the file by a segment that ends at `end`."""
+        """Extend the file by one segment, to the size `end`."""
         # Space is allocated now, because a full disk during a write to mapped memory would kill the process.
         os.posix_fallocate(self._file.fileno(), end - self._segment_bytes, self._segment_bytes)
         if end > len(self._map):
@@ -213,7 +213,7 @@ class RowLog:
             self._map.madvise(mmap.MADV_RANDOM)
 
     def _flush(self, segment: int) -> None:
-        """Start to write a full segment to disk; wait for the previous one, which had time to be written."""
+        """Start to write a full segment to disk; wait for the previous one, whose write began earlier."""
         if self._direct is None:
             return
         self._direct.drop_cache(segment * self._segment_bytes, self._segment_bytes)
@@ -223,8 +223,8 @@ class RowLog:
         begin = before * self._segment_bytes
         try:
             self._direct.flush(begin, self._segment_bytes)
-            self._direct.read(np.array([begin]))  # some file systems refuse direct reads only when they come
-        except BlockingIOError:  # the kernel has no resources for more reads now
+            self._direct.read(np.array([begin]))  # some file systems fail direct reads only here
+        except BlockingIOError:  # the kernel currently lacks resources for more reads
             return
         except OSError as error:
             if error.errno not in _UNSUPPORTED:
@@ -283,7 +283,7 @@ _WRITE_AND_WAIT: Final = 7
 
 
 class DirectReads:
-    """Many small reads of one file at a time, past the page cache. Not thread-safe.
+    """Many concurrent small reads of one file, bypassing the page cache. Not thread-safe.
 
     Parameters
     ----------
@@ -330,7 +330,7 @@ class DirectReads:
         OSError
             The disk refuses, or as a BlockingIOError the kernel has no resources for more reads.
         """
-        if self._is_reading:  # an exception ended the call before
+        if self._is_reading:  # an exception ended the previous call
             # Its reads must not write into the buffer later; io_destroy waits for those in progress.
             context, self._context.value = ctypes.c_ulong(self._context.value), 0
             self._library.syscall(ctypes.c_long(self._calls.io_destroy), context)

@@ -39,7 +39,7 @@ class RowType(Protocol):
         Parameters
         ----------
         words : float32[n, num_words]
-            Any bits; each row is contiguous. It is returned itself if words and values are the same.
+            Any bits; each row is contiguous. If words and values are the same, `words` itself is returned.
         dimension : int
         """
 

@@ -29,7 +29,7 @@ class TableRows:
     marks : mapping of name to int32[n] or float32[n]
         ``last``, the step of each row's last update, and the marks of eviction rules.
     policies : mapping of name to array
-        What the table's rules remember besides the rows, named ``admission.…`` and ``eviction.…``. The arrays
+        The state of the table's rules besides the rows, named ``admission.…`` and ``eviction.…``. The arrays
         of one rule have the same length, and its ``….ids`` or ``….shards`` identifies the owner of each
         entry.
     """

@@ -35,7 +35,7 @@ class Slot:
     per_element : bool
         True: as wide as the row. False: one number per row.
     initial_option : str, optional
-        The option that holds the initial value; without it that is 0.
+        The option that holds the initial value; without it, the initial value is 0.
     """
 
     name: str
@@ -62,7 +62,7 @@ class Rows:
 
 
 class RowRule(Protocol):
-    """Steps the rows of one update. The result of a row must depend on that row and the options alone."""
+    """Steps the rows of one update. A row's result must depend only on that row and the options."""
 
     slots: ClassVar[tuple[Slot, ...]]
 
@@ -99,7 +99,7 @@ class SGD:
 
 
 class Momentum:
-    """``torch.optim.SGD`` with momentum; rows without a gradient keep theirs."""
+    """``torch.optim.SGD`` with momentum; rows without a gradient keep their momentum."""
 
     slots: ClassVar[tuple[Slot, ...]] = (Slot("momentum_buffer"),)
 

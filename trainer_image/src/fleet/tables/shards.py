@@ -1,7 +1,7 @@
 """The virtual shard of an id, and the server that holds each shard.
 
-A table has a fixed number of virtual shards for life. The shard of an id depends on the id alone; only the
-map from shards to servers changes with the number of servers. So whatever is done per shard (admission,
+The number of a table's virtual shards never changes. The shard of an id depends on the id alone; only the
+map from shards to servers changes with the number of servers. So all work per shard (admission,
 eviction, files of a checkpoint) gives the same result on any number of servers.
 """
 
@@ -47,7 +47,7 @@ class Placement:
     servers : tuple of int
         The index of the server of each shard.
     version : int
-        Rises with each change.
+        Increases with each change.
     """
 
     servers: tuple[int, ...]

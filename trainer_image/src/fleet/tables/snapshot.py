@@ -1,8 +1,8 @@
 """Snapshots of a table: all rows as of one step, or those that changed since an earlier one.
 
-Updates continue while a snapshot is read. What an update is about to change is copied first, until the
-snapshot has returned it. So a snapshot takes the memory of one part and of the rows that change meanwhile.
-Rows are read in the order of storage, which suits rows on a disk.
+Updates continue while a snapshot is read. A row that the snapshot has not returned yet is copied before an
+update changes it. So a snapshot needs memory for one part and for the rows that change meanwhile. Rows are
+read in the order of storage, which suits rows on a disk.
 """
 
 from collections.abc import Iterator, Mapping
@@ -76,7 +76,7 @@ class Snapshot:
 
     @property
     def none(self) -> TableRows:
-        """No rows, with the types and shapes of the parts."""
+        """An empty set of rows with the dtypes and shapes of the parts."""
         return self._layout.table_rows(
             np.zeros(0, dtype=np.int64), torch.empty(0, self._layout.width, dtype=torch.float32)
         )
@@ -102,7 +102,7 @@ class Snapshot:
         self._copies = RowMemory(self._layout.width + _EXTRA)
 
     def parts(self) -> Iterator[TableRows]:
-        """Yield all rows, some at a time, in no order, without policies. Call it once."""
+        """Yield all rows in parts, in no particular order, without policies. Call it once."""
         for numbers in self._runs():
             numbers = numbers[~self._returned[numbers]]
             ids, existed, words = self._read(numbers)
@@ -170,8 +170,8 @@ class Snapshot:
 class RemovedIds:
     """Ids that lost their rows since the last snapshot of the whole table, with the step at which they did.
 
-    Nothing is remembered before the first such snapshot. If the ids outnumber the rows of that snapshot, all
-    are forgotten: a delta would be no smaller than another snapshot of the whole table.
+    No ids are recorded before the first such snapshot. If the ids outnumber the rows of that snapshot, all
+    are dropped: a delta would be no smaller than another snapshot of the whole table.
     """
 
     def __init__(self) -> None:
@@ -187,11 +187,11 @@ class RemovedIds:
         return self._steps.nbytes
 
     def begin(self, step: int, num_rows: int) -> None:
-        """Start again at a snapshot of the whole table, which has `num_rows` rows."""
+        """Restart from a snapshot of the whole table, which has `num_rows` rows."""
         self._steps, self._base, self._most = IdMap(), step, max(_MIN_REMOVED, num_rows)
 
     def add(self, ids: NDArray[np.int64], step: int) -> None:
-        """Remember ids that lost their rows."""
+        """Record ids that lost their rows."""
         if self._base is None:
             return
         self._steps.put(ids, step)

@@ -41,10 +41,10 @@ class RowStore(Protocol):
 
     @property
     def num_on_disk(self) -> int:
-        """Rows on disk. Any thread may ask."""
+        """The number of rows on disk. Any thread may read it."""
 
     def resize(self, size: int) -> None:
-        """Make room for row numbers below `size`."""
+        """Extend the store to row numbers below `size`."""
 
     def read(self, numbers: Numbers, num_words: int | None = None) -> Tensor:
         """Return copies of rows, or of their first words; float32[n, num_words]."""
@@ -61,7 +61,7 @@ class RowStore(Protocol):
     def runs(self, end: int, at_once: int) -> Iterator[Numbers]:
         """Yield all row numbers below `end`, `at_once` at a time, in the order in which they are best read.
 
-        Rows may be written in between. A number may be yielded more than once.
+        Rows may be written between two yields. A number may be yielded more than once.
         """
 
 
@@ -87,7 +87,7 @@ class Memory:
 
 @dataclass(frozen=True)
 class LocalDisk:
-    """Keeps the most frequently updated rows in memory, the others in a file that ends with the process.
+    """Keeps the most frequently updated rows in memory, the others in a file deleted at the process's end.
 
     Nothing is ever read that another process has written; only checkpoints are durable.
 
@@ -172,8 +172,9 @@ class _OnDisk:
     """Some rows in slots of memory, the others in a file; see `RowStore`.
 
     Replacement is an approximate LRU-2: memory holds the rows whose second-to-last write is the most recent.
-    The time between two writes predicts the next use better than the time of the last one, so rows that come
-    once displace nothing; they go straight to the file. Reads move no rows between memory and file.
+    The time between two writes predicts the next use better than the time of the last one, so rows that are
+    updated only once displace nothing; they are written directly to the file. Reads move no rows between
+    memory and file.
     """
 
     def __init__(self, width: int, memory: int, directory: str | None) -> None:
@@ -269,7 +270,7 @@ class _OnDisk:
             self._place(numbers[coming], records[coming], before[coming])
 
     def _place(self, numbers: Numbers, records: Records, before: NDArray[np.int32]) -> None:
-        """Write rows that are not in memory: to slots, or straight to the file."""
+        """Write rows that are not in memory to slots or directly to the file."""
         fresh = self._fresh_slots(numbers.size)
         slots, direct = self._evicted(
             fresh[0] if fresh.size else self._used, before, numbers.size - fresh.size
@@ -335,7 +336,7 @@ class _OnDisk:
         self._log.release(places[live])
 
     def _is_at(self, numbers: Numbers, places: Numbers) -> NDArray[np.bool_]:
-        """Return which rows are at these places of the file; the numbers of dead places are stale."""
+        """Return which rows are still at these places of the file; dead places have stale row numbers."""
         at: NDArray[np.bool_] = self._where.values.take(numbers, mode="clip") == _FIRST - places
         return at
 

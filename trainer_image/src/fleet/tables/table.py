@@ -1,7 +1,7 @@
 """One embedding table: look-ups, updates, admission and eviction of its rows.
 
-A row exists from its first update, or from when it was loaded, until it is evicted. Any other id reads as its
-first value, which is computed. So reading takes no memory and changes nothing.
+A row exists from its first update, or from the time at which it was loaded, until it is evicted. Any other id
+reads as its first value, which is computed. So reading needs no memory and changes nothing.
 """
 
 from collections.abc import Mapping
@@ -74,7 +74,7 @@ class Table:
         ----------
         ids : int64[n]
         counted : bool
-            Whether `statistics` counts the look-up, as for one that a trainer asks for.
+            Whether `statistics` counts the look-up, such as one that a trainer requested.
 
         Returns
         -------
@@ -122,7 +122,8 @@ class Table:
         options : mapping, optional
             Options of this step; they take precedence over the table's.
         rule : RowRule, optional
-            A rule without slots that steps rows this once instead of the table's; their state stays.
+            A rule without slots that replaces the table's rule for this update; the rows' state does not
+            change.
         keeps : bool
             Whether to return the values before the update.
 
@@ -292,7 +293,7 @@ class Table:
         rule: RowRule,
         keeps: bool,
     ) -> Tensor | None:
-        """Step rows that exist; return their values before if `keeps`."""
+        """Step existing rows; if `keeps`, return their previous values."""
         first = self._layout.words(self._first_values(ids[new]), {}, step, {}) if new.any() else None
         words = self._read(rows, new, first)
         values, state = self._layout.values(words), self._layout.state(words)
@@ -329,7 +330,7 @@ class Table:
         return row_type.unpack(row_type.pack(torch.from_numpy(values)), dimension)
 
     def _evict(self, ids: NDArray[np.int64], step: int) -> None:
-        """Apply each eviction rule to the virtual shards of an update; each sees what the one before left."""
+        """Apply each eviction rule to an update's shards; each sees the rows that the previous rule left."""
         shards = np.flatnonzero(np.bincount(shard_of(ids), minlength=SHARDS))
         for policy in self.config.eviction:
             touched = TouchedShards(shards, self._memory.num_rows[shards], self._touched[shards])

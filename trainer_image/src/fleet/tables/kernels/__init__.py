@@ -1,6 +1,6 @@
 """Loops in C over ids and rows, used if they were compiled when the package was installed.
 
-Each has a twin in NumPy or torch that gives the same bits and is used where the library is missing.
+Each has a NumPy or torch equivalent with bitwise-identical results, which is used if the library is missing.
 """
 
 import ctypes
@@ -35,7 +35,7 @@ def library() -> ctypes.CDLL | None:
 
 
 def add_rows(totals: Tensor, places: Tensor, rows: Tensor) -> Tensor:
-    """Add each row to the total at its place, in order; return the totals.
+    """Add each row to the total at its position, in order; return the totals.
 
     Parameters
     ----------
