@@ -57,17 +57,17 @@ class FleetError(Exception):
 
 
 class ConfigurationError(FleetError):
-    """A mistake of the user, found before any work started: a retry fails the same way."""
+    """A mistake of the user, found before any work started: a retry fails in the same way."""
 
     exit_code: ClassVar[int] = EXIT_CONFIGURATION
 
 
 class AlreadyJoinedError(ConfigurationError):
-    """A trainer of this id runs already, in this attempt or a later one."""
+    """A trainer with this id is already running, in this attempt or a later one."""
 
 
 class CheckpointError(ConfigurationError):
-    """A checkpoint cannot be loaded: it is incomplete, or of another training."""
+    """A checkpoint cannot be loaded: it is incomplete, or from another training run."""
 
 
 class DiskFullError(FleetError):
@@ -93,7 +93,7 @@ def disk_error(raised: Exception, sentence: str) -> FleetError:
 
 def meant(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
     """Return a question that suggests the closest known name; empty if none is close."""
-    from difflib import get_close_matches  # imported only for an error
+    from difflib import get_close_matches  # imported only when an error occurs
 
     close = get_close_matches(name, known, n=1, cutoff=cutoff)
     return f" (did you mean {close[0]}?)" if close else ""

@@ -53,7 +53,7 @@ def commands(arguments: argparse.Namespace, environ: Mapping[str, str]) -> list[
     arguments
         The result of :func:`parse`.
     environ
-        The environment that they inherit.
+        The environment that the processes inherit.
 
     Raises
     ------
@@ -83,7 +83,7 @@ def commands(arguments: argparse.Namespace, environ: Mapping[str, str]) -> list[
 
 
 def _servers(arguments: argparse.Namespace) -> list[tuple[str, int]]:
-    """Return host and port of each server, from --endpoints or counted up from --start_port."""
+    """Return the host and port of each server, from --endpoints or numbered from --start_port."""
     wanted = arguments.server_num
     number = None if wanted is None else flags.whole_number("--server_num", wanted, least=1, most=1024)
     if not arguments.endpoints:
@@ -145,14 +145,14 @@ def _worker_role(index: int) -> dict[str, str]:
 
 
 def _print_programs(started: Sequence[Command]) -> int:
-    """Have each server and worker 0 print its programs, one after the other; return the exit status."""
+    """Run each server and worker 0 in turn, to print their programs; return the exit status."""
     for command in started:
         if not command.is_server and command.name != "worker 0":
             continue
         where = command.environ.get("PADDLE_CURRENT_ENDPOINT", "the others' differ in their trainer_id")
         print(f"// {command.name} ({where})", flush=True)
         environ = {**command.environ, "FLEET_PRINT_PROGRAM": "1"}
-        # Supervised like a worker: a server that prints ends by itself, and is no leftover of ended workers.
+        # Supervised like a worker: a server that only prints ends by itself, instead of after the workers.
         status = supervisor.run([replace(command, is_server=False, environ=environ)], None)
         if status:
             return status

@@ -1,4 +1,4 @@
-"""Metrics over the samples of all trainers: each trainer counts its own, and `compute` adds the counts."""
+"""Metrics over the samples of all trainers: each counts its own samples, and `compute` adds the counts."""
 
 from collections.abc import Callable
 from math import nan
@@ -115,7 +115,8 @@ class Mean:
         ----------
         values : number, array or tensor
         count : int
-            Samples that each number is already the mean of, such as the batch size for a batch's loss.
+            The number of samples over which each number is already a mean, such as the batch size for a
+            batch's loss.
         """
         numbers = _flat("Mean", "values", values)
         self._total += float(numbers.sum(dtype=np.float64)) * count
@@ -169,7 +170,7 @@ class Sum:
 
 
 class Accuracy:
-    """Share of samples with the right label, over the samples of all trainers.
+    """Share of correctly labelled samples among the samples of all trainers.
 
     Parameters
     ----------
@@ -259,7 +260,7 @@ class Metrics:
 
 
 def _flat(metric: str, what: str, values: Any) -> npt.NDArray[Any]:
-    """Return a script's numbers in one dimension.
+    """Return a script's numbers as a one-dimensional array.
 
     Raises
     ------

@@ -60,7 +60,8 @@ class Batch(NamedTuple):
 class CriteoFiles(IterableDataset[Batch]):
     """Batches of the lines of files, in order.
 
-    Use it with ``DataLoader(dataset, batch_size=None)``. With n worker processes, each reads every n-th line.
+    Use the data set with ``DataLoader(dataset, batch_size=None)``. With n worker processes, each reads every
+    n-th line.
 
     Parameters
     ----------
@@ -69,7 +70,7 @@ class CriteoFiles(IterableDataset[Batch]):
     batch_size : int
         Lines per batch; a smaller last batch is dropped, so that all batches have the same size.
     hash_size : int
-        Ids are below it.
+        Ids are 0 to `hash_size`, exclusive.
     share : tuple of two int
         Index of a trainer and number of trainers; the trainer reads every n-th line. ``(0, 1)`` reads all.
 
@@ -172,7 +173,7 @@ def _opened(path: Path) -> IO[bytes] | gzip.GzipFile:
 
 
 def _parse(text: bytes) -> _Line | str:
-    """Parse a line; return what is wrong with it if it is malformed."""
+    """Parse a line; if it is malformed, return the reason."""
     label, *fields = text.rstrip(b"\r\n").split(b"\t")
     if len(fields) + 1 != _FIELDS:
         return f"of {len(fields) + 1} fields, expected {_FIELDS}"

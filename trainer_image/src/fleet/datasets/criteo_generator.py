@@ -41,7 +41,7 @@ def write(path: Path, lines: int, *, vocabulary: int = 10_000, skew: float = 1.0
     skew : float
         The r-th category has a frequency proportional to ``r ** -skew``.
     seed : int
-        Seed of the lines. The weights do not depend on it, so files of several seeds have the same ground
+        Seed of the lines. The weights do not depend on it, so files with different seeds have the same ground
         truth.
 
     Returns
@@ -93,7 +93,7 @@ def _opened(path: Path) -> IO[bytes] | gzip.GzipFile:
 
 
 def main() -> None:
-    """Write the files of the command line; print the quality of a perfect model on each."""
+    """Write the files named on the command line; print the quality of a perfect model on each."""
     parser = argparse.ArgumentParser(description="Generate files in the format of Criteo's click logs.")
     parser.add_argument("files", nargs="+", type=Path)
     parser.add_argument("--lines", type=int, default=100_000, help="lines of each file")

@@ -1,1 +1,1 @@
-"""What a job passes to its processes in environment variables, apart from their roles."""
+"""The settings, apart from roles, that a job passes to its processes in environment variables."""

@@ -20,12 +20,12 @@ class Deadlines:
 
     @property
     def silent_seconds(self) -> float:
-        """The silence after which the log names a peer: five heartbeats."""
+        """The duration of silence after which the log names a peer: five heartbeats."""
         return 5 * self.heartbeat_seconds
 
     @property
     def starting_seconds(self) -> float:
-        """The time to wait for peers that have not started yet: at least as long as for a lost one.
+        """The time to wait for peers that have not started yet: at least the deadline for a lost peer.
 
         The job's pendingDeadlineSeconds may be short, and ends when the pods run. The processes still have to
         import modules and load data before they join.
@@ -34,7 +34,7 @@ class Deadlines:
 
     @property
     def stalled_seconds(self) -> float:
-        """How long a peer that is alive may keep the others waiting.
+        """How long a live peer may keep the others waiting.
 
         It is much longer than the deadline for a lost peer, because an evaluation or a checkpoint on one
         trainer only is not a failure.

@@ -1,4 +1,4 @@
-"""Endpoints: ``host:port`` texts, checked in the same way wherever a user writes them."""
+"""Endpoints: ``host:port`` texts, checked in the same way in every setting that contains them."""
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -15,15 +15,15 @@ _MOST: Final = 1_000_000
 
 
 def split_endpoints(value: str | Iterable[str]) -> list[str]:
-    """Return the endpoints of a comma separated text, or of a list, without blanks around them.
+    """Return the endpoints of a comma-separated text, or of a list, without surrounding blanks.
 
     A range in a text stands for each of its numbers, the last range varying fastest: ``t-[0-1]:[6170-6171]``
-    is ``t-0:6170,t-0:6171,t-1:6170,t-1:6171``. A range with a stride rises by it for each number of the range
-    before: ``t-[0-1]:[6170-6171+9]`` is ``t-0:6170,t-0:6171,t-1:6179,t-1:6180``.
+    is ``t-0:6170,t-0:6171,t-1:6170,t-1:6171``. A range with a stride is raised by it for each number of the
+    previous range: ``t-[0-1]:[6170-6171+9]`` is ``t-0:6170,t-0:6171,t-1:6179,t-1:6180``.
     """
     if isinstance(value, str):
         return [endpoint for part in value.split(",") for endpoint in _expanded(part.strip())]
-    # A list may hold anything; as text it is refused like any other text that is not host:port.
+    # A list may hold anything; converted to text, an element is rejected like any text that is not host:port.
     return [str(part).strip() for part in (value if isinstance(value, Iterable) else (value,))]
 
 
@@ -67,7 +67,7 @@ def _expanded(pattern: str) -> list[str]:
     """Return the endpoints of a pattern; without ranges, or with too many endpoints, the text itself."""
     ranges = [(int(first), int(last), int(stride or 0)) for first, last, stride in _RANGE.findall(pattern)]
     lengths = [last + 1 - first for first, last, _ in ranges]
-    follows_none = bool(ranges) and ranges[0][2] > 0  # a stride with no range before it
+    follows_none = bool(ranges) and ranges[0][2] > 0  # a stride without a previous range
     if follows_none or min(lengths, default=1) < 1 or prod(lengths) > _MOST:
         return [pattern]
     head, *tails = _RANGE.split(pattern)[:: _RANGE.groups + 1]
@@ -79,7 +79,7 @@ def _expanded(pattern: str) -> list[str]:
 
 
 def _numbers(ranges: Sequence[tuple[int, int, int]], places: Sequence[int]) -> Iterator[int]:
-    """Yield the number at an index of each range, raised by its stride for each index of the range before."""
+    """Yield each range's number at its index, raised by its stride for each index of the previous range."""
     before = 0
     for (first, _, stride), place in zip(ranges, places, strict=True):
         yield first + place + stride * before

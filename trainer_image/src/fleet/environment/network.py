@@ -1,7 +1,8 @@
-"""The network interface over which trainers reach each other, on a node that has many.
+"""The network interface over which trainers reach each other, on a node with several interfaces.
 
 A pod on its node's network (``FLEET_HOST_NETWORK``) also sees the node's bridges and the ends of other pods'
-links. gloo and NCCL would choose one by its name or its order; the right one routes to trainer 0.
+links. gloo and NCCL would choose one by its name or its order; the right interface is the one that routes to
+trainer 0.
 """
 
 import fcntl
@@ -30,7 +31,7 @@ _IPV6 = Path("/proc/net/if_inet6")
 def choose_interface(
     host: str, port: int, environ: MutableMapping[str, str], patience_seconds: float = 0.0
 ) -> None:
-    """Let gloo and NCCL use the interface that routes to trainer 0, unless the environment names one.
+    """Make gloo and NCCL use the interface that routes to trainer 0, unless the environment names one.
 
     Parameters
     ----------
@@ -39,7 +40,7 @@ def choose_interface(
     environ : mutable mapping
         The environment of the training processes; nothing is changed unless it has ``FLEET_HOST_NETWORK``.
     patience_seconds : float
-        How long to wait until the host's name has an address: a pod's name gets one with the pod.
+        How long to wait until the host's name resolves: a pod's name resolves only once the pod runs.
     """
     unset = [name for name in _VARIABLES if name not in environ]
     if not (environ.get("FLEET_HOST_NETWORK") and unset and sys.platform == "linux"):
@@ -109,6 +110,6 @@ def _first_ipv4(interface: str) -> bytes | None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         try:
             answer = fcntl.ioctl(any_socket, _GET_ADDRESS, struct.pack("16s240x", interface.encode()))
-        except OSError:  # it has no address
+        except OSError:  # the interface has no address
             return None
     return answer[20:24]

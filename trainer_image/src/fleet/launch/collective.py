@@ -105,15 +105,15 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def visible_gpus(environ: Mapping[str, str]) -> int:
-    """Count the GPUs that a worker in this environment would see.
+    """Return the number of GPUs that a worker in this environment would see.
 
-    Only CUDA can resolve ``CUDA_VISIBLE_DEVICES`` (UUIDs, MIG slices, missing indexes), so a process of its
-    own asks torch. On a machine without a GPU driver it does not: torch takes seconds to import.
+    Only CUDA can resolve ``CUDA_VISIBLE_DEVICES`` (UUIDs, MIG slices, missing indexes), so a separate process
+    queries torch. On a machine without a GPU driver none is started, because torch takes seconds to import.
 
     Raises
     ------
     ConfigurationError
-        Torch gives no number; the message says what to do instead.
+        Torch reports no number; the message describes the alternative.
     """
     hidden = environ.get("CUDA_VISIBLE_DEVICES", "all").strip() in ("", "-1")
     if hidden or not has_device_files():
@@ -149,7 +149,7 @@ def node(
     count_gpus: Callable[[Mapping[str, str]], int] = visible_gpus,
     has_gpu: Callable[[], bool] = has_device_files,
 ) -> Node:
-    """Describe this node by the flags, else by the environment, else as the only one.
+    """Describe this node by the flags, otherwise by the environment, otherwise as the only node.
 
     Parameters
     ----------
@@ -181,7 +181,7 @@ def node(
 
 
 def _selected(gpus: str, environ: Mapping[str, str]) -> str:
-    """Return the selected GPUs in the form of CUDA_VISIBLE_DEVICES; they count among the visible ones."""
+    """Return the selected GPUs in the form of CUDA_VISIBLE_DEVICES; flags number the visible GPUs."""
     limit = environ.get("CUDA_VISIBLE_DEVICES")
     if not gpus or limit is None:
         return gpus
@@ -201,7 +201,7 @@ def _selected(gpus: str, environ: Mapping[str, str]) -> str:
 
 
 def grace_seconds(arguments: argparse.Namespace, environ: Mapping[str, str]) -> float:
-    """Return how long workers may take to end after a signal to the launcher: most of its grace period."""
+    """Return the time for workers to end after a signal to the launcher: most of its grace period."""
     if arguments.grace_seconds is not None:
         return flags.whole_number("--grace_seconds", arguments.grace_seconds, least=0)
     if _value(environ, "NNODES") is None and not arguments.use_paddlecloud:
@@ -296,7 +296,7 @@ def _paddlecloud_hosts(environ: Mapping[str, str]) -> tuple[tuple[str, ...], int
 
 
 def _paddlecloud_port(environ: Mapping[str, str], num_local: int) -> str | None:
-    """Return the first port that PaddleCloud gives the workers of a node; None if it gives too few."""
+    """Return the first port that PaddleCloud assigns to a node's workers; None if it assigns too few."""
     first = environ.get("PADDLE_PORT")
     for name in ("PADDLE_PORTS_NUM", "TRAINER_PORTS_NUM"):
         if first and environ.get(name) and flags.whole_number(name, environ[name], least=0) < num_local:
@@ -414,7 +414,7 @@ def commands(place: Node, arguments: argparse.Namespace, environ: Mapping[str, s
     choose_interface(place.master_host, place.master_port, shared, patience_seconds)
     shared.setdefault("FLEET_JOB_NAME", "launch")
     shared.setdefault("FLEET_JOB_UID", str(uuid.uuid4()))
-    if place.num_nodes == 1:  # the launchers of several nodes could not agree on a new one
+    if place.num_nodes == 1:  # the launchers of several nodes could not agree on a new key
         flags.give_key(shared)
     argv = flags.script_argv(arguments)
     endpoints = split_endpoints(place.endpoints) if place.endpoints else ()

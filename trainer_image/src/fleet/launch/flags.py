@@ -48,7 +48,7 @@ TORCHRUN_PREFIXES = ("PET_", "TORCHELASTIC_")
 
 
 def add_common_flags(parser: argparse.ArgumentParser, *, log_dir: str | None) -> None:
-    """Add the flags and the positional arguments that both launchers take."""
+    """Add the flags and the positional arguments that both launchers accept."""
     parser.add_argument(
         "--log_dir", help=f"directory of the log files (default: {log_dir or 'no files'}; empty: no files)"
     )
@@ -140,7 +140,7 @@ def _is_address(host: str) -> bool:
 
 
 def base_environ(environ: Mapping[str, str], num_processes: int) -> dict[str, str]:
-    """Return the common environment of all processes: ours without a role, and a share of the cores each."""
+    """Return all processes' common environment: the launcher's without a role, and a share of the cores."""
     shared = {
         name: value
         for name, value in environ.items()
@@ -154,7 +154,7 @@ def base_environ(environ: Mapping[str, str], num_processes: int) -> dict[str, st
 
 
 def give_key(shared: dict[str, str]) -> None:
-    """Add a new job key, unless the environment has one."""
+    """Add a new job key to the environment, unless it has one."""
     if not shared.get("FLEET_JOB_KEY") and not shared.get("FLEET_JOB_KEY_FILE"):
         shared["FLEET_JOB_KEY"] = secrets.token_hex(KEY_BYTES)
 

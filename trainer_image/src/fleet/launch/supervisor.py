@@ -7,7 +7,8 @@
 2. Stopping sends SIGTERM to each process. When they have ended, or STOP_SECONDS later, it sends SIGKILL to
    everything that still runs, their children included. If the launcher itself was stopped, the processes get
    its own grace period.
-3. When every worker has ended well, the servers get SERVER_SECONDS to end by themselves. Stopping one after
+3. When every worker has ended with status 0, the servers get SERVER_SECONDS to end by themselves. Stopping
+one after
    that is not a failure: the training is done.
 
 Everything that a launcher has started ends with it:
@@ -93,7 +94,7 @@ class Process:
     """The end of its standard error, if that passes through the launcher."""
 
     def forward_errors(self) -> bool:
-        """Copy its pending standard error to ours; return whether there was any."""
+        """Copy the process's pending standard error to the launcher's; return whether there was any."""
         if self.popen.stderr is None:
             return False
         try:
@@ -110,21 +111,21 @@ class Process:
         return True
 
     def last_lines(self) -> list[str]:
-        """Return the end of its log, as far as the launcher knows it; a long log is not read as a whole."""
+        """Return the end of the process's log, if the launcher has it; a long log is not read as a whole."""
         tail = self.errors
         if self.log_path is not None:
             with self.log_path.open("rb") as file:
                 file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
                 tail = file.read(TAIL_BYTES)
         else:
-            for _ in range(MAX_READS):  # bounded: children that it left behind may still write
+            for _ in range(MAX_READS):  # bounded: children left behind by the process may still write
                 if not self.forward_errors():
                     break
             tail = self.errors
         return tail.decode(errors="replace").splitlines()[-TAIL_LINES:]
 
     def poll(self) -> None:
-        """Record the end, once."""
+        """Record the end of the process, once."""
         if self.status is None and (code := self.popen.poll()) is not None:
             self.status = code if code >= 0 else 128 - code
             self.ended_at = time.monotonic()
@@ -142,7 +143,7 @@ class Process:
 
 @dataclass(frozen=True)
 class Stop:
-    """A stop of everything, begun at the time `since`, which may take `seconds`."""
+    """A stop of all processes: it began at the time `since`, and may take `seconds`."""
 
     reason: str
     status: int
@@ -238,7 +239,7 @@ class _Signals:
         """Do nothing: Python writes to the wake-up descriptor only for signals that have a handler."""
 
     def wait(self, seconds: float | None, started: Sequence[Process] = ()) -> list[int]:
-        """Wait for a signal or for output on standard error, which is forwarded; return the stop signals."""
+        """Wait for a signal or for standard error output, and forward the output; return the stop signals."""
         errors = {each.popen.stderr.fileno(): each for each in started if each.popen.stderr is not None}
         readable, _, _ = select.select([self._reader, *errors], [], [], seconds)
         for descriptor in readable:
@@ -267,7 +268,8 @@ def run(commands: Sequence[Command], log_dir: Path | None, grace_seconds: float 
     commands
         The processes to start, in this order.
     log_dir
-        The folder of the log files, one for each process; with None all processes share our output.
+        The folder of the log files, one for each process; with None all processes share the launcher's
+        output.
     grace_seconds : float
         How long the processes may take to end after a signal to the launcher.
 
@@ -362,7 +364,7 @@ def _output(path: Path | None) -> Iterator[BinaryIO | None]:
 
 
 def _die_with(launcher: int) -> Callable[[], None] | None:
-    """Return a function with which a new process asks the kernel to kill it when the launcher dies."""
+    """Return a function by which a new process has the kernel kill it when the launcher dies."""
     if _libc is None:
         return None
     prctl = _libc.prctl
@@ -377,7 +379,7 @@ def _die_with(launcher: int) -> Callable[[], None] | None:
 
 def _end_all(started: Sequence[Process], signals: _Signals) -> list[int]:
     """Kill and reap all processes and the children they left behind; return those that survive."""
-    inherits = _children() is not None  # else we know leftover children only by their group
+    inherits = _children() is not None  # otherwise leftover children are known only by their group
     for running in started:
         if running.status is None or not inherits:
             running.kill_group()
@@ -428,9 +430,9 @@ def _unkillable(pid: int, name: str) -> str:
 
 
 def _explain(decision: Decision) -> None:
-    """Print why everything stops; for a failure, show the end of its log and write a termination message."""
+    """Print the reason for a stop; after a failure, show the log's end and write a termination message."""
     failed = decision.failed
-    lines = [] if failed is None else failed.last_lines()  # forwards its errors before we print
+    lines = [] if failed is None else failed.last_lines()  # forwards its errors first
     _say(f"{decision.reason}; stopping the others")
     if failed is None:
         return
@@ -450,7 +452,7 @@ def _explain(decision: Decision) -> None:
 
 
 def _exception(lines: Sequence[str]) -> str:
-    """Return the exception of the last traceback, without torch's prefix; its head may be cut off."""
+    """Return the exception of the last traceback, without torch's prefix; its first lines may be missing."""
     exception, inside, above = "", True, ""
     for line in (RANK.sub("", each, count=1) for each in lines):
         if line.endswith(TRACEBACK):

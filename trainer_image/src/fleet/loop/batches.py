@@ -33,9 +33,9 @@ _LOADER_OPTIONS: Final = (
 
 
 class Batches(Generic[Batch]):
-    """A loader that iterates differently.
+    """A loader with another iteration.
 
-    Apart from iteration it is the loader: ``len()`` is that of the whole epoch, and every attribute is the
+    In all other respects it is the loader: ``len()`` is that of the whole epoch, and every attribute is the
     loader's.
 
     Parameters
@@ -56,7 +56,7 @@ class Batches(Generic[Batch]):
         return len(self._loader)  # type: ignore[arg-type]  # the loader raises the error if it has no length
 
     def __getattr__(self, name: str) -> Any:
-        if name == "_loader":  # copy.copy asks before __init__ has run
+        if name == "_loader":  # copy.copy reads attributes before __init__ has run
             raise AttributeError(name)
         return getattr(self._loader, name)
 
@@ -134,8 +134,8 @@ def rest_of(batches: Iterable[Batch], made: int) -> Iterator[Batch]:
     Parameters
     ----------
     batches : iterable
-        A sequence, or a DataLoader of an indexed dataset, is entered in the middle without loading what comes
-        before. Of anything else the first batches are read and dropped.
+        A sequence, or a DataLoader of an indexed dataset, is entered in the middle without loading the
+        earlier samples. With any other iterable, the first batches are read and dropped.
     made : int
         How many batches to skip.
     """
@@ -158,7 +158,7 @@ def rest_of(batches: Iterable[Batch], made: int) -> Iterator[Batch]:
 
 
 class _Rest(Sampler[Any]):
-    """A sampler without its first samples or batches."""
+    """The rest of a sampler, without its first samples or batches."""
 
     def __init__(self, sampler: Iterable[Any], made: int) -> None:
         self._sampler = sampler
@@ -169,7 +169,7 @@ class _Rest(Sampler[Any]):
 
 
 def _rest_of_loader(loader: DataLoader[Batch], made: int) -> DataLoader[Batch]:
-    """Return a loader of the remaining batches of one epoch; its workers end with it."""
+    """Return a loader of the remaining batches of one epoch; its workers end with the iteration."""
     options = {name: getattr(loader, name) for name in _LOADER_OPTIONS if hasattr(loader, name)}
     if loader.batch_sampler is None:
         return DataLoader(batch_size=None, sampler=_Rest(loader.sampler, made), **options)
@@ -182,8 +182,8 @@ def prefetch(batches: Iterable[Batch], ids: Mapping[Any, Callable[[Batch], Any]]
     ``for x, y in fleet.prefetch(loader, {model.users: lambda batch: batch[0]}):``
 
     The rows of the first batch are fetched when they are needed, and so are those of a batch that belongs to
-    the same step as the one before. In sync mode the training stays the same to the bit. In the other modes a
-    batch sees rows from before the step that precedes it.
+    the same step as the previous batch. In sync mode the results are bitwise-identical to those without
+    prefetching. In the other modes a batch sees its rows as they were before the previous step.
 
     Parameters
     ----------
@@ -196,7 +196,7 @@ def prefetch(batches: Iterable[Batch], ids: Mapping[Any, Callable[[Batch], Any]]
     Returns
     -------
     iterable
-        Apart from iteration it is `batches`.
+        An object that behaves as `batches` does, apart from iteration.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""``fleet.epochs`` and ``fleet.steps``: a script's loops, which resume where the training is.
+"""``fleet.epochs`` and ``fleet.steps``: a script's loops, which resume at the current step of the training.
 
 Loops run in sequence: each covers the steps after those of the previous loop. When the script asks for the
 first batch, the number of steps made determines the remaining epochs and batches, and how often schedulers
@@ -32,7 +32,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The position of a training in its loops, in a form that does not depend on the number of trainers.
+    """The position of a training run in its loops, in a form independent of the number of trainers.
 
     With more trainers, each one's share of the data has fewer batches. So the position counts steps relative
     to those of an epoch: completed epochs stay completed, and the same part of the current one is done.
@@ -42,9 +42,9 @@ class Place:
     loops : int
         The number of loops before the current one.
     steps : int
-        The steps made of the current loop.
+        The number of steps made in the current loop.
     per_epoch : int
-        The steps of one epoch of it; at least 1.
+        The number of steps in one epoch of the current loop; at least 1.
     """
 
     loops: int
@@ -54,8 +54,8 @@ class Place:
     def steps_of(self, loop: int, per_epoch: int, epochs: int) -> int | None:
         """Return how many steps of a loop are done; None for a loop after this position.
 
-        The part of the current epoch is rounded down: a batch may be trained on twice, and none is left out
-        if the shares divide evenly.
+        The completed part of the current epoch is rounded down: a batch may be used twice, but none is left
+        out if the shares divide evenly.
         """
         if loop != self.loops:
             return epochs * per_epoch if loop < self.loops else None
@@ -64,7 +64,7 @@ class Place:
 
 
 class Loops:
-    """Assigns the steps of a training to its loops: each loop covers the steps after the one before."""
+    """Assigns the steps of a training run to its loops: each covers the steps after the previous loop."""
 
     def __init__(self) -> None:
         self._covered: int | None = 0
@@ -111,7 +111,7 @@ class Loops:
         self._covered = None if steps is None else base + steps
 
     def place(self, made: int) -> Place | None:
-        """Return the position of a training that has made `made` steps; None if unknown."""
+        """Return the position of a training run that has made `made` steps; None if unknown."""
         loop, base, per_epoch = self._current
         # A checkpoint loaded meanwhile may be older than the loop.
         return Place(loop, max(0, made - base), per_epoch) if per_epoch else None
@@ -140,7 +140,7 @@ class _Entry:
 
 
 class LoopCalls(ABC):
-    """The loops of a training whose steps the subclass counts."""
+    """The loops of a training run; the subclass counts its steps."""
 
     _warned = False
     """Whether the warning about steps and batches that do not match was logged."""
@@ -180,11 +180,13 @@ class LoopCalls(ABC):
             another iterable that is not a sequence, it is read from the beginning of the epoch to find a
             batch.
         scheduler : LRScheduler or sequence of them, optional
-            What the script steps at the end of each epoch; it is first brought to its present state.
+            The schedulers that the script steps at the end of each epoch; they are first advanced to the
+            current step.
         step_scheduler : LRScheduler or sequence of them, optional
-            What the script steps after each ``optimizer.step()``; likewise.
+            The schedulers that the script steps after each ``optimizer.step()``; likewise.
         batches_per_step : int
-            How many batches one ``optimizer.step()`` takes. A remainder at the end of an epoch makes no step.
+            The number of batches for one ``optimizer.step()``. A remainder at the end of an epoch makes no
+            step.
         seed : int
             The seed of the shuffle, if the loader has no generator of its own.
 
@@ -239,7 +241,7 @@ class LoopCalls(ABC):
         batches_per_step: int = 1,
         seed: int = 0,
     ) -> Iterator[Batch]:
-        """Iterate over the remaining batches of a single pass, each of which is for one step.
+        """Iterate over the remaining batches of a single pass over the data.
 
         ``for step in fleet.steps(range(1000)):`` in place of ``for step in range(1000):``, or ``for x, y in
         fleet.steps(loader):`` without epochs. In a process that trains alone, all batches remain.
@@ -249,7 +251,7 @@ class LoopCalls(ABC):
         batches : iterable
             As `loader` of `epochs`.
         scheduler : LRScheduler or sequence of them, optional
-            What the script steps after each ``optimizer.step()``.
+            The schedulers that the script steps after each ``optimizer.step()``.
         batches_per_step, seed : int
             As of `epochs`.
 
@@ -299,7 +301,7 @@ class LoopCalls(ABC):
     def _enter(
         self, loader: Iterable[Batch], start: int | None, rest: Callable[[], Iterator[Batch]]
     ) -> Callable[[], Iterator[Batch]]:
-        """Return the iteration over the rest of an epoch; once a step was made it is over all of it again."""
+        """Return an iterator over the rest of an epoch; after its first step, over the whole epoch."""
         return lambda: rest() if self._steps_made() == start else iter(loader)
 
     def _compare_steps(self, epoch: int, before: int | None, expected: int) -> None:
@@ -375,7 +377,7 @@ def _check_count(call: str, name: str, value: object, least: int) -> None:
 
 
 def _schedulers_of(call: str, given: Schedulers) -> tuple[Any, ...]:
-    """Return the schedulers that a script passed; refuse those that cannot be stepped for it."""
+    """Return the schedulers that a script passed; raise for those that cannot be advanced for it."""
     schedulers = tuple(given) if isinstance(given, Sequence) else () if given is None else (given,)
     for each in schedulers:
         step = getattr(each, "step", None)
@@ -400,10 +402,10 @@ def _schedulers_of(call: str, given: Schedulers) -> tuple[Any, ...]:
 
 
 def _advance(by_epoch: Sequence[Any], by_step: Sequence[Any], epochs: Sequence[int], steps: int) -> None:
-    """Step schedulers to the state that they have after these steps.
+    """Advance schedulers to their state after these steps.
 
-    A scheduler that was never stepped starts from the learning rates that it set when it was built: those in
-    the param groups may come from a checkpoint, and are then later ones.
+    A scheduler that was never stepped starts from the learning rates that it set when it was built: the rates
+    in the param groups may come from a checkpoint, and are then later ones.
 
     Parameters
     ----------
@@ -426,7 +428,7 @@ def _advance(by_epoch: Sequence[Any], by_step: Sequence[Any], epochs: Sequence[i
                 each.step()
 
     done = 0
-    with warnings.catch_warnings():  # a scheduler warns if no optimizer.step() came before
+    with warnings.catch_warnings():  # a scheduler warns if no optimizer.step() preceded it
         warnings.simplefilter("ignore", UserWarning)
         for epoch, length in enumerate(epochs):
             for count in range(done, done + length):
@@ -438,7 +440,7 @@ def _advance(by_epoch: Sequence[Any], by_step: Sequence[Any], epochs: Sequence[i
 
 
 def _times_stepped(scheduler: Any) -> int:
-    """Return how often a scheduler was stepped; a ChainedScheduler itself keeps no count."""
+    """Return how many times a scheduler was stepped; a ChainedScheduler itself keeps no count."""
     inner = getattr(scheduler, "_schedulers", ())
     counted = scheduler if hasattr(scheduler, "last_epoch") or not inner else inner[0]
     return int(counted.last_epoch)

@@ -1,4 +1,4 @@
-"""Bags of many features from tables on the parameter servers, with the interface of TorchRec's collection."""
+"""Bags of many features, from tables on parameter servers, with the interface of TorchRec's collection."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -89,7 +89,7 @@ class KeyedTensor:
         keyed : sequence of KeyedTensor
             All of one batch.
         groups : sequence of sequences of str
-            Names in any of them.
+            Names in any of `keyed`.
 
         Returns
         -------
@@ -123,7 +123,7 @@ class EmbeddingBagConfig:
         First values are uniform between these. By default the bounds are -1 and 1 divided by the square root
         of `num_embeddings`; without `num_embeddings`, first values are normal.
     first_values : FirstValues, optional
-        Replaces the two above.
+        Replaces the two bounds.
     rule : RowRule, optional
         How an update steps a row; by default as the optimizer does.
     options : dict
@@ -238,7 +238,7 @@ class EmbeddingBagCollection(Module):
         Parameters
         ----------
         features : KeyedIds
-            What the module will be called with.
+            The features with which the module will be called.
 
         Raises
         ------
@@ -278,7 +278,7 @@ class _Batch:
             )
 
     def of(self, features: Sequence[str], table: str) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return the concatenated ids, offsets and weights of some features.
+        """Return the ids, offsets and weights of some features, each concatenated.
 
         Returns
         -------
@@ -310,7 +310,7 @@ class _Batch:
 
 
 def _table_of(config: Any) -> DistributedTable:
-    """Return the table that a config of ours or TorchRec's describes."""
+    """Return the table that a config of this module or of TorchRec describes."""
     if (given := getattr(config, "table", None)) is not None:
         return given  # type: ignore[no-any-return]
     first_values: FirstValues | None = getattr(config, "first_values", None)

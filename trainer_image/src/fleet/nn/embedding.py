@@ -112,7 +112,7 @@ class DistributedEmbedding(Module):
         Parameters
         ----------
         ids : integer tensor, any shape
-            What the module will be called with.
+            The ids with which the module will be called.
 
         Raises
         ------

@@ -1,8 +1,7 @@
 """Embeddings and bags of embeddings from the distinct rows of a batch, by position.
 
 On a CPU, torch's own backward pass adds one row at a time with its general addition, which takes several
-times as long as everything else that is done with the rows of a batch. Here one C loop sums the gradient of
-each row.
+times as long as all other work on the rows of a batch. Here one C loop sums the gradient of each row.
 """
 
 from typing import Any
@@ -106,7 +105,7 @@ def offsets_of(lengths: Tensor) -> Tensor:
 
 
 def _sums_here(rows: Tensor) -> bool:
-    """Return whether to sum gradients with the C loop, not with torch."""
+    """Return whether to sum gradients with the C loop instead of torch."""
     return rows.requires_grad and rows.is_cpu and not torch.compiler.is_compiling()
 
 
@@ -172,7 +171,7 @@ def _bags_of(positions: Tensor, offsets: Tensor | None, num_bags: int) -> Tensor
 def _sum_at(positions: Tensor, gradient: Tensor, num_rows: int) -> Tensor:
     """Return the sum of the gradients of each row; float[num_rows, dimension]."""
     if torch.is_grad_enabled() and gradient.requires_grad:
-        # A second derivative is asked for: only torch's own operation has one.
+        # A second derivative is required: only torch's own operation has one.
         return gradient.new_zeros(num_rows, gradient.shape[1]).index_add(0, positions, gradient)
     sums: Tensor = torch.ops.fleet.sum_rows(positions, gradient, num_rows)
     return sums

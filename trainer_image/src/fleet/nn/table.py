@@ -54,13 +54,13 @@ class Touched:
     Attributes
     ----------
     order : int
-        Number of the look-up: gradients arrive in reverse order, and are summed in this one.
+        Number of the look-up: gradients arrive in reverse order, and are summed in the order of the look-ups.
     ids : int64[n]
         Distinct, ascending.
     rows : float32[n or more, dimension]
         The leaf.
     at : int64[n], optional
-        The position of each id in `rows`; None if they are the same.
+        The position of each id in `rows`; None if row i is that of id i.
     """
 
     order: int
@@ -83,7 +83,7 @@ class Touched:
 
 
 class RowSource(Protocol):
-    """Serves the rows of tables and takes their gradients: a trainer's session."""
+    """A trainer's session, which serves the rows of tables and receives their gradients."""
 
     def look_up(self, name: str, ids: NDArray[np.int64]) -> Tensor:
         """Return the rows of ids.
@@ -113,7 +113,7 @@ class RowSource(Protocol):
         """
 
     def touched(self, name: str, touched: Touched) -> None:
-        """Take the gradient of a look-up; called once for each, in the backward pass.
+        """Accept the gradient of a look-up; called once for each look-up, in the backward pass.
 
         Parameters
         ----------
@@ -146,14 +146,14 @@ class DistributedTable:
     row_type : RowType
         How values are stored: ``fleet.tables.Float32()`` or ``fleet.tables.BFloat16()``.
     admission : Admission, optional
-        Which ids get a row; without it each does with its first update.
+        Which ids get a row; without it, each id gets one with its first update.
     eviction : tuple of Eviction
         Which rows are evicted.
     storage : Storage
         Where the servers keep rows: ``fleet.tables.Memory()`` or ``fleet.tables.LocalDisk(memory=…)``.
     warm_start : callable, optional
         Returns ids and vectors that the table starts with; other ids start with `first_values`. It runs on
-        the servers only, each of which keeps its own part, so it must return the same everywhere.
+        the servers only, each of which keeps its own part, so it must return the same on every server.
     """
 
     name: str
@@ -244,7 +244,7 @@ class DistributedTable:
         ConfigurationError
             An id is out of range or not an integer, or there is no session.
         FleetError
-            The servers do not answer.
+            The servers do not respond.
         """
         flat, source = self.check(ids), self._bound()
         distinct, positions = distinct_ids(flat)
@@ -321,7 +321,7 @@ class DistributedTable:
         return self._source
 
     def _watch(self, rows: Tensor, ids: NDArray[np.int64], at: NDArray[np.int64] | None) -> None:
-        """Hand rows to the session once they have a gradient; until then only the graph holds them."""
+        """Pass rows to the session once they have a gradient; until then only the graph holds them."""
         source, order = self._source, next(_order)
 
         def ready(leaf: Tensor) -> None:
@@ -332,10 +332,10 @@ class DistributedTable:
 
 
 def to_device(values: Tensor, device: torch.device) -> Tensor:
-    """Copy values from host memory to a device. No thread waits; later work on the device does."""
+    """Copy values from host memory to a device. No thread waits for the copy; later device work does."""
     if device.type != "cuda":
         return values.to(device)
-    # A GPU copies pinned memory by itself; the driver would first copy other memory to a pinned buffer.
+    # A GPU copies pinned memory by itself; the driver must first copy any other memory to a pinned buffer.
     return values.pin_memory().to(device, non_blocking=True)
 
 
