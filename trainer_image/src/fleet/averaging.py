@@ -9,7 +9,7 @@ __all__ = ["LocalSGD", "PowerSGD"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LocalSGD:
-    """Local SGD: each trainer steps alone, and at intervals all take the mean of their parameters.
+    """Local SGD: trainers step independently, and average their parameters at intervals.
 
     Attributes
     ----------
@@ -53,7 +53,7 @@ class LocalSGD:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PowerSGD:
-    """Gradient matrices travel as products of two narrow ones; the error is added to the next gradient.
+    """Gradient matrices are sent as products of two narrow ones; the error is added to the next gradient.
 
     Attributes
     ----------

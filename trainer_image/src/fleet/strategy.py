@@ -68,7 +68,7 @@ ORIGINALS: Final[Mapping[str, str]] = {
     "exec_strategy": _EXECUTED,
     "build_strategy": _EXECUTED,
 }
-"""Fields of the original's strategy, and of `DistributedDataParallel`, and what to use instead."""
+"""Fields of Paddle's strategy, and of `DistributedDataParallel`, and what to use instead."""
 
 
 @dataclass(kw_only=True)
@@ -130,7 +130,7 @@ class DistributedStrategy:
 
     Notes
     -----
-    The original's ``DistributedStrategy`` holds a transpiler's config and how trainers send; ours adds what
+    Paddle's ``DistributedStrategy`` holds a transpiler's config and how trainers send; ours adds what
     PyTorch, collective training and the servers' kernels need.
     """
 
@@ -344,7 +344,7 @@ class DistributedStrategy:
 
 
 def strategy_of(given: DistributedStrategy | DistributeTranspilerConfig | None) -> DistributedStrategy:
-    """Return the strategy that a script passed; like the original, accept a transpiler's config too.
+    """Return the strategy that a script passed; like Paddle, accept a transpiler's config too.
 
     Raises
     ------
@@ -402,7 +402,7 @@ def create_sync_strategy(**fields: Unpack[StrategyFields]) -> DistributedStrateg
 
     Notes
     -----
-    The original's is ``StrategyFactory.create_sync_strategy()``.
+    Paddle's is ``StrategyFactory.create_sync_strategy()``.
     """
     return _create(DistributedMode.SYNC, fields)
 
@@ -427,7 +427,7 @@ def create_async_strategy(**fields: Unpack[StrategyFields]) -> DistributedStrate
 
     Notes
     -----
-    The original's is ``StrategyFactory.create_async_strategy()``.
+    Paddle's is ``StrategyFactory.create_async_strategy()``.
     """
     return _create(DistributedMode.ASYNC, fields)
 
@@ -452,7 +452,7 @@ def create_half_async_strategy(**fields: Unpack[StrategyFields]) -> DistributedS
 
     Notes
     -----
-    The original's is ``StrategyFactory.create_half_async_strategy()``.
+    Paddle's is ``StrategyFactory.create_half_async_strategy()``.
     """
     return _create(DistributedMode.HALF_ASYNC, fields)
 
@@ -479,13 +479,13 @@ def create_geo_strategy(update_frequency: int = 100, **fields: Unpack[StrategyFi
 
     Notes
     -----
-    The original's is ``StrategyFactory.create_geo_strategy(update_frequency=100)``.
+    Paddle's is ``StrategyFactory.create_geo_strategy(update_frequency=100)``.
     """
     return _create(DistributedMode.GEO, fields, geo_sgd_need_push_nums=update_frequency)
 
 
 class StrategyFactory:
-    """The four strategies under the original's name.
+    """The four strategies under Paddle's name.
 
     Notes
     -----

@@ -1,4 +1,4 @@
-"""Optimizers that do not import TorchDynamo until something compiles.
+"""Optimizers that do not import TorchDynamo until the script compiles a function.
 
 The first optimizer of a process imports ``torch._dynamo``, only to exclude some of its methods from
 compilation. The import takes much of the start-up time, and much memory, of every trainer and server; most of

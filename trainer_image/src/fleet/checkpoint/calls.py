@@ -83,7 +83,7 @@ class SavingCalls(ABC):
         Parameters
         ----------
         executor : Executor, optional
-            Accepted as in the original; not needed.
+            Accepted as in Paddle; not needed.
         dirname : path, optional
             The directory, as the servers see it; ``FLEET_CHECKPOINT_DIR`` otherwise.
         main_program : Program, optional
@@ -159,7 +159,7 @@ class SavingCalls(ABC):
         Parameters
         ----------
         executor : Executor, optional
-            Accepted as in the original; not needed.
+            Accepted as in Paddle; not needed.
         path : path, optional
             The folder, as the servers see it; ``FLEET_CHECKPOINT_DIR`` otherwise.
         train_status : TrainStatus, optional
@@ -207,7 +207,7 @@ class SavingCalls(ABC):
         executor, path
             As in `save_check_point`.
         trainer_id : int, optional
-            Accepted as in the original; not needed.
+            Accepted as in Paddle; not needed.
         main_program, fs
             As in `save_check_point`.
         ignore_empty : bool
@@ -299,7 +299,7 @@ class SavingCalls(ABC):
         Parameters
         ----------
         executor : Executor, optional
-            Accepted as in the original; not needed.
+            Accepted as in Paddle; not needed.
         dirname : path
             A directory that this trainer can reach; the job's checkpoint folder may be visible to the servers
             only.

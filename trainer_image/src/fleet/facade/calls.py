@@ -115,7 +115,7 @@ class FleetCalls(SavingCalls, LoopCalls, PublicNames):
             As for `Program.capture`: called as ``loss_fn(model, **feed)``, it returns the loss, a tensor of
             one element, or a dict of tensors that includes ``loss``.
         startup_program, parameter_list, no_grad_set : None
-            Other arguments of the original, which are refused by name unless they are None.
+            Other arguments of Paddle, which are refused by name unless they are None.
 
         Raises
         ------

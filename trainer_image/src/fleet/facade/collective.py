@@ -1,4 +1,4 @@
-"""The `fleet` singleton of a collective job: one object per process, with the original's methods."""
+"""The `fleet` singleton of a collective job: one object per process, with Paddle's methods."""
 
 import logging
 import os
@@ -52,7 +52,7 @@ class Fleet(FleetCalls):
 
     Notes
     -----
-    The original's ``fluid.incubate.fleet.collective.Collective``, whose singleton is also called ``fleet``.
+    Paddle's ``fluid.incubate.fleet.collective.Collective``, whose singleton is also called ``fleet``.
     """
 
     def __init__(self) -> None:
@@ -268,7 +268,7 @@ class Fleet(FleetCalls):
     ) -> torch.optim.Optimizer:
         """Make every backward pass average the gradients over all trainers.
 
-        All trainers first take trainer 0's parameters. The returned optimizer shares everything with
+        All trainers first copy trainer 0's parameters. The returned optimizer shares everything with
         `optimizer`, and adds ``no_sync()`` for several backward passes before one exchange.
 
         Parameters
@@ -395,7 +395,7 @@ class Fleet(FleetCalls):
 
 
 def _check(optimizer: torch.optim.Optimizer) -> None:
-    """Refuse an optimizer that cannot be distributed, before anything is exchanged."""
+    """Raise if an optimizer cannot be distributed, before anything is exchanged."""
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise ConfigurationError(
             f"distributed_optimizer: found {type(optimizer).__name__}; expected a torch.optim.Optimizer"

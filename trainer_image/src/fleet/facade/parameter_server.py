@@ -1,4 +1,4 @@
-"""The `fleet` singleton of a parameter-server job: one object per process, with the original's methods."""
+"""The `fleet` singleton of a parameter-server job: one object per process, with Paddle's methods."""
 
 import os
 from collections.abc import Callable
@@ -44,7 +44,7 @@ class Fleet(FleetCalls):
 
     Notes
     -----
-    The original's ``DistributedTranspiler`` of
+    Paddle's ``DistributedTranspiler`` of
     ``fluid.incubate.fleet.parameter_server.distribute_transpiler``, whose singleton is also called ``fleet``.
 
     Examples
@@ -100,7 +100,7 @@ class Fleet(FleetCalls):
         Parameters
         ----------
         model_dir : path, optional
-            The default `model_dir` of `init_server`, as in the original's documentation.
+            The default `model_dir` of `init_server`, as in Paddle's documentation.
 
         Returns
         -------
@@ -238,7 +238,7 @@ class Fleet(FleetCalls):
         return self._optimizer
 
     def init_server(self, model_dir: str | os.PathLike[str] | None = None) -> None:
-        """Cut this server's slices from the model of this process, and start to accept trainers.
+        """Copy this server's slices from the model of this process, and start to accept trainers.
 
         Parameters
         ----------
@@ -307,7 +307,7 @@ class Fleet(FleetCalls):
     def push_parameters(self) -> None:
         """Send the values that the script has written to parameters to the parameter servers.
 
-        In sync mode, every trainer must call this between the same two steps, and all take the first
+        In sync mode, every trainer must call this between the same two steps, and all receive the first
         trainer's values. In async and half-async mode, the caller's values replace the servers', and the
         other trainers get them with the next update. In GEO the call does nothing, because the next exchange
         includes the change. The optimizer's state is kept.

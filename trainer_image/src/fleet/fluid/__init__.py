@@ -1,4 +1,4 @@
-"""The interface that users of the original know: programs, the distribute transpiler and executors.
+"""The interface that users of Paddle know: programs, the distribute transpiler and executors.
 
 A program describes a training step as operators over variables. `ir` defines the data, `printer` formats a
 program, `serialise` writes and reads it, and `program` captures one from PyTorch. Programs and the transpiler

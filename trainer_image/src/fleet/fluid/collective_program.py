@@ -128,7 +128,7 @@ def _endpoints(mode: str, trainers: str | Iterable[str] | int) -> list[str]:
 
 
 def _meet(block: Block, kind: str, name: str, trainer_id: int, endpoints: list[str]) -> None:
-    """Append the operator with which trainers find each other."""
+    """Append the operator by which trainers rendezvous."""
     others: list[Attribute] = [each for each in endpoints if each != endpoints[trainer_id]]
     block.create_var(Variable(name, (1,), "uint8", persistable=True))
     named: dict[str, Attribute] = (

@@ -64,7 +64,7 @@ class Executor:
 
     Notes
     -----
-    The original's ``fluid.Executor``. This executor runs the PyTorch model and optimizer from which a program
+    Paddle's ``fluid.Executor``. This executor runs the PyTorch model and optimizer from which a program
     was captured.
 
     Examples
@@ -112,7 +112,7 @@ class Executor:
             The values to return: results of `loss_fn` by name (a single tensor is ``loss``), parameters after
             the step, or gradients, by a parameter's name with ``@GRAD``.
         **originals
-            Other arguments of the original. Those that would have another effect here are refused by name.
+            Other arguments of Paddle. Those that would have another effect here are refused by name.
 
         Returns
         -------
@@ -265,7 +265,7 @@ def _check_unasked(feed: Feed | None, fetch_list: Sequence[str | Variable] | Non
 
 
 def _of_one_device(feed: Feed | None) -> Mapping[str, Any]:
-    """Return the feed of this process; like the original, accept a list with one feed per device."""
+    """Return the feed of this process; like Paddle, accept a list with one feed per device."""
     if feed is None or isinstance(feed, Mapping):
         return feed or {}
     entries = list(feed) if isinstance(feed, (list, tuple)) else []

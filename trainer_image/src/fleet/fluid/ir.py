@@ -35,7 +35,7 @@ Attribute = bool | int | float | str | None | list["Attribute"] | dict[str, "Att
 
 
 class OpRole(IntEnum):
-    """The role of an operator: the values of its attribute `op_role`, with the original's numbers."""
+    """The role of an operator: the values of its attribute `op_role`, with Paddle's numbers."""
 
     FORWARD = 0
     BACKWARD = 1
@@ -65,7 +65,7 @@ class Variable:
 
     Notes
     -----
-    The original's ``fluid.framework.Variable``, without its operators.
+    Paddle's ``fluid.framework.Variable``, without its operators.
     """
 
     name: str
@@ -94,7 +94,7 @@ class Operator:
 
     Notes
     -----
-    The original's ``fluid.framework.Operator``.
+    Paddle's ``fluid.framework.Operator``.
     """
 
     type: str
@@ -244,7 +244,7 @@ class Block:
 
     Notes
     -----
-    The original's ``fluid.framework.Block``.
+    Paddle's ``fluid.framework.Block``.
     """
 
     program: "ProgramData" = field(repr=False, compare=False)
@@ -338,7 +338,7 @@ class Block:
 
     def append_op(
         self,
-        type: str,  # noqa: A002 - the original's name
+        type: str,  # noqa: A002 - Paddle's name
         inputs: Mapping[str, Iterable[str]] | None = None,
         outputs: Mapping[str, Iterable[str]] | None = None,
         attrs: Mapping[str, Attribute] | None = None,

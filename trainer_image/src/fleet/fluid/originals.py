@@ -1,4 +1,4 @@
-"""Arguments that only the original's calls have, and what to use instead."""
+"""Arguments that only Paddle's calls have, and what to use instead."""
 
 import logging
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ _EXECUTED = "PyTorch runs the model, and has settings of its own"
 
 @dataclass(frozen=True, slots=True)
 class Argument:
-    """An argument of the original: its default, and why other values are refused or have no effect."""
+    """An argument of Paddle: its default, and why other values are refused or have no effect."""
 
     default: object
     text: str
@@ -62,7 +62,7 @@ MINIMIZE: Final[Mapping[str, Argument]] = {
 
 
 def check_arguments(call: str, given: Mapping[str, object], known: Mapping[str, Argument]) -> None:
-    """Accept and log the original's arguments that have no effect; refuse the others.
+    """Accept and log Paddle's arguments that have no effect; refuse the others.
 
     Parameters
     ----------
@@ -71,12 +71,12 @@ def check_arguments(call: str, given: Mapping[str, object], known: Mapping[str, 
     given : mapping
         The given arguments, by name.
     known : mapping
-        The arguments that only the original has.
+        The arguments that only Paddle has.
 
     Raises
     ------
     TypeError
-        The original does not have this argument either.
+        Paddle does not have this argument either.
     ConfigurationError
         A value requests something unsupported; the message names the argument.
     """

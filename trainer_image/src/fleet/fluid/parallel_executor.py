@@ -1,4 +1,4 @@
-"""The original's executor of collective training."""
+"""Paddle's executor of collective training."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -25,7 +25,7 @@ class ParallelExecutor:
         Compute on a GPU. The place of the `Executor` that ran the startup program determines the model's
         device.
     loss_name : str, optional
-        As in the original: a variable of the program.
+        As in Paddle: a variable of the program.
     main_program : Program, optional
         By default ``fleet.default_main_program()``.
     num_trainers, trainer_id : int
@@ -34,7 +34,7 @@ class ParallelExecutor:
         Has no effect, because programs of one model share its parameters. An executor of another model is
         refused.
     **originals
-        Other arguments of the original, which are refused by name.
+        Other arguments of Paddle, which are refused by name.
 
     Raises
     ------
@@ -44,7 +44,7 @@ class ParallelExecutor:
 
     Notes
     -----
-    The original's ``fluid.ParallelExecutor``.
+    Paddle's ``fluid.ParallelExecutor``.
     """
 
     def __init__(
@@ -98,9 +98,9 @@ class ParallelExecutor:
         feed : mapping of str to array, or sequence of one such mapping, optional
             The batch, by variable.
         feed_dict : mapping of str to array, optional
-            The original's older name for `feed`.
+            Paddle's older name for `feed`.
         **originals
-            Other arguments of the original, which are refused by name.
+            Other arguments of Paddle, which are refused by name.
 
         Returns
         -------

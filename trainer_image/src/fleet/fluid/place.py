@@ -1,4 +1,4 @@
-"""Places: the devices on which a process computes, as in the original."""
+"""Places: the devices on which a process computes, as in Paddle."""
 
 import os
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ class CPUPlace:
 
     Notes
     -----
-    The original's ``fluid.CPUPlace``.
+    Paddle's ``fluid.CPUPlace``.
     """
 
     @property
@@ -34,7 +34,7 @@ class CUDAPlace:
 
     Notes
     -----
-    The original's ``fluid.CUDAPlace``.
+    Paddle's ``fluid.CUDAPlace``.
     """
 
     device_id: int = 0

@@ -49,13 +49,13 @@ class Program(ProgramData):
 
     Notes
     -----
-    The original's ``fluid.framework.Program``. Here a program is captured from a PyTorch model and its
+    Paddle's ``fluid.framework.Program``. Here a program is captured from a PyTorch model and its
     optimizer.
     """
 
     @property
     def random_seed(self) -> int:
-        """The original's seed of initial values and dropout; always 0, because PyTorch draws both.
+        """Paddle's seed of initial values and dropout; always 0, because PyTorch draws both.
 
         Raises
         ------
@@ -89,7 +89,7 @@ class Program(ProgramData):
         Raises
         ------
         ConfigurationError
-            `for_test` is True; the original then returns a program without a backward pass.
+            `for_test` is True; Paddle then returns a program without a backward pass.
         """
         if for_test:
             raise ConfigurationError(
@@ -279,7 +279,7 @@ def default_main_program() -> Program:
 
     Notes
     -----
-    The original's ``fluid.default_main_program``.
+    Paddle's ``fluid.default_main_program``.
     """
     return _defaults.setdefault("main", Program())
 
@@ -289,6 +289,6 @@ def default_startup_program() -> Program:
 
     Notes
     -----
-    The original's ``fluid.default_startup_program``.
+    Paddle's ``fluid.default_startup_program``.
     """
     return _defaults.setdefault("startup", Program())

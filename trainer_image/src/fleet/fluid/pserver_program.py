@@ -122,7 +122,7 @@ def _optimize_operators(step: Block) -> dict[str, list[Operator]]:
 
 
 def _append_prefetch_blocks(root: Block, tables: Sequence[str]) -> list[Attribute]:
-    """Append a block for each table that answers look-ups; return the pairs of ids and block."""
+    """Append a look-up block for each table; return the pairs of ids and block."""
     whose: list[Attribute] = []
     for name in tables:
         block = root.program.create_block()
@@ -261,6 +261,6 @@ def _append_on_slice(block: Block, step: Block, op: Operator, piece: PlannedBloc
 
 
 def _on_slice(variable: Variable, piece: PlannedBlock) -> Variable:
-    """Return the variable of a parameter for a slice; cut it if it has the parameter's shape."""
+    """Return a parameter's variable for a slice; slice it if it has the parameter's shape."""
     shape = piece.shape if variable.shape == piece.param_shape else variable.shape
     return replace(variable, name=variable.name + piece.suffix, shape=shape)

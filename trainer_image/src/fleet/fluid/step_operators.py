@@ -2,9 +2,9 @@
 
 The model's forward and backward passes are two opaque operators. They are followed by one operator per
 trainable parameter that produces its gradient. The last created parameter comes first, which is about the
-order in which autograd finishes. Then come the optimize operators, by parameter name as in the original:
-clipping, coupled weight decay as `scale` and `sum`, and the optimizer. An optimize operator has the
-original's type, slots and attribute names if the original has this optimizer. Otherwise it has the class name
+order in which autograd finishes. Then come the optimize operators, by parameter name as in Paddle:
+clipping, coupled weight decay as `scale` and `sum`, and the optimizer. An optimize operator has
+Paddle's type, slots and attribute names if Paddle has this optimizer. Otherwise it has the class name
 in lower case and PyTorch's option names.
 """
 
@@ -25,13 +25,13 @@ _LOSS: Final = "loss"
 
 @dataclass(frozen=True)
 class _Form:
-    """The form of an optimizer in the original's programs.
+    """The form of an optimizer in Paddle's programs.
 
     Attributes
     ----------
     state : mapping of slot to the state variable's suffix
         A state variable has the parameter's shape; only the running powers of beta have one element.
-    attributes : mapping of PyTorch's option to the original's attributes
+    attributes : mapping of PyTorch's option to Paddle's attributes
         Several attributes make up one tuple.
     """
 
@@ -184,7 +184,7 @@ def _append_optimizer(
 
 
 def _clipping(clip: GradClip) -> tuple[str, dict[str, Attribute]]:
-    """Return the type and the attributes of the clipping operator, with the original's names."""
+    """Return the type and the attributes of the clipping operator, with Paddle's names."""
     if isinstance(clip, ClipGradByValue):
         return "clip", {"min": clip.low, "max": clip.max}
     kind = "clip_by_norm" if isinstance(clip, ClipGradByNorm) else "clip_by_global_norm"
@@ -192,7 +192,7 @@ def _clipping(clip: GradClip) -> tuple[str, dict[str, Attribute]]:
 
 
 def _options(group: GroupSpec, form: _Form) -> dict[str, Attribute]:
-    """Return the options of a group as attributes, with the original's names if it has any."""
+    """Return the options of a group as attributes, with Paddle's names if it has any."""
     attrs: dict[str, Attribute] = {"hyper_parameters": list(group.options)}
     for name, value in group.options.items():
         names = form.attributes.get(name, (name,))

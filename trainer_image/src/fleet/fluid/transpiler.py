@@ -41,7 +41,7 @@ class DistributeTranspiler:
 
     Notes
     -----
-    The original's ``fluid.transpiler.DistributeTranspiler``.
+    Paddle's ``fluid.transpiler.DistributeTranspiler``.
 
     Examples
     --------
@@ -122,7 +122,7 @@ class DistributeTranspiler:
             self._trainer_program = trainer_program(self._plan, trainer_id)
             prepared = trainer_startup(self._plan, trainer_id)
             self._trainer_program.mode = startup.mode = self._mode
-        # As in the original, the startup program that the script holds becomes the trainer's.
+        # As in Paddle, the startup program that the script holds becomes the trainer's.
         startup.blocks, startup.attrs, startup.plan = prepared.blocks, prepared.attrs, self._plan
         for block in startup.blocks:
             block.program = startup
@@ -217,7 +217,7 @@ class DistributeTranspiler:
         endpoint : str
             One of the `pservers` that were passed to ``transpile``.
         pserver_program, startup_program : Program, optional
-            Deprecated, as in the original, because the transpiler knows both. If given, they must be the
+            Deprecated, as in Paddle, because the transpiler knows both. If given, they must be the
             pserver program of this endpoint and the startup program that was transpiled.
 
         Returns

@@ -50,7 +50,7 @@ class PlannedBlock:
 
     @property
     def sliced(self) -> bool:
-        """True if its parameter is cut into several blocks."""
+        """True if its parameter is sliced into several blocks."""
         return self.name != self.param
 
     @property
@@ -70,7 +70,7 @@ class Slice:
 
 
 def slice_variable(shape: tuple[int, ...], slice_count: int, min_block_size: int) -> tuple[Slice, ...]:
-    """Cut a variable into at most `slice_count` blocks of about the same size.
+    """Slice a variable into at most `slice_count` blocks of about the same size.
 
     Parameters
     ----------
@@ -88,7 +88,7 @@ def slice_variable(shape: tuple[int, ...], slice_count: int, min_block_size: int
 
     Notes
     -----
-    The arithmetic is the original's: blocks have ``ceil(numel / count)`` elements, rounded up to
+    The arithmetic is Paddle's: blocks have ``ceil(numel / count)`` elements, rounded up to
     whole rows for two or more dimensions. Because of the rounding there may be fewer blocks than
     `slice_count`.
 

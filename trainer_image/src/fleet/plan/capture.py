@@ -1,4 +1,4 @@
-"""Capture: derives what a PyTorch script trains from its objects, without running any of them."""
+"""Capture: derives the training specification from a PyTorch script's objects, without running them."""
 
 import inspect
 from collections import Counter
@@ -134,7 +134,7 @@ def _feeds(loss_fn: Callable[..., Any]) -> tuple[str, ...]:
 
 
 def _check_names(feeds: tuple[str, ...], parameters: Collection[str], tables: Collection[str]) -> None:
-    """Refuse equal names among feeds, parameters and tables."""
+    """Raise an error if two feeds, parameters or tables have the same name."""
     for name in feeds:
         if name in parameters or name == LOSS:
             other = "one of the model's parameters" if name in parameters else "the result"
@@ -175,7 +175,7 @@ def _refuse_sparse_modules(model: torch.nn.Module) -> None:
 
 
 def _refuse_shared_memory(names: Mapping[torch.nn.Parameter, str]) -> None:
-    """Refuse two Parameters that share memory: two servers would step the same elements."""
+    """Raise if two Parameters share memory, because two servers would step the same elements."""
     spans = sorted(
         (parameter.data_ptr(), parameter.data_ptr() + parameter.numel() * parameter.element_size(), name)
         for parameter, name in names.items()

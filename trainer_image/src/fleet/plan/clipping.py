@@ -1,7 +1,7 @@
 """Gradient clipping, as users request it and as servers apply it.
 
 The mathematics is that of ``torch.nn.utils``: `clip_grad_value_` and `clip_grad_norm_` on the gradient that
-is averaged over the trainers. Clipping comes before weight decay, as in PyTorch and in the original.
+is averaged over the trainers. Clipping comes before weight decay, as in PyTorch and in Paddle.
 """
 
 import math
@@ -34,7 +34,7 @@ class ClipGradByValue:
 
     Notes
     -----
-    The original's ``fluid.clip.GradientClipByValue``.
+    Paddle's ``fluid.clip.GradientClipByValue``.
     """
 
     max: float
@@ -67,7 +67,7 @@ class ClipGradByNorm:
 
     Notes
     -----
-    The original's ``fluid.clip.GradientClipByNorm``.
+    Paddle's ``fluid.clip.GradientClipByNorm``.
     """
 
     clip_norm: float
@@ -86,7 +86,7 @@ class ClipGradByGlobalNorm:
 
     Notes
     -----
-    The original's ``fluid.clip.GradientClipByGlobalNorm``.
+    Paddle's ``fluid.clip.GradientClipByGlobalNorm``.
     """
 
     clip_norm: float

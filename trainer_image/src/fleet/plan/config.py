@@ -1,4 +1,4 @@
-"""The configuration of the transpiler: the original's fields, with its defaults."""
+"""The configuration of the transpiler: Paddle's fields, with its defaults."""
 
 import functools
 import logging
@@ -23,7 +23,7 @@ class DistributedMode(IntEnum):
 
     Notes
     -----
-    The original's ``DistributedMode`` of ``fluid.transpiler.distribute_transpiler``.
+    Paddle's ``DistributedMode`` of ``fluid.transpiler.distribute_transpiler``.
     """
 
     SYNC = 0
@@ -72,7 +72,7 @@ class DistributeTranspilerConfig:
     half_async : bool
         Half-asynchronous training, even if the sender cuts the gradients.
     completely_not_async : bool
-        Synchronous training even though `sync_mode` is False. The original's `SyncStrategy` requests it in
+        Synchronous training even though `sync_mode` is False. Paddle's `SyncStrategy` requests it in
         this way.
     enable_dc_asgd : bool
         Asynchronous training that compensates for delay (DC-ASGD). If `sync_mode` is False and no field
@@ -94,7 +94,7 @@ class DistributeTranspilerConfig:
 
     Notes
     -----
-    The original's ``fluid.transpiler.DistributeTranspilerConfig``. `fleet.options` lists where each field is
+    Paddle's ``fluid.transpiler.DistributeTranspilerConfig``. `fleet.options` lists where each field is
     supported. Elsewhere a value other than the default raises an error that names the field.
     """
 
@@ -121,7 +121,7 @@ class DistributeTranspilerConfig:
         known = [field.name for field in fields(cls)]
         if unknown := [name for name in given if name not in known]:
             raise TypeError(_unknown(unknown[0], known))
-        return object.__new__(cls)  # super() is of no use in a dataclass with slots
+        return object.__new__(cls)  # super() does not work in a dataclass with slots
 
     if not TYPE_CHECKING:  # else type checkers would accept any attribute
 
@@ -271,7 +271,7 @@ def _unknown(name: str, known: list[str]) -> str:
 
 @functools.cache
 def say_that_async_follows() -> None:
-    """Warn once that the mode is async, although the script did not name it."""
+    """Warn once that the fields imply async mode, although the script does not name it."""
     _log.warning("config.enable_dc_asgd = True and sync_mode = False: the mode is async")
 
 

@@ -30,7 +30,7 @@ class PSDispatcher(ABC):
 
     Notes
     -----
-    The original's ``fluid.transpiler.ps_dispatcher.PSDispatcher``.
+    Paddle's ``fluid.transpiler.ps_dispatcher.PSDispatcher``.
     """
 
     def __init__(self, pserver_endpoints: Sequence[str]) -> None:
@@ -67,7 +67,7 @@ class RoundRobin(PSDispatcher):
 
     Notes
     -----
-    The original's ``fluid.transpiler.RoundRobin``.
+    Paddle's ``fluid.transpiler.RoundRobin``.
     """
 
     def dispatch(self, varlist: Sequence[Named]) -> list[str]:
@@ -94,7 +94,7 @@ class HashName(PSDispatcher):
 
     Notes
     -----
-    The original's ``fluid.transpiler.HashName``, which uses Python's built-in hash.
+    Paddle's ``fluid.transpiler.HashName``, which uses Python's built-in hash.
     """
 
     def dispatch(self, varlist: Sequence[Named]) -> list[str]:

@@ -1,7 +1,8 @@
 """Conversion of plans to plain JSON values and back.
 
-The types of the fields determine how a plan is read. Any other value is refused, with its place in the text.
-Reading a plan imports nothing that the text names; an optimizer's class is looked up when the plan runs.
+The types of the fields determine how a plan is read. A value of another type raises an error, with the
+value's place in the text. Reading a plan imports nothing that the text names; an optimizer's class is looked
+up when the plan runs.
 """
 
 from collections.abc import Iterable, Mapping

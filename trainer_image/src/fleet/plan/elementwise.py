@@ -1,4 +1,4 @@
-"""Trials of an optimizer, which test whether parameter servers can make its step, and on slices too.
+"""Trials of an optimizer, which test whether parameter servers can make its step, also on slices.
 
 A server steps each parameter, or each slice of it, with a separate optimizer, which it builds from the
 options of the param group. The trials therefore test three things: whether stepping slices gives the same
@@ -50,7 +50,7 @@ class Findings:
     Attributes
     ----------
     elementwise : bool
-        Whether stepping two slices of a tensor gives the same bits as stepping the whole tensor.
+        Whether stepping two slices of a tensor is bitwise-identical to stepping the whole tensor.
     refusal : str
         Why parameter servers cannot make this step, and what to do about it; empty if they can.
     tensors : mapping of str to str

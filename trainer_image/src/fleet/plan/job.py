@@ -208,7 +208,7 @@ class JobPlan:
 
     @property
     def cuttable(self) -> tuple[int, ...]:
-        """The param groups whose blocks may be sent and stepped in pieces, to the same bits.
+        """The param groups with blocks that can be sent and stepped in pieces, with bitwise-equal results.
 
         A norm needs a whole gradient. A mode that keeps data of a block besides the gradient, such as GEO,
         also needs whole blocks.
@@ -359,7 +359,7 @@ class CollectivePlan:
     spec : TrainingSpec
         What is trained.
     form : str
-        The form of the programs, as in the original: ``nccl2`` or ``collective``.
+        The form of the programs, as in Paddle: ``nccl2`` or ``collective``.
     collective_mode : str
         ``grad_allreduce`` or ``local_sgd``.
     endpoints : tuple of str
@@ -385,7 +385,7 @@ def plan_job(
     sync_mode: bool = True,
     custom: TrainingMode | None = None,
 ) -> JobPlan:
-    """Cut the parameters into blocks, and assign each block to a server.
+    """Slice the parameters into blocks, and assign each block to a server.
 
     Parameters
     ----------
@@ -504,7 +504,7 @@ def _check_tables(
 def _cut(
     spec: TrainingSpec, config: DistributeTranspilerConfig, endpoints: Sequence[str], *, geo: bool
 ) -> tuple[PlannedBlock, ...]:
-    """Cut the parameters into blocks; all belong to the first server until they are dispatched."""
+    """Slice the parameters into blocks; all belong to the first server until they are dispatched."""
     blocks: list[PlannedBlock] = []
     for parameter in spec.by_name:
         group = spec.group(parameter.group)
@@ -559,7 +559,7 @@ def _dispatch(
 
 
 def _print_blocks(plan: JobPlan) -> None:
-    """Print one line per block and the share of each server, as the original does."""
+    """Print one line per block and the share of each server, as Paddle does."""
     for block in plan.blocks:
         shape = list(block.shape)
         print(f"{block.name} {shape} elements {block.begin} to {block.end} on {block.endpoint}")

@@ -48,9 +48,9 @@ def class_path(optimizer_class: type) -> str:
 
 
 def kind_of(path: str, options: Mapping[str, HyperParameter]) -> str:
-    """Return the original's name of an optimizer, given its class path and a param group's options.
+    """Return Paddle's name of an optimizer, given its class path and a param group's options.
 
-    If the original has none, return the class name in lower case.
+    If Paddle has none, return the class name in lower case.
     """
     if path == "torch.optim.sgd.SGD":
         return "momentum" if options.get("momentum") else "sgd"

@@ -1,7 +1,7 @@
 """Placement of the parts of parameters on servers, as servers announce it to trainers.
 
 Servers hold whole blocks or pieces of blocks. A trainer checks that the announced parts cover its parameters.
-It then cuts its gradients into these parts, even if its own plan differs.
+It then slices its gradients into these parts, even if its own plan differs.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -75,7 +75,7 @@ class OwnTable:
 
 @dataclass(frozen=True, eq=False)
 class Source:
-    """The live PyTorch objects of a training: what the runtime needs and a plan cannot hold as data."""
+    """The live PyTorch objects of a training run, which a plan cannot hold as data."""
 
     optimizer: "Optimizer"
     parameters: "Mapping[str, Parameter]"
@@ -210,7 +210,7 @@ def _position(group: int, index: int) -> str:
 
 
 def refuse_forward_writes(source: Source | None, *, steps_alone: bool) -> None:
-    """Refuse a known module whose forward pass changes one of its trained parameters.
+    """Raise if a known module's forward pass changes one of its trained parameters.
 
     Parameters
     ----------

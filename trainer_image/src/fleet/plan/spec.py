@@ -1,4 +1,4 @@
-"""Training specifications: what one process trains, as plain data from which a plan is made.
+"""Training specifications, which describe the training of one process as plain data for a plan.
 
 `fleet.plan.capture` derives a specification from the PyTorch objects. It holds no PyTorch object, so it can
 be written as text, and processes can compare their specifications.
@@ -48,7 +48,7 @@ class GroupSpec:
 
     @property
     def kind(self) -> str:
-        """The original's name of the optimizer, such as ``sgd``, ``momentum`` or ``adam``."""
+        """Paddle's name of the optimizer, such as ``sgd``, ``momentum`` or ``adam``."""
         return kind_of(self.optimizer, self.options)
 
     @property

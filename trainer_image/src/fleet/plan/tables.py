@@ -43,7 +43,7 @@ class TablePlan:
 
     @property
     def row_bytes(self) -> int:
-        """Size of a row on the wire, in bytes. Rows travel as float32, whatever type the table stores."""
+        """Size of a row on the wire, in bytes. Rows are sent as float32, whatever the table's row type."""
         return 4 * self.config.dimension
 
     def options(self, hyper_parameters: "HyperParameters") -> "Mapping[str, Any]":

@@ -2,7 +2,7 @@
 
 A role maker is pure: it turns a mapping into a frozen `Role`, or raises a `RoleError` that names the
 variable, its value and the expected one. ``Role.WORKER`` and ``Role.SERVER`` are the kinds, as in the
-original.
+Paddle.
 """
 
 from fleet.role_maker.mpi import MPISymetricRoleMaker, MPISymmetricRoleMaker

@@ -132,7 +132,7 @@ class MPISymmetricRoleMaker(RoleMaker):
 
 
 MPISymetricRoleMaker = MPISymmetricRoleMaker
-"""The original's spelling."""
+"""Paddle's spelling."""
 
 
 def _refuse_loopback(hosts: list[str], machines: list[str]) -> None:

@@ -18,7 +18,7 @@ File = TypeVar("File", bound=str | PurePath)
 
 
 class RoleKind(IntEnum):
-    """The kind of a replica, with the original's numbers."""
+    """The kind of a replica, with Paddle's numbers."""
 
     WORKER = 1
     SERVER = 2
@@ -113,7 +113,7 @@ class Role:
 
 
 class RoleMaker(ABC):
-    """Makes a `Role` once, and implements the original's queries about it."""
+    """Makes a `Role` once, and implements Paddle's queries about it."""
 
     def __init__(self) -> None:
         self._role: Role | None = None
