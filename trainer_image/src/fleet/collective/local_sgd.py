@@ -123,7 +123,7 @@ class ParameterAverager(Synchronizer):
         """Replace tensors by their means over the trainers, in place."""
         began = time.monotonic()
         size = self._group.world.size
-        device = values[0].device if values else torch.device("cpu")  # all parameters are sharded
+        device = values[0].device if values else torch.device("cpu")  # empty if all are sharded
         flags = Flags(0, size, device, delay=0)
         flags.leaf.grad = flags.gradient((), self.steps.digest ^ self._copies.digest)
         buckets = [

@@ -23,7 +23,7 @@ class _Distributed:
     fleet_minimize: Callable[..., None]
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Copy and pickle as an optimizer of the script's class: a copy takes no part in averaging."""
+        """Copy and pickle as an optimizer of the script's class: the gradients of a copy are not averaged."""
         return object.__new__, (type(self).__bases__[1],), cast("Any", self).__getstate__()
 
     @contextlib.contextmanager

@@ -200,7 +200,7 @@ class Buckets:
 
 
 class _Holder(torch.nn.Module):
-    """A module that holds leaves of any tensor class, because an optimizer accepts them too."""
+    """A module whose leaves may be any tensors that an optimizer accepts, not only parameters."""
 
     def __init__(self, leaves: Sequence[torch.Tensor]) -> None:
         super().__init__()

@@ -78,7 +78,7 @@ class GeoRows:
         """State from a checkpoint, for rows that are not touched yet."""
 
     def has(self, ids: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Return of which ids the trainer has copies; bool[n]."""
+        """Return whether the trainer has a copy of the row of each id; bool[n]."""
         own: NDArray[np.bool_] = self._own.find(ids) != MISSING
         return own
 
