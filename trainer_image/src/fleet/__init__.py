@@ -73,11 +73,11 @@ _NOT_HERE = {
     "ExecutionStrategy": _LEFT_TO_PYTORCH,
     "DGCMomentumOptimizer": "no gradient travels in parts; see strategy.wire_dtype and strategy.power_sgd",
 }
-"""Names of the original that this package does not have, and what to use instead."""
+"""Names of Paddle that this package does not have, and what to use instead."""
 
 
 def unknown_name(name: str, problem: str) -> AttributeError:
-    """Return the error for an unknown name; for a name of the original, it says what to use instead."""
+    """Return the error for an unknown name; for a name of Paddle, it suggests what to use instead."""
     if name in _NOT_HERE:
         problem = f"fleet has no {name}: {_NOT_HERE[name]}"
     return AttributeError(problem, name=name, obj=None)  # of an obj, Python would add a guess of its own
