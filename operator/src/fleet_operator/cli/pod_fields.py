@@ -119,7 +119,7 @@ def _problems_of_fields(
 
 
 def _no_resources(names: Iterable[str], path: str) -> Iterator[Problem]:
-    """Yield a problem for each invalid name of a container resource, such as a GPU without a domain."""
+    """Yield a problem for each invalid resource name of a container, such as `gpu` without a domain."""
     for name in names:
         if not re.fullmatch(RESOURCE_NAME, str(name)):
             yield Problem(path, repr(name), PATTERNS[RESOURCE_NAME])

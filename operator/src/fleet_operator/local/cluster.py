@@ -1,4 +1,4 @@
-"""The local cluster, which carries out the same plans with the same pods, as processes on this machine.
+"""The local cluster: carries out the operator's plans, and runs their pods as processes here.
 
 It plays the role of the API server for one job, and has a kubelet (`kubelet`). Every change, such as an exit
 or a server that becomes ready, leads to a call of `changed`, after which the engine reconciles the job.

@@ -171,7 +171,7 @@ class CollectiveTraining(Saver):
         remove_numbers(path, removable_numbers(list_numbers(path), whole, keep))
 
     def hand_in(self, status: TrainStatus) -> None:  # noqa: ARG002 (trainer 0's counts)
-        """Settle the gradients for trainer 0's checkpoint; this trainer's own status is not saved."""
+        """Finish the exchange of gradients for trainer 0's save; this trainer's own status is not saved."""
         self._synchronizer.settle("a checkpoint")
 
     @for_saves.lent()
@@ -258,7 +258,7 @@ class CollectiveTraining(Saver):
         return [next(each for each in found if each.manifest.save == save) for save in shared], reasons
 
     def _with_trainers(self, by_rank: Mapping[int, Sequence[str]]) -> list[str]:
-        """Return each reason once, with the trainers that found it, unless all trainers did."""
+        """Return each reason once; name the trainers that found it, unless all of them did."""
         ranks: dict[str, list[int]] = {}
         for rank, reasons in by_rank.items():
             for reason in reasons:

@@ -79,7 +79,7 @@ class Command:
 
 @dataclass
 class Process:
-    """A started process and its end.
+    """A started process, and how it exited.
 
     `status` is its exit status, 128 + n after signal n, and None while it runs. `ended_at` is in seconds of
     the monotonic clock.

@@ -287,7 +287,7 @@ class LoopCalls(ABC):
         return loop()
 
     def _begin_loop(self, call: str, per_epoch: int | None, epochs: int) -> tuple[int, int]:
-        """Begin a loop; return its first step of the training, and how many of its steps are made."""
+        """Begin a loop; return the global number of its first step, and how many of its steps are done."""
         made = self._steps_made()
         if made is None:
             return 0, 0

@@ -204,7 +204,7 @@ class _Lifecycle:
             atexit.unregister(self.at_exit)
 
     def identify(self, environ: Mapping[str, str]) -> None:
-        """Name a process without a role from its environment, if that contains a role and an index."""
+        """Name a process that has no role after the role and index in its environment, if both are set."""
         role = environ.get("PADDLE_TRAINING_ROLE", "TRAINER")
         index = environ.get("PADDLE_PSERVER_ID") if role == "PSERVER" else None
         names = ("PADDLE_TRAINER_ID", "RANK", "NODE_RANK")  # without a rank, the pod's number

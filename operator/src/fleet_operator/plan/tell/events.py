@@ -1,4 +1,4 @@
-"""Completes a plan with its events, the urgency of its status, and the time of the next pass."""
+"""Adds to a plan its events, how soon its status must be written, and the time of the next pass."""
 
 from __future__ import annotations
 

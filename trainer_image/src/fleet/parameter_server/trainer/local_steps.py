@@ -115,7 +115,7 @@ class LocalSteps:
 
 
 class LocalTables:
-    """The rows of tables that a trainer steps; implements `fleet.nn.RowSource` and `LocalRows`.
+    """The table rows that a trainer updates itself; implements `fleet.nn.RowSource` and `LocalRows`.
 
     Parameters
     ----------
