@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from datetime import datetime
 from pathlib import Path
 
 __all__ = ["AuditLog", "is_write", "leases"]
@@ -29,6 +30,8 @@ class AuditLog:
         self._account = account
         self._read_bytes = 0
         self._calls: Calls = Counter()
+        self.renewals: list[float] = []
+        """When the Lease was renewed, in seconds since the epoch."""
 
     def calls(self) -> Calls:
         """Return all requests up to now."""
@@ -47,6 +50,8 @@ class AuditLog:
             what = call.get("objectRef") or {}
             resource = "/".join(filter(None, (what.get("resource", "other"), what.get("subresource"))))
             self._calls[f"{call['verb']} {resource}"] += 1
+            if (call["verb"], resource) == ("update", "leases") and "requestReceivedTimestamp" in call:
+                self.renewals.append(datetime.fromisoformat(call["requestReceivedTimestamp"]).timestamp())
 
 
 def is_write(call: str) -> bool:

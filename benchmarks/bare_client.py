@@ -1,23 +1,23 @@
 """The limit for any operator: a plain asynchronous client that only creates the objects of jobs.
 
 ``python -m benchmarks.bare_client KUBECONFIG`` connects, prints ``ready``, and for each line of its input,
-``NAMESPACE NUM_JOBS``, creates as fast as it can what an operator would: a Service, a
-NetworkPolicy and four pods a job.
+``NAMESPACE NUM_JOBS SERVERS TRAINERS``, creates as fast as it can what an operator would: a Service, a
+NetworkPolicy and the pods of each job. A job without servers is a collective one.
 """
 
 import asyncio
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from fleet_operator.api import FleetJob, Role, parse_job
-from fleet_operator.build import ClusterHosts, build_extras, build_pod, build_service
+from fleet_operator.api import FleetJob, parse_job
+from fleet_operator.build import ClusterHosts, Peers, build_extras, build_pod, build_service
 from fleet_operator.kubernetes.client import FEATURES, ApiClient, collection
 from fleet_operator.kubernetes.login import from_kubeconfig
 from fleet_operator.plan.model import Attempt
 
-__all__ = ["NUM_PODS", "job_manifest", "main"]
+__all__ = ["NUM_PODS", "SMALL", "Size", "job_manifest", "main"]
 
 CONCURRENCY = 16
 NUM_REPLICAS = 2
@@ -25,8 +25,23 @@ NUM_PODS = 2 * NUM_REPLICAS
 """Pods of a job: two parameter servers and two trainers."""
 
 
-def job_manifest(name: str, namespace: str) -> dict[str, Any]:
-    """Return a job of 2 + 2 whose pods are about 2 kB each, all of which may be created at once."""
+class Size(NamedTuple):
+    """The replicas of a job."""
+
+    servers: int
+    trainers: int
+
+    @property
+    def pods(self) -> int:
+        """The number of pods."""
+        return self.servers + self.trainers
+
+
+SMALL = Size(NUM_REPLICAS, NUM_REPLICAS)
+
+
+def job_manifest(name: str, namespace: str, size: Size = SMALL) -> dict[str, Any]:
+    """Return a job whose pods are about 2 kB each, all of which may be created at once."""
     container = {
         "name": "fleet",
         "image": "registry.example.org/recsys/ctr-train:2026.11.21",
@@ -37,32 +52,35 @@ def job_manifest(name: str, namespace: str) -> dict[str, Any]:
         },
         "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
     }
-    return {
-        "apiVersion": "fleetjob.dev/v1alpha1",
-        "kind": "FleetJob",
-        "metadata": {"name": name, "namespace": namespace},
-        "spec": {
-            "mode": "ParameterServer",
-            "startupPolicy": "AnyOrder",
-            "template": {"metadata": {"labels": {"team": "recsys"}}, "spec": {"containers": [container]}},
-            "pserver": {"replicas": NUM_REPLICAS},
-            "trainer": {"replicas": NUM_REPLICAS},
-        },
+    pod: dict[str, Any] = {"containers": [container]}
+    if size != SMALL:
+        # kwok deletes terminating pods by name; if it is late, it would delete the next pod of that name.
+        pod["terminationGracePeriodSeconds"] = 0
+    spec: dict[str, Any] = {
+        "mode": "Collective",
+        "template": {"metadata": {"labels": {"team": "recsys"}}, "spec": pod},
+        "trainer": {"replicas": size.trainers},
     }
+    if size.servers:
+        servers = {"replicas": size.servers}
+        spec |= {"mode": "ParameterServer", "startupPolicy": {"order": "AnyOrder"}, "pserver": servers}
+    metadata = {"name": name, "namespace": namespace}
+    return {"apiVersion": "fleetjob.dev/v1alpha1", "kind": "FleetJob", "metadata": metadata, "spec": spec}
 
 
 def objects(job: FleetJob) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Give the resources and manifests of what a job needs, without an owner: there is none here."""
+    """Yield the resource and manifest of each object of a job, without owners, because no job exists."""
     yield "services", build_service(job)
     for policy in build_extras(job, life=0, metrics_open=True):
         yield FEATURES["networkPolicies"].key, dict(policy.manifest)
-    for role in (Role.PSERVER, Role.TRAINER):
-        for index in range(NUM_REPLICAS):
-            yield "pods", build_pod(job, role, index, Attempt(), ClusterHosts(job))
+    peers = Peers(job, ClusterHosts(job))
+    for role in job.roles:
+        for index in range(job.replicas(role)):
+            yield "pods", build_pod(job, role, index, Attempt(), peers.hosts, peers=peers)
 
 
-async def create_all(client: ApiClient, namespace: str, num_jobs: int) -> None:
-    """Create everything, so many requests at a time."""
+async def create_all(client: ApiClient, namespace: str, num_jobs: int, size: Size) -> None:
+    """Create the objects of all jobs, `CONCURRENCY` requests at a time."""
     slots = asyncio.Semaphore(CONCURRENCY)
 
     async def create(plural: str, manifest: dict[str, Any]) -> None:
@@ -74,7 +92,7 @@ async def create_all(client: ApiClient, namespace: str, num_jobs: int) -> None:
 
     async with asyncio.TaskGroup() as group:
         for index in range(num_jobs):
-            manifest = job_manifest(f"job-{index}", namespace)
+            manifest = job_manifest(f"job-{index}", namespace, size)
             manifest["metadata"]["uid"] = "11111111-1111-4111-8111-111111111111"
             for plural, each in objects(parse_job(manifest)):
                 await slots.acquire()
@@ -85,8 +103,9 @@ async def main(kubeconfig: Path) -> None:
     async with ApiClient(from_kubeconfig(kubeconfig)) as client:
         print("ready", flush=True)
         for line in sys.stdin:
-            namespace, num_jobs = line.split()
-            await create_all(client, namespace, int(num_jobs))
+            namespace, *numbers = line.split()
+            num_jobs, servers, trainers = map(int, numbers)
+            await create_all(client, namespace, num_jobs, Size(servers, trainers))
             print("done", flush=True)
 
 

@@ -16,6 +16,10 @@ CPU_SECONDS_PER_JOB = 0.03
 RSS_MIB_AT_1000 = 110
 KIB_PER_JOB = 50
 RESTART_SECONDS_AT_5000 = 30
+LARGE_RUNNING_RATIO = 0.75
+LARGE_HALT_SECONDS = 0.1
+LARGE_RSS_MIB = 110
+RENEWAL_SECONDS = 10  # for so long the holder of the Lease counts on it without a renewal
 
 
 @dataclass(frozen=True)
@@ -27,16 +31,26 @@ class Verdict:
     met: bool
 
 
-def judge(bursts: Mapping[str, Any], idle: Mapping[str, Any]) -> list[dict[str, Any]]:
+def judge(
+    bursts: Mapping[str, Any], idle: Mapping[str, Any], large: Mapping[str, Any] | None = None
+) -> list[dict[str, Any]]:
     """Return the verdicts on those goals of which a run has measured something.
 
     Parameters
     ----------
     bursts, idle : mapping
         What was measured, by the number of jobs, as the benchmark prints it.
+    large : mapping, optional
+        What was measured of large jobs, by their size.
     """
     verdicts = [each for size, found in bursts.items() for each in _of_burst(int(size), found)]
     verdicts += [each for size, found in idle.items() for each in _of_idle(int(size), found)]
+    verdicts += [
+        each
+        for name, found in (large or {}).items()
+        if isinstance(found, Mapping)
+        for each in _of_large(name, found)
+    ]
     return [asdict(each) for each in verdicts]
 
 
@@ -64,6 +78,14 @@ def _of_idle(size: int, found: Mapping[str, Any]) -> Iterator[Verdict]:
     if size <= 1000:
         yield _at_most(f"{jobs}: MiB resident", found["rss_mib"], RSS_MIB_AT_1000)
     yield _at_most(f"{jobs}: steady after a restart, s", found["restart_seconds"], RESTART_SECONDS_AT_5000)
+
+
+def _of_large(name: str, found: Mapping[str, Any]) -> Iterator[Verdict]:
+    if "running_of_bare" in found:
+        yield _at_least(f"{name}: pods Running/s, of bare", found["running_of_bare"], LARGE_RUNNING_RATIO)
+    yield _at_most(f"{name}: longest halt of the loop, s", found["longest_computation_s"], LARGE_HALT_SECONDS)
+    yield _at_most(f"{name}: MiB resident at most", found["most_rss_mib"], LARGE_RSS_MIB)
+    yield _at_most(f"{name}: s without a renewal", found["longest_without_renewal_s"], RENEWAL_SECONDS)
 
 
 def _at_least(goal: str, measured: float, bound: float) -> Verdict:

@@ -182,7 +182,7 @@ def _digest(replica: Replica) -> str:
 
 def half_made(replicas: Sequence[Replica]) -> int:
     """Count the lives of trainers that have begun with a step that some blocks had made."""
-    found = re.compile(r"trainer (\d+) \(attempt (\d+)\) takes the values of step \d+, which")
+    found = re.compile(r"trainer (\d+) \(attempt (\d+)\) receives the values of step \d+, which")
     return len({life for replica in replicas for life in found.findall(replica.output)})
 
 

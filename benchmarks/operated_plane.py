@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.audit import AuditLog
-from benchmarks.bare_client import job_manifest
+from benchmarks.bare_client import SMALL, Size, job_manifest
 from benchmarks.pipes import hear
 from benchmarks.watched import Watched
 from fleet_operator.kubernetes.client import ApiClient, ApiError
@@ -23,13 +23,13 @@ from tests.support.operator_process import CRD, NAMESPACE, OperatorProcess, inst
 __all__ = ["JOBS", "PODS", "SLOW_SECONDS", "OperatedPlane", "Used", "submit"]
 
 SLOW_SECONDS = 1200.0
-"""Longer than anything takes that is waited for."""
+"""The time limit of every wait, which only a fault exceeds."""
 
 AT_REST_CORES = 0.25
-"""What a control plane takes at most for which there is nothing to do."""
+"""The maximum CPU use of a control plane at rest."""
 
 AT_REST_SECONDS = 2
-"""For how long it must take no more."""
+"""How long it must not exceed that."""
 
 SUBMITTED_AT_ONCE = 16
 PODS_OF_A_NODE = 200
@@ -40,7 +40,7 @@ SERVICES = "/api/v1/namespaces/{}/services"
 
 @dataclass(frozen=True)
 class Used:
-    """What the operator has taken of the machine."""
+    """The resources that the operator has used."""
 
     rss_bytes: float
     cpu_seconds: float
@@ -55,10 +55,14 @@ class OperatedPlane:
         Where logs and data go.
     num_pods : int
         How many pods there are at most at one time.
+    sampled : bool
+        Whether the operator samples itself, which takes a hundredth of a core.
     """
 
-    def __init__(self, folder: Path, *, num_pods: int) -> None:
+    def __init__(self, folder: Path, *, num_pods: int, sampled: bool = False) -> None:
         self._folder = folder
+        self._sampled = sampled
+        self.samples = folder / "samples.jsonl"
         audit_log = folder / "audit.log"
         self.audit = AuditLog(audit_log, f"system:serviceaccount:{NAMESPACE}:")
         self.plane = ControlPlane(
@@ -71,13 +75,15 @@ class OperatedPlane:
         self._bare: subprocess.Popen[str] | None = None
 
     def start(self) -> None:
-        """Start everything; return when the operator is ready."""
+        """Start all programs; return when the operator is ready."""
         self.plane.start()
         config = self.plane.admin.write_kubeconfig(
             self._folder / "kubeconfig", install(self.plane), NAMESPACE
         )
         told = {"FLEET_OPERATOR_LOG_LEVEL": "warning", "FLEET_OPERATOR_FEATURES": "networkPolicies"}
         self.operator = OperatorProcess(self._folder, config, **told)
+        if self._sampled:
+            self.operator.program = ("benchmarks.sampled_operator", str(self.samples))
         self.operator.start()
         self._bare = subprocess.Popen(
             [sys.executable, "-m", "benchmarks.bare_client", str(self.plane.admin.kubeconfig)],
@@ -89,7 +95,7 @@ class OperatedPlane:
         self._hear("ready")
 
     def close(self) -> None:
-        """End everything."""
+        """End all programs."""
         if self._bare is not None:
             self._bare.kill()
             self._bare.wait()
@@ -113,14 +119,14 @@ class OperatedPlane:
             ) from None
 
     def cpu_seconds(self) -> float:
-        """Return how much CPU etcd, the API server, its controllers, the scheduler and kwok have taken."""
+        """Return the CPU time of etcd, the API server, its controllers, the scheduler and kwok together."""
         return sum(self.plane.daemons.cpu_seconds().values())
 
-    def create_bare(self, namespace: str, num_jobs: int) -> None:
-        """Have the bare client create the objects of so many jobs."""
+    def create_bare(self, namespace: str, num_jobs: int, size: Size = SMALL) -> None:
+        """Make the bare client create the objects of `num_jobs` jobs of one size."""
         assert self._bare is not None
         assert self._bare.stdin is not None
-        self._bare.stdin.write(f"{namespace} {num_jobs}\n")
+        self._bare.stdin.write(f"{namespace} {num_jobs} {size.servers} {size.trainers}\n")
         self._bare.stdin.flush()
         self._hear("done")
 
@@ -129,13 +135,20 @@ class OperatedPlane:
         assert self._bare.stdout is not None
         heard = hear(self._bare.stdout, "the bare client")
         if heard != word:
-            raise SystemExit(
-                f"the bare client said {heard!r}, expected {word!r}; what it printed above says why"
-            )
+            raise SystemExit(f"the bare client said {heard!r}, expected {word!r}; see its output above")
 
     @asynccontextmanager
-    async def namespace(self, name: str, *, last: bool = False) -> AsyncIterator[ApiClient]:
-        """Have a namespace; unless it is the last, leave nothing of it that the next would wait for."""
+    async def namespace(self, name: str, *, last: bool = False, known: int = 0) -> AsyncIterator[ApiClient]:
+        """Create a namespace; unless it is the last, delete all that is in it afterwards.
+
+        Parameters
+        ----------
+        name : str
+        last : bool
+            Whether it stays until the plane is closed.
+        known : int
+            How many jobs there are in other namespaces.
+        """
         async with ApiClient(from_kubeconfig(self.plane.admin.kubeconfig)) as client:
             manifest = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
             await client.create("/api/v1/namespaces", manifest)
@@ -147,10 +160,10 @@ class OperatedPlane:
             for path in (JOBS, PODS, SERVICES):  # the jobs first, or the operator makes their pods again
                 await _delete_all(client, path.format(name))
             await client.delete(f"/api/v1/namespaces/{name}", {})
-            await self.until_idle(known=0)
+            await self.until_idle(known=known)
 
     async def used(self) -> Used:
-        """Return what the operator has taken, as it tells itself."""
+        """Return the resources that the operator has used, from its metrics."""
         told = await self._told()
         return Used(told["process_resident_memory_bytes"], told["process_cpu_seconds_total"])
 
@@ -177,13 +190,15 @@ class _Metrics(dict[str, float]):
         return 0.0
 
 
-async def submit(client: ApiClient, namespace: str, jobs: Iterable[int], **run_policy: Any) -> None:
-    """Create jobs by their numbers, some at the same time."""
+async def submit(
+    client: ApiClient, namespace: str, jobs: Iterable[int], size: Size = SMALL, **spec: Any
+) -> None:
+    """Create jobs of one size by their numbers, some at the same time, with further fields of the spec."""
     slots = asyncio.Semaphore(SUBMITTED_AT_ONCE)
 
     async def create(name: str) -> None:
-        manifest = job_manifest(name, namespace)
-        manifest["spec"] |= {"runPolicy": run_policy} if run_policy else {}
+        manifest = job_manifest(name, namespace, size)
+        manifest["spec"] |= spec
         try:
             await client.create(JOBS.format(namespace), manifest)
         finally:

@@ -10,6 +10,9 @@ a burst. The goals are in `benchmarks.goals`; what is printed says which were me
 The sizes 1, 10 and 100 take about three minutes. ``--sizes 1000 --rounds 1`` takes about six, and
 ``--sizes '' --idle 1000,5000`` about seven: of idle jobs the first ``--idle-running`` run, each with four
 pods, and the others are suspended, because twenty thousand pods take long to come on two cores.
+
+``--sizes '' --large 1000`` takes about ten: a job of 700 servers and 1,000 trainers, a collective job of
+1,000, and eight of 200 that restart at once, beside 1,000 small jobs that run (`benchmarks.large_jobs`).
 """
 
 import argparse
@@ -24,6 +27,7 @@ from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
 
+from benchmarks import large_jobs
 from benchmarks.audit import is_write, leases
 from benchmarks.bare_client import NUM_PODS, NUM_REPLICAS
 from benchmarks.goals import judge
@@ -238,8 +242,11 @@ def report(rounds: Sequence[Mapping[str, Mapping[str, float]]]) -> dict[str, Any
 async def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """Run what was asked for, on one control plane."""
     num_pods = NUM_PODS * max(*options.sizes, min(options.idle_running, max(options.idle, default=0)), 1)
-    plane = OperatedPlane(folder, num_pods=num_pods)
-    found: dict[str, Any] = {"load_before": os.getloadavg()[0], "bursts": {}, "idle": {}}
+    measures_large = options.large is not None
+    if measures_large:
+        num_pods = max(num_pods, NUM_PODS * options.large + large_jobs.MOST_PODS)
+    plane = OperatedPlane(folder, num_pods=num_pods, sampled=measures_large)
+    found: dict[str, Any] = {"load_before": os.getloadavg()[0], "bursts": {}, "idle": {}, "large": {}}
     try:
         plane.start()
         for size in options.sizes:
@@ -251,9 +258,11 @@ async def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
             found["bursts"][str(size)] = report(rounds)
         if options.idle:
             found["idle"] = await idle(plane, options.idle, options.idle_running)
+        if measures_large:
+            found["large"] = await large_jobs.large(plane, options.large)
     finally:
         plane.close()
-    return {**found, "goals": judge(found["bursts"], found["idle"])}
+    return {**found, "goals": judge(found["bursts"], found["idle"], found["large"])}
 
 
 def lines(found: Mapping[str, Any]) -> Iterator[str]:
@@ -268,6 +277,8 @@ def lines(found: Mapping[str, Any]) -> Iterator[str]:
         yield f"{size} idle jobs, {measured['jobs_running']} running and the others suspended"
         for key, value in measured.items():
             yield f"  {key:22}" + (f"{value:12.3f}" if isinstance(value, float | int) else f"  {value}")
+    if found.get("large"):
+        yield from large_jobs.lines(found["large"])
     for verdict in found["goals"]:
         yield f"{'met ' if verdict['met'] else 'NOT '} {verdict['measured']:10.3f}  {verdict['goal']}"
 
@@ -287,6 +298,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--idle", type=_sizes, default=[], help="numbers of idle jobs: 1000,5000")
     parser.add_argument(
         "--idle-running", type=int, default=1000, help="how many of them run, with their pods"
+    )
+    parser.add_argument(
+        "--large", type=int, metavar="NUM_SMALL", help="large jobs beside so many small ones; 0: beside none"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     options = parser.parse_args(arguments)

@@ -23,11 +23,10 @@ from benchmarks.systems import ENCRYPTED
 from benchmarks.workload import MAX_BATCH, Config
 from fleet.process.resources import COPY_PAST_CACHES
 
-__all__ = ["Measured", "Running", "Shape", "interleave", "say", "spread", "stream"]
+__all__ = ["END_SECONDS", "Measured", "Running", "Shape", "interleave", "say", "spread", "stream"]
 
 END_SECONDS = 30.0
-HEARTBEAT_SECONDS = 60
-"""Longer than a system is ever stopped, so that nobody takes a stopped peer for a silent one."""
+HEARTBEAT_SECONDS = 60.0
 _PR_SET_PDEATHSIG = 1
 
 T = TypeVar("T")
@@ -39,7 +38,7 @@ class Shape:
 
     num_servers: int
     num_trainers: int
-    widths: tuple[int, ...]
+    widths: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -62,10 +61,24 @@ class Running:
     shape : Shape
     hosts : Hosts
         Where its processes run.
+    python : str
+        The interpreter, which may have another version of the package installed.
+    heartbeat_seconds : float
+        The interval of heartbeats; by default longer than a system is ever stopped, so that no process
+        takes a stopped peer for a silent one.
     """
 
-    def __init__(self, name: str, shape: Shape, hosts: Hosts = LOOPBACK) -> None:
+    def __init__(
+        self,
+        name: str,
+        shape: Shape,
+        hosts: Hosts = LOOPBACK,
+        python: str = sys.executable,
+        heartbeat_seconds: float = HEARTBEAT_SECONDS,
+    ) -> None:
         self.name = name
+        self._python = python
+        self._heartbeat_seconds = heartbeat_seconds
         self._shape = shape
         self._hosts = hosts
         self._servers: list[subprocess.Popen[str]] = []
@@ -94,7 +107,7 @@ class Running:
                 config = Config(
                     system, role, index, shape.num_servers, shape.num_trainers, endpoints, shape.widths
                 )
-                processes.append(_start(config, self._hosts, host))
+                processes.append(_start(config, self._hosts, host, self._python, self._heartbeat_seconds))
 
     def await_ready(self) -> None:
         """Wait until every trainer could begin."""
@@ -172,7 +185,9 @@ def stream(pipe: Any) -> TextIO:
     return pipe  # type: ignore[no-any-return]
 
 
-def _start(config: Config, hosts: Hosts, host: int) -> subprocess.Popen[str]:
+def _start(
+    config: Config, hosts: Hosts, host: int, python: str, heartbeat_seconds: float
+) -> subprocess.Popen[str]:
     environ = (
         COPY_PAST_CACHES
         | os.environ
@@ -180,12 +195,12 @@ def _start(config: Config, hosts: Hosts, host: int) -> subprocess.Popen[str]:
             "OMP_NUM_THREADS": "1",
             "GLOO_SOCKET_IFNAME": hosts.interface,
             "TP_SOCKET_IFNAME": hosts.interface,
-            "FLEET_HEARTBEAT_SECONDS": str(HEARTBEAT_SECONDS),
+            "FLEET_HEARTBEAT_SECONDS": f"{heartbeat_seconds:g}",
             "FLEET_JOB_KEY": _KEY,
         }
         | (_certificates() if config.system in ENCRYPTED else {})
     )
-    program = [sys.executable, "-W", "ignore", "-m", "benchmarks.worker", json.dumps(asdict(config))]
+    program = [python, "-W", "ignore", "-m", "benchmarks.worker", json.dumps(asdict(config))]
     return subprocess.Popen(
         hosts.command(host, program),
         stdin=subprocess.PIPE,

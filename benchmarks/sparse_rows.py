@@ -6,7 +6,11 @@ look-ups to numpy's reads of the same rows (``take`` of a matrix of the rows alo
 adding to and writing back of rows and slots (``take``, ``+=``, assignment by index). Once where ids are
 bounded and dense, as those that are hashed to a number of buckets, and once where any 64-bit id is one.
 
-Then, in a process of its own, a table of 10^9 rows of which some are updated with Adagrad: how long until it
+Then a server's share of a small step and of a large one: 25 and 20,000 rows of 16 that exist, looked up and
+stepped by plain SGD through `TableStore`, as a server in sync mode does, which keeps the rows from before the
+step.
+
+Last, in a process of its own, a table of 10^9 rows of which some are updated with Adagrad: how long until it
 has made its first update, and how much memory each updated row takes.
 """
 
@@ -17,7 +21,7 @@ import resource
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,7 +29,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fleet.tables import Constant, Table, TableConfig
+from fleet.parameter_server.store import FailedStep
+from fleet.parameter_server.table_store import RowUpdate, TableStore
+from fleet.plan.tables import TablePlan
+from fleet.tables import Constant, RowGradients, Table, TableConfig
 from fleet.tables.rules import SGD, Adagrad, Adam, RowRule
 
 __all__ = ["main"]
@@ -38,6 +45,8 @@ START_GOAL_SECONDS: Final = 2.0
 BATCHES: Final = 20
 """In a turn; each of other rows, so that no turn finds them in the caches."""
 ADDED_AT_ONCE: Final = 50_000
+SMALL_BATCHES: Final = (25, 20_000)
+SMALL_DIMENSION: Final = 16
 LARGE_IDS: Final = 10**9
 LARGE_DIMENSION: Final = 16
 
@@ -134,6 +143,42 @@ def _spread(ratios: list[float]) -> list[float]:
     return [float(each) for each in np.percentile(ratios, [50, 10, 90])]
 
 
+def small(num_rows: int, rounds: int) -> list[dict[str, Any]]:
+    """Measure one look-up and one step of a `TableStore`; return a row for each number of ids."""
+    config = TableConfig("measured", SMALL_DIMENSION, SGD(), None, Constant(0.0))
+    store = TableStore([TablePlan(0, config, group=0)], FailedStep("this process"))
+    random, hyper_parameters = np.random.default_rng(0), (dict(SGD().defaults()),)
+    known = np.unique(random.integers(-(2**63), 2**63 - 1, num_rows))
+    for begin in range(0, known.size, ADDED_AT_ONCE):
+        part = known[begin : begin + ADDED_AT_ONCE]
+        ones = torch.ones(part.size, SMALL_DIMENSION)
+        store.apply(RowUpdate(0, RowGradients(part, ones), hyper_parameters, ()))
+    found = []
+    for count in (each for each in SMALL_BATCHES if each <= known.size):
+        batches = [np.sort(random.choice(known, count, replace=False)) for _ in range(BATCHES)]
+        gradients = torch.randn(count, SMALL_DIMENSION)
+        updates = [
+            RowUpdate(0, RowGradients(ids, gradients), hyper_parameters, (), keeps=True) for ids in batches
+        ]
+        turns = [_store_seconds(store, updates) for _ in range(rounds)]
+        found.append(
+            {
+                "rows": count,
+                "microseconds": {
+                    name: 1e6 * float(np.median([turn[name] for turn in turns])) for name in turns[0]
+                },
+            }
+        )
+    return found
+
+
+def _store_seconds(store: TableStore, updates: Sequence[RowUpdate]) -> dict[str, float]:
+    return {
+        "look_up": _seconds(lambda turn: store.rows(0, updates[turn].gradient.ids)),
+        "step": _seconds(lambda turn: store.apply(updates[turn])),
+    }
+
+
 def large(touched: int) -> dict[str, Any]:
     """Update some rows of a table of 10^9; return seconds and bytes."""
     random = np.random.default_rng(0)
@@ -182,6 +227,10 @@ def show(summary: Mapping[str, Any]) -> None:
         ratios = [row["look_up_to_read"], row["update_to_write"]]
         print(f"{row['ids']:<20}" + "".join(f"{f'{m:.2f} [{a:.2f}-{b:.2f}]':>24}" for m, a, b in ratios))
     print(f"{'goal':<20}{f'{LOOK_UP_GOAL}':>24}{f'{UPDATE_GOAL}':>24}")
+    print(f"\n{f'rows of {SMALL_DIMENSION}, SGD':<20}{'look up, us':>14}{'step, us':>14}")
+    for row in summary["small"]:
+        taken = row["microseconds"]
+        print(f"{row['rows']:<20}{taken['look_up']:>14.1f}{taken['step']:>14.1f}")
     found = summary["large"]
     print(
         f"\n{LARGE_IDS} x {LARGE_DIMENSION}, Adagrad, {found['touched']} rows updated: first update after "
@@ -209,6 +258,7 @@ def main() -> None:
     summary = {
         "benchmark": "sparse_rows",
         "speed": speed(arguments),
+        "small": small(arguments.rows, arguments.rounds),
         "large": _in_a_process_of_its_own(arguments.touched),
     }
     if arguments.json:

@@ -16,7 +16,14 @@ from torch import nn
 from torch.distributed import rpc
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 
-from benchmarks import alone_systems, ctr_systems, grpc_stream, sparse_systems
+from benchmarks import (
+    alone_systems,
+    ctr_systems,
+    fluid_systems,
+    grpc_stream,
+    price_systems,
+    sparse_systems,
+)
 from benchmarks.workload import LEARNING_RATE, Config, End, Step, batch, build_layers
 from fleet.averaging import LocalSGD
 
@@ -284,6 +291,17 @@ SYSTEMS = {
     "rowsrpc": System(sparse_systems.rpc_trainer, sparse_systems.rpc_serve),
     "rowsgrpc": System(sparse_systems.grpc_trainer, sparse_systems.grpc_serve),
     **dict.fromkeys(("rows", "rowsasync"), System(sparse_systems.fleet_trainer, sparse_systems.fleet_serve)),
+    **{
+        f"{system}_{workload}": System(trainer, serve)
+        for workload in ("table", "dense")
+        for system, trainer, serve in (
+            ("priceplain", price_systems.plain_trainer, None),
+            ("pricerpc", price_systems.rpc_trainer, price_systems.rpc_serve),
+            ("pricesync", price_systems.fleet_trainer, price_systems.fleet_serve),
+            ("priceasync", price_systems.fleet_trainer, price_systems.fleet_serve),
+        )
+    },
+    **dict.fromkeys(("fluidlayers", "fluidmodule"), System(fluid_systems.trainer, fluid_systems.serve)),
     "ctrtorch": System(ctr_systems.torch_trainer),
     **dict.fromkeys(("ctr", "ctrasync"), System(ctr_systems.fleet_trainer, ctr_systems.fleet_serve)),
 }

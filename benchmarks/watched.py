@@ -65,6 +65,11 @@ class Watched:
         )
         return sorted(seen[phase] for seen in self.first.values() if phase in seen)
 
+    def forget(self) -> None:
+        """Begin anew: what is awaited from now on must be seen again."""
+        self.first.clear()
+        self._numbers.clear()
+
     async def until_one(self, name: str, *phases: str, seconds: float) -> None:
         """Wait until one object has been in one of some phases; raise as `until` does."""
         await self._until(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.support.processes import let_programs_heed_signals
 from tests.support.turns import Scheduler, Turns, arrange, is_serial
+from tools.assets import MissingError
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -29,9 +32,21 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 TURNS = pytest.StashKey[Turns]()
 
 
+@pytest.fixture(scope="session", autouse=True)
+def state_folder(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Keep the runs of tests out of the list of runs of the user who runs them."""
+    os.environ["XDG_STATE_HOME"] = str(tmp_path_factory.mktemp("state"))
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Say in which order tests are handed out."""
     arrange(items, Path(__file__).parent)
+
+
+def pytest_collection_finish() -> None:
+    """Let no garbage collection look through all that tests are made of: thousands of them, and torch."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Scheduler:
@@ -41,8 +56,11 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Scheduler:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Take part in the turns of a session of several processes, whose folders have one parent."""
-    if hasattr(config, "workerinput"):
+    is_worker = hasattr(config, "workerinput")
+    if is_worker:
         config.stash[TURNS] = Turns(Path(config.option.basetemp).parent)
+    if is_worker or not config.getoption("numprocesses", None):
+        let_programs_heed_signals()
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -57,10 +75,19 @@ def pytest_runtest_protocol(
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Let a skipped test fail in CI, which has all that tests ask for but a GPU: nothing would tell of it."""
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Skip a test whose programs only Go could build, where there is no Go (see `tools.assets`).
+
+    Let a skipped test fail in CI, which has all that tests ask for but a GPU and what only those get who
+    ask for it: nobody would see that it was skipped.
+    """
     report = yield
-    counts = IN_CI and report.skipped and "gpu" not in report.keywords
+    if call.excinfo is not None and isinstance(call.excinfo.value, MissingError):
+        report.outcome = "skipped"
+        report.longrepr = (str(item.path), item.location[1] or 0, f"Skipped: {call.excinfo.value}")
+    counts = IN_CI and report.skipped and not {"gpu", "on_request"} & report.keywords.keys()
     if counts and isinstance(report.longrepr, tuple):  # an expected failure has a traceback
         report.outcome = "failed"
         report.longrepr = f"skipped in CI: {report.longrepr[2]}"

@@ -1,8 +1,8 @@
 """Writes the fields that a pod's template may have: ``python -m tools.pod_fields`` (``make fields``).
 
 They come from the OpenAPI document of a real API server of the pinned version, started for it, and go to
-``fleet_operator/cli/pod_fields.json``, where ``fleetjob validate`` looks for typing errors without a cluster.
-A test asks such an API server whether the file is current.
+``fleet_operator/manifests/pod_fields.json``, where ``fleetjob validate`` looks for typing errors without a
+cluster. A test asks such an API server whether the file is current.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tests.support.controlplane import ControlPlane
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-FILE = Path(__file__).parent.parent / "operator/src/fleet_operator/cli/pod_fields.json"
+FILE = Path(__file__).parent.parent / "operator/src/fleet_operator/manifests/pod_fields.json"
 DOCUMENT = "/openapi/v3/api/v1"
 ROOTS = ("PodSpec", "PersistentVolumeClaimSpec", "Toleration")
 """What a FleetJob holds of Kubernetes' own types."""

@@ -48,9 +48,7 @@ def generate(folder: Path) -> None:
         path = (folder / PROTO).with_name(f"control{end}")
         text, found = re.subn(checks, "", path.read_text(), flags=re.MULTILINE)
         if found != 2:
-            raise ValueError(
-                f"{path.name} has {found} parts of a check of versions, not 2: see tools/proto.py"
-            )
+            raise ValueError(f"{path.name} has {found} parts of the version check, expected 2: adapt CHECKS")
         path.write_text(text)
 
 

@@ -47,7 +47,8 @@ class CompileHook(BuildHookInterface[Any]):
         compiler = shlex.split(os.environ.get("CC", "")) or ["cc"]
         if shutil.which(compiler[0]) is None:
             return f"there is no C compiler {compiler[0]}"
-        options = ["-O3", "-shared", "-fPIC", "-ffreestanding", "-nostdlib"]
+        # The C code says itself which products and sums are rounded at once.
+        options = ["-O3", "-shared", "-fPIC", "-ffreestanding", "-nostdlib", "-ffp-contract=off"]
         sources = sorted(map(str, Path(self.root, "src", LIBRARY).parent.glob("*.c")))
         command = [*compiler, *options, "-o", str(library), *sources]
         ended = subprocess.run(command, cwd=self.root, capture_output=True, text=True, check=False)

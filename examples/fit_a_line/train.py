@@ -36,31 +36,31 @@ def main() -> None:
     model = nn.Linear(x.shape[1], 1)
     program = fleet.Program.capture(model, squared_error, torch.optim.SGD(model.parameters(), lr=0.01))
 
-    role = os.environ["PADDLE_TRAINING_ROLE"]  # PSERVER or TRAINER
-    port = os.environ["PADDLE_PSERVER_PORT"]  # the same for every parameter server
-    pservers = ",".join(f"{ip}:{port}" for ip in os.environ["PADDLE_PSERVER_IPS"].split(","))
-    trainers = int(os.environ["PADDLE_TRAINERS"])  # how many there are
-    trainer_id = int(os.environ.get("PADDLE_TRAINER_ID", "0"))  # only trainers have one
-
-    transpiler = fleet.DistributeTranspiler()
-    transpiler.transpile(trainer_id, program=program, pservers=pservers, trainers=trainers)
     executor = fleet.Executor(fleet.CPUPlace())
+    trainer_id, trainers = 0, 1
+    if role := os.environ.get("PADDLE_TRAINING_ROLE"):  # PSERVER or TRAINER; without a job there is none
+        port = os.environ["PADDLE_PSERVER_PORT"]  # the same for every parameter server
+        pservers = ",".join(f"{ip}:{port}" for ip in os.environ["PADDLE_PSERVER_IPS"].split(","))
+        trainers = int(os.environ["PADDLE_TRAINERS"])  # how many there are
+        trainer_id = int(os.environ.get("PADDLE_TRAINER_ID", "0"))  # only trainers have one
 
-    if role == "PSERVER":
-        endpoint = os.environ["PADDLE_CURRENT_IP"] + ":" + os.environ["PADDLE_PORT"]  # this server's own
-        executor.run(transpiler.get_startup_program(endpoint))
-        executor.run(transpiler.get_pserver_program(endpoint))
-        return
+        transpiler = fleet.DistributeTranspiler()
+        transpiler.transpile(trainer_id, program=program, pservers=pservers, trainers=trainers)
+        if role == "PSERVER":
+            endpoint = os.environ["PADDLE_CURRENT_IP"] + ":" + os.environ["PADDLE_PORT"]  # this server's own
+            executor.run(transpiler.get_startup_program(endpoint))
+            executor.run(transpiler.get_pserver_program(endpoint))
+            return
+        program = transpiler.get_trainer_program()
 
     executor.run(fleet.default_startup_program())
-    trainer_program = transpiler.get_trainer_program()
     train = slice(TEST_SAMPLES + trainer_id, None, trainers)
     loader = DataLoader(TensorDataset(x[train], y[train]), BATCH, shuffle=True, drop_last=True)
     total = EPOCHS * len(loader)
     for epoch, batches in fleet.epochs(EPOCHS, loader):
         for features, target in batches:
             feed = {"x": features, "y": target}
-            (loss,) = executor.run(trainer_program, feed=feed, fetch_list=["loss"])
+            (loss,) = executor.run(program, feed=feed, fetch_list=["loss"])
         step = (epoch + 1) * len(loader)
         fleet.report(step=step, total_steps=total, loss=loss.item(), samples=step * BATCH)
     executor.close()

@@ -1,4 +1,4 @@
-"""One control plane and one operator for all tests here; a namespace of its own for each test."""
+"""One control plane and one operator for all tests here; each test has its own namespace."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def control_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlP
 def operator(
     control_plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[OperatorProcess]:
-    """The operator, under the rights that the chart gives it."""
+    """The operator, with the permissions that the chart grants it."""
     folder = tmp_path_factory.mktemp("operator")
     token = install(control_plane, FEATURES)
     kubeconfig = control_plane.admin.write_kubeconfig(folder / "kubeconfig", token, NAMESPACE)
@@ -67,7 +67,7 @@ def operator(
 
 @pytest.fixture(scope="module")
 def alone(operator: OperatorProcess) -> Iterator[None]:
-    """No operator but those of the test runs during a module that uses this."""
+    """Stops the shared operator for a module, whose tests start their own."""
     operator.stop()
     yield
     operator.start()
@@ -75,7 +75,7 @@ def alone(operator: OperatorProcess) -> Iterator[None]:
 
 @pytest.fixture
 async def namespace(control_plane: ControlPlane, operator: OperatorProcess) -> AsyncIterator[Namespace]:
-    """A fresh namespace, looked after by the operator."""
+    """A new namespace that the operator serves."""
     async with client_for(control_plane.admin.kubeconfig) as client, fresh_namespace(client) as fresh:
         yield fresh
 
@@ -84,7 +84,7 @@ async def namespace(control_plane: ControlPlane, operator: OperatorProcess) -> A
 async def faulty(
     namespace: Namespace, control_plane: ControlPlane, operator: OperatorProcess, tmp_path: Path
 ) -> AsyncIterator[Faulty]:
-    """An operator of its own for the namespace, behind a proxy; for modules that run `alone`."""
+    """An operator for this namespace only, behind a proxy; for modules that use `alone`."""
     await asyncio.to_thread(grant_lease, control_plane, namespace.name)
     async with proxy_for(operator.kubeconfig).running() as proxy:
         config = tmp_path / "kubeconfig"

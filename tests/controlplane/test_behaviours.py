@@ -1,4 +1,4 @@
-"""What jobs do on a cluster: the table that this machine is held to as well."""
+"""The table of behaviours, on a cluster; local runs must pass it, too."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def has_ended(pod: Manifest) -> Callable[[dict[str, Manifest]], bool]:
 
 
 async def until_first(namespace: Namespace, trainers: int) -> None:
-    """Wait for what is created while no server is ready: so many trainers, and a status that says why."""
+    """Wait for the trainers that are created before a server is ready, and for the status that says why."""
     await namespace.until_pods("digits", "the first pods", lambda found: len(found) == 2 + trainers)
     reason = "PodsCreated" if trainers else "WaitingForParameterServers"
     job = await namespace.until_job(
@@ -55,7 +55,7 @@ async def until_first(namespace: Namespace, trainers: int) -> None:
 
 
 async def until_left(namespace: Namespace, replicas: frozenset[str]) -> None:
-    """Wait until a failed job has told of its end, which comes after its clean-up, and see what is left."""
+    """Wait for the event about a job's failure, which follows the cleanup, and check which pods are left."""
     await namespace.until(
         "events", "the end", lambda found: any(each["reason"] == "Failed" for each in found.values())
     )
@@ -106,7 +106,7 @@ async def test_on_a_cluster(namespace: Namespace, behaviour: Behaviour):
         done = {"trainer-0", "trainer-1"} - {name for name, codes in behaviour.lives.items() if codes[-1] < 0}
         await namespace.end(*(f"digits-{name}" for name in done))
     job = await namespace.until_state("digits", behaviour.state)
-    told = told_of(job, behaviour.state)
+    told = told_of(job, job["status"]["terminalState"])
     assert told["reason"] == behaviour.reason, told["message"]
     counted = (job["status"].get("failures", 0), job["status"].get("jobRestarts", 0))
     assert counted == (behaviour.failures, behaviour.job_restarts)

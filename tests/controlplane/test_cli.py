@@ -37,7 +37,7 @@ def here(namespace: Namespace) -> tuple[str, str]:
 
 @pytest.fixture
 def write(tmp_path: Path) -> Callable[..., str]:
-    """Return what writes a manifest that names no namespace, and gives its path."""
+    """Return a function that writes a manifest without a namespace, and returns its path."""
 
     def to_file(document: Manifest) -> str:
         document["metadata"].pop("namespace", None)
@@ -70,7 +70,9 @@ async def test_submit_waits_for_the_end_and_tells_the_truth(
     # Once more: nothing runs again, and that is said.
     again = await fleetjob("submit", "-f", file, *here)
     assert again.status == 0
-    assert again.out.startswith("FleetJob digits unchanged; it has succeeded already: delete it")
+    assert again.out.startswith(
+        "FleetJob digits unchanged; it has already succeeded: to run it again, delete it"
+    )
 
 
 async def test_submit_says_that_a_job_has_failed_by_its_exit_status(
@@ -92,7 +94,7 @@ async def test_submit_gives_up_waiting_after_its_timeout_and_the_job_goes_on(
     ended = await fleetjob("submit", "-f", file, "--wait", "--timeout", "1.5", "-o", "json", *here)
     assert ended.status == 124
     assert json.loads(ended.out)["metadata"]["name"] == "digits"  # the one object is all of standard output
-    assert "has not finished after 1.5 s; it goes on" in ended.err
+    assert "has not finished after 1.5 s and continues" in ended.err
     await namespace.until_state("digits", "Running")
 
 
@@ -121,7 +123,7 @@ async def test_submit_changes_what_may_change_and_tells_what_may_not(
     conflict = await fleetjob("submit", "-f", changed, *here)
     assert conflict.status == 1
     assert ".spec.runPolicy.backoffLimit" in conflict.err
-    assert conflict.err.endswith("add --force-conflicts\n")
+    assert conflict.err.endswith("use force (--force-conflicts)\n")
     assert (await fleetjob("submit", "-f", changed, "--force-conflicts", *here)).out == (
         "FleetJob digits changed\n"
     )
@@ -134,7 +136,7 @@ async def test_submit_changes_what_may_change_and_tells_what_may_not(
 async def test_submit_into_a_namespace_that_is_not_there_says_so(fleetjob: Fleetjob, file: str):
     refused = await fleetjob("submit", "-f", file, "-n", "nowhere")
     assert refused.status == 1
-    assert refused.err.endswith('namespaces "nowhere" not found; create it, or name another by -n\n')
+    assert refused.err.endswith('namespaces "nowhere" not found; create it, or choose another namespace\n')
 
 
 async def test_status_shows_jobs_and_one_job(
@@ -153,7 +155,7 @@ async def test_status_shows_jobs_and_one_job(
     one = (await fleetjob("status", "digits", *here)).out
     assert one.startswith(f"digits (ParameterServer) in {namespace.name}: Running\n  all 4 replicas run")
     assert "pservers  2 wanted, 2 active, 2 ready" in one
-    assert "restarts  0 (0 failures of the 3 that are allowed)" in one
+    assert "restarts  0 (0 failures of 3 allowed)" in one
     as_json = await fleetjob("status", "digits", "-o", "json", *here)
     assert json.loads(as_json.out)["status"]["state"] == "Running"
     listed = json.loads((await fleetjob("status", "-A", "-o", "json")).out)
@@ -258,8 +260,8 @@ async def test_suspend_and_resume(namespace: Namespace, fleetjob: Fleetjob, here
     held = await fleetjob("suspend", "digits", *here)
     assert held.out.startswith("FleetJob digits suspended;")
     await namespace.until_state("digits", "Suspended")
-    assert (await fleetjob("suspend", "digits", *here)).out == "FleetJob digits is suspended already\n"
-    assert (await fleetjob("resume", "digits", *here)).out == "FleetJob digits resumed; it starts anew\n"
+    assert (await fleetjob("suspend", "digits", *here)).out == "FleetJob digits is already suspended\n"
+    assert (await fleetjob("resume", "digits", *here)).out == "FleetJob digits resumed; it starts again\n"
     await namespace.until(
         "events",
         "the second start to be told",
@@ -280,7 +282,7 @@ async def test_delete_waits_until_nothing_is_left(
     await namespace.annotate("digits-trainer-0", stuck="yes")
     late = await fleetjob("delete", "digits", "--wait", "--timeout", "2", *here)
     assert late.status == 124
-    assert "there still is digits-trainer-0" in late.out
+    assert "digits-trainer-0 still exists" in late.err
     gone = await fleetjob("status", "digits", *here)
     assert gone.status == 1
     assert gone.err == (
@@ -306,7 +308,7 @@ async def test_it_is_a_plugin_of_kubectl_too(
 
 async def test_a_shell_completes_the_names_of_jobs(namespace: Namespace, fleetjob: Fleetjob):
     for name in ("digits", "digits-2", "other"):
-        await namespace.create_job(manifest(name, runPolicy={"suspend": True}))
+        await namespace.create_job(manifest(name, suspend=True))
     words = f"fleetjob logs -n {namespace.name} dig"
     asked = {"_FLEETJOB_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": "4"}
     ended = await fleetjob.run(environ=asked)
@@ -334,9 +336,9 @@ async def test_what_goes_wrong_is_a_sentence_with_what_to_do(
         )
     )
     cases = {
-        ("status", "--kubeconfig", str(nobody)): "does not know who you are",
+        ("status", "--kubeconfig", str(nobody)): "does not accept your credentials",
         ("status", "--kubeconfig", str(weak)): "you may not do this: fleetjobs.fleetjob.dev is forbidden",
-        ("status", "--kubeconfig", str(away)): "is the cluster up, and is this the right --context?",
+        ("status", "--kubeconfig", str(away)): "is the cluster up, and is this the right context?",
         ("logs", "absent", *here): f"no FleetJob absent in namespace {namespace.name}",
         ("events", "absent", *here): f"no FleetJob absent in namespace {namespace.name}",
         ("delete", "absent", *here): f"no FleetJob absent in namespace {namespace.name}",

@@ -1,4 +1,4 @@
-"""Requests that are given up at any moment, while their connection is being made for instance."""
+"""Requests that are cancelled at any moment, for example while they connect."""
 
 from __future__ import annotations
 

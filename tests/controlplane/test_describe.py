@@ -1,4 +1,4 @@
-"""What ``kubectl describe`` tells a person about a job that is stuck, fails, or has come to its end."""
+"""The output of ``kubectl describe`` for jobs that are stuck, fail or finish."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 async def described(
     namespace: Namespace, control_plane: ControlPlane, state: str, reason: str, sentence: str
 ) -> str:
-    """Wait until the job is in a state for a reason; check that describe tells both, and return its text."""
+    """Wait for a state and a reason; return the output of describe, which must show both."""
     await namespace.until_job(
         "digits",
         f"{state} because of {reason}",
@@ -44,14 +44,18 @@ async def test_a_pod_that_fits_no_node(namespace: Namespace, control_plane: Cont
     huge = manifest()
     huge["spec"]["template"]["spec"]["containers"][0]["resources"] = {"requests": {"cpu": "1000"}}
     await namespace.create_job(huge)
-    sentence = "digits-pserver-0 waits, Unschedulable: 0/4 nodes are available: 4 Insufficient cpu.*; free or"
+    sentence = (
+        "digits-pserver-0 is waiting, Unschedulable: 0/4 nodes are available: 4 Insufficient cpu.*; free or"
+    )
     text = await described(namespace, control_plane, "Pending", "Unschedulable", sentence)
-    assert "digits-pserver-0 (and 1 more) is not yet" in text  # and why there are no trainers
+    assert "digits-pserver-0 (and 1 more) is not ready yet" in text  # and why there are no trainers
 
 
 async def test_an_image_that_cannot_be_pulled(namespace: Namespace, control_plane: ControlPlane):
     await namespace.create_job(annotated(waiting="ImagePullBackOff", message="no such image traner:1"))
-    sentence = "digits-pserver-0 waits, ImagePullBackOff: no such image traner:1; correct the image's name"
+    sentence = (
+        "digits-pserver-0 is waiting, ImagePullBackOff: no such image traner:1; correct the image's name"
+    )
     await described(namespace, control_plane, "Pending", "ImagePullBackOff", sentence)
 
 
@@ -75,7 +79,7 @@ async def test_a_quota_that_is_used_up(namespace: Namespace, control_plane: Cont
         "resourcequotas", "the quota in force", lambda found: "hard" in found["few"].get("status", {})
     )
     await namespace.create_job(manifest())
-    sentence = "exceeded quota: few.*; it is tried again: make room"
+    sentence = "exceeded quota: few.*; the creation is retried: free resources"
     text = await described(namespace, control_plane, "Pending", "CreationRefused", sentence)
     assert "ActionRefused" in events_in(text)
 
@@ -88,7 +92,7 @@ async def test_trainers_that_wait_for_their_servers(namespace: Namespace, contro
 
 async def test_a_job_that_restarts_and_then_fails(namespace: Namespace, control_plane: ControlPlane):
     # Each pod waits to be let go, so that the second try does not run before it is described.
-    document = manifest(startupPolicy="AnyOrder", runPolicy={"backoffLimit": 1})
+    document = manifest(startupPolicy={"order": "AnyOrder"}, runPolicy={"backoffLimit": 1})
     await namespace.create_job(annotated(document, hold="yes"))
     pods = {*SERVERS, *TRAINERS}
     await namespace.until_pods("digits", "all pods", lambda there: set(there) == pods)
@@ -96,7 +100,7 @@ async def test_a_job_that_restarts_and_then_fails(namespace: Namespace, control_
         await namespace.annotate(pod, hold=None)
     await namespace.until_state("digits", "Running")
     await namespace.end("digits-trainer-1", exit_code=1, message="ValueError: loss is nan")
-    sentence = "digits-trainer-1 failed with exit code 1: ValueError: loss is nan; it is started again"
+    sentence = "digits-trainer-1 failed with exit code 1: ValueError: loss is nan; the replica is restarted"
     await described(namespace, control_plane, "Restarting", "ReplicaRestarting", sentence)
     await namespace.until_pods(
         "digits",
@@ -118,10 +122,10 @@ async def test_a_job_that_restarts_and_then_fails(namespace: Namespace, control_
 
 
 async def test_a_job_that_is_held_and_resumed_and_succeeds(namespace: Namespace, control_plane: ControlPlane):
-    await namespace.create_job(manifest(runPolicy={"suspend": True}))
-    sentence = "runPolicy.suspend is true: no pod of this job runs until it is false"
+    await namespace.create_job(manifest(suspend=True))
+    sentence = "spec.suspend is true: no pod of this job runs until it is false"
     await described(namespace, control_plane, "Suspended", "Suspended", sentence)
-    patch = {"spec": {"runPolicy": {"suspend": False}}}
+    patch = {"spec": {"suspend": False}}
     await namespace.client.merge_patch(namespace.path("fleetjobs", "digits"), patch)
     await described(namespace, control_plane, "Running", "ReplicasRunning", "all 4 replicas run")
     await namespace.end(*TRAINERS)
@@ -130,7 +134,7 @@ async def test_a_job_that_is_held_and_resumed_and_succeeds(namespace: Namespace,
     for reason in ("Suspended", "Resumed", "Started", "Succeeded"):
         assert reason in events_in(text)
     waited = control_plane.admin.kubectl(
-        "wait", "-n", namespace.name, "--for=condition=Succeeded", "fj/digits", "--timeout=10s"
+        "wait", "-n", namespace.name, "--for=condition=Complete", "fj/digits", "--timeout=10s"
     )
     assert "condition met" in waited
 

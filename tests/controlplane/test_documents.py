@@ -1,4 +1,4 @@
-"""The manifests that README.md and docs/ show, handed to a real API server."""
+"""The manifests in README.md and docs/, created on a real API server."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ELSEWHERE = ("cert-manager.io/",)
 
 
 def whole(shown: dict[str, Any]) -> dict[str, Any]:
-    """Return a manifest as a reader makes it of a piece: a FleetJob with that piece in its place."""
+    """Return a complete manifest for a fragment: a FleetJob that contains the fragment."""
     if "kind" in shown:
         return shown
     if "env" in shown:

@@ -180,7 +180,7 @@ async def test_a_lease_that_somebody_deletes_is_made_anew_by_its_holder_and_nobo
         held = await namespace.client.get(f"{LEASES}/{namespace.name}")
         await namespace.client.delete(f"{LEASES}/{namespace.name}")
         async with asyncio.timeout(20):
-            while "made the lease" not in one.log.read_text():  # noqa: ASYNC110 there is only the asking
+            while "created the lease" not in one.log.read_text():  # noqa: ASYNC110 there is only the asking
                 await asyncio.sleep(0.05)
         now = await namespace.client.get(f"{LEASES}/{namespace.name}")
         assert now["spec"]["holderIdentity"] == held["spec"]["holderIdentity"]
@@ -205,7 +205,7 @@ def test_an_upgrade_leaves_the_lease_to_its_holder(
         found = control_plane.admin.kubectl("get", "lease", name, "-n", namespace.name, "-o", "json")
         return dict(json.loads(found))
 
-    settings = ("--set", "replicas=0,crd.install=false")
+    settings = ("--set", "replicas=0,crd.install=false,rbac.create=false")
     helm("install", release, CHART, *settings)
     spec = {"holderIdentity": "one", "leaseDurationSeconds": 15, "renewTime": "2026-01-01T00:00:00.000000Z"}
     made = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": name}, "spec": spec}

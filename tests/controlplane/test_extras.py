@@ -1,4 +1,4 @@
-"""What a job has beside its pods and its Service: claims, a NetworkPolicy, a budget, gangs."""
+"""The objects of a job besides pods and Service: claims, a NetworkPolicy, a budget, PodGroups."""
 
 from __future__ import annotations
 
@@ -33,14 +33,24 @@ async def groups(namespace: Namespace, gang: str) -> dict[str, Manifest]:
 
 
 def conditions_of(job: Manifest) -> str:
-    """Return what a job's conditions say, one a line."""
+    """Return the messages of a job's conditions, one per line."""
     return "\n".join(each["message"] for each in job.get("status", {}).get("conditions", ()))
 
 
 def on_the_default_scheduler(document: Manifest) -> Manifest:
-    """Let pods run although no scheduler of gangs is here: the template's own scheduler stays."""
+    """Use the default scheduler in the template, because no gang scheduler runs here."""
     document["spec"]["template"]["spec"]["schedulerName"] = "default-scheduler"
     return document
+
+
+def mounted(pods: dict[str, Manifest]) -> dict[str, str]:
+    """Return the claim that each pod mounts."""
+    return {
+        name: volume["persistentVolumeClaim"]["claimName"]
+        for name, pod in sorted(pods.items())
+        for volume in pod["spec"]["volumes"]
+        if "persistentVolumeClaim" in volume
+    }
 
 
 @pytest.mark.parametrize(("retention", "left"), [("Retain", 2), ("Delete", 0)])
@@ -50,21 +60,25 @@ async def test_each_server_has_a_claim_that_outlives_its_job_or_does_not(
     await namespace.create_job(manifest(checkpoint={"volumeClaimTemplate": CLAIM, "retention": retention}))
     await namespace.until("persistentvolumeclaims", "two claims", lambda found: len(found) == 2)
     pods = await namespace.until_pods("digits", "the servers", lambda pods: set(pods) == set(SERVERS))
-    claims = {
-        name: volume["persistentVolumeClaim"]["claimName"]
-        for name, pod in pods.items()
-        for volume in pod["spec"]["volumes"]
-        if "persistentVolumeClaim" in volume
-    }
-    assert claims == {f"digits-pserver-{index}": f"digits-checkpoint-pserver-{index}" for index in (0, 1)}
+    claims = mounted(pods)
+    uid = (await namespace.get("fleetjobs", "digits"))["metadata"]["uid"]
+    own = f"digits-checkpoint-{uid[:8]}"
+    assert claims == {f"digits-pserver-{index}": f"{own}-pserver-{index}" for index in (0, 1)}
     await namespace.delete("fleetjobs", "digits")
     await namespace.until_pods("digits", "no pod", lambda pods: not pods)
     await namespace.until("persistentvolumeclaims", f"{left} claims", lambda found: len(found) == left)
-    if left:  # and the next job of this name goes on with them
-        uids = {each["metadata"]["uid"] for each in await namespace.all("persistentvolumeclaims")}
+    if left:
         await namespace.create_job(manifest(checkpoint={"volumeClaimTemplate": CLAIM}))
         await namespace.until_pods("digits", "the servers", lambda pods: set(pods) == set(SERVERS))
-        assert {each["metadata"]["uid"] for each in await namespace.all("persistentvolumeclaims")} == uids
+        found = await namespace.until(
+            "persistentvolumeclaims", "two claims more", lambda all_: len(all_) == 4
+        )
+        assert set(claims.values()) < set(found), "a namesake has claims of its own"
+        await namespace.create_job(manifest("next", checkpoint={"claimName": own, "scope": "Pserver"}))
+        pods = await namespace.until_pods("next", "the servers", lambda pods: len(pods) == 2)
+        assert list(mounted(pods).values()) == list(claims.values()), (
+            "one that names the claims continues from them"
+        )
 
 
 async def test_a_claim_that_can_never_be_fails_the_job_with_the_servers_sentence(namespace: Namespace):
@@ -76,7 +90,9 @@ async def test_a_claim_that_can_never_be_fails_the_job_with_the_servers_sentence
 
 
 async def test_a_job_brings_its_network_policy_and_its_servers_budget(namespace: Namespace):
-    await run(namespace, network={"policy": True}, pserver={"replicas": 2, "podDisruptionBudget": True})
+    await run(
+        namespace, network={"policy": {"type": "Isolated"}}, pserver={"replicas": 2, "disruptionBudget": {}}
+    )
     job = await namespace.get("fleetjobs", "digits")
     for plural, name in (("networkpolicies", "digits"), ("poddisruptionbudgets", "digits-pserver")):
         (owner,) = (await namespace.get(plural, name))["metadata"]["ownerReferences"]
@@ -97,7 +113,7 @@ async def test_a_job_brings_its_network_policy_and_its_servers_budget(namespace:
     assert await names(namespace, "networkpolicies") == {"digits"}
 
 
-@pytest.mark.parametrize("network", [{"policy": True}, {}], ids=["asked-for", "by-default"])
+@pytest.mark.parametrize("network", [{"policy": {"type": "Isolated"}}, {}], ids=["asked-for", "by-default"])
 async def test_the_metrics_are_for_the_operators_namespace_and_for_those_whom_its_settings_name(
     namespace: Namespace, network: dict[str, bool]
 ):
@@ -126,7 +142,7 @@ async def test_a_policy_of_somebody_else_stays_and_a_job_that_asks_for_none_runs
 async def test_what_an_operator_with_other_settings_has_made_is_made_anew_and_what_a_hand_has_changed_stays(
     namespace: Namespace,
 ):
-    await namespace.create_job(manifest(network={"policy": True}))
+    await namespace.create_job(manifest(network={"policy": {"type": "Isolated"}}))
     found = await namespace.until("networkpolicies", "the policy", lambda found: "digits" in found)
     wanted, path = found["digits"], namespace.path("networkpolicies", "digits")
     edited = await namespace.client.merge_patch(path, {"spec": {"ingress": [{}]}})
@@ -156,7 +172,7 @@ async def test_a_gang_is_as_large_as_its_job_has_become(namespace: Namespace):
         "resourcequotas", "the quota in force", lambda found: "hard" in found["none"].get("status", {})
     )
     trainer = {"replicas": 2, "minReplicas": 1, "maxReplicas": 3}
-    await namespace.create_job(collective_manifest(scheduling={"gang": "Volcano"}, trainer=trainer))
+    await namespace.create_job(collective_manifest(podGroupPolicy={"volcano": {}}, trainer=trainer))
     await namespace.until_job(
         "digits", "no room", lambda job: "exceeded quota" in str(job.get("status", {}).get("conditions"))
     )
@@ -172,7 +188,7 @@ async def test_a_gang_is_as_large_as_its_job_has_become(namespace: Namespace):
 
 @pytest.mark.parametrize("gang", POD_GROUPS)
 async def test_a_gang_comes_before_its_pods_and_goes_with_them(namespace: Namespace, gang: str):
-    gangs = manifest(scheduling={"gang": gang}, failurePolicy={"action": "RestartJob"})
+    gangs = manifest(podGroupPolicy={gang.lower(): {}}, failurePolicy={"action": "RestartJob"})
     await run(namespace, on_the_default_scheduler(gangs))
     found = await groups(namespace, gang)
     assert {name: group["spec"]["minMember"] for name, group in found.items()} == {"digits-0": 4}
@@ -199,9 +215,9 @@ async def test_a_gang_comes_before_its_pods_and_goes_with_them(namespace: Namesp
 async def test_a_gang_in_its_schedulers_queue_is_told_and_its_deadline_has_the_schedulers_sentence(
     namespace: Namespace,
 ):
-    await namespace.create_job(manifest(scheduling={"gang": "Volcano"}))
+    await namespace.create_job(manifest(podGroupPolicy={"volcano": {}}))
     await namespace.until_pods("digits", "all pods", lambda pods: len(pods) == 4)
-    running = "the scheduler volcano has said nothing of them yet"
+    running = "the scheduler volcano has not reported on them yet"
     await namespace.until_job("digits", running, lambda job: running in conditions_of(job))
     waits = {"phase": "Pending", "conditions": [{"type": "Unschedulable", "message": "queue is full"}]}
     group = f"{POD_GROUPS['Volcano']}/namespaces/{namespace.name}/podgroups/digits-0"
@@ -223,23 +239,23 @@ async def test_a_gang_in_its_schedulers_queue_is_told_and_its_deadline_has_the_s
     job = await namespace.until_state("digits", "Failed")
     failed = told_of(job, "Failed")
     assert failed["reason"] == "PendingDeadlineExceeded"
-    assert "digits-trainer-1 waits, Unschedulable: 2/4 tasks in gang unschedulable" in failed["message"]
+    assert "digits-trainer-1 is waiting, Unschedulable: 2/4 tasks in gang unschedulable" in failed["message"]
 
 
 async def test_kueues_gates_and_its_hold_on_pods_that_have_ended_are_told(namespace: Namespace):
-    document = manifest(scheduling={"gang": "Kueue", "queue": "research"})
+    document = manifest(podGroupPolicy={"kueue": {"queueName": "research"}})
     document["spec"]["template"]["spec"]["schedulingGates"] = [{"name": "kueue.x-k8s.io/admission"}]
     await namespace.create_job(document)
     job = await namespace.until_job(
         "digits", "the queue", lambda job: "queue research has not admitted" in conditions_of(job)
     )
-    assert "(and 3 more) waits behind kueue.x-k8s.io/admission: Scheduling is blocked" in conditions_of(job)
+    assert "(and 3 more) is gated by kueue.x-k8s.io/admission: Scheduling is blocked" in conditions_of(job)
     for pod in (*SERVERS, *TRAINERS):  # it admits the group
         ungated = {"metadata": {"finalizers": ["kueue.x-k8s.io/managed"]}, "spec": {"schedulingGates": None}}
         await namespace.client.merge_patch(namespace.path("pods", pod), ungated)
     await namespace.until_running("digits", *SERVERS, *TRAINERS)
     await namespace.end(TRAINERS[1], exit_code=1)
-    kept = "its name is taken until kueue.x-k8s.io/managed lets go of it"
+    kept = "its name is in use until kueue.x-k8s.io/managed is removed from its finalizers"
     await namespace.until_job("digits", kept, lambda job: kept in conditions_of(job))
     for pod in (*SERVERS, *TRAINERS):  # all have ended, and so its group
         await namespace.client.merge_patch(namespace.path("pods", pod), {"metadata": {"finalizers": None}})
@@ -248,13 +264,14 @@ async def test_kueues_gates_and_its_hold_on_pods_that_have_ended_are_told(namesp
         "the second group",
         lambda pods: len(pods) == 4 and all(attempt(pod) == "1.0" for pod in pods.values()),
     )
+    uid = (await namespace.get("fleetjobs", "digits"))["metadata"]["uid"]
     assert {pod["metadata"]["labels"]["kueue.x-k8s.io/pod-group-name"] for pod in pods.values()} == {
-        "digits-1"
+        f"digits-{uid[:8]}-1"
     }
 
 
 async def test_the_pods_of_a_gang_are_created_at_once_for_its_own_scheduler(namespace: Namespace):
-    await namespace.create_job(manifest(scheduling={"gang": "Volcano"}))
+    await namespace.create_job(manifest(podGroupPolicy={"volcano": {}}))
     pods = await namespace.until_pods("digits", "all pods", lambda pods: len(pods) == 4)
     assert {pod["spec"]["schedulerName"] for pod in pods.values()} == {"volcano"}
     assert {pod["metadata"]["annotations"]["scheduling.k8s.io/group-name"] for pod in pods.values()} == {

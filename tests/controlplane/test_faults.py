@@ -175,7 +175,7 @@ async def test_what_a_proxy_answers_in_place_of_the_api_server_ends_no_job(fault
 
 
 async def start_servers(namespace: Namespace) -> None:
-    """Let servers that are held back start, those that come later too."""
+    """Let servers start that were held back, and also those that are created later."""
 
     def held(pods: dict[str, Manifest]) -> list[str]:
         annotations = {name: pod["metadata"].get("annotations", {}) for name, pod in pods.items()}
@@ -245,12 +245,12 @@ async def test_two_jobs_that_share_a_quota_for_one_run_one_after_the_other(fault
     given_back = [message for kind, reason, message in told if (kind, reason) == ("Warning", "QuotaBackOff")]
     assert given_back
     assert all(
-        "exceeded quota: for-one" in each and "asks for all of them again at" in each for each in given_back
+        "exceeded quota: for-one" in each and "requests all of them again at" in each for each in given_back
     )
     for name in names:
         status = (await namespace.get("fleetjobs", name))["status"]
         assert (status["state"], status["restarts"], status["failures"]) == ("Succeeded", 0, 0)
-        assert "quotaBackOff" not in status
+        assert "quotaBackOff" not in status.get("ledger", {})
 
 
 async def remove_ended(namespace: Namespace, *pods: str) -> None:
@@ -323,7 +323,7 @@ async def test_what_happens_while_the_watches_are_blind_is_found(faulty: Faulty,
         faulty.operator.silence_seconds = 1.0
         await faulty.start()
     pods = await faulty.run()
-    suspended = manifest("suspended", runPolicy={"suspend": True})
+    suspended = manifest("suspended", suspend=True)
     await faulty.namespace.create_job(suspended)
     await faulty.namespace.until_state("suspended", "Suspended")
     await faulty.until_known("Suspended")
@@ -386,12 +386,15 @@ async def test_a_status_that_somebody_edits_is_put_right_and_nothing_follows_fro
     before = (await faulty.namespace.get("fleetjobs", "digits"))["status"]
     path = faulty.namespace.path("fleetjobs", "digits", subresource="status")
     await faulty.namespace.client.merge_patch(
-        path, {"status": {"state": "Restarting", "trainers": "0/9", "conditions": []}}
+        path, {"status": {"state": "Restarting", "columns": {"trainers": "0/9"}, "conditions": []}}
     )
     job = await faulty.namespace.until_job(
         "digits",
         "the status put right",
-        lambda job: (job["status"].get("state"), job["status"].get("trainers")) == ("Running", "2/2"),
+        lambda job: (
+            (job["status"].get("state"), job["status"].get("columns", {}).get("trainers"))
+            == ("Running", "2/2")
+        ),
     )
     assert job["status"]["restarts"] == before["restarts"] == 0
     await faulty.finish_kept()
@@ -423,7 +426,7 @@ async def test_a_job_deleted_amid_its_creation_leaves_nothing_behind(faulty: Fau
         return None
 
     faulty.proxy.on_call = slow
-    await faulty.namespace.create_job(manifest(startupPolicy="AnyOrder"))
+    await faulty.namespace.create_job(manifest(startupPolicy={"order": "AnyOrder"}))
     async with asyncio.timeout(20):
         await asked.wait()
     await faulty.namespace.delete("fleetjobs", "digits")
@@ -479,7 +482,7 @@ async def test_a_clock_that_is_set_back_prolongs_no_pause(faulty: Faulty):
 
 
 async def is_served(namespace: Namespace, field: str) -> bool:
-    """Whether the API server takes jobs with a field; for a moment after an upgrade it serves none at all."""
+    """Whether the API server accepts jobs with a field; right after an upgrade, it serves none at all."""
     document = manifest("probe")
     document["spec"][field] = "blue"
     try:

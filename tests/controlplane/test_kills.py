@@ -146,7 +146,11 @@ def check(life: Life) -> None:
     assert counted == sorted(counted)
     assert counted[-1] == (1, 1)
     status = story.status
-    assert (status["jobRestarts"], status["pservers"], status["trainers"]) == (0, "2/2", "2/2")
+    assert (status["jobRestarts"], status["columns"]["pservers"], status["columns"]["trainers"]) == (
+        0,
+        "2/2",
+        "2/2",
+    )
     for role in status["roles"]:
         assert (role["completedIndexes"], role["succeeded"], role["failed"]) == ("0-1", 2, 0)
     assert life.told + unsaid(life) >= TOLD >= life.told

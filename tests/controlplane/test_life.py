@@ -34,16 +34,16 @@ async def test_a_job_runs_succeeds_and_is_cleaned_up(namespace: Namespace, contr
     for owned in (service, *pods.values()):
         (owner,) = owned["metadata"]["ownerReferences"]
         assert (owner["uid"], owner["controller"]) == (job["metadata"]["uid"], True)
-    assert (job["status"]["pservers"], job["status"]["trainers"]) == ("2/2", "2/2")
+    assert (job["status"]["columns"]["pservers"], job["status"]["columns"]["trainers"]) == ("2/2", "2/2")
 
     await namespace.end(*TRAINERS, message='{"loss": 0.1}')
     job = await namespace.until_state("digits", "Succeeded")
-    assert condition(job, "Succeeded") == "True"
+    assert condition(job, "Complete") == "True"
     assert condition(job, "Failed") != "True"
     assert job["status"]["observedGeneration"] == job["metadata"]["generation"]
     assert job["status"]["completionTime"]
     control_plane.admin.kubectl(
-        "wait", "-n", namespace.name, "--for=condition=Succeeded", "fj/digits", "--timeout=10s"
+        "wait", "-n", namespace.name, "--for=condition=Complete", "fj/digits", "--timeout=10s"
     )
 
     # The servers exit by themselves; what has ended stays, to be looked at.
@@ -69,7 +69,7 @@ async def test_trainers_wait_for_the_servers_to_be_ready(namespace: Namespace):
     await namespace.annotate("digits-pserver-0", hold=None)
     # Once the status counts it, the operator has decided with one server ready.
     await namespace.until_job(
-        "digits", "one server ready", lambda job: job["status"].get("pservers") == "1/2"
+        "digits", "one server ready", lambda job: job["status"].get("columns", {}).get("pservers") == "1/2"
     )
     assert set(await namespace.until_pods("digits", "the pods", bool)) == set(SERVERS)
     await namespace.annotate("digits-pserver-1", hold=None)
@@ -77,7 +77,7 @@ async def test_trainers_wait_for_the_servers_to_be_ready(namespace: Namespace):
 
 
 async def test_any_order_creates_all_pods_at_once(namespace: Namespace):
-    await namespace.create_job(annotated(manifest(startupPolicy="AnyOrder"), hold="yes"))
+    await namespace.create_job(annotated(manifest(startupPolicy={"order": "AnyOrder"}), hold="yes"))
     await namespace.until_pods("digits", "all pods", lambda pods: set(pods) == {*SERVERS, *TRAINERS})
 
 
@@ -124,7 +124,7 @@ async def test_a_job_fails_when_its_failures_exceed_the_limit(namespace: Namespa
     job = await namespace.until_state("digits", "Failed")
     failed = told_of(job, "Failed")
     assert (failed["status"], failed["reason"]) == ("True", "BackoffLimitExceeded")
-    assert condition(job, "Succeeded") != "True"
+    assert condition(job, "Complete") != "True"
     assert job["status"]["lastFailure"]["terminationMessage"] == "again"
     # cleanPodPolicy Running: what still runs goes, what has ended stays.
     await namespace.until_pods(
@@ -141,7 +141,7 @@ async def test_a_script_that_cannot_run_is_tried_once_more_and_fails_the_job(nam
     await namespace.end("digits-trainer-0", exit_code=1, message=said)
     job = await namespace.until_state("digits", "Failed")
     assert told_of(job, "Failed")["reason"] == "PermanentError"
-    assert "No module named 'transformrs'; trying again would not help" in told_of(job, "Failed")["message"]
+    assert "No module named 'transformrs'; a retry would fail again" in told_of(job, "Failed")["message"]
     assert job["status"]["failures"] == 2
 
 

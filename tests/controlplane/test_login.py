@@ -1,4 +1,4 @@
-"""A person's and a pod's ways to log in, each tried on a real API server."""
+"""The ways in which a person and a pod log in, each used on a real API server."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def token_of(control_plane: ControlPlane) -> str:
 
 
 def user(kind: str, control_plane: ControlPlane, folder: Path) -> Manifest:
-    """Return a kubeconfig's user who proves in one way that it may do anything."""
+    """Return a user of a kubeconfig with all permissions, who authenticates in one way."""
     mine = control_plane.authority.issue(folder / "mine", subject="/O=system:masters/CN=alice")
     token = token_of(control_plane)
     (folder / "token").write_text(f"{token}\n")

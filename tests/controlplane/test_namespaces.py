@@ -1,4 +1,4 @@
-"""An operator that has rights in some namespaces only, one of which is gone."""
+"""An operator with permissions in some namespaces only, one of which is deleted."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from tests.support.forked_operator import ForkedOperator
 from tests.support.jobs import manifest
 from tests.support.kube import client_for, fresh_namespace
-from tests.support.operator_process import ACCOUNT, NAMESPACE, grant_lease
+from tests.support.operator_process import NAMESPACE, SERVING, grant_lease
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -24,7 +24,7 @@ LIMITED = "limited"
 
 
 def limited_kubeconfig(control_plane: ControlPlane, folder: Path, lease: str) -> Path:
-    """Make an account that may hold a Lease, and nothing else so far; return how to be it."""
+    """Create an account that may only hold a Lease; return its kubeconfig."""
     control_plane.admin.kubectl("create", "serviceaccount", LIMITED, "-n", NAMESPACE)
     grant_lease(control_plane, lease, LIMITED)
     token = control_plane.admin.kubectl("create", "token", LIMITED, "-n", NAMESPACE, "--duration=1h").strip()
@@ -38,7 +38,7 @@ def bind(control_plane: ControlPlane, namespace: str, role: str) -> None:
 
 
 def failing(served: str | None, namespace: str) -> dict[str, float]:
-    """Return for how long each kind of object of a namespace has not been seen."""
+    """Return for how many seconds the watch of each kind of object in a namespace has failed."""
     found = dict[str, float]()
     for line in (served or "").splitlines():
         if line.startswith("fleet_operator_watch_failing_seconds{") and f'"{namespace}"' in line:
@@ -52,7 +52,7 @@ async def test_a_namespace_that_is_gone_keeps_no_other_unserved_and_is_served_on
 ):
     gone = f"{namespace.name}-later"
     kubeconfig = limited_kubeconfig(control_plane, tmp_path, namespace.name)
-    bind(control_plane, namespace.name, f"--clusterrole={ACCOUNT}")
+    bind(control_plane, namespace.name, f"--clusterrole={SERVING}")
     operator = ForkedOperator(
         tmp_path,
         kubeconfig,
@@ -70,7 +70,7 @@ async def test_a_namespace_that_is_gone_keeps_no_other_unserved_and_is_served_on
             client_for(control_plane.admin.kubeconfig) as client,
             fresh_namespace(client, gone) as late,
         ):
-            bind(control_plane, gone, f"--clusterrole={ACCOUNT}")
+            bind(control_plane, gone, f"--clusterrole={SERVING}")
             await late.create_job(manifest())
             await late.until_state("digits", "Running", seconds=60)
             async with asyncio.timeout(60):

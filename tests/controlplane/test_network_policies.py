@@ -1,4 +1,4 @@
-"""NetworkPolicies that other settings of the operator want another way, while their jobs run."""
+"""NetworkPolicies of running jobs, after a change of the operator's settings."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.usefixtures("alone")
 
-POLICY = {"policy": True}
+POLICY = {"policy": {"type": "Isolated"}}
 
 
 def readers(policy: Manifest) -> list[Manifest]:
-    """Return whom a policy lets read metrics beside the operator's namespace."""
+    """Return the peers that may read metrics by a policy, without the operator's namespace."""
     _, reading = policy["spec"]["ingress"]
     found: list[Manifest] = reading["from"][1:]
     return found

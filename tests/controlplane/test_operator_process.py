@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 async def until_taken(namespace: Namespace, document: Manifest) -> Manifest:
-    """Create a job as soon as the API server has learnt of the definition that lets it in."""
+    """Create a job as soon as the API server uses the definition that admits it."""
     async with asyncio.timeout(20):
         while True:
             with contextlib.suppress(ApiException):
@@ -40,7 +40,7 @@ async def until_taken(namespace: Namespace, document: Manifest) -> Manifest:
 
 
 async def until_refused(namespace: Namespace, document: Manifest) -> None:
-    """Wait until the API server has learnt of the definition that does not let a job in."""
+    """Wait until the API server uses the definition that refuses the job."""
     async with asyncio.timeout(20):
         with contextlib.suppress(ApiException):
             while await namespace.create_job(document, dry_run=True):  # noqa: ASYNC110 there is only the asking
@@ -48,7 +48,7 @@ async def until_refused(namespace: Namespace, document: Manifest) -> None:
 
 
 def known_jobs(operator: OperatorProcess) -> int:
-    """Return how many jobs an operator says that it knows."""
+    """Return the number of jobs in an operator's metrics."""
     lines = (operator.get("/metrics") or "").splitlines()
     shown = (line for line in lines if line.startswith("fleet_operator_jobs{"))
     return sum(int(float(line.rpartition(" ")[2])) for line in shown)

@@ -1,4 +1,4 @@
-"""What `fleetjob validate` knows of pods is what the API server knows."""
+"""`fleetjob validate` knows the same fields of pods as the API server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Policies that only a cluster can try: scheduling, deletion, suspension, nodes that go silent."""
+"""Policies that need a cluster: scheduling, deletion, suspension, silent nodes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ async def patch(namespace: Namespace, **spec: Any) -> Manifest:
 
 async def test_a_job_that_finds_no_node_in_time_fails_with_the_schedulers_sentence(namespace: Namespace):
     await namespace.create_job(
-        manifest(nodePool={"nodeSelector": {"gpu": "h100"}}, runPolicy={"pendingDeadlineSeconds": 2})
+        manifest(scheduling={"nodeSelector": {"gpu": "h100"}}, runPolicy={"pendingDeadlineSeconds": 2})
     )
     job = await namespace.until_job(
         "digits", "why it waits", lambda job: "Unschedulable" in str(job.get("status", {}).get("conditions"))
@@ -37,25 +37,24 @@ async def test_a_job_that_finds_no_node_in_time_fails_with_the_schedulers_senten
 
 
 async def test_a_job_that_is_managed_by_another_controller_is_left_alone(namespace: Namespace):
-    policy = {"managedBy": "kueue.x-k8s.io/multikueue"}
-    await namespace.create_job(manifest("other", runPolicy=policy))
+    await namespace.create_job(manifest("other", managedBy="kueue.x-k8s.io/multikueue"))
     await run(namespace)  # by then the operator has seen the first one as well
     other = await namespace.get("fleetjobs", "other")
     assert "status" not in other
     assert "other" not in {each["metadata"]["name"] for each in await namespace.all("services")}
     for change in (None, "fleetjob.dev/fleet-operator"):
-        with pytest.raises(ApiException, match=r"no change of spec\.runPolicy\.managedBy"):
+        with pytest.raises(ApiException, match=r"no change of spec\.managedBy"):
             await namespace.client.merge_patch(
-                namespace.path("fleetjobs", "other"), {"spec": {"runPolicy": {"managedBy": change}}}
+                namespace.path("fleetjobs", "other"), {"spec": {"managedBy": change}}
             )
 
 
 async def test_a_suspended_job_has_no_pods_and_runs_again_when_it_is_resumed(namespace: Namespace):
     await run(namespace)
-    await patch(namespace, runPolicy={"suspend": True})
+    await patch(namespace, suspend=True)
     await namespace.until_state("digits", "Suspended")
     await namespace.until_pods("digits", "no pod", lambda pods: not pods)
-    await patch(namespace, runPolicy={"suspend": False})
+    await patch(namespace, suspend=False)
     await namespace.until_running("digits", *SERVERS, *TRAINERS)
     job = await namespace.until_state("digits", "Running")
     assert condition(job, "Suspended") == "False"
@@ -76,7 +75,7 @@ async def test_a_finished_job_is_deleted_with_all_it_owns_when_its_time_is_over(
 
 async def test_a_pod_on_a_silent_node_is_told_and_replaced_without_being_counted(namespace: Namespace):
     taint = {"key": "node.kubernetes.io/unreachable", "operator": "Exists", "effect": "NoExecute"}
-    await run(namespace, nodePool={"tolerations": [{**taint, "tolerationSeconds": 2}]})
+    await run(namespace, scheduling={"tolerations": [{**taint, "tolerationSeconds": 2}]})
     await namespace.annotate("digits-trainer-1", not_ready="NodeNotReady")
     job = await namespace.until_job(
         "digits", "the silent node", lambda job: told_of(job, "Running")["reason"] == "NodeNotReady"
@@ -91,7 +90,7 @@ async def test_a_pod_on_a_silent_node_is_told_and_replaced_without_being_counted
 
 async def test_a_pod_of_a_lost_node_is_replaced_long_before_its_grace_period_ends(namespace: Namespace):
     taint = {"key": "node.kubernetes.io/unreachable", "operator": "Exists", "effect": "NoExecute"}
-    document = manifest(nodePool={"tolerations": [{**taint, "tolerationSeconds": 2}]})
+    document = manifest(scheduling={"tolerations": [{**taint, "tolerationSeconds": 2}]})
     document["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] = 3600
     await namespace.create_job(document)
     pods = await namespace.until_running("digits", *SERVERS, *TRAINERS)
@@ -145,7 +144,7 @@ BOUNDS = {"minReplicas": 1, "maxReplicas": 3}
 
 
 async def scale(namespace: Namespace, trainers: int) -> Manifest:
-    """Do what an autoscaler does."""
+    """Change the number of trainers through the scale subresource, as an autoscaler does."""
     path = namespace.path("fleetjobs", "digits", subresource="scale")
     return await namespace.client.merge_patch(path, {"spec": {"replicas": trainers}})
 
@@ -175,7 +174,9 @@ async def test_trainers_join_an_elastic_job_and_leave_it_while_the_others_run(na
         env = {each["name"]: each.get("value") for each in pod["spec"]["containers"][0]["env"]}
         told = "2" if name in pods else "3"
         assert (env["PADDLE_TRAINERS"], env["FLEET_MAX_TRAINERS"], env["FLEET_RESTARTS"]) == (told, "3", "0")
-    await namespace.until_job("digits", "three trainers", lambda job: job["status"].get("trainers") == "3/3")
+    await namespace.until_job(
+        "digits", "three trainers", lambda job: job["status"].get("columns", {}).get("trainers") == "3/3"
+    )
     await scale(namespace, 1)
     left = await namespace.until_running("digits", *SERVERS, TRAINERS[0])
     assert uids(left) <= uids(pods)
@@ -184,12 +185,12 @@ async def test_trainers_join_an_elastic_job_and_leave_it_while_the_others_run(na
     assert (status.get("failures", 0), status.get("restarts", 0), status.get("jobRestarts", 0)) == (0, 0, 0)
     said = [message for _, reason, message in await namespace.events("digits") if reason == "Scaled"]
     assert said == [
-        "trainer.replicas was 2 and is 3: trainer 2 joins the others, which go on",
-        "trainer.replicas was 3 and is 1: trainers 1-2 leave the others, which go on",
+        "trainer.replicas has changed from 2 to 3: trainer 2 joins while the others continue",
+        "trainer.replicas has changed from 3 to 1: trainers 1-2 leave while the others continue",
     ]
 
 
-KUEUE = {"syncMode": "Async", "scheduling": {"gang": "Kueue", "queue": "default"}}
+KUEUE = {"syncMode": "Async", "podGroupPolicy": {"kueue": {"queueName": "default"}}}
 
 
 @pytest.mark.parametrize(
@@ -206,7 +207,7 @@ KUEUE = {"syncMode": "Async", "scheduling": {"gang": "Kueue", "queue": "default"
         pytest.param(
             {"trainer": {"replicas": 2, **BOUNDS}, "syncMode": "Sync"},
             3,
-            "with syncMode Sync runs, because each step waits for every trainer: set runPolicy.suspend first",
+            "with syncMode Sync runs, because each step waits for every trainer: set spec.suspend first",
             id="while-servers-run-in-Sync",
         ),
         pytest.param(
@@ -235,9 +236,9 @@ async def test_trainers_that_cannot_change_say_why(
 @pytest.mark.parametrize("mode", ["Sync", "Async"])
 async def test_a_job_with_servers_may_be_resized_while_it_is_suspended(namespace: Namespace, mode: str):
     trainer = {"replicas": 2, **BOUNDS}
-    await namespace.create_job(manifest(syncMode=mode, trainer=trainer, runPolicy={"suspend": True}))
+    await namespace.create_job(manifest(syncMode=mode, trainer=trainer, suspend=True))
     await scale(namespace, 3)
-    await patch(namespace, runPolicy={"suspend": False})
+    await patch(namespace, suspend=False)
     pods = await namespace.until_running("digits", *SERVERS, *TRAINERS, "digits-trainer-2")
     for pod in pods.values():
         assert env_of(main_of(pod))["PADDLE_TRAINERS"] == "3"
@@ -261,7 +262,7 @@ async def test_a_job_with_a_sidecar_that_goes_on_finishes_with_its_main_containe
             namespace.path("pods", name, subresource="status"), {"status": {"containerStatuses": statuses}}
         )
     job = await namespace.until_state("digits", "Succeeded")
-    assert job["status"]["trainers"] == "2/2"
+    assert job["status"]["columns"]["trainers"] == "2/2"
 
 
 async def test_replicas_on_one_node_and_its_network_do_not_clash(namespace: Namespace):
@@ -297,7 +298,11 @@ async def test_pods_have_what_the_job_says_of_gpus_priority_and_accounts(namespa
     )
     document = manifest(
         scheduling={"priorityClassName": priority["metadata"]["name"]},
-        nodePool={"gpusPerTrainer": 2, "resourceName": "example.com/gpu", "sharedMemory": "1Gi"},
+        trainer={
+            "replicas": 2,
+            "devices": {"count": 2, "resourceName": "example.com/gpu"},
+            "sharedMemory": "1Gi",
+        },
     )
     document["spec"]["template"]["spec"] |= {
         "serviceAccountName": "trainer",

@@ -1,4 +1,4 @@
-"""How far a job is, read from its trainer 0 by the operator and written to the status."""
+"""The progress of a job, which the operator reads from trainer 0 and writes to the status."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ async def test_the_status_tells_how_far_trainer_0_is(namespace: Namespace, contr
     await namespace.end(*TRAINERS, message=last)
     job = await namespace.until_state("digits", "Succeeded")
     told = job["status"]["progress"]
-    assert (told["summary"], told["loss"], told.get("etaSeconds")) == ("100%", 0.0625, None)
+    assert (told["percentage"], told["loss"], told.get("etaSeconds")) == (100, 0.0625, None)
 
 
 async def test_a_trainer_that_never_answers_delays_nothing(namespace: Namespace):

@@ -1,4 +1,4 @@
-"""What the operator may do on a real API server, where its pod may run, and what training pods are given."""
+"""The operator's permissions on a real API server, its pod's security, and what training pods get."""
 
 from __future__ import annotations
 
@@ -35,6 +35,7 @@ FEATURES = {  # and with all of the chart's features on, as these tests have the
     ("policy", "poddisruptionbudgets"): EVERYDAY,
     ("scheduling.volcano.sh", "podgroups"): EVERYDAY,
     ("scheduling.x-k8s.io", "podgroups"): EVERYDAY,
+    ("kueue.x-k8s.io", "workloads"): {"get"},
 }
 LEASES = {("coordination.k8s.io", "leases"): {"get", "create", "update"}}
 EVERYBODYS = {"authorization.k8s.io", "authentication.k8s.io"}

@@ -83,7 +83,8 @@ def operator(
     release = Release(programs.helm, cluster, namespace=f"fleet-system-{secrets.token_hex(3)}")
     pytestconfig.stash[IN_USE] = [cluster.within(release.namespace)]
     try:
-        release.install(loaded.operator)
+        # The cluster may not be ours: it keeps nothing of the tests, not even the definition.
+        release.install(loaded.operator, "crd.keep=false")
         yield release
     finally:
         release.uninstall()

@@ -100,7 +100,7 @@ def test_the_job_succeeds_at_the_first_attempt(trained):
     assert status["state"] == "Succeeded", status.get("lastFailure")
     assert status["restarts"] == 0
     conditions = {each["type"]: each["status"] for each in status["conditions"]}
-    assert conditions["PodsCreated"] == conditions["Succeeded"] == "True"
+    assert conditions["PodsCreated"] == conditions["Complete"] == "True"
     assert conditions.get("Failed", "False") == "False"
     assert status["completionTime"] >= status["startTime"]
 
@@ -126,7 +126,7 @@ def test_the_status_tells_the_progress(trained):
         assert "progress" not in trained.job["status"]  # a plain script reports nothing
         return
     progress = trained.job["status"]["progress"]
-    assert progress["summary"] == "100%"
+    assert progress["percentage"] == 100
     assert progress["step"] == progress["totalSteps"] > 0
     assert progress["loss"] > 0
 

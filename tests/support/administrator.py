@@ -1,4 +1,4 @@
-"""Whoever may do anything on a control plane of tests: by requests of its own, and by kubectl."""
+"""The administrator of a test's control plane, who sends requests directly or with kubectl."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ if TYPE_CHECKING:
 
 
 class Administrator:
-    """One API server, as its administrator knows it.
+    """Full access to one API server.
 
     Parameters
     ----------
     server : str
         Its address.
     token : str
-        Which the API server takes for the administrator's.
+        The administrator's token.
     certificate : Path
-        The API server's own; it may be written later.
+        The API server's certificate; it may be written later.
     kubeconfig : Path
-        Where kubectl finds all of this, once it is written.
+        The kubeconfig with all of this; it may be written later.
     """
 
     def __init__(self, server: str, token: str, certificate: Path, kubeconfig: Path) -> None:
@@ -42,13 +42,13 @@ class Administrator:
         self._token = token
 
     def kubectl(self, *arguments: str, stdin: str | None = None, check: bool = True) -> str:
-        """Run kubectl as the administrator; return what it prints, errors included if `check` is off."""
+        """Run kubectl as the administrator; return its output, including errors if `check` is false."""
         ended = subprocess.run(
             [_kubectl(), "--kubeconfig", self.kubeconfig, *arguments],
             input=stdin,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=100,
             check=False,
         )
         if check and ended.returncode != 0:
@@ -68,7 +68,7 @@ class Administrator:
         Raises
         ------
         urllib.error.HTTPError
-            The answer is an error; its body has the server's own words.
+            The response is an error; its body has the server's message.
         """
         request = urllib.request.Request(  # noqa: S310 the address is our own
             self.server + path,
@@ -84,7 +84,7 @@ class Administrator:
             return result
 
     def is_answered(self, path: str) -> bool:
-        """Whether a request for this path is answered with success."""
+        """Whether a request for this path succeeds."""
         try:
             self.request("GET", path)
         except json.JSONDecodeError:
@@ -94,7 +94,7 @@ class Administrator:
         return True
 
     def write_kubeconfig(self, path: Path, token: str, namespace: str = "default") -> Path:
-        """Write a kubeconfig for whoever has `token`."""
+        """Write a kubeconfig with `token`."""
         ca = base64.b64encode(self.certificate.read_bytes()).decode()
         config = {
             "apiVersion": "v1",

@@ -1,8 +1,8 @@
-"""What jobs do, whoever runs them: one table for a cluster of Kubernetes and for this machine.
+"""The behaviour of jobs: one table for a Kubernetes cluster and for this machine.
 
-A case says how the lives of its replicas end, and what the job comes to. On a cluster kwok's pods end as the
-case says; on this machine `LIFE` does, run by Python as each replica's command. What only a cluster can do is
-in `tests.support.cluster_only`; together the two have every policy.
+A case says how the lives of its replicas end, and with which result the job ends. On a cluster, kwok ends the
+pods; on this machine, each replica runs the script `LIFE`. Features that only a cluster has are in
+`tests.support.cluster_only`; the two tables together cover every policy.
 """
 
 from __future__ import annotations
@@ -17,33 +17,33 @@ if TYPE_CHECKING:
 __all__ = ["BEHAVIOURS", "LATE", "LIFE", "MUTE", "NEVER", "Behaviour", "exit_code_of", "is_pause"]
 
 NEVER, LATE, MUTE = -1, -2, -3
-"""In place of exit codes: a life that does not end by itself, one that outlives those of the others, and that
-of a server that never gets ready."""
+"""Instead of exit codes: a life that does not end by itself, one that ends after all others, and that of a
+server that never becomes ready."""
 
 
 @dataclass(frozen=True)
 class Behaviour:
-    """One job of two servers and two trainers (or of two trainers only), and what it comes to.
+    """One job of two servers and two trainers (or of two trainers only), and its result.
 
     Attributes
     ----------
     lives : mapping
         By replica, such as ``trainer-1``, the exit codes of its lives; the last one repeats. A replica that
-        is not named does its part: a server serves, a trainer ends well after all failures have happened.
+        is not named does not fail: a server serves, and a trainer completes after all failures.
     spec : mapping
-        What the job's spec says beside.
+        Further fields of the job's spec.
     state, reason : str
-        What the job comes to, and the reason of that condition.
+        The final state of the job, and the reason in its condition.
     failures, job_restarts : int
-        What its status counts then.
+        The counts in its final status.
     says : str
-        Words of that condition's sentence.
+        A part of the condition's message.
     pause_seconds : float, optional
-        How long the last restart of a replica was put off.
+        The pause before the last restart of a replica.
     first : int, optional
-        How many trainers have started before the servers are ready; they get ready late then.
+        The number of trainers that start before the servers are ready; the servers then become ready late.
     left : frozenset of str, optional
-        The replicas that have a pod still.
+        The replicas whose pods still exist at the end.
     """
 
     id: str
@@ -61,7 +61,7 @@ class Behaviour:
 
     @property
     def slow_servers(self) -> bool:
-        """Whether the servers are not ready as soon as they run."""
+        """Whether the servers become ready some time after they run."""
         return self.first is not None or any(MUTE in codes for codes in self.lives.values())
 
 
@@ -70,7 +70,7 @@ def _rules(*rules: dict[str, Any], **policy: Any) -> dict[str, Any]:
 
 
 def _fails_with(policy: str, *left: str) -> Behaviour:
-    """Return a job that fails while three of its replicas run, and what it leaves."""
+    """Return a job that fails while three of its replicas run, and the pods that it leaves."""
     return Behaviour(
         f"a-job-that-has-failed-leaves-what-cleanPodPolicy-{policy}-says",
         {"pserver-0": (NEVER,), "pserver-1": (NEVER,), "trainer-0": (NEVER,), "trainer-1": (1,)},
@@ -110,27 +110,32 @@ BEHAVIOURS = (
     Behaviour(
         "under-kueue-a-failed-trainer-restarts-everybody-whatever-the-policy",
         {"trainer-1": (1, 0)},
-        {"scheduling": {"gang": "Kueue", "queue": "research"}, "failurePolicy": {"action": "RestartReplica"}},
+        {
+            "podGroupPolicy": {"kueue": {"queueName": "research"}},
+            "failurePolicy": {"action": "RestartReplica"},
+        },
         failures=1,
         job_restarts=1,
     ),
     Behaviour(
         "all-trainers-must-complete",
-        spec={"successPolicy": "All"},
+        spec={"successPolicy": {"type": "All"}},
         says="all 2 trainers have completed",
     ),
     Behaviour(
         "any-trainer-that-completes-is-enough",
         {"trainer-0": (LATE,)},
-        {"successPolicy": "Any"},
+        {"successPolicy": {"type": "Any"}},
         says="trainer 1 has completed",
     ),
-    Behaviour("trainers-wait-for-the-servers-to-be-ready", spec={"startupPolicy": "InOrder"}, first=0),
-    Behaviour("all-replicas-start-at-once", spec={"startupPolicy": "AnyOrder"}, first=2),
+    Behaviour(
+        "trainers-wait-for-the-servers-to-be-ready", spec={"startupPolicy": {"order": "InOrder"}}, first=0
+    ),
+    Behaviour("all-replicas-start-at-once", spec={"startupPolicy": {"order": "AnyOrder"}}, first=2),
     Behaviour(
         "a-job-that-does-not-get-to-run-in-time-fails-and-says-what-it-waited-for",
         {"pserver-0": (MUTE,)},
-        {"runPolicy": {"pendingDeadlineSeconds": 2}, "startupPolicy": "InOrder"},
+        {"runPolicy": {"pendingDeadlineSeconds": 2}, "startupPolicy": {"order": "InOrder"}},
         state="Failed",
         reason="PendingDeadlineExceeded",
         says="trainers are created once all parameter servers are ready",
@@ -169,30 +174,66 @@ BEHAVIOURS = (
     Behaviour(
         "a-rule-restarts-the-whole-job",
         {"trainer-1": (42, 0)},
-        _rules({"onExitCodes": [42], "action": "RestartJob"}),
+        _rules(
+            {
+                "name": "codes-restartjob",
+                "onExitCodes": {"operator": "In", "values": [42]},
+                "action": "RestartJob",
+            }
+        ),
         failures=1,
         job_restarts=1,
     ),
     Behaviour(
         "a-rule-fails-the-job-at-once",
         {"trainer-1": (42,)},
-        _rules({"onReason": ["Error"], "role": "trainer", "action": "FailJob"}),
+        _rules({"name": "reasons-failjob", "onReasons": ["Error"], "role": "trainer", "action": "FailJob"}),
         state="Failed",
         reason="ReplicaFailed",
         failures=1,
     ),
     Behaviour(
+        "a-rule-is-about-any-exit-code-but-some",
+        {"trainer-1": (42,)},
+        _rules(
+            {
+                "name": "unknown",
+                "onExitCodes": {"operator": "NotIn", "values": [1]},
+                "role": "trainer",
+                "action": "FailJob",
+            }
+        ),
+        state="Failed",
+        reason="ReplicaFailed",
+        failures=1,
+    ),
+    Behaviour(
+        "a-pattern-that-no-message-has-decides-nothing-and-a-failure-is-no-disruption",
+        {"trainer-1": (1, 0)},
+        _rules(
+            {"name": "gpu", "onMessagePatterns": ["CUDA error*ECC"], "action": "FailJob"}, disruptionLimit=0
+        ),
+        failures=1,
+    ),
+    Behaviour(
         "an-ignored-exit-code-counts-as-no-failure",
         {"trainer-1": (42, 0)},
-        _rules({"onExitCodes": [42], "action": "Ignore"}, action="FailJob"),
+        _rules(
+            {"name": "codes-ignore", "onExitCodes": {"operator": "In", "values": [42]}, "action": "Ignore"},
+            action="FailJob",
+        ),
     ),
     Behaviour(
         "the-first-rule-that-matches-decides",
         {"trainer-1": (42, 0)},
         _rules(
-            {"role": "pserver", "action": "FailJob"},
-            {"onExitCodes": [42], "action": "RestartReplica"},
-            {"role": "trainer", "action": "FailJob"},
+            {"name": "pserver-failjob", "role": "pserver", "action": "FailJob"},
+            {
+                "name": "codes-restartreplica",
+                "onExitCodes": {"operator": "In", "values": [42]},
+                "action": "RestartReplica",
+            },
+            {"name": "trainer-failjob", "role": "trainer", "action": "FailJob"},
         ),
         failures=1,
     ),
@@ -206,20 +247,26 @@ BEHAVIOURS = (
     Behaviour(
         "trainers-that-have-no-vote-do-not-hold-a-success-up",
         {"trainer-1": (LATE,)},
-        {"successPolicy": "RankZero"},
+        {"successPolicy": {"type": "RankZero"}},
         says="trainer 0 has completed",
     ),
     Behaviour(
         "what-says-how-pods-are-reached-changes-nothing-of-what-they-do",
         {"trainer-0": (1, 0)},
-        {"network": {"hostNetwork": True, "portRange": {"first": 22000, "last": 22099}, "policy": True}},
+        {
+            "network": {
+                "hostNetwork": True,
+                "portRange": {"first": 22000, "last": 22099},
+                "policy": {"type": "Isolated"},
+            }
+        },
         failures=1,
     ),
 )
 
 
 def exit_code_of(behaviour: Behaviour, replica: str, life: int) -> int | None:
-    """Return how a life of a replica ends; None if it does its part."""
+    """Return the exit code with which a life of a replica fails; None if it does not fail."""
     lives = behaviour.lives.get(replica)
     if lives is None:
         return None
@@ -228,11 +275,13 @@ def exit_code_of(behaviour: Behaviour, replica: str, life: int) -> int | None:
 
 
 def is_pause(status: Mapping[str, Any], seconds: float) -> bool:
-    """Whether the replica that failed was to start again so long after its failure was seen.
+    """Whether the pause before the restart of the failed replica has the expected length.
 
-    A status has whole seconds: what ends just before a full one is seen in the next.
+    Times in a status have whole seconds, so it may seem up to one second longer.
     """
-    [pause] = [each["notBefore"] for role in status["roles"] for each in role.get("restarts", ())]
+    [pause] = [
+        each["notBefore"] for role in status["ledger"]["roles"].values() for each in role.get("restarts", ())
+    ]
     failed = status["lastFailure"]["time"]
     after = (datetime.fromisoformat(pause) - datetime.fromisoformat(failed)).total_seconds()
     return seconds <= after <= seconds + 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import os
 import shutil
@@ -51,6 +52,25 @@ class Page:
         answer = await self.call("Runtime.evaluate", expression=expression, returnByValue=True)
         assert "exceptionDetails" not in answer, answer
         return answer["result"].get("value")
+
+    async def until(self, condition: str) -> None:
+        """Wait until an expression of JavaScript is true on the page."""
+        waiting = (
+            "new Promise(done => { const look = () => { if (CONDITION) done(); else setTimeout(look, 20); };"
+            " look(); })"
+        )
+        expression = waiting.replace("CONDITION", condition)
+        answer = await self.call("Runtime.evaluate", expression=expression, awaitPromise=True)
+        assert "exceptionDetails" not in answer, answer
+
+    async def mouse(self, kind: str, x: float, y: float, **more: Any) -> None:
+        """Move the mouse, or press or release its left button, at a place in the window."""
+        await self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, **more)
+
+    async def picture(self) -> bytes:
+        """Return what the window shows, as a PNG file."""
+        answer = await self.call("Page.captureScreenshot", format="png")
+        return base64.b64decode(answer["data"])
 
     async def resize(self, width: int, height: int = 800) -> None:
         """Have the page shown in a window of this size."""

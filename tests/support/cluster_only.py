@@ -32,7 +32,7 @@ class ClusterOnly:
     pods : mapping
         By role, what a pod on a cluster holds at least.
     objects : mapping
-        The names of the objects beside the pods, by their kind.
+        The names of the objects other than pods, by their kind. UID stands for the start of the job's uid.
     """
 
     id: str
@@ -47,7 +47,7 @@ class ClusterOnly:
 
 
 def filled(case: ClusterOnly, document: Manifest) -> Manifest:
-    """Return a job with what a case says beside, in the templates that it has."""
+    """Return the job of a case, with the case's additions to each of its templates."""
     spec = _merged(document["spec"], case.spec)
     for holder in (spec, spec.get("pserver") or {}, spec["trainer"]):
         if "template" not in holder:
@@ -65,7 +65,7 @@ def _merged(one: Manifest, other: Manifest) -> Manifest:
 
 
 def holds(found: Any, wanted: Any) -> bool:
-    """Whether what was found has all that is wanted: of a map each entry, of a list each member."""
+    """Whether an object contains the wanted one: each entry of a map, and each member of a list."""
     if isinstance(wanted, dict):
         return isinstance(found, dict) and all(holds(found.get(key), each) for key, each in wanted.items())
     if isinstance(wanted, list):
@@ -83,20 +83,22 @@ _UNREACHABLE = {"key": "node.kubernetes.io/unreachable", "operator": "Exists", "
 CLUSTER_ONLY = (
     ClusterOnly(
         "a-suspended-job-has-no-pods-until-it-is-resumed",
-        {"runPolicy": {"suspend": True}},
-        refused="spec.runPolicy.suspend",
+        {"suspend": True},
+        refused="spec.suspend",
     ),
     ClusterOnly(
         "a-job-of-another-controller-is-left-alone",
-        {"runPolicy": {"managedBy": "kueue.x-k8s.io/multikueue"}},
-        refused="spec.runPolicy.managedBy",
+        {"managedBy": "kueue.x-k8s.io/multikueue"},
+        refused="spec.managedBy",
     ),
     ClusterOnly(
         "each-server-keeps-its-checkpoint-in-a-claim",
         {"checkpoint": {"volumeClaimTemplate": _CLAIM, "scope": "Pserver", "retention": "Retain"}},
         refused="spec.checkpoint",
-        pods={"pserver": _volume("digits-checkpoint-pserver-0")},
-        objects={"persistentvolumeclaims": ("digits-checkpoint-pserver-0", "digits-checkpoint-pserver-1")},
+        pods={"pserver": _volume("digits-checkpoint-UID-pserver-0")},
+        objects={
+            "persistentvolumeclaims": ("digits-checkpoint-UID-pserver-0", "digits-checkpoint-UID-pserver-1")
+        },
     ),
     ClusterOnly(
         "all-pods-keep-their-checkpoint-in-one-claim",
@@ -109,8 +111,8 @@ CLUSTER_ONLY = (
             }
         },
         refused="spec.checkpoint",
-        pods={"pserver": _volume("digits-checkpoint")},
-        objects={"persistentvolumeclaims": ("digits-checkpoint",)},
+        pods={"pserver": _volume("digits-checkpoint-UID")},
+        objects={"persistentvolumeclaims": ("digits-checkpoint-UID",)},
     ),
     ClusterOnly(
         "a-claim-that-is-there-is-mounted",
@@ -126,8 +128,8 @@ CLUSTER_ONLY = (
     ),
     ClusterOnly(
         "a-pod-on-a-node-that-is-lost-is-replaced-and-nobody-has-failed",
-        {"nodePool": {"tolerations": [{**_UNREACHABLE, "tolerationSeconds": 1}]}},
-        left_out=("spec.nodePool",),
+        {"scheduling": {"tolerations": [{**_UNREACHABLE, "tolerationSeconds": 1}]}},
+        left_out=("spec.scheduling",),
     ),
     ClusterOnly(
         "a-collective-job-is-scaled-and-starts-anew",
@@ -142,8 +144,8 @@ CLUSTER_ONLY = (
     ),
     ClusterOnly(
         "volcano-places-all-pods-together",
-        {"scheduling": {"gang": "Volcano", "queue": "research", "minAvailable": 4}},
-        left_out=("spec.scheduling",),
+        {"podGroupPolicy": {"volcano": {"queue": "research", "minMember": 4}}},
+        left_out=("spec.podGroupPolicy",),
         pods={
             "trainer": {
                 "metadata": {"annotations": {"scheduling.k8s.io/group-name": "digits-0"}},
@@ -154,20 +156,20 @@ CLUSTER_ONLY = (
     ),
     ClusterOnly(
         "scheduler-plugins-place-all-pods-together",
-        {"scheduling": {"gang": "Coscheduling"}},
-        left_out=("spec.scheduling",),
+        {"podGroupPolicy": {"coscheduling": {"minMember": 4, "scheduleTimeoutSeconds": 60}}},
+        left_out=("spec.podGroupPolicy",),
         pods={"trainer": {"metadata": {"labels": {"scheduling.x-k8s.io/pod-group": "digits-0"}}}},
         objects={"podgroups.scheduling.x-k8s.io": ("digits-0",)},
     ),
     ClusterOnly(
         "kueue-admits-all-pods-together",
-        {"scheduling": {"gang": "Kueue", "queue": "research"}},
-        left_out=("spec.scheduling",),
-        pods={"trainer": {"metadata": {"labels": {"kueue.x-k8s.io/pod-group-name": "digits-0"}}}},
+        {"podGroupPolicy": {"kueue": {"queueName": "research"}}},
+        left_out=("spec.podGroupPolicy",),
+        pods={"trainer": {"metadata": {"labels": {"kueue.x-k8s.io/pod-group-name": "digits-UID-0"}}}},
     ),
     ClusterOnly(
         "a-network-policy-keeps-others-out",
-        {"network": {"policy": True}},
+        {"network": {"policy": {"type": "Isolated"}}},
         left_out=("spec.network",),
         objects={"networkpolicies": ("digits",)},
     ),
@@ -194,21 +196,17 @@ CLUSTER_ONLY = (
     ),
     ClusterOnly(
         "a-budget-keeps-servers-from-being-evicted",
-        {"pserver": {"podDisruptionBudget": True}},
-        left_out=("spec.pserver.podDisruptionBudget",),
+        {"pserver": {"disruptionBudget": {}}},
+        left_out=("spec.pserver.disruptionBudget",),
         objects={"poddisruptionbudgets": ("digits-pserver",)},
     ),
     ClusterOnly(
-        "trainers-get-gpus-of-a-pool-and-shared-memory",
+        "trainers-get-devices-and-shared-memory-on-the-nodes-that-are-selected",
         {
-            "nodePool": {
-                "nodeSelector": {"kubernetes.io/os": "linux"},
-                "gpusPerTrainer": 2,
-                "resourceName": "example.com/gpu",
-                "sharedMemory": "1Gi",
-            }
+            "scheduling": {"nodeSelector": {"kubernetes.io/os": "linux"}},
+            "trainer": {"devices": {"count": 2, "resourceName": "example.com/gpu"}, "sharedMemory": "1Gi"},
         },
-        left_out=("spec.nodePool",),
+        left_out=("spec.scheduling", "spec.trainer.sharedMemory", "spec.trainer.devices"),
         pods={
             "pserver": {"spec": {"nodeSelector": {"kubernetes.io/os": "linux"}}},
             "trainer": {

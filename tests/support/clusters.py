@@ -1,4 +1,4 @@
-"""A cluster made of memory, for tests of what drives clusters."""
+"""A cluster in memory, for tests of the code that uses clusters."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class FakeClock:
 
 @dataclass
 class FakeCluster:
-    """Jobs in memory; what is done to them is written down, and fails where a test says so."""
+    """Jobs in memory. It records all actions, and fails those that a test chooses."""
 
     jobs: dict[Key, FleetJob] = field(default_factory=dict)
     observed: Observed | None = field(default_factory=Observed)
@@ -53,7 +53,7 @@ class FakeCluster:
         return self.jobs.get(key)
 
     def observe(self, job: FleetJob) -> Observed | None:
-        """Return what the test says is there."""
+        """Return the objects that the test has set."""
         return self.observed
 
     def hosts(self, job: FleetJob) -> Hosts:

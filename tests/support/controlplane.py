@@ -1,8 +1,8 @@
 """A real control plane for tests: etcd, the API server, its controllers, the scheduler, and kwok as kubelet.
 
 Everything listens on free ports of the loopback interface and keeps its files in one folder.
-`ControlPlane.start` takes about six seconds; whatever does not come up in time is named, with the end of its
-log.
+`ControlPlane.start` takes about six seconds. If a program is not ready in time, the error names it and shows
+the end of its log.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ class ControlPlane:
     Parameters
     ----------
     folder : Path
-        Where its files and logs go; made if it is not there.
+        The folder of its files and logs; created if it does not exist.
     nodes : int
-        How many nodes kwok pretends to have.
+        The number of kwok's simulated nodes.
     definitions : sequence of Path
         Manifests of CustomResourceDefinitions. They are created before the controllers start, because the
         garbage collector looks for new kinds of owners only every half minute.
     audit_log : Path, optional
-        Where the API server notes the metadata of every request that has been answered.
+        The file in which the API server logs the metadata of every completed request.
     scheduler_qps : int
-        How many requests a second the scheduler may make; 50 is its own default.
+        The scheduler's limit of requests per second; 50 is its own default.
     """
 
     def __init__(
@@ -73,13 +73,13 @@ class ControlPlane:
             kubeconfig=folder / "kubeconfig",
         )
         self.authority = make_authority(folder / "authority")
-        """Whose clients the API server takes for who their certificates say."""
+        """The authority of client certificates that the API server accepts."""
         self.daemons = Daemons(folder)
         self.pods_log = folder / "pods.log"
-        """What every container of every pod says, as a container runtime writes it: a test's own to fill."""
+        """The log of every container of every pod, in a container runtime's format; tests write it."""
 
     def start(self) -> None:
-        """Start everything; return when pods can be made and the nodes are ready."""
+        """Start all programs; return when pods can be created and the nodes are ready."""
         self.programs = assets.find(PROGRAMS)
         (self.folder / "certs").mkdir(parents=True)
         try:
@@ -93,17 +93,17 @@ class ControlPlane:
             raise
 
     def stop(self) -> None:
-        """Stop everything that was started, the last first."""
+        """Stop all programs in the reverse order of their start."""
         self.daemons.stop()
 
     def restart_api_server(self) -> None:
-        """Kill the API server and start it again; whoever watched has to connect anew."""
+        """Kill the API server and start it again; clients must reconnect their watches."""
         self.daemons.kill("kube-apiserver")
         self._run_api_server()
         self.daemons.until(lambda: self.admin.is_answered("/readyz"), "the API server again")
 
     def back_up(self) -> Path:
-        """Copy all that etcd holds; return where the copy is. etcd stands still meanwhile."""
+        """Copy etcd's data, while etcd is stopped; return the folder of the copy."""
         backup = self.folder / "backup"
         self.daemons.kill("etcd")
         shutil.copytree(self._data, backup)
@@ -112,9 +112,9 @@ class ControlPlane:
         return backup
 
     def restore(self, backup: Path) -> None:
-        """Have etcd hold what it held at the time of a backup, with that time's revision.
+        """Restore etcd's data from a backup, with its revision at that time.
 
-        The API server starts anew with it, as Kubernetes says. The other programs are left as they are.
+        The API server is restarted, too, as Kubernetes requires. The other programs continue.
         """
         for name in ("kube-apiserver", "etcd"):
             self.daemons.kill(name)
@@ -275,7 +275,7 @@ class ControlPlane:
         self.daemons.until(self._nodes_ready, "kwok's nodes")
 
     def _write_logs_config(self) -> Path:
-        """Have kwok serve `pods_log` as the log of every container."""
+        """Make kwok serve `pods_log` as the log of every container."""
         self.pods_log.touch()
         config = {
             "apiVersion": "kwok.x-k8s.io/v1alpha1",
@@ -299,14 +299,14 @@ class ControlPlane:
 
 
 def free_ports(count: int) -> Sequence[int]:
-    """Return ports of the loopback interface that nobody listens on now."""
+    """Return currently free ports of the loopback interface."""
     with ExitStack() as stack:
         held = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
         return [each.getsockname()[1] for each in held]
 
 
 def _ec_private_key() -> str:
-    """Return a new P-256 private key: SEC 1's ECPrivateKey without the public half, which Go works out."""
+    """Return a new P-256 private key: an ECPrivateKey of SEC 1 without the public key, which Go computes."""
     number = (1 + secrets.randbelow(2**255)).to_bytes(32, "big")
     der = bytes.fromhex("30310201010420") + number + bytes.fromhex("a00a06082a8648ce3d030107")
     encoded = base64.b64encode(der).decode()

@@ -1,4 +1,4 @@
-"""Programs that run beside tests, and end with them: by their own handles, or by the kernel."""
+"""Background programs of tests; the kernel kills them if the test process dies before it stops them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Daemons:
     Parameters
     ----------
     folder : Path
-        Where the logs go, ``NAME.log`` each.
+        The folder of the logs, each named ``NAME.log``.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -47,14 +47,14 @@ class Daemons:
         self._processes.append((name, process))
 
     def kill(self, name: str) -> None:
-        """Kill the program of this name, and return when it is gone."""
+        """Kill the program of this name, and wait for its end."""
         (process,) = [process for each, process in self._processes if each == name]
         process.kill()
         process.wait()
         self._processes = [each for each in self._processes if each[1] is not process]
 
     def stop(self) -> None:
-        """Stop everything that was started, the last first."""
+        """Stop all programs in the reverse order of their start."""
         for _, process in reversed(self._processes):
             if process.poll() is None:
                 process.terminate()
@@ -67,11 +67,11 @@ class Daemons:
         self._processes.clear()
 
     def cpu_seconds(self) -> dict[str, float]:
-        """Return how much CPU each of the programs that run has taken."""
+        """Return the CPU time that each running program has used."""
         return {name: cpu_seconds(process.pid) for name, process in self._processes}
 
     def until(self, probe: Callable[[], bool], what: str) -> None:
-        """Poll, as these programs offer nothing to wait for; fail at once when one of them has ended."""
+        """Poll until `probe` is true, because these programs send no event; fail if one of them ends."""
         deadline = time.monotonic() + START_SECONDS
         while not probe():
             for name, process in self._processes:
@@ -87,8 +87,8 @@ class Daemons:
 
 
 def die_with_parent() -> None:
-    """Have the kernel kill this process when the thread that started it is gone, however it went.
+    """Make the kernel kill this process when the thread that started it ends.
 
-    A thread, not a process: start what should outlive a thread pool from the main one.
+    The kernel watches the thread, not the process: start a long-lived program from the main thread.
     """
     _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""The blocks of code in README.md and docs/, for the tests that run them."""
+"""The blocks of code in README.md, CONTRIBUTING.md and docs/, for the tests that run them."""
 
 import re
 from dataclasses import dataclass
@@ -8,7 +8,11 @@ from pathlib import Path
 __all__ = ["PAGES", "Block", "block", "blocks"]
 
 ROOT = Path(__file__).parents[2]
-PAGES = ("README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")))
+PAGES = (
+    "README.md",
+    "CONTRIBUTING.md",
+    *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")),
+)
 """The pages that people write; those of docs/reference are generated."""
 
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)

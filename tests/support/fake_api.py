@@ -1,4 +1,4 @@
-"""An API server made of memory: collections, versions, watches, and the faults that a test asks for."""
+"""An API server in memory: collections, versions, watches, and the faults that a test chooses."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class FakeApi(ApiClient):
         self._cut = asyncio.Event()
 
     def put(self, path: str, manifest: Mapping[str, Any]) -> Manifest:
-        """Have an object, as if somebody had created or changed it."""
+        """Add or replace an object, as another client would."""
         self.version += 1
         kind = "MODIFIED" if path in self.objects else "ADDED"
         stored = copy.deepcopy(dict(manifest))
@@ -64,35 +64,35 @@ class FakeApi(ApiClient):
         return copy.deepcopy(stored)
 
     def vanish(self, path: str) -> None:
-        """Let an object be gone."""
+        """Remove an object."""
         self.version += 1
         gone = self.objects.pop(path)
         gone["metadata"]["resourceVersion"] = str(self.version)
         self._tell("DELETED", path, gone)
 
     def bookmark(self) -> None:
-        """Tell all watches how far they are."""
+        """Send a bookmark to all watches."""
         self._tell("BOOKMARK", "", {"metadata": {"resourceVersion": str(self.version)}})
 
     def forget(self) -> None:
-        """Forget all history, as a compaction of etcd does, and end all watches."""
+        """Drop the history, like a compaction of etcd, and end all watches."""
         self.version += 1
         self.forgotten = self.version
         self._history.clear()
         self.cut()
 
     def back_up(self) -> tuple[int, dict[str, Manifest]]:
-        """Return all there is, for `restore`."""
+        """Return all data, for `restore`."""
         return self.version, copy.deepcopy(self.objects)
 
     def restore(self, backup: tuple[int, dict[str, Manifest]]) -> None:
-        """Be as at the time of a backup, whose versions are counted on from, and end all watches."""
+        """Return to the data of a backup, continue with its versions, and end all watches."""
         self.version, self.objects = backup[0], copy.deepcopy(backup[1])
         self._history.clear()
         self.cut()
 
     def fail_watch(self, code: int, message: str) -> None:
-        """Tell one watch of an error in place of an event."""
+        """Send an error to one watch instead of an event."""
         self._error = {"code": code, "message": message}
         self._wake()
 

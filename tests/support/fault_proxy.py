@@ -1,4 +1,4 @@
-"""A proxy before the API server that answers, delays, cuts and loses requests as a test tells it to.
+"""A proxy before the API server that answers, delays, cuts and loses requests, as a test chooses.
 
 It speaks plain HTTP to its clients and passes their tokens on, so whoever goes through it keeps its rights.
 Faults are named by what they hit: a verb, and a resource such as ``pods`` or ``fleetjobs/status``; a watch's
@@ -117,28 +117,28 @@ class FaultProxy:
         self.on_answer: Callable[[Call], None] = lambda _: None
         """Called when the API server has answered, or has begun a watch, before anybody else hears of it."""
         self.dead = False
-        """While this is set, every connection is reset: nobody is there."""
+        """While this is set, every connection is reset, as if the server were down."""
         self._upstream = upstream
         self._rules: list[_Rule] = []
         self._watching: list[tuple[web.BaseRequest, str]] = []
         self._held: set[str] = set()
 
     def fail(self, fault: Fault, verb: str, resource: str, *, times: int = 1) -> asyncio.Event:
-        """Have the next such requests meet a fault; return an event for the last of them."""
+        """Apply a fault to the next matching requests; return an event for the last of them."""
         rule = _Rule(fault, verb, resource, times)
         self._rules.append(rule)
         return rule.done
 
     def hold(self, resource: str) -> None:
-        """Let watches of a resource go silent: nothing that happens from now on reaches them."""
+        """Make watches of a resource silent: they receive no further changes."""
         self._held.add(resource)
 
     def hold_no_more(self) -> None:
-        """Let new watches speak; those that were silenced stay so, and look as a dead connection does."""
+        """Let new watches work; those that were silenced stay silent, like dead connections."""
         self._held.clear()
 
     def cut(self) -> int:
-        """Reset all watches, and let new ones speak; return how many there were."""
+        """Reset all watches, and let new ones work; return their number."""
         watching = list(self._watching)
         self._held.clear()
         for request, _ in watching:
@@ -146,15 +146,15 @@ class FaultProxy:
         return len(watching)
 
     def writes(self) -> list[Call]:
-        """Return the requests that may have changed something, leases and events left out."""
+        """Return the requests that may have changed something, without leases and events."""
         return [call for call in self.calls if call.writes and call.resource not in ("leases", "events")]
 
     def answered(self, verb: str, resource: str) -> int:
-        """Return how many such requests the API server has answered, whether that came back or not."""
+        """Return how many matching requests the API server has answered, even if the answer was lost."""
         return sum(call.status > 0 for call in self.calls if (call.verb, call.resource) == (verb, resource))
 
     def created(self, resource: str) -> list[str]:
-        """Return the names of what was created, in its order."""
+        """Return the names of the created objects, in the order of their creation."""
         made = [
             call for call in self.calls if (call.verb, call.resource, call.status) == ("POST", resource, 201)
         ]
@@ -246,14 +246,14 @@ class FaultProxy:
 
 
 def proxy_for(kubeconfig: Path) -> FaultProxy:
-    """Return a proxy before the API server that a kubeconfig names."""
+    """Return a proxy before the API server of a kubeconfig."""
     upstream = Configuration()
     config.load_kube_config(str(kubeconfig), client_configuration=upstream)
     return FaultProxy(upstream)
 
 
 def _resource(path: str) -> str:
-    """Return the kind of thing a path speaks of, as in ``pods`` or ``fleetjobs/status``."""
+    """Return the resource in a path, such as ``pods`` or ``fleetjobs/status``."""
     root, *parts = path.strip("/").split("/")
     parts = parts[1:] if root == "api" else parts[2:]  # behind the version of the API
     if parts[:1] == ["namespaces"] and len(parts) > 2:
@@ -271,7 +271,7 @@ def _status(fault: Answer) -> web.Response:
 
 
 def _reset(request: web.BaseRequest) -> web.StreamResponse:
-    """Reset the connection that a request came by, as a peer that has died does."""
+    """Reset the connection of a request, like a peer that has died."""
     if (transport := request.transport) is not None:
         with contextlib.suppress(OSError):
             linger = struct.pack("ii", 1, 0)

@@ -1,4 +1,4 @@
-"""An operator that reaches the API server through a proxy that makes faults, and what it must do even so.
+"""An operator behind a proxy that makes faults, and what the operator must still do.
 
 A job's whole life is: Service, four pods, Running, Succeeded, and all pods gone by ``cleanPodPolicy: All``.
 """
@@ -35,7 +35,7 @@ class Faulty:
         await asyncio.to_thread(self.operator.kill)
 
     async def start_again(self, **environment: str) -> None:
-        """Kill it, and start it with other settings."""
+        """Kill it, and restart it with other settings."""
         await self.kill()
         self.operator.tell(**environment)
         await self.start()
@@ -50,13 +50,13 @@ class Faulty:
         return await self.namespace.until_running("digits", *PODS)
 
     async def finish(self) -> None:
-        """Let all pods end well, and wait until the job has succeeded and its pods are gone."""
+        """End all pods successfully, and wait until the job has succeeded and its pods are deleted."""
         await self.finish_kept()
         await self.namespace.end(*SERVERS)
         await self.namespace.until_pods("digits", "no pod", lambda pods: not pods)
 
     async def until_known(self, state: str, *, known: bool = True) -> None:
-        """Wait until the operator says that it knows a job in a state, or that it knows none."""
+        """Wait until the operator's metrics show a job in a state, or no job."""
         shown = f'state="{state}"'
         async with asyncio.timeout(20):
             while True:
@@ -66,18 +66,18 @@ class Faulty:
                 await asyncio.sleep(0.05)
 
     async def finish_kept(self) -> None:
-        """Let the trainers end well, and wait until the job has succeeded."""
+        """End the trainers successfully, and wait until the job has succeeded."""
         await self.namespace.end(*TRAINERS)
         await self.namespace.until_state("digits", "Succeeded")
 
     async def until_answered(self, verb: str, resource: str, times: int) -> None:
-        """Wait until the API server has answered so many such requests."""
+        """Wait until the API server has answered this number of matching requests."""
         async with asyncio.timeout(20):
             while self.proxy.answered(verb, resource) < times:  # noqa: ASYNC110 there is only the asking
                 await asyncio.sleep(0.05)
 
     async def was_done_once(self, *failed: str) -> None:
-        """See that each object was created once, but for pods that failed, and nothing else ran again."""
+        """Check that each object was created once, except for pods that failed."""
         assert sorted(self.proxy.created("pods")) == sorted([*PODS, *failed])
         assert self.proxy.created("services") == ["digits"]
         status = (await self.namespace.get("fleetjobs", "digits"))["status"]
@@ -85,6 +85,6 @@ class Faulty:
         assert (status["state"], counted) == ("Succeeded", (len(failed), len(failed)))
 
     async def was_told(self, **counts: int) -> None:
-        """See that there is one event for each thing that happened, which counts how often it did."""
+        """Check that there is one event for each kind of occurrence, with the right count."""
         found = await self.namespace.all("events", fieldSelector="involvedObject.kind=FleetJob")
         assert sorted((each["reason"], each["count"]) for each in found) == sorted(counts.items())

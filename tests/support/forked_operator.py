@@ -1,7 +1,7 @@
 """Operators that start in a fraction of a second: forked from a process that has imported everything already.
 
-Each is a process of its own, as good to kill as any other. It may be told to run with a clock that goes wrong
-or with less patience for silent watches.
+Each is a separate process that tests may kill. It can run with a wrong clock, or with a shorter time limit
+for silent watches.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ _forks.set_forkserver_preload(["fleet_operator.startup", __name__])
 
 
 class ForkedOperator(OperatorProcess):
-    """One operator; what it is told may be changed while it does not run."""
+    """One operator; its settings may be changed while it does not run."""
 
     clock_offset = timedelta()
-    """How far its time of day is ahead of this machine's."""
+    """The difference between its time of day and this machine's."""
 
     silence_seconds = 75.0
-    """For how long a watch may be silent."""
+    """The time limit for a silent watch."""
 
     quota_patience = quota.PATIENCE
-    """How long a job holds on to its pods while a quota refuses others."""
+    """How long a job keeps its pods while a quota refuses others."""
 
     def _spawn(self) -> _Forked:
         arguments = (
@@ -58,7 +58,7 @@ class ForkedOperator(OperatorProcess):
 
 
 class _Forked:
-    """A forked process in the words of `subprocess.Popen`."""
+    """A forked process with the interface of `subprocess.Popen`."""
 
     def __init__(self, process: ForkServerProcess) -> None:
         self._process = process

@@ -33,7 +33,15 @@ from typing import IO, TYPE_CHECKING, Any, ClassVar, NoReturn
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-PRELOADED = ("numpy", "torch", "torch.distributed", "torch.utils.data", "safetensors.torch")
+PRELOADED = (
+    "numpy.typing",
+    "torch",
+    "torch.distributed",
+    "torch.distributed.algorithms.ddp_comm_hooks",
+    "torch.utils.data",
+    "safetensors.torch",
+    "google.protobuf.text_format",
+)
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}  # threads would not live through a fork
 LARGEST_REQUEST = 1 << 17
 

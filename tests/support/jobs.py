@@ -46,9 +46,9 @@ INVALID = (
     ),
     InvalidCase(
         "snake-case-field",
-        at("spec.trainer.slots_per_pod", 1),
-        "spec.trainer.slots_per_pod",
-        ("slotsPerPod",),
+        at("spec.trainer.nproc_per_node", 1),
+        "spec.trainer.nproc_per_node",
+        ("nprocPerNode",),
     ),
     InvalidCase(
         "field-of-a-later-version",
@@ -105,7 +105,7 @@ INVALID = (
         "fewer-ports-than-processes-to-come",
         at(
             "spec.trainer",
-            {"replicas": 1, "minReplicas": 1, "maxReplicas": 1000, "slotsPerPod": 8},
+            {"replicas": 1, "minReplicas": 1, "maxReplicas": 1000, "nprocPerNode": 8},
             at(
                 "spec.network",
                 {"hostNetwork": True, "portRange": {"first": 20000, "last": 28998}},
@@ -209,7 +209,7 @@ INVALID = (
         for path in (
             "spec.template.metadata.labels",
             "spec.template.spec.nodeSelector",
-            "spec.nodePool.nodeSelector",
+            "spec.scheduling.nodeSelector",
         )
         for id_, key, value, told, expected in (
             ("no-label-value", "team", "computer vision", f"{path}.team", "letter or a digit first and last"),
@@ -224,9 +224,9 @@ INVALID = (
         ("'a b'", "names of annotations: letters"),
     ),
     InvalidCase(
-        "no-resource-of-a-pool",
-        manifest(nodePool={"resourceName": "gpu", "gpusPerTrainer": 1}),
-        "spec.nodePool.resourceName",
+        "no-resource-of-a-device",
+        manifest(trainer={"devices": {"resourceName": "gpu", "count": 1}}),
+        "spec.trainer.devices.resourceName",
         ("'gpu'", "DOMAIN/NAME"),
     ),
     InvalidCase(
@@ -239,10 +239,16 @@ INVALID = (
         "unknown-sync-mode", at("spec.syncMode", "Eager"), "spec.syncMode", ("'Eager'", "'HalfAsync'")
     ),
     InvalidCase(
-        "unknown-success-policy", at("spec.successPolicy", "Most"), "spec.successPolicy", ("'RankZero'",)
+        "unknown-success-policy",
+        at("spec.successPolicy", {"type": "Most"}),
+        "spec.successPolicy.type",
+        ("'RankZero'",),
     ),
     InvalidCase(
-        "unknown-startup-policy", at("spec.startupPolicy", "any"), "spec.startupPolicy", ("'InOrder'",)
+        "unknown-startup-policy",
+        at("spec.startupPolicy", {"order": "any"}),
+        "spec.startupPolicy.order",
+        ("'InOrder'",),
     ),
     InvalidCase(
         "unknown-failure-action",
@@ -258,31 +264,68 @@ INVALID = (
     ),
     InvalidCase(
         "rule-without-an-action",
-        at("spec.failurePolicy.rules", [{"onExitCodes": [1]}]),
+        at(
+            "spec.failurePolicy.rules",
+            [{"name": "codes-x", "onExitCodes": {"operator": "In", "values": [1]}}],
+        ),
         "spec.failurePolicy.rules[0].action",
-        ("what follows",),
+        ("the reaction",),
     ),
     InvalidCase(
         "rule-that-matches-everything",
-        at("spec.failurePolicy.rules", [{"action": "Ignore"}]),
+        at("spec.failurePolicy.rules", [{"name": "all", "action": "Ignore"}]),
         "spec.failurePolicy.rules",
-        ("onExitCodes, onReason or role",),
+        ("onExitCodes, onReasons, onMessagePatterns or role",),
+    ),
+    InvalidCase(
+        "rules-with-one-name",
+        at(
+            "spec.failurePolicy.rules",
+            [{"name": "a", "role": role, "action": "Ignore"} for role in ("pserver", "trainer")],
+        ),
+        "spec.failurePolicy.rules",
+        ("several rules named a", "different names"),
+    ),
+    InvalidCase(
+        "rule-without-a-name",
+        at("spec.failurePolicy.rules", [{"role": "trainer", "action": "Ignore"}]),
+        "spec.failurePolicy.rules[0].name",
+        ("the name of the rule",),
+    ),
+    InvalidCase(
+        "budget-for-more-servers-than-there-are",
+        at("spec.pserver.disruptionBudget", {"minAvailable": 3}),
+        "spec.pserver.disruptionBudget.minAvailable",
+        ("3", "at most as many servers"),
     ),
     InvalidCase(
         "rule-about-exit-code-zero",
-        at("spec.failurePolicy.rules", [{"onExitCodes": [0], "action": "Ignore"}]),
-        "spec.failurePolicy.rules[0].onExitCodes[0]",
+        at(
+            "spec.failurePolicy.rules",
+            [{"name": "codes-ignore", "onExitCodes": {"operator": "In", "values": [0]}, "action": "Ignore"}],
+        ),
+        "spec.failurePolicy.rules[0].onExitCodes.values[0]",
         ("at least 1",),
     ),
     InvalidCase(
         "rule-about-another-role",
-        at("spec.failurePolicy.rules", [{"role": "worker", "action": "Ignore"}]),
+        at("spec.failurePolicy.rules", [{"name": "worker-ignore", "role": "worker", "action": "Ignore"}]),
         "spec.failurePolicy.rules[0].role",
         ("'pserver'",),
     ),
     InvalidCase(
         "collective-rule-restarts-one-replica",
-        at("spec.failurePolicy.rules", [{"onExitCodes": [1], "action": "RestartReplica"}], _COLLECTIVE),
+        at(
+            "spec.failurePolicy.rules",
+            [
+                {
+                    "name": "codes-restartreplica",
+                    "onExitCodes": {"operator": "In", "values": [1]},
+                    "action": "RestartReplica",
+                }
+            ],
+            _COLLECTIVE,
+        ),
         "spec.failurePolicy.rules",
         ("RestartJob", "collective"),
     ),
@@ -292,9 +335,7 @@ INVALID = (
         "spec.runPolicy.backoffLimit",
         ("at least 0",),
     ),
-    InvalidCase(
-        "suspend-as-text", at("spec.runPolicy.suspend", "yes"), "spec.runPolicy.suspend", ("true or false",)
-    ),
+    InvalidCase("suspend-as-text", at("spec.suspend", "yes"), "spec.suspend", ("true or false",)),
     InvalidCase(
         "deadline-of-nothing",
         at("spec.runPolicy.activeDeadlineSeconds", 0),
@@ -315,14 +356,14 @@ INVALID = (
     ),
     InvalidCase(
         "managed-by-a-bare-name",
-        at("spec.runPolicy.managedBy", "kueue"),
-        "spec.runPolicy.managedBy",
+        at("spec.managedBy", "kueue"),
+        "spec.managedBy",
         ("'kueue'", "domain/name"),
     ),
     InvalidCase(
         "managed-by-a-name-with-the-end-of-its-line",
-        at("spec.runPolicy.managedBy", "a.b/c\n"),
-        "spec.runPolicy.managedBy",
+        at("spec.managedBy", "a.b/c\n"),
+        "spec.managedBy",
         (r"'a.b/c\n'", "domain/name"),
     ),
     InvalidCase(
@@ -332,33 +373,33 @@ INVALID = (
         ("'All'",),
     ),
     InvalidCase(
-        "slots-with-servers",
-        at("spec.trainer.slotsPerPod", 2),
-        "spec.trainer.slotsPerPod",
+        "processes-with-servers",
+        at("spec.trainer.nprocPerNode", 2),
+        "spec.trainer.nprocPerNode",
         ("ParameterServer",),
     ),
     InvalidCase(
-        "zero-slots",
-        at("spec.trainer.slotsPerPod", 0, _COLLECTIVE),
-        "spec.trainer.slotsPerPod",
+        "zero-processes",
+        at("spec.trainer.nprocPerNode", 0, _COLLECTIVE),
+        "spec.trainer.nprocPerNode",
         ("at least 1",),
     ),
     InvalidCase(
-        "slots-beyond-the-last-port",
-        at("spec.trainer", {"port": 65530, "slotsPerPod": 8}, _COLLECTIVE),
+        "processes-beyond-the-last-port",
+        at("spec.trainer", {"port": 65530, "nprocPerNode": 8}, _COLLECTIVE),
         "spec.trainer.port",
-        ("65530", "8 slots"),
+        ("65530", "8 processes"),
     ),
     InvalidCase(
-        "negative-gpus",
-        at("spec.nodePool.gpusPerTrainer", -1),
-        "spec.nodePool.gpusPerTrainer",
-        ("at least 0",),
+        "no-device",
+        at("spec.trainer.devices", {"count": 0}),
+        "spec.trainer.devices.count",
+        ("at least 1",),
     ),
     InvalidCase(
         "shared-memory-with-a-blank",
-        at("spec.nodePool.sharedMemory", "2 Gi"),
-        "spec.nodePool.sharedMemory",
+        at("spec.trainer.sharedMemory", "2 Gi"),
+        "spec.trainer.sharedMemory",
         ("'2 Gi'",),
     ),
     InvalidCase(
@@ -383,7 +424,7 @@ INVALID = (
         "tls-without-a-secret",
         at("spec.network", {"tls": {}}),
         "spec.network.tls.secretName",
-        ("nothing", "a Secret of the job's namespace"),
+        ("nothing", "a Secret in the job's namespace"),
     ),
     InvalidCase(
         "tls-with-no-name-of-a-secret",
@@ -401,7 +442,7 @@ INVALID = (
         "collective-with-tls",
         at("spec.network", {"tls": {"secretName": "digits-tls"}}, _COLLECTIVE),
         "spec.network.tls",
-        ("the Secret digits-tls", "know no TLS", "WireGuard"),
+        ("the Secret digits-tls", "do not support TLS", "WireGuard"),
     ),
     InvalidCase(
         "host-network-in-a-template",
@@ -417,30 +458,36 @@ INVALID = (
     ),
     InvalidCase(
         "kueue-without-a-queue",
-        at("spec.scheduling", {"gang": "Kueue"}),
-        "spec.scheduling.queue",
-        ("nothing", "LocalQueue"),
+        at("spec.podGroupPolicy", {"kueue": {}}),
+        "spec.podGroupPolicy.kueue.queueName",
+        ("nothing", "a LocalQueue"),
     ),
     InvalidCase(
-        "queue-without-a-gang",
-        at("spec.scheduling", {"queue": "research"}),
-        "spec.scheduling.queue",
-        ("only Volcano and Kueue",),
+        "no-pod-group",
+        at("spec.podGroupPolicy", {}),
+        "spec.podGroupPolicy",
+        ("none of them", "exactly one of kueue, coscheduling and volcano"),
     ),
     InvalidCase(
-        "gang-larger-than-the-job",
-        at("spec.scheduling", {"gang": "Volcano", "minAvailable": 5}),
-        "spec.scheduling.minAvailable",
-        ("5", "at most"),
+        "two-pod-groups",
+        at("spec.podGroupPolicy", {"kueue": {"queueName": "research"}, "volcano": {}}),
+        "spec.podGroupPolicy",
+        ("kueue and volcano", "exactly one"),
+    ),
+    *(
+        InvalidCase(
+            f"pod-group-of-{gang}-larger-than-the-job",
+            at("spec.podGroupPolicy", {gang: {"minMember": 5}}),
+            f"spec.podGroupPolicy.{gang}.minMember",
+            ("5", "at most"),
+        )
+        for gang in ("coscheduling", "volcano")
     ),
     InvalidCase(
-        "least-of-a-gang-that-is-none",
-        at("spec.scheduling", {"minAvailable": 2}),
-        "spec.scheduling.minAvailable",
-        ("Volcano or Coscheduling",),
-    ),
-    InvalidCase(
-        "unknown-gang", at("spec.scheduling", {"gang": "YuniKorn"}), "spec.scheduling.gang", ("'Volcano'",)
+        "unknown-pod-group",
+        at("spec.podGroupPolicy", {"yunikorn": {}}),
+        "spec.podGroupPolicy.yunikorn",
+        ("volcano",),
     ),
     InvalidCase(
         "checkpoint-of-nothing", at("spec.checkpoint", {}), "spec.checkpoint", ("claimName", "neither")
@@ -458,15 +505,15 @@ INVALID = (
         ("'state'",),
     ),
     InvalidCase(
-        "one-claim-cannot-be-each-servers-own",
-        at("spec.checkpoint", {"claimName": "a", "scope": "Pserver"}),
+        "a-claim-for-each-server-without-servers",
+        at("spec.checkpoint", {"claimName": "a", "scope": "Pserver"}, _COLLECTIVE),
         "spec.checkpoint.scope",
         ("'Pserver'", "Job"),
     ),
     InvalidCase(
         "node-selector-is-a-list",
-        at("spec.nodePool.nodeSelector", ["gpu"]),
-        "spec.nodePool.nodeSelector",
+        at("spec.scheduling.nodeSelector", ["gpu"]),
+        "spec.scheduling.nodeSelector",
         ("a map",),
     ),
 )
@@ -477,9 +524,9 @@ VALID = {
     "one-of-each-by-default": manifest("a", pserver={}, trainer={}),
     "resizable": manifest(syncMode="Async", trainer={"replicas": 2, "minReplicas": 1, "maxReplicas": 8}),
     "beside-its-pods": manifest(
-        pserver={"replicas": 2, "podDisruptionBudget": True},
-        scheduling={"gang": "Volcano", "queue": "research", "minAvailable": 4},
-        network={"policy": True},
+        pserver={"replicas": 2, "disruptionBudget": {}},
+        podGroupPolicy={"volcano": {"queue": "research", "minMember": 4}},
+        network={"policy": {"type": "Isolated"}},
         checkpoint={
             "volumeClaimTemplate": {
                 "metadata": {"labels": {"team": "vision"}},
@@ -488,15 +535,18 @@ VALID = {
             "retention": "Delete",
         },
     ),
+    "with-the-claims-of-an-earlier-job": manifest(
+        checkpoint={"claimName": "digits-checkpoint-1a2b3c4d", "scope": "Pserver"}
+    ),
     "encrypting": manifest(network={"tls": {"secretName": "digits-tls", "serverName": "digits"}}),
     "longest-name": manifest("d" * 48),
     "most-replicas": manifest(pserver={"replicas": 700}, trainer={"replicas": 1000}),
-    "most-processes": collective_manifest(trainer={"replicas": 1000, "slotsPerPod": 8}),
+    "most-processes": collective_manifest(trainer={"replicas": 1000, "nprocPerNode": 8}),
     "most-processes-on-their-nodes-network": collective_manifest(
-        trainer={"replicas": 1000, "slotsPerPod": 8},
+        trainer={"replicas": 1000, "nprocPerNode": 8},
         network={"hostNetwork": True, "portRange": {"first": 20000, "last": 28999}},
     ),
-    "fields-left-empty": manifest(syncMode=None, runPolicy=None, nodePool=None, pserver={"replicas": None}),
+    "fields-left-empty": manifest(syncMode=None, runPolicy=None, scheduling=None, pserver={"replicas": None}),
     "a-template-per-role": at(
         "spec.template", ..., manifest(pserver={"template": template()}, trainer={"template": template()})
     ),
@@ -528,34 +578,38 @@ VALID = {
         failurePolicy={
             "action": "FailJob",
             "rules": [
-                {"role": "trainer", "onExitCodes": [42, 137], "action": "RestartReplica"},
-                {"onReason": ["OOMKilled"], "action": "RestartJob"},
-                {"role": "pserver", "action": "Ignore"},
+                {
+                    "name": "trainer-restartreplica",
+                    "role": "trainer",
+                    "onExitCodes": {"operator": "In", "values": [42, 137]},
+                    "action": "RestartReplica",
+                },
+                {"name": "reasons-restartjob", "onReasons": ["OOMKilled"], "action": "RestartJob"},
+                {"name": "pserver-ignore", "role": "pserver", "action": "Ignore"},
             ],
         },
-        successPolicy="RankZero",
-        startupPolicy="AnyOrder",
+        successPolicy={"type": "RankZero"},
+        startupPolicy={"order": "AnyOrder"},
+        suspend=True,
+        managedBy="kueue.x-k8s.io/multikueue",
         runPolicy={
-            "suspend": True,
             "backoffLimit": 0,
             "activeDeadlineSeconds": 3600,
             "pendingDeadlineSeconds": 600,
-            "managedBy": "kueue.x-k8s.io/multikueue",
             "ttlSecondsAfterFinished": 0,
             "cleanPodPolicy": "None",
         },
     ),
     "collective-on-gpus": collective_manifest(
         trainers=4,
-        trainer={"replicas": 4, "port": 29500},
+        trainer={"replicas": 4, "port": 29500, "devices": {"count": 8}, "sharedMemory": "2Gi"},
         failurePolicy={"action": "RestartJob"},
-        scheduling={"priorityClassName": "training"},
-        network={"hostNetwork": True, "portRange": {"first": 20000, "last": 20035}},
-        nodePool={
+        scheduling={
             "nodeSelector": {"accelerator": "h100"},
             "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists"}],
-            "gpusPerTrainer": 8,
-            "sharedMemory": "2Gi",
+            "priorityClassName": "training",
         },
+        podGroupPolicy={"coscheduling": {"scheduleTimeoutSeconds": 60}},
+        network={"hostNetwork": True, "portRange": {"first": 20000, "last": 20035}},
     ),
 }

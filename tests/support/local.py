@@ -167,8 +167,6 @@ class LocalRun:
                 cwd=self.folder,
                 env={**os.environ, **self.environ, MARK: self.mark},
                 start_new_session=True,
-                # Tests that run under nohup ignore SIGHUP, and so would what they start.
-                preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),
             )
         return self
 

@@ -5,21 +5,39 @@ from __future__ import annotations
 import asyncio
 import json
 from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from fleet_operator.cli.logs import Logs, Wanted, print_with
-from fleet_operator.cli.session import Session
+from fleet_operator.cli.logs import print_logs, print_with
+from fleet_operator.client.logs import Logs, Wanted
+from fleet_operator.client.session import Session
 from fleet_operator.kubernetes.client import ApiClient
 from fleet_operator.kubernetes.login import Connection
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
+    from fleet_operator.client.logs import LogLine
+
 BASE = "/api/v1/namespaces/default/pods"
 JOBS = "/apis/fleetjob.dev/v1alpha1/namespaces/default/fleetjobs"
+
+
+@dataclass
+class Reading:
+    """Logs that are printed as ``fleetjob logs`` prints them."""
+
+    logs: Logs
+    show: Callable[[LogLine], None]
+
+    async def print_once(self) -> int:
+        return await print_logs(self.logs, follow=False, show=self.show)
+
+    async def follow(self) -> int:
+        return await print_logs(self.logs, follow=True, show=self.show)
 
 
 class LogServer:
@@ -156,9 +174,9 @@ class LogServer:
         finally:
             await server.close()
 
-    def reading(self, session: Session, **wanted: Any) -> Logs:
-        show = print_with(prefixes=True, colour=False, write=self._show)
-        return Logs(session, "digits", Wanted(**wanted), show=show, note=self._note)
+    def reading(self, session: Session, *, timestamps: bool = False, **wanted: Any) -> Reading:
+        show = print_with(prefixes=True, colour=False, write=self._show, timestamps=timestamps)
+        return Reading(Logs(session, "digits", Wanted(**wanted), note=self._note), show)
 
     async def until_shown(self, count: int) -> None:
         await self.until(lambda: len(self.shown) >= count)

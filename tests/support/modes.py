@@ -1,5 +1,6 @@
 """The two halves of a mode without processes: a server with scripted trainers, and a scripted session."""
 
+import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -10,8 +11,10 @@ from fleet.errors import FleetError
 from fleet.fluid import DistributeTranspiler, Program
 from fleet.fluid.render import server_plan, trainer_plan
 from fleet.parameter_server.modes import Answer, LazyBytes, Mode
+from fleet.parameter_server.receive_buffers import Turn
 from fleet.parameter_server.shard import Shard
 from fleet.parameter_server.trainer.parameters import ParameterStore
+from fleet.parameter_server.transport.connection import NotYet
 from fleet.plan import PlannedBlock, ServerPlan, TrainerPlan
 from fleet.wire import HyperParameters
 
@@ -44,6 +47,16 @@ def plans(
     return server, trainer_plan(transpiler.get_trainer_program()), program.source.parameters
 
 
+def wait_for_buffer(shard: Shard, trainer: int, block: int, turn: Callable[[int, int], Turn]) -> memoryview:
+    """Return the buffer of a gradient, as a connection that is resumed until one is free."""
+    while True:
+        may_be_free = threading.Event()
+        landing = shard.buffers.land(trainer, block, turn, may_be_free.set)
+        if not isinstance(landing, NotYet):
+            return landing
+        assert may_be_free.wait(60.0)
+
+
 class OneServer:
     """One server's half, and what each trainer sends it."""
 
@@ -58,7 +71,7 @@ class OneServer:
 
     def send(self, trainer: int, block: int, value: float, step: int = 0) -> list[Answer]:
         """Let a trainer's gradient land."""
-        landing = self.shard.buffers.land(trainer, block, self.mode.turn)
+        landing = wait_for_buffer(self.shard, trainer, block, self.mode.turn)
         np.frombuffer(landing, dtype=np.float32)[:] = value
         return [*self.mode.gradient(trainer, block, step), *self.mode.advance(block)]
 

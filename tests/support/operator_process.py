@@ -1,4 +1,4 @@
-"""The operator as it runs in a cluster: a process of its own, with no more rights than the chart gives it."""
+"""The operator as in a cluster: a separate process with only the permissions that the chart grants."""
 
 from __future__ import annotations
 
@@ -35,9 +35,11 @@ CRD = ROOT / "crds" / "fleetjobs.fleetjob.dev.yaml"
 POD_GROUPS = Path(__file__).parent / "podgroups.yaml"
 NAMESPACE = "fleet-system"
 ACCOUNT = "fleet-operator"
+SERVING = "fleetjob.dev:operator"
+"""The chart's role for operators."""
 LEASES = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases"
 METRICS_READER = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}
-"""Who may read metrics beside the operator's namespace, where a test says so."""
+"""A reader of metrics outside the operator's namespace, for tests that set one."""
 
 TESTS_OWN = (
     "is being terminated",  # the namespace of a test that has ended
@@ -46,7 +48,7 @@ TESTS_OWN = (
 )
 AWAY = ("Cannot connect to host", "Connection reset by peer", "Response payload is not completed")
 AWAY_SECONDS = 10.0
-"""For how long an API server that has just come back may know no roles yet."""
+"""How long an API server may refuse permitted requests after its start, because it has not read the roles."""
 
 READY_SECONDS = 60.0
 _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
@@ -54,7 +56,7 @@ STOP_SECONDS = 10.0
 
 
 def install(control_plane: ControlPlane, features: Sequence[str] = ()) -> str:
-    """Create what the chart installs but for the CRD and the operator; return the operator's token."""
+    """Create all objects of the chart except the CRD and the operator; return the operator's token."""
     helm = assets.find(["helm"])["helm"]
     command = [
         str(helm),
@@ -76,7 +78,7 @@ def install(control_plane: ControlPlane, features: Sequence[str] = ()) -> str:
     )
     if rendered.returncode != 0:
         raise AssertionError(f"helm could not render the chart: {rendered.stderr}")
-    left_out = ("CustomResourceDefinition", "Deployment")
+    left_out = ("CustomResourceDefinition", "Deployment", "Pod")
     documents = [
         each for each in yaml.safe_load_all(rendered.stdout) if each and each["kind"] not in left_out
     ]
@@ -130,7 +132,7 @@ def grant_lease(control_plane: ControlPlane, name: str, account: str = ACCOUNT) 
 
 
 def _free_lease(name: str) -> Manifest:
-    """Return a Lease that was released, which is taken at once."""
+    """Return a released Lease, which an operator acquires immediately."""
     return {
         "apiVersion": "coordination.k8s.io/v1",
         "kind": "Lease",
@@ -140,7 +142,7 @@ def _free_lease(name: str) -> Manifest:
 
 
 def refusals(log: str) -> list[str]:
-    """Return the lines of an operator's log that tell of rights it lacks, but for those that tests caused."""
+    """Return the lines of an operator's log about missing permissions, without those that tests caused."""
     lacking: list[str] = []
     now = away = datetime.min.replace(tzinfo=UTC)
     for line in log.splitlines():
@@ -156,7 +158,7 @@ def refusals(log: str) -> list[str]:
 
 
 def _await_rights(control_plane: ControlPlane, binding: Manifest, role: Manifest) -> None:
-    """Wait until the API server, which learns of roles and bindings by watches of its own, grants them."""
+    """Wait until the API server applies new roles and bindings, which it reads through watches."""
     rule = role["rules"][0]
     resource = ".".join(filter(None, (rule["resources"][0], rule["apiGroups"][0])))
     where = ["--all-namespaces"] if binding["kind"] == "ClusterRoleBinding" else ["-n", NAMESPACE]
@@ -170,13 +172,13 @@ def _await_rights(control_plane: ControlPlane, binding: Manifest, role: Manifest
 
 
 class Spawned(Protocol):
-    """What `subprocess.Popen` has, and is asked for here."""
+    """The part of the interface of `subprocess.Popen` that is used here."""
 
     def poll(self) -> int | None:
         """Return the exit status, or None while it runs."""
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait for its end; subprocess.TimeoutExpired if that does not come in time."""
+        """Wait for its end; raise subprocess.TimeoutExpired if it does not end in time."""
 
     def send_signal(self, sig: int) -> None:
         """Send it a signal, unless it has ended."""
@@ -209,19 +211,21 @@ class OperatorProcess:
             "FLEET_OPERATOR_IDENTITY": f"test-{self.port}",  # the same after a restart, as a pod's is
             **environment,
         }
+        self.program: tuple[str, ...] = ("fleet_operator.startup",)
+        """The module to run, and its arguments."""
         self._process: Spawned | None = None
 
     def tell(self, **environment: str) -> None:
-        """Change its settings; they hold from its next start on."""
+        """Change its settings, from its next start on."""
         self._environment |= environment
 
     def start(self) -> None:
-        """Start it; return when it says that it is ready."""
+        """Start it, and wait until it is ready."""
         self._process = self._spawn()
         self.until_ready()
 
     def until_ready(self) -> None:
-        """Wait until it says that it is ready."""
+        """Wait until it reports that it is ready."""
         deadline = time.monotonic() + READY_SECONDS
         while self.get("/readyz") != "ok\n":
             if self._running.poll() is not None:
@@ -231,7 +235,7 @@ class OperatorProcess:
             time.sleep(0.05)
 
     def get(self, path: str) -> str | None:
-        """Return what it serves, or None if it does not answer (well)."""
+        """Return the body of its response, or None if it does not respond or reports an error."""
         try:
             with _DIRECT.open(f"http://127.0.0.1:{self.port}{path}", timeout=5) as answer:
                 text: str = answer.read().decode()
@@ -240,30 +244,30 @@ class OperatorProcess:
             return None
 
     def leads(self) -> bool | None:
-        """Return whether it says that it is the one that works, or None if it says nothing."""
+        """Return whether it is the leader by its metrics, or None if it does not respond."""
         found = re.search(r"^fleet_operator_leader (\S+)", self.get("/metrics") or "", re.MULTILINE)
         return None if found is None else float(found[1]) == 1
 
     async def until_leading(self, *, holds: bool = True, seconds: float = 20) -> None:
-        """Wait until it says that it leads, or that it does not."""
+        """Wait until it reports that it is the leader, or that it is not."""
         async with asyncio.timeout(seconds):
             while await asyncio.to_thread(self.leads) is not holds:  # noqa: ASYNC110 there is only the asking
                 await asyncio.sleep(0.05)
 
     def kill(self) -> None:
-        """End it as the kernel does when memory is short."""
+        """Kill it, as the kernel does if memory is short."""
         self._end(signal.SIGKILL)
 
     def stop(self) -> int:
-        """End it as the kubelet does; return its exit status."""
+        """Terminate it as the kubelet does; return its exit status."""
         return self._end(signal.SIGTERM)
 
     def pause(self) -> None:
-        """Stop its process where it is, as a machine does that is short of everything."""
+        """Pause its process, like a machine that is overloaded."""
         self._running.send_signal(signal.SIGSTOP)
 
     def resume(self) -> None:
-        """Let a paused process go on."""
+        """Resume a paused process."""
         self._running.send_signal(signal.SIGCONT)
 
     def tail(self) -> str:
@@ -273,7 +277,7 @@ class OperatorProcess:
     def _spawn(self) -> Spawned:
         with self.log.open("ab") as log:
             return subprocess.Popen(
-                [sys.executable, "-m", "fleet_operator.startup"],
+                [sys.executable, "-m", *self.program],
                 env=self._environment,
                 stdin=subprocess.DEVNULL,
                 stdout=log,

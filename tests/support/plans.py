@@ -1,4 +1,4 @@
-"""Plans to read: pods as a cluster would show them, a plan as text, and a job's story told step by step."""
+"""What tests of plans need: observed pods, plans as text, and a job that is planned again and again."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ if TYPE_CHECKING:
 __all__ = ["T0", "Story", "at", "describe", "ended", "pending", "pserver", "trainer"]
 
 NO_POLICIES = frozenset({("networking.k8s.io/v1", "NetworkPolicy")})
-"""What an operator does not serve that is not set up to make NetworkPolicies."""
+"""The kinds that an operator without the feature networkPolicies does not serve."""
 T0 = datetime(2026, 11, 21, 10, 0, 0, tzinfo=UTC)
 
 
 def at(seconds: float) -> datetime:
-    """Return a moment by its distance from the beginning of the story."""
+    """Return the time at this number of seconds after the start of the test."""
     return T0 + timedelta(seconds=seconds)
 
 
 def pod(role: Role, index: int, attempt: str = "0.0", **fields: Any) -> ObservedPod:
-    """Return a pod of the job ``digits`` that runs, and what else is said of it."""
+    """Return a running pod of the job ``digits``, with other fields."""
     name = f"digits-{role.value}-{index}"
     fields = {"phase": PodPhase.RUNNING, "container": "fleet", "uid": f"{name}@{attempt}"} | fields
     return ObservedPod(name=name, role=role, index=index, attempt=Attempt.parse(attempt), **fields)
@@ -68,17 +68,17 @@ def ended(pod: ObservedPod, exit_code: int | None = 0, **fields: Any) -> Observe
 
 
 def pending(pod: ObservedPod, reason: str | None = None, message: str | None = None) -> ObservedPod:
-    """Return a pod that does not run yet, and why."""
+    """Return a pod that does not run yet, with the reason."""
     return replace(pod, phase=PodPhase.PENDING, ready=False, reason=reason, message=message)
 
 
 def describe(decided: Plan) -> list[str]:
-    """Write a plan down, a line for each thing in it."""
+    """Return a plan as text, with a line for each of its parts."""
     status = decided.status
     counts = (
-        f"pservers {status.pservers} trainers {status.trainers}"
-        if status.pservers
-        else f"trainers {status.trainers}"
+        f"pservers {status.columns.pservers} trainers {status.columns.trainers}"
+        if status.columns.pservers
+        else f"trainers {status.columns.trainers}"
     )
     lines = [f"{status.state} {counts} restarts {status.restarts} failures {status.failures}"]
     lines += [f"{each.type} {each.status} {each.reason}: {each.message}" for each in status.conditions]
@@ -93,7 +93,7 @@ def _describe_action(action: Action) -> str:
     match action:
         case CreateService(manifest):
             return f"create Service {manifest['metadata']['name']}"
-        case CreatePod(manifest):
+        case CreatePod(manifest=manifest):
             metadata = manifest["metadata"]
             return f"create {metadata['name']} {metadata['labels']['fleetjob.dev/attempt']}"
         case DeletePod(name, uid, grace, version):
@@ -125,7 +125,7 @@ class Story:
         self.plan = Plan(self.job.status)
 
     def sees(self, *pods: ObservedPod, after: float = 0, service: bool = True, **observed: Any) -> list[str]:
-        """Plan what follows from these pods, and return it as text."""
+        """Make the plan for these pods, and return it as text."""
         seen = Observed(pods, service, **{"unserved": NO_POLICIES, **observed})
         hosts, now = ClusterHosts(self.job), at(after)
         self.plan = plan(self.job, seen, now, hosts)
@@ -141,9 +141,17 @@ class Story:
         spec = self.job.spec.model_copy(update={"trainer": trainer})
         self.job = self.job.model_copy(update={"spec": spec, "metadata": metadata})
 
-    def edit(self, **run_policy: Any) -> None:
-        """Change the job's run policy, as a person may while it is there."""
+    def label(self, **labels: str) -> None:
+        """Change the job's labels, which is no change of its spec."""
+        metadata = self.job.metadata.model_copy(update={"labels": labels})
+        self.job = self.job.model_copy(update={"metadata": metadata})
+
+    def edit(self, *, suspend: bool | None = None, **run_policy: Any) -> None:
+        """Suspend or resume the job, or change its run policy, as a person may while it is there."""
         spec = self.job.spec
-        changed = spec.model_copy(update={"run_policy": spec.run_policy.model_copy(update=run_policy)})
+        changes: dict[str, Any] = {"run_policy": spec.run_policy.model_copy(update=run_policy)}
+        if suspend is not None:
+            changes["suspend"] = suspend
+        changed = spec.model_copy(update=changes)
         metadata = self.job.metadata.model_copy(update={"generation": self.job.metadata.generation + 1})
         self.job = self.job.model_copy(update={"spec": changed, "metadata": metadata})

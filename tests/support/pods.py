@@ -1,4 +1,4 @@
-"""Pods as the operator builds them, and the parts of them that tests look at."""
+"""Pods as the operator builds them, and the parts that tests check."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Manifest = dict[str, Any]
 
 
 def template(*containers: Manifest, metadata: Manifest | None = None, **spec: Any) -> Manifest:
-    """Return a pod template with these containers, whose name and image are those of `fleet` by default."""
+    """Return a pod template with these containers; their default name and image are those of `fleet`."""
     filled = [{"name": "fleet", "image": "example.com/trainer:1"} | each for each in containers or ({},)]
     return {"spec": {"containers": filled, **spec}} | ({"metadata": metadata} if metadata else {})
 
@@ -34,5 +34,5 @@ def main_of(pod: Manifest) -> Manifest:
 
 
 def env_of(container: Mapping[str, Any]) -> dict[str, str | None]:
-    """Return a container's environment; what is taken from elsewhere has no value yet."""
+    """Return a container's environment; a variable with a source has no value yet."""
     return {each["name"]: each.get("value") for each in container["env"]}

@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import os
+import signal
 import socket
 import time
 from collections.abc import Callable
@@ -76,3 +77,14 @@ def _claim() -> tuple[socket.socket, int]:
         with contextlib.suppress(OSError):
             return socket.create_server((HOST, first)), first
     raise AssertionError(f"every {CLAIMED}th port of {HOST} from {PORTS.start} to {PORTS.stop} is in use")
+
+
+def let_programs_heed_signals() -> None:
+    """Let SIGHUP and SIGINT end the programs that tests start, where this process ignores them.
+
+    nohup makes a process ignore SIGHUP, and a shell makes one in its background ignore SIGINT. Programs
+    inherit what is ignored, but no handler.
+    """
+    for number in (signal.SIGHUP, signal.SIGINT):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, lambda *_: None)

@@ -16,9 +16,8 @@ from typing import Any
 
 from fleet.parameter_server.control.client import ControlClient
 from fleet.parameter_server.trainer import server_connection, session
-from fleet.parameter_server.transport.connection import receive_exactly
 from fleet.parameter_server.transport.handshake import receive_with, send_with
-from fleet.parameter_server.transport.sockets import ConnectionEndedError, dial_here, hang_up
+from fleet.parameter_server.transport.sockets import ConnectionEndedError, dial_here, hang_up, receive_exactly
 from fleet.wire import HEADER_BYTES, Header, Kind, Side, read_header
 
 HOST = "127.0.0.1"

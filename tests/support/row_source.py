@@ -16,7 +16,7 @@ class RowSource:
         self.ahead: list[list[int]] = []
         self.kept: list[Any] = []
 
-    def look_up(self, name: str, ids: Any) -> torch.Tensor:
+    def fetch(self, name: str, ids: Any) -> torch.Tensor:
         """Note which ids are asked for."""
         self.asked.append(ids.tolist())
         if self.weight is not None:

@@ -7,8 +7,8 @@ import torch
 
 from fleet.checkpoint import BaseRecord, FileRecord, Manifest, RowsRecord, commit, write_rows
 from fleet.tables import CountFilter, Table, TableConfig, TimeToLive
+from fleet.tables.ids import SHARDS
 from fleet.tables.rules import Adam
-from fleet.tables.shards import SHARDS
 
 __all__ = ["CONFIG", "saved", "two_checkpoints"]
 

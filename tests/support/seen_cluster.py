@@ -1,4 +1,4 @@
-"""A cluster that has seen all of an API of memory, and one job on it, for tests of what it sees and does."""
+"""A cluster on an API server in memory, with one job, for tests of what the cluster sees and does."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SERVICE = f"{SERVICES}/digits"
 
 
 class SeenCluster:
-    """What the operator knows of an API of memory, what it was told of, and a clock that a test moves."""
+    """The operator's view of an API server in memory, its notifications, and a clock that a test moves."""
 
     def __init__(self, api: FakeApi, features: tuple[str, ...] = ()) -> None:
         self.api = api
@@ -51,7 +51,7 @@ class SeenCluster:
         self.changed.set()
 
     async def until(self, probe: Callable[[], object]) -> None:
-        """Wait until something is so, for at most ten seconds."""
+        """Wait until a condition is true, for at most ten seconds."""
         async with asyncio.timeout(10):
             while not probe():
                 self.changed.clear()
@@ -59,38 +59,38 @@ class SeenCluster:
 
     @property
     def job(self) -> FleetJob:
-        """The job as it is known."""
+        """The job as the operator knows it."""
         job = self.cluster.job(KEY)
         assert job is not None
         return job
 
     def observe(self) -> Observed:
-        """Return what is known of the job's objects."""
+        """Return the job's objects as the operator knows them."""
         observed = self.cluster.observe(self.job)
         assert observed is not None
         return observed
 
     def pod(self, key: str | None = None, **metadata: Any) -> CreatePod:
-        """Return what creates the job's first trainer, with a key or some metadata of its own."""
+        """Return the action that creates the job's first trainer, with a key or other metadata."""
         built = build_pod(self.job, Role.TRAINER, 0, Attempt(), ClusterHosts(self.job), Start(key=key))
-        return CreatePod({**built, "metadata": {**built["metadata"], **metadata}})
+        return CreatePod(lambda: {**built, "metadata": {**built["metadata"], **metadata}})
 
     async def served(self) -> None:
-        """Wait until all that jobs may have beside their pods has been seen."""
+        """Wait until the additional objects of jobs have been listed."""
         await self.until(lambda: len([*self.view.extras(KEY.namespace)]) == 2)
 
     def taken(self, kind: str = "ADDED") -> None:
-        """Hand the job over as kopf does."""
+        """Pass the job on, as kopf does."""
         self.view.jobs.take(kind, self.api.objects[JOB])
 
     def events(self) -> list[dict[str, Any]]:
-        """Return the Events that were posted."""
+        """Return the posted Events."""
         return [each for path, each in self.api.objects.items() if "/events/" in path]
 
 
 @asynccontextmanager
 async def started(api: FakeApi) -> AsyncIterator[SeenCluster]:
-    """Start a view without features, and close it."""
+    """Yield a started view without features, and close it afterwards."""
     world = SeenCluster(api)
     await world.view.start()
     try:
@@ -100,7 +100,7 @@ async def started(api: FakeApi) -> AsyncIterator[SeenCluster]:
 
 
 def api_with_a_job() -> FakeApi:
-    """Return an API of memory that has the job."""
+    """Return an API server in memory that has the job."""
     api = FakeApi()
     api.put(JOB, {**manifest(), "metadata": {"generation": 1}})
     return api

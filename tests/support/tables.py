@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from fleet.tables import Table, TableConfig, TableRows
+from fleet.tables.ids import SHARDS, Placement, shard_of
 from fleet.tables.rows import join, part
-from fleet.tables.shards import SHARDS, Placement, shard_of
 
 CROWDED = (3, 90, 200)
 """Virtual shards of three different servers, where there are as many."""

@@ -37,7 +37,7 @@ def at_once(*calls: Callable[[], Any], seconds: float = 30.0) -> list[Any]:
         thread.start()
     for thread in threads:
         thread.join(seconds)
+        if errors:  # the others may wait for the call that failed
+            raise errors[0]
         assert not thread.is_alive(), "a call still waits"
-    if errors:
-        raise errors[0]
     return results

@@ -8,7 +8,7 @@ import sys
 
 from tools.assets.ensure import ensure, say
 from tools.assets.pin import pin
-from tools.assets.programs import PROGRAMS, AssetError
+from tools.assets.programs import PROGRAMS, USUAL, AssetError, program
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -17,21 +17,24 @@ def main(arguments: list[str] | None = None) -> int:
         prog="python -m tools.assets", description="Find the programs that tests start, or get them."
     )
     parser.add_argument(
-        "names", nargs="*", metavar="NAME", help=f"{', '.join(PROGRAMS)}; all if none is named"
+        "names", nargs="*", metavar="NAME", help=f"{', '.join(PROGRAMS)}; {', '.join(USUAL)} if none is named"
     )
     parser.add_argument(
         "--path", action="store_true", help="print the folders that hold them, as PATH wants it"
+    )
+    parser.add_argument(
+        "--without-go", action="store_true", help="leave out what only Go could build, where there is none"
     )
     how = parser.add_mutually_exclusive_group()
     how.add_argument("--build", action="store_true", help="build what is missing, download nothing")
     how.add_argument("--pin", action="store_true", help="write the checksums of the official files")
     given = parser.parse_args(arguments)
-    names = given.names or list(PROGRAMS)
+    names = given.names or list(USUAL)
     try:
         if given.pin:
-            pin(names, say)
+            pin([name for name in names if program(name).download], say)
             return 0
-        found = ensure(names, downloads=not given.build)
+        found = ensure(names, downloads=not given.build, without_go=given.without_go)
     except AssetError as error:
         say(str(error))
         return 1

@@ -9,7 +9,7 @@ import time
 from typing import TYPE_CHECKING
 
 from tools.assets.lookup import GO_MODULES
-from tools.assets.programs import AssetError, Program
+from tools.assets.programs import AssetError, MissingError, Program
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -20,18 +20,20 @@ GO_VERSION = (1, 26)
 BUILD_SECONDS = 3600.0
 """The longest that one build may take, on a slow machine with empty caches."""
 TELL_SECONDS = 30.0
-"""How often a build says that it still goes on."""
+"""How often a running build prints a line."""
 
 
 def build(
     name: str, program: Program, to: Path, environ: Mapping[str, str], say: Callable[[str], None]
 ) -> None:
-    """Build a program at `to`; say every half minute that it goes on.
+    """Build a program into the file `to`, and print its progress every half minute.
 
     Raises
     ------
+    MissingError
+        Go is missing or too old.
     AssetError
-        Go is missing or too old, the build failed, or took longer than an hour.
+        The build failed, or took longer than an hour.
     """
     go = _go(name, program, environ)
     flags = ["-trimpath", "-ldflags", f"-s -w {program.flags}"]
@@ -56,7 +58,10 @@ def build(
             process.kill()
             raise
     if process.returncode != 0:
-        raise AssetError(f"could not build {name}: {' '.join(command)}\n{output[-4000:]}")
+        raise AssetError(
+            f"could not build {name}; correct the cause below and run this again: "
+            f"{' '.join(command)}\n{output[-4000:]}"
+        )
 
 
 def _output(process: subprocess.Popen[str], started: float, say: Callable[[str], None]) -> str:
@@ -67,7 +72,10 @@ def _output(process: subprocess.Popen[str], started: float, say: Callable[[str],
         except subprocess.TimeoutExpired:
             seconds = time.monotonic() - started
             if seconds > BUILD_SECONDS:
-                raise AssetError(f"the build has not ended after {seconds:.0f} s and was stopped") from None
+                raise AssetError(
+                    f"the build was stopped after {seconds:.0f} s, expected at most {BUILD_SECONDS:.0f} s:"
+                    " run this again on a less busy machine; it continues from Go's cache"
+                ) from None
             say(f"building, for {seconds:.0f} s now")
 
 
@@ -76,9 +84,9 @@ def _go(name: str, program: Program, environ: Mapping[str, str]) -> str:
     way_out = f"install Go {wanted} or newer, or put {name} {program.wanted} on PATH or in KUBEBUILDER_ASSETS"
     go = shutil.which("go", path=environ.get("PATH"))
     if go is None:
-        raise AssetError(f"Go, which would build {name}, is not on PATH: {way_out}")
+        raise MissingError(f"Go, which would build {name}, is not on PATH: {way_out}")
     version = subprocess.run([go, "version"], capture_output=True, text=True, timeout=60, check=False).stdout
     match = re.search(r"go(\d+)\.(\d+)", version)
     if match is None or (int(match[1]), int(match[2])) < GO_VERSION:
-        raise AssetError(f"{version.strip() or go} is too old to build {name}: {way_out}")
+        raise MissingError(f"{version.strip() or go} is too old to build {name}: {way_out}")
     return go

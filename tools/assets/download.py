@@ -100,7 +100,10 @@ def unpack(file: Path, member: str | None, to: Path) -> None:
             shutil.copyfileobj(_opened(archive, member), out)
     except (tarfile.TarError, EOFError, OSError, KeyError) as error:
         to.unlink(missing_ok=True)
-        raise AssetError(f"the archive of {to.name} should hold {member}: {error}") from error
+        raise AssetError(
+            f"the archive of {to.name} should hold {member}, but could not be unpacked: {error}; correct the"
+            " path in tools/assets/programs.py"
+        ) from error
 
 
 def _opened(archive: tarfile.TarFile, member: str) -> IO[bytes]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import shutil
 import sys
 import time
 from typing import TYPE_CHECKING
@@ -13,7 +14,7 @@ from tools.assets import checksums
 from tools.assets.build import BUILD_SECONDS, build
 from tools.assets.download import UnavailableError, download
 from tools.assets.lookup import architecture, build_inputs, cache_folder, cached, installed, pin_of, stamp
-from tools.assets.programs import AssetError, program
+from tools.assets.programs import AssetError, MissingError, program
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -21,7 +22,11 @@ if TYPE_CHECKING:
 
 
 def ensure(
-    names: Iterable[str], environ: Mapping[str, str] | None = None, *, downloads: bool = True
+    names: Iterable[str],
+    environ: Mapping[str, str] | None = None,
+    *,
+    downloads: bool = True,
+    without_go: bool = False,
 ) -> dict[str, Path]:
     """Return where each program is, after getting those that are nowhere.
 
@@ -33,6 +38,8 @@ def ensure(
         Read as by `find`, and handed to Go; this process's if absent.
     downloads : bool
         Whether an official file is taken where one is pinned; else everything is built.
+    without_go : bool
+        Whether to leave out programs that only Go could build, where there is no Go.
 
     Raises
     ------
@@ -40,7 +47,29 @@ def ensure(
         A name is unknown, a file has another checksum than its pin, or a program could not be built.
     """
     environ = os.environ if environ is None else environ
-    return {name: _ensured(name, environ, downloads) for name in names}
+    names = list(names)
+    announce(names, environ, downloads)
+    found = {}
+    for name in names:
+        try:
+            found[name] = _ensured(name, environ, downloads)
+        except MissingError as problem:
+            if not without_go:
+                raise
+            say(f"{problem}. The tests that start {name} are skipped")
+    return found
+
+
+def announce(names: Iterable[str], environ: Mapping[str, str], downloads: bool) -> None:
+    """Say which programs will be built, and how long that may take, before anything is."""
+    missing = [name for name in names if not (installed(name, environ) or cached(name, environ))]
+    built = [name for name in missing if not (downloads and pin_of(name))]
+    if built and shutil.which("go", path=environ.get("PATH")):
+        minutes = max(1, round(sum(program(name).minutes for name in built)))
+        say(
+            f"building {', '.join(built)} from Go modules, once: about {minutes} minutes on "
+            f"two idle cores with an empty cache; later runs find them in {cache_folder(environ)}"
+        )
 
 
 def _ensured(name: str, environ: Mapping[str, str], downloads: bool) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import mmap
 import os
 import re
 import subprocess
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tools.assets import checksums
-from tools.assets.programs import ARCHITECTURES, AssetError, Program, program
+from tools.assets.programs import ARCHITECTURES, MissingError, Program, program
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -31,15 +32,19 @@ def find(names: Iterable[str], environ: Mapping[str, str] | None = None) -> dict
     Raises
     ------
     AssetError
-        A name is unknown, or a program is nowhere; the message names all that are missing.
+        A name is unknown.
+    MissingError
+        A program is nowhere; the message names all that are missing.
     """
     environ = os.environ if environ is None else environ
     found = {name: installed(name, environ) or cached(name, environ) for name in names}
-    missing = [f"{name} {program(name).wanted}" for name, path in found.items() if path is None]
+    missing = [name for name, path in found.items() if path is None]
     if missing:
-        raise AssetError(
-            f"{', '.join(missing)}: neither in KUBEBUILDER_ASSETS nor on PATH nor in "
-            f"{cache_folder(environ)}; run `make assets`, which gets them"
+        named = any(program(name).by_name for name in missing)
+        command = f"python -m tools.assets {' '.join(missing)}" if named else "make assets"
+        raise MissingError(
+            f"{', '.join(f'{name} {program(name).wanted}' for name in missing)}: neither in "
+            f"KUBEBUILDER_ASSETS nor on PATH nor in {cache_folder(environ)}; run `{command}`, which gets them"
         )
     return {name: path for name, path in found.items() if path is not None}
 
@@ -55,6 +60,12 @@ def installed(name: str, environ: Mapping[str, str]) -> Path | None:
 
 
 def _will_do(path: Path, wanted: Program) -> bool:
+    if not wanted.ask:
+        try:
+            with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+                return content.find(f"\t{wanted.go_module}\tv{wanted.wanted}.".encode()) >= 0
+        except (OSError, ValueError):  # not to be read, or empty
+            return False
     try:
         answer = subprocess.run(
             [path, *wanted.ask], capture_output=True, text=True, timeout=30, check=False

@@ -32,7 +32,10 @@ def pin(names: Iterable[str], say: Callable[[str], None]) -> None:
                 say(f"{what}: downloading {program(name).url(arch)}")
                 found[what] = _checksum(name, arch, Path(folder))
     current = {
-        checksums.key(name, each, arch) for name, each in PROGRAMS.items() for arch in ARCHITECTURES.values()
+        checksums.key(name, each, arch)
+        for name, each in PROGRAMS.items()
+        if each.download
+        for arch in ARCHITECTURES.values()
     }
     kept = {what: sha256 for what, sha256 in checksums.read(checksums.FILE).items() if what in current}
     checksums.write(checksums.FILE, kept | found)

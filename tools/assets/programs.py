@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-KUBERNETES = "1.34.4"
-ETCD = "3.6.5"
-KWOK = "0.8.0"
-HELM = "3.22.0"
-KIND = "0.33.0"
+# Renovate reads these lines (renovate.json): a version, and the Go module that it is a version of.
+KUBERNETES = "1.34.4"  # k8s.io/kubernetes
+ETCD = "3.6.5"  # go.etcd.io/etcd/server/v3
+KWOK = "0.8.0"  # sigs.k8s.io/kwok
+HELM = "3.22.0"  # helm.sh/helm/v3
+KIND = "0.33.0"  # sigs.k8s.io/kind
+ACTIONLINT = "1.7.12"  # github.com/rhysd/actionlint
+KUEUE = "0.19.0"  # sigs.k8s.io/kueue
+SCHEDULER_PLUGINS = "0.34.7"  # sigs.k8s.io/scheduler-plugins
 
 ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 """The processors for which downloads are pinned: the kernel's name of each, and the projects'."""
@@ -16,6 +20,10 @@ ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 
 class AssetError(Exception):
     """A program is not to be had; the message says what was tried and what to do about it."""
+
+
+class MissingError(AssetError):
+    """A program is not installed, and nothing here can get it."""
 
 
 @dataclass(frozen=True)
@@ -29,9 +37,10 @@ class Program:
     precision : int
         How many leading parts of a found program's version must be equal to that.
     ask : tuple of str
-        The arguments that make it print its version.
+        The arguments that make it print its version; empty for a program that cannot. Then the version is
+        that of `go_module` in the build information that Go writes into programs.
     download : str
-        The address of the official file, with ``{version}`` and ``{arch}`` left open.
+        The address of the official file, with ``{version}`` and ``{arch}`` left open; empty if there is none.
     package : str
         The Go package; with its version where it is built by its own go.mod.
     member : str, optional
@@ -40,6 +49,12 @@ class Program:
         The folder of ``tools/go`` whose go.mod it is built by.
     flags : str
         Linker flags beside ``-s -w``.
+    go_module : str
+        The Go module whose version counts, for a program without `ask`.
+    by_name : bool
+        Whether only those who name it get it, because it takes long to build and few tests start it.
+    minutes : float
+        How long two cores take to build it, in the order of `PROGRAMS` and from an empty cache; not a limit.
     """
 
     version: str
@@ -50,6 +65,9 @@ class Program:
     member: str | None = None
     module: str | None = None
     flags: str = ""
+    go_module: str = ""
+    by_name: bool = False
+    minutes: float = 0.5
 
     def url(self, arch: str) -> str:
         """Return the address of the official file for one processor."""
@@ -80,7 +98,7 @@ def _kubernetes_flags() -> str:
     return " ".join(f"-X {package}.{name}={value}" for package in packages for name, value in stamps.items())
 
 
-def _kubernetes(name: str, *ask: str) -> Program:
+def _kubernetes(name: str, minutes: float, *ask: str) -> Program:
     return Program(
         KUBERNETES,
         2,
@@ -89,6 +107,7 @@ def _kubernetes(name: str, *ask: str) -> Program:
         f"k8s.io/kubernetes/cmd/{name}",
         module="k8s",
         flags=_kubernetes_flags(),
+        minutes=minutes,
     )
 
 
@@ -101,17 +120,19 @@ PROGRAMS: dict[str, Program] = {
         "go.etcd.io/etcd/server/v3",
         member="etcd-v{version}-linux-{arch}/etcd",
         module="etcd",
+        minutes=1,
     ),
-    "kube-apiserver": _kubernetes("kube-apiserver", "--version"),
-    "kube-controller-manager": _kubernetes("kube-controller-manager", "--version"),
-    "kube-scheduler": _kubernetes("kube-scheduler", "--version"),
-    "kubectl": _kubernetes("kubectl", "version", "--client"),
+    "kube-apiserver": _kubernetes("kube-apiserver", 7, "--version"),
+    "kube-controller-manager": _kubernetes("kube-controller-manager", 2, "--version"),
+    "kube-scheduler": _kubernetes("kube-scheduler", 0.1, "--version"),
+    "kubectl": _kubernetes("kubectl", 0.4, "version", "--client"),
     "kwok": Program(
         KWOK,
         2,
         ("--version",),
         "https://github.com/kubernetes-sigs/kwok/releases/download/v{version}/kwok-linux-{arch}",
         f"sigs.k8s.io/kwok/cmd/kwok@v{KWOK}",
+        minutes=7.5,
     ),
     "helm": Program(
         HELM,
@@ -121,6 +142,7 @@ PROGRAMS: dict[str, Program] = {
         f"helm.sh/helm/v3/cmd/helm@v{HELM}",
         member="linux-{arch}/helm",
         flags=f"-X helm.sh/helm/v3/internal/version.version=v{HELM}",
+        minutes=7.5,
     ),
     "kind": Program(
         KIND,
@@ -129,7 +151,39 @@ PROGRAMS: dict[str, Program] = {
         "https://github.com/kubernetes-sigs/kind/releases/download/v{version}/kind-linux-{arch}",
         f"sigs.k8s.io/kind@v{KIND}",
     ),
+    "actionlint": Program(
+        ACTIONLINT,
+        2,
+        ("-version",),
+        "https://github.com/rhysd/actionlint/releases/download/v{version}/actionlint_{version}_linux_{arch}.tar.gz",
+        f"github.com/rhysd/actionlint/cmd/actionlint@v{ACTIONLINT}",
+        member="actionlint",
+    ),
+    "kueue": Program(
+        KUEUE,
+        2,
+        (),
+        "",  # published as an image only
+        f"sigs.k8s.io/kueue/cmd/kueue@v{KUEUE}",
+        go_module="sigs.k8s.io/kueue",
+        by_name=True,
+        minutes=15,
+    ),
+    "coscheduling": Program(
+        SCHEDULER_PLUGINS,
+        2,
+        (),
+        "",
+        "fleetjob.dev/tools/coscheduling",
+        module="coscheduling",
+        go_module="sigs.k8s.io/scheduler-plugins",
+        by_name=True,
+        minutes=3,
+    ),
 }
+
+USUAL = tuple(name for name, each in PROGRAMS.items() if not each.by_name)
+"""The programs that are got where none is named."""
 
 
 def program(name: str) -> Program:

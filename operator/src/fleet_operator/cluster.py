@@ -16,7 +16,7 @@ KEY_BYTES = 32
 
 
 class Key(NamedTuple):
-    """The name of a job in a queue."""
+    """The namespace and the name that identify a job in a queue."""
 
     namespace: str
     name: str
@@ -46,7 +46,7 @@ class ConflictError(ClusterError):
 
 
 class Cluster(Protocol):
-    """The engine's view of a cluster, with reads that never block and concurrent writes."""
+    """The engine's view of a cluster: reads never block, and writes may run concurrently."""
 
     def job(self, key: Key) -> FleetJob | None:
         """Return the newest known version of a job, or None if it is gone."""
@@ -61,7 +61,7 @@ class Cluster(Protocol):
         """Replace the job's status; raise ConflictError if `job` is not its newest version."""
 
     async def apply(self, job: FleetJob, action: Action) -> None:
-        """Carry out one action. Repeating a completed action is not an error."""
+        """Carry out one action. It is safe to repeat a completed action."""
 
     async def record(self, job: FleetJob, event: Event) -> None:
         """Record an event for people. A failure is logged, never raised."""

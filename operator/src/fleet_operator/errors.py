@@ -4,8 +4,11 @@
 
     OperatorError
     ├── InvalidJob                  a manifest is not a valid FleetJob: the user's mistake
-    ├── ManifestError               cli: a file cannot be read as one FleetJob: the user's mistake
-    ├── ClusterRefusal              cli: the API server refused or did not answer, and what to do about it
+    ├── ManifestError               manifests: a file cannot be read as one FleetJob: the user's mistake
+    ├── ClusterRefusal              client: the API server refused or did not answer, and what to do about it
+    │   └── JobNotFoundError        there is no job of this name
+    ├── JobFailedError              client: a job that was waited for has failed
+    ├── NotInTimeError              client: what was waited for has not happened in the given time
     ├── SettingsError               an environment variable of the operator has an invalid value
     ├── ConnectionSettingsError     kubernetes: the configuration of the API server is unusable
     ├── NotOpenedError              start-up: a port or a name in a certificate is unusable

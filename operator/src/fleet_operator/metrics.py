@@ -56,18 +56,18 @@ class Metrics(Observer):
         self._deleted = self._counter("jobs_deleted", "FleetJobs that were deleted", "job_namespace")
         self._duration = self._histogram(
             "job_execution_duration_seconds",
-            "From a FleetJob's start to its end",
+            "Time from a FleetJob's start to its end",
             *by_job,
             "result",
             buckets=DURATIONS,
         )
         self._until_pods = self._histogram(
             "job_to_pod_creation_latency_seconds",
-            "From the creation of a FleetJob to that of each pod of its first attempt",
+            "Time from the creation of a FleetJob to the creation of each pod of its first attempt",
         )
         self._until_running = self._histogram(
             "job_to_running_latency_seconds",
-            "From the creation of a FleetJob until all of its replicas ran for the first time",
+            "Time from the creation of a FleetJob until all of its replicas ran for the first time",
             buckets=(*SECONDS, 60, 300, 900, 3600),
         )
         self._pods_created = self._counter("pods_created", "Pods created")
@@ -75,33 +75,31 @@ class Metrics(Observer):
 
     def _count_work(self) -> None:
         self._leading = Gauge(
-            f"{PREFIX}_leader", "1 while this operator is the one that works", registry=self.registry
+            f"{PREFIX}_leader", "1 while this operator is the leader", registry=self.registry
         )
         self._passes = self._histogram(
-            "reconcile_duration_seconds", "Passes over one FleetJob, by how they ended", "result"
+            "reconcile_duration_seconds", "Duration of passes over one FleetJob, by result", "result"
         )
         self._errors = self._counter(
             "reconcile_errors",
-            "Passes that another try follows: failed, or decided on a stale view",
+            "Passes that are retried, because they failed or were based on stale state",
             "result",
         )
-        self._queue = Gauge(
-            f"{PREFIX}_queue_depth", "FleetJobs that wait for a worker", registry=self.registry
-        )
+        self._queue = Gauge(f"{PREFIX}_queue_depth", "FleetJobs waiting for a worker", registry=self.registry)
         self._waited = self._histogram(
-            "queue_latency_seconds", "From the first news of a FleetJob to the pass that looks at it"
+            "queue_latency_seconds", "Time from the first event of a FleetJob to the pass that processes it"
         )
 
     def _count_what_is_outside(self) -> None:
         self._requests = self._histogram(
             "api_request_duration_seconds",
-            "Requests to the API server; code 0 is no answer",
+            "Duration of requests to the API server; code 0 means no response",
             "verb",
             "resource",
             "code",
         )
         self._reads = self._counter(
-            "progress_reads", "Questions to trainers how far they are, by whether they answered", "result"
+            "progress_reads", "Requests for the progress of trainers, by result", "result"
         )
 
     def _counter(self, name: str, meaning: str, *labels: str) -> Counter:
@@ -113,11 +111,11 @@ class Metrics(Observer):
         return Histogram(f"{PREFIX}_{name}", meaning, labels, buckets=buckets, registry=self.registry)
 
     def watch_jobs(self, jobs: Callable[[], Iterable[FleetJob]]) -> None:
-        """Register a collector of the number of jobs by state, which it computes on each scrape."""
+        """Register a collector that, on each scrape, computes the number of jobs by state."""
         self.registry.register(_Jobs(jobs))
 
     def watch_watches(self, failing: Callable[[], Iterable[tuple[str, str | None, float]]]) -> None:
-        """Register a collector of how long each watch has been failing, which it computes on each scrape.
+        """Register a collector that, on each scrape, computes how long each watch has been failing.
 
         Parameters
         ----------
@@ -205,10 +203,10 @@ class Metrics(Observer):
 
 
 def _is_first_life(job: FleetJob) -> bool:
-    """Return whether a job's waiting time is its age, because it was neither restarted nor held back."""
+    """Return whether a job's waiting time is its age, because the job was neither restarted nor held back."""
     status = job.status
-    anew = status.restarts or status.job_restarts
-    return not anew and status.condition(ConditionType.SUSPENDED) is None
+    restarted = status.restarts or status.job_restarts
+    return not restarted and status.condition(ConditionType.SUSPENDED) is None
 
 
 def _waits_seconds(job: FleetJob, now: datetime) -> float:

@@ -13,7 +13,7 @@ from fleet_operator.errors import OperatorError
 if TYPE_CHECKING:
     from collections.abc import Mapping, Set
 
-FEATURES = ("checkpointClaims", "networkPolicies", "podDisruptionBudgets", "volcano", "coscheduling")
+FEATURES = ("checkpointClaims", "networkPolicies", "podDisruptionBudgets", "volcano", "coscheduling", "kueue")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 LOG_FORMATS = ("text", "json")
 PEER_FIELDS = {"namespaceSelector", "podSelector", "ipBlock"}
@@ -34,7 +34,8 @@ class Settings:
         ``FLEET_OPERATOR_NAMESPACES``, separated by commas: the namespaces of the FleetJobs. Default: all.
     features : tuple of str
         ``FLEET_OPERATOR_FEATURES``, separated by commas: the objects of jobs beyond pods and Services, of
-        checkpointClaims, networkPolicies, podDisruptionBudgets, volcano and coscheduling. Default: none.
+        checkpointClaims, networkPolicies, podDisruptionBudgets, volcano and coscheduling; and kueue, to
+        report why Kueue holds a job back. Default: none.
     metrics_readers : tuple of mapping
         ``FLEET_OPERATOR_METRICS_READERS``, a list in JSON: the readers of the metrics of jobs with a
         NetworkPolicy in addition to the operator's namespace, each a peer of a NetworkPolicy without other

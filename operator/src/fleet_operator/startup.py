@@ -23,7 +23,7 @@ from fleet_operator.errors import OperatorError
 from fleet_operator.http_server import HttpServer
 from fleet_operator.kubernetes.client import ApiClient, TokenBucket
 from fleet_operator.kubernetes.informer_cache import NotSyncedError
-from fleet_operator.kubernetes.login import ConnectionSettingsError, connect
+from fleet_operator.kubernetes.login import ConnectionSettingsError, account_reference, connect
 from fleet_operator.logs import configure_logging
 from fleet_operator.metrics import Metrics
 from fleet_operator.settings import Settings, SettingsError
@@ -97,6 +97,7 @@ class Operator:
             name=settings.lease,
             identity=settings.identity or f"{socket.gethostname()}-{secrets.token_hex(4)}",
             duration=settings.lease_duration,
+            owner=lambda: account_reference(connection),
         )
         self._term: Term | None = None
         self._metrics.watch_jobs(lambda: self._term.jobs() if self._term else ())

@@ -191,7 +191,7 @@ class Term:
         nothing. The next term lists everything again.
         """
         await self._view.restored.wait()
-        logger.warning("the API server was restored from a backup; the term ends, and the next begins anew")
+        logger.warning("the API server was restored from a backup; the next term lists all objects again")
 
     async def _run_kopf(self, on_signals_taken: Callable[[], None], stop: asyncio.Event) -> None:
         registry = registry_for(

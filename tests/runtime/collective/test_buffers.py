@@ -114,7 +114,9 @@ def test_a_sparse_buffer_is_a_trainers_own_or_refused_by_name(trainers, size, br
     for process in trainers(body, ranks=range(size), size=size):
         _, err = process.communicate(timeout=100)
         assert process.returncode == status, err
-        assert ("the buffer adjacency is torch.sparse_coo, and only dense ones" in err) is (status == 2), err
+        assert ("the buffer adjacency is torch.sparse_coo, and only dense buffers" in err) is (status == 2), (
+            err
+        )
 
 
 REPLACED = """

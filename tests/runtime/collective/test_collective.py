@@ -99,7 +99,7 @@ def test_training_is_that_of_one_process_with_all_shards(trainers, tmp_path):
     *_, again = trainers("fleet.init()\nraise SystemExit('it trains again')", ranks=(1,), **life)
     _, err = again.communicate(timeout=60)
     assert again.returncode == 0, err
-    assert "this training has ended before" in err
+    assert "this training run has already finished" in err
 
 
 ONE_GPU = """
@@ -166,7 +166,7 @@ def test_a_trainer_that_never_comes_is_named(trainers, tmp_path):
     _, err = only.communicate(timeout=60)
     assert only.returncode == 91
     assert "waiting for trainer 1 (127.0.0.1:" in err
-    assert "did not come within" in (tmp_path / "words-0").read_text()
+    assert "did not join within" in (tmp_path / "words-0").read_text()
 
 
 def test_a_trainer_without_trainer_0_says_where_it_looked(trainers, tmp_path):
@@ -190,7 +190,7 @@ def test_models_that_differ_are_the_users_mistake(trainers):
 
     fleet.init()
     if fleet.worker_index() == 1:
-        fleet._group._texts._store = Slow(fleet._group._texts._store)
+        fleet._trainer.group._texts._store = Slow(fleet._trainer.group._texts._store)
     model = torch.nn.Linear(4, 2 + fleet.worker_index())
     fleet.distributed_optimizer(torch.optim.SGD(model.parameters(), lr=0.1), model=model)
     """
@@ -208,7 +208,7 @@ def test_a_trainer_that_comes_late_to_the_optimizer_is_waited_for(trainers):
     import datetime
     fleet.init()
     if fleet.worker_index() == 1:
-        fleet._group._texts._store.set_timeout(datetime.timedelta(seconds=0.2))
+        fleet._trainer.group._texts._store.set_timeout(datetime.timedelta(seconds=0.2))
     else:
         time.sleep(1)
     model = build(seed=0)
@@ -309,7 +309,7 @@ def test_calls_that_differ_are_named_to_all(trainers):
     for process, theirs in zip(trainers(body), ("int64[1]", "int64[2]"), strict=True):
         _, err = process.communicate(timeout=60)
         assert process.returncode == 2, err
-        assert f"has come to all_reduce_worker (the sum of {theirs}) where this trainer" in err
+        assert f"has reached all_reduce_worker (the sum of {theirs}) where this trainer" in err
         assert "expected the same calls, in the same order" in err
         assert "Traceback" not in err
 
@@ -346,23 +346,23 @@ def test_what_comes_after_the_end_is_explained(trainers, call):
     (only,) = trainers(f"fleet.init()\nfleet.stop_worker()\nfleet.{call}", ranks=(0,), size=1)
     _, err = only.communicate(timeout=60)
     assert only.returncode == 2, err
-    assert "fleet.stop_worker was called, and this trainer has left the job" in err
+    assert "fleet.stop_worker was called, so this trainer has left the job" in err
     assert "Traceback" not in err
 
 
 @pytest.mark.parametrize(
     ("misuse", "message"),
     [
-        (lambda fleet: fleet.barrier_worker(), "fleet.init was not called; expected it before anything else"),
+        (lambda fleet: fleet.barrier_worker(), "fleet.init was not called; call it before any other"),
         (lambda fleet: fleet.worker_num(), "fleet.init was not called"),
         (lambda fleet: fleet.run_server(), "run_server: a collective job has no servers"),
         (
             lambda fleet: fleet.distributed_optimizer(torch.optim.LBFGS([torch.ones(1)])),
-            "LBFGS steps as far as the loss of a trainer's own data says",
+            "LBFGS chooses its step from the loss on a trainer's own data",
         ),
         (
             lambda fleet: fleet.is_server("folder"),
-            "model_dir is 'folder', and a collective job has no",
+            "model_dir is 'folder', but a collective job has no",
         ),
         (lambda fleet: fleet.init(role_maker=PS_ROLE), "the role of a job with parameter servers; expected"),
     ],
@@ -497,7 +497,7 @@ def test_a_process_group_in_another_order_is_named(trainers):
     for process in trainers(ADOPTED.replace("RANK", "1 - rank").replace('["1 - rank"]', '["RANK"]')):
         _, err = process.communicate(timeout=60)
         assert process.returncode == 2, err
-        assert "of 2, but for fleet.init it is trainer" in err
+        assert "of 2, but to fleet.init it is trainer" in err
 
 
 CONVERTED = """

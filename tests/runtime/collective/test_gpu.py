@@ -8,8 +8,8 @@ import torch
 GPUS = torch.cuda.device_count() if torch.cuda.is_available() else 0
 ON_ONE_GPU = 'os.environ |= {"LOCAL_RANK": os.environ["RANK"], "CUDA_VISIBLE_DEVICES": "0"}\n'
 ALONE_BY_NCCL = """
-from fleet.facade import collective as facade
-facade.Alone = lambda copies: facade.GradientAverager(copies, facade.BackwardPass(copies.group))
+from fleet.collective import trainer
+trainer.Alone = lambda copies: trainer.GradientAverager(copies, trainer.BackwardPass(copies.group))
 """
 """Has one trainer average with itself, by what averages with others."""
 ON_ONE_EACH = 'os.environ["LOCAL_RANK"] = os.environ["RANK"]\n'

@@ -6,7 +6,7 @@ from fleet.collective.group import LOG_AFTER_SECONDS
 from tests.support.processes import wait_for
 
 SECONDS = 10
-SAID = "the others must reach this trainer by the interface 'lo'"
+SAID = "the others must reach this trainer through the interface 'lo'"
 # Each trainer tells the other an address of gloo's at which nobody answers: the queue there is full, so the
 # kernel leaves all that would connect without a word. Which of two connects depends on their addresses.
 ELSEWHERE = """

@@ -231,8 +231,8 @@ def test_a_call_between_two_averages_that_only_one_trainer_makes_is_named(traine
     for process in trainers(ONE_SAVES.replace("CALL", call), FLEET_HEARTBEAT_SECONDS="0.5"):
         _, err = process.communicate(timeout=100)
         assert process.returncode == 2, err
-        assert f"for the exchange of what optimizers keep at {named}" in err
-        assert "let each make the same calls" in err
+        assert f"for the exchange of the state of the optimizers at {named}" in err
+        assert "make the same calls on each" in err
 
 
 ONE_EXPORTS_AT_THE_END = """
@@ -255,7 +255,7 @@ def test_an_export_by_one_trainer_where_the_others_have_come_to_the_end_is_named
     for process in trainers(ONE_EXPORTS_AT_THE_END):
         _, err = process.communicate(timeout=100)
         assert process.returncode == 2, err
-        assert "has come to the exchange of what optimizers keep at fleet.save_inference_model" in err
+        assert "has reached the exchange of the state of the optimizers at fleet.save_inference_model" in err
         assert "expected the same calls, in the same order, on every trainer" in err
 
 
@@ -280,5 +280,5 @@ def test_a_step_that_one_trainer_leaves_out_is_named_at_the_next_average(trainer
     for rank, process in enumerate(trainers(LEFT_OUT)):
         _, err = process.communicate(timeout=100)
         assert process.returncode == 2, err
-        assert f") {none if rank else one} on which it made no step after 2 steps where this trainer, " in err
-        assert "decide from numbers of all trainers" in err
+        assert f") {none if rank else one} without a step after 2 steps where this trainer, " in err
+        assert "combine the trainers' numbers" in err

@@ -29,7 +29,7 @@ for step in range(100_000):
         pytest.param(0, signal.SIGKILL, 5, "vanished while the average of step", id="trainer-0-killed"),
         pytest.param(1, signal.SIGKILL, 5, "vanished while the average of step", id="trainer-1-killed"),
         pytest.param(2, signal.SIGKILL, 5, "vanished while the average of step", id="trainer-2-killed"),
-        pytest.param(1, signal.SIGSTOP, 9, "gave no sign of life for", id="trainer-1-stopped"),
+        pytest.param(1, signal.SIGSTOP, 9, "sent no heartbeat for", id="trainer-1-stopped"),
     ],
 )
 def test_a_lost_trainer_is_named_by_whoever_notices_first(

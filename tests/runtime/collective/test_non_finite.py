@@ -42,11 +42,11 @@ def test_a_step_with_a_gradient_that_is_no_number(trainers, action, step):
         if action == "skip":
             assert process.returncode == 0, err
             assert said in err
-            assert "such steps are left out, and this is said once" in err
+            assert "such steps are skipped. This is logged once" in err
         else:
             assert process.returncode != 0
             assert f"the gradient of 0.weight {said}" in err
-            assert "'skip' leaves such steps out" in err
+            assert "'skip' skips such steps" in err
 
 
 SCALED = """

@@ -4,7 +4,7 @@ import pytest
 
 NOTED = """
 import functools
-from fleet.facade import collective as facade
+from fleet.collective import trainer
 
 events = []
 all_reduce = torch.distributed.all_reduce
@@ -14,7 +14,7 @@ def noted(*given, **options):
     return all_reduce(*given, **options)
 
 torch.distributed.all_reduce = noted  # the rounding hook's own calls: a bucket as it is leaves without one
-facade.GradientAverager = functools.partial(facade.GradientAverager, bucket_bytes=4 * 64 * 64)
+trainer.GradientAverager = functools.partial(trainer.GradientAverager, bucket_bytes=4 * 64 * 64)
 fleet.init()
 rank = fleet.worker_index()
 torch.manual_seed(0)

@@ -221,4 +221,4 @@ def test_without_a_whole_save_no_trainer_begins(trainers, tmp_path, named):
         assert f"{path.relative_to(tmp_path)} has the SHA-256" in error
         assert "Traceback" not in error
         if named == "checkpoint":
-            assert "newest complete checkpoint of that folder is none/checkpoint-0: name it, or none" in error
+            assert "newest complete checkpoint of that folder is none/checkpoint-0: load it, or none" in error

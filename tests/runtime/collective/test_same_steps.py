@@ -85,14 +85,14 @@ optimizer.step()
         pytest.param(OWN_IN_A_CLOSURE, ("does not come from it",), id="in-a-closure"),
         pytest.param(OWN_BESIDE_A_BACKWARD, ("does not come from it",), id="beside-a-backward"),
         pytest.param(SPARSE, ("does not come from it",), id="a-sparse-one"),
-        pytest.param(NEVER_EXCHANGED, ("were in no_sync(); expected the last one",), id="all-in-no_sync"),
+        pytest.param(NEVER_EXCHANGED, ("were in no_sync(); expected the last pass",), id="all-in-no_sync"),
     ],
 )
 def test_a_step_on_gradients_that_nobody_averaged_is_refused(trainers, body, words):
     for process in trainers(START + body + "\nfleet.stop_worker()\n"):
         _, err = process.communicate(timeout=100)
         assert process.returncode == 2, err
-        assert "the gradient of 0.weight is this trainer's own" in err
+        assert "the gradient of 0.weight is local to this trainer" in err
         for each in words:
             assert each in err
         assert "Traceback" not in err
@@ -136,7 +136,7 @@ for step in range(6):
             "stepped with lr=0.05",
             "stepped with lr=0.1",
             " in param group 0 after the average of step 3's gradients",
-            "a scheduler that follows a metric the metric of all (fleet.all_reduce_worker)",
+            "a scheduler that follows a metric the mean over all trainers (fleet.all_reduce_worker)",
             id="another-learning-rate",
         ),
         pytest.param(
@@ -144,7 +144,7 @@ for step in range(6):
             "made no optimizer.step()",
             "made one optimizer.step()",
             " after the average of step 3's gradients",
-            "decide from numbers of all trainers (fleet.all_reduce_worker) whether to skip",
+            "to decide whether to skip a step, combine the trainers' numbers first (fleet.all_reduce_worker)",
             id="a-step-skipped",
         ),
     ],

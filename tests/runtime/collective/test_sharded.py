@@ -30,7 +30,7 @@ def test_sharded_parameters_are_named_and_left_to_what_has_sharded_them(trainers
     for process in trainers("import logging\nlogging.basicConfig(level=20)\n" + SHARDED):
         _, err = process.communicate(timeout=60)
         assert process.returncode == 0, err
-        assert "1 of 2 parameters are sharded (DTensor), and left to what has sharded them: param_0_0" in err
+        assert "1 of 2 parameters are sharded (DTensor), so fleet does not average them: param_0_0" in err
 
 
 FULLY = """
@@ -66,13 +66,13 @@ fleet.stop_worker()
     [
         pytest.param(
             "fully_shard(model, mesh=mesh)",
-            "4 of 4 parameters are sharded (DTensor), and left to what has sharded them: "
+            "4 of 4 parameters are sharded (DTensor), so fleet does not average them: "
             "0.weight, 0.bias, 2.weight and 1 more",
             id="all",
         ),
         pytest.param(
             "fully_shard(model[0], mesh=mesh)",
-            "2 of 4 parameters are sharded (DTensor), and left to what has sharded them: 0.weight, 0.bias",
+            "2 of 4 parameters are sharded (DTensor), so fleet does not average them: 0.weight, 0.bias",
             id="some",
         ),
     ],

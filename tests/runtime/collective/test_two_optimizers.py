@@ -47,7 +47,7 @@ train(generator, discriminator, of_generator, of_discriminator, [rank])
 try:
     fleet.save_check_point("saves")
 except fleet.ConfigurationError as error:
-    assert "fleet has 2 distributed optimizers; expected one" in str(error), error
+    assert "fleet has 2 distributed optimizers; expected exactly one" in str(error), error
 else:
     raise AssertionError("it saved one of two")
 fleet.stop_worker()
@@ -184,7 +184,7 @@ def test_a_parameter_of_two_optimizers_is_refused_by_name(trainers):
     for process in trainers(SHARED):
         _, err = process.communicate(timeout=60)
         assert process.returncode == 2, err
-        assert "0.weight is a parameter of an earlier distributed optimizer, too" in err
+        assert "0.weight is also a parameter of an earlier distributed optimizer" in err
         assert "expected one distributed optimizer that holds all parameters" in err
 
 
@@ -235,7 +235,7 @@ def test_an_optimizer_that_is_handed_over_again_is_refused_before_anybody_is_ask
             try:
                 fleet.distributed_optimizer(again, model=model)
             except fleet.ConfigurationError as error:
-                assert "this SGD was given to it before, or is what it has returned" in str(error), error
+                assert "this SGD was already passed to it, or returned by it" in str(error), error
             else:
                 raise AssertionError("it was taken")
     fleet.stop_worker()

@@ -55,7 +55,7 @@ def test_sigterm_ends_a_program_that_runs_no_bytecode():
         assert process.stdout is not None
         assert process.stdout.readline() == "stuck\n"
         process.send_signal(signal.SIGTERM)
-        assert process.wait(2) == 128 + signal.SIGTERM
+        assert process.wait(SECONDS) == 128 + signal.SIGTERM
 
 
 def test_a_programs_own_handler_decides():

@@ -414,7 +414,7 @@ def test_a_missing_script_and_a_taken_port_are_named(launch, tmp_path):
     command = [sys.executable, "-m", "fleet.launch_ps", "script.py"]
     ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=30, check=False)
     assert ended.returncode == 2
-    assert "training_script is 'script.py', which is no file" in ended.stderr
+    assert "training_script is 'script.py', which is not a file" in ended.stderr
 
 
 @pytest.mark.parametrize(

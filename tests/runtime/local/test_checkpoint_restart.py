@@ -1,4 +1,4 @@
-"""A parameter server that is killed: the job begins again where its last checkpoint is."""
+"""A parameter server that is killed: the job begins again where its last checkpoint is, or at its start."""
 
 from __future__ import annotations
 
@@ -33,8 +33,9 @@ def digest():
     values = b"".join(value.detach().numpy().tobytes() for value in model.parameters())
     return hashlib.sha256(values).hexdigest()
 """
-# The first life trains on until somebody ends it; the one that finds a checkpoint trains to the end.
+# The first life trains past its checkpoint, if it makes one, and waits until its server has been killed.
 SCRIPT = f"""{MODEL}
+import pathlib, time
 from fleet.parameter_server import fleet
 fleet.init()
 optimizer = fleet.distributed_optimizer(optimizer, model=model)
@@ -43,31 +44,51 @@ if fleet.is_server():
     fleet.run_server()
 else:
     fleet.init_worker()
-    first = fleet.step
-    print("begins at step", first, flush=True)
-    while first == 0 or fleet.step < {LAST}:
+    print("begins at step", fleet.step, flush=True)
+    while fleet.step < {LAST}:
         backward(fleet.step)
         optimizer.step()
-        if fleet.step == {SAVED}:
+        if fleet.step == {SAVED} and SAVES:
             fleet.save_check_point()
+        if fleet.step == {LAST - 1}:
+            print("waits", flush=True)
+            while not pathlib.Path("killed").exists():
+                time.sleep(0.02)
     fleet.stop_worker()
     print("ends with", digest(), flush=True)
 """
 
 
-def test_a_killed_server_takes_the_job_back_to_its_checkpoint_and_no_further(tmp_path):
+@pytest.mark.parametrize(
+    ("saves", "first_steps", "restarts"),
+    [
+        pytest.param(True, [0, SAVED], "restarting (1 of 6)", id="to-its-checkpoint-and-no-further"),
+        pytest.param(False, [0, 0], "restarting the whole job (1 of 6)", id="to-its-start-without-one"),
+    ],
+)
+def test_a_killed_server_takes_the_job_back(tmp_path, saves, first_steps, restarts):
     with one_torch_thread():
         alone: dict[str, object] = {}
         exec(MODEL + f"for step in range({LAST}):\n    backward(step)\n    optimizer.step()\n", alone)  # noqa: S102
         expected = eval("digest()", alone)  # noqa: S307
     claim = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}}
-    job = job_manifest(SCRIPT, server=SCRIPT, checkpoint={"volumeClaimTemplate": {"spec": claim}})
-    given = ("--volume", f"checkpoint={tmp_path / 'checkpoints'}")
+    script = SCRIPT.replace("SAVES", repr(saves))
+    job = job_manifest(script, server=script)
+    if saves:
+        job["spec"]["checkpoint"] = {"volumeClaimTemplate": {"spec": claim}}
+    given = ("--volume", f"checkpoint={tmp_path / 'checkpoints'}") if saves else ()
     with LocalRun(tmp_path / "run", job, options=("-o", "json", *given)) as run:
         run.says("trainer-0 has started", 60)
-        wait_for(lambda: "it was durable after" in run.log("trainer-0"), "the save", seconds=180)
+        wait_for(lambda: "waits\n" in run.log("trainer-0"), "the last step but one", seconds=180)
+        if saves:
+            wait_for(lambda: "it was durable after" in run.log("trainer-0"), "the save", seconds=180)
         run.kill("pserver-0")
+        (run.folder / "killed").touch()
+        assert restarts in run.says("pserver-0 was ended by SIGKILL (exit code 137)")
         assert run.wait(200) == 0, run.stderr
         trainer = run.log("trainer-0")
-    assert re.findall(r"begins at step (\d+)", trainer) == ["0", str(SAVED)]
+        exit_codes = {each["role"]: each["exit_codes"] for each in run.result()["replicas"]}
+    assert re.findall(r"begins at step (\d+)", trainer) == [str(step) for step in first_steps]
     assert re.findall(r"ends with (\w+)", trainer) == [expected]
+    assert (exit_codes["pserver"][0], exit_codes["pserver"][-1]) == (137, 0)
+    assert exit_codes["trainer"][-1] == 0

@@ -52,7 +52,8 @@ async def test_all_that_is_left_out_is_said_once_and_the_job_runs(tmp_path: Path
             document = filled(case, document)
             left_out |= set(case.left_out)
     # Of these every case has one; together they are none that the API knows.
-    document["spec"]["scheduling"] = {"gang": "Volcano", "priorityClassName": "high"}
+    document["spec"]["podGroupPolicy"] = {"volcano": {}}
+    document["spec"]["scheduling"] = {"priorityClassName": "high"}
     options = RunOptions(
         workdirs=dict.fromkeys(Role, tmp_path), logs=tmp_path / "logs", environ=os.environ, timeout_seconds=50
     )

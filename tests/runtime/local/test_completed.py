@@ -64,8 +64,8 @@ else:
 def test_a_trainer_whose_servers_have_ended_does_not_call_them_in_vain(tmp_path: Path):
     job = job_manifest(SCRIPT, server=SCRIPT, trainers=2)
     with LocalRun(tmp_path / "run", job) as run:
-        run.says("trainer-1 is started again, but parameter servers have completed", 150)
+        run.says("trainer-1 must be restarted, but parameter servers have completed", 150)
         assert run.wait(120) == 0, run.stderr
         assert "exit code 91" not in run.stderr
-        _, _, said = run.log("trainer-1").rpartition("again")
+        _, _, said = run.log("trainer-1").rpartition("attempt 1.1")
         assert "waiting for parameter server" not in said

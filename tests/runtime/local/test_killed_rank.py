@@ -64,7 +64,6 @@ FLEET_LAUNCH = ["python", "-m", "fleet.launch"]
     ("script", "launcher", "killed"),
     [
         pytest.param(PLAIN, TORCHRUN, 3, id="the-last-plain"),
-        pytest.param(OURS, TORCHRUN, 3, id="the-last"),
         pytest.param(OURS, TORCHRUN, 0, id="the-first"),
         pytest.param(OURS, FLEET_LAUNCH, 0, id="the-first-which-has-the-store-of-all"),
     ],
@@ -77,7 +76,7 @@ def test_every_rank_ends_within_ten_seconds_and_the_job_names_the_one(
     (folder / "train.py").write_text(script)
     job = job_manifest("pass", server=None, trainers=2, failurePolicy={"action": "FailJob"})
     job["spec"] |= {"mode": "Collective"}
-    job["spec"]["trainer"]["slotsPerPod"] = 2
+    job["spec"]["trainer"]["nprocPerNode"] = 2
     job["spec"]["trainer"]["template"]["spec"]["containers"][0]["command"] = [*launcher, "train.py"]
     with LocalRun(folder, job) as run:
         files = [folder / f"pid-{rank}" for rank in range(4)]

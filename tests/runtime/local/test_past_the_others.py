@@ -36,7 +36,7 @@ for _ in range(4):
         optimizer.step()
 fleet.stop_worker()
 """
-SAYS = "trainer-1 joined late and trained 7 steps past the others, on its data alone"
+SAYS = "trainer-1 joined late, and made 7 steps after the others completed, with its own data only"
 
 
 def test_the_summary_names_a_trainer_whose_loop_began_anew(tmp_path):
@@ -45,5 +45,5 @@ def test_the_summary_names_a_trainer_whose_loop_began_anew(tmp_path):
         assert run.wait(200) == 0, run.stderr
         assert "trainer-1  exit codes 137, 0; restarted once" in run.stdout + run.stderr
         assert SAYS in run.stdout + run.stderr
-        assert "past the others" in run.log("trainer-1")
-        assert "past the others" in run.log("pserver-0")
+        assert "after the others completed" in run.log("trainer-1")
+        assert "after the others completed" in run.log("pserver-0")

@@ -194,7 +194,7 @@ async def test_the_end_of_the_supervisor_ends_all_and_is_noticed(supervised, sig
     error = await asyncio.wait_for(supervised.lost.get(), 10)
     assert "supervisor" in str(error)
     await supervised.supervisor.close()
-    wait_for(lambda: not survivors(supervised.mark), "the end of every process", seconds=2)
+    wait_for(lambda: not survivors(supervised.mark), "the end of every process")
 
 
 async def test_a_main_process_does_not_outlive_keeper_and_supervisor_that_are_killed_at_once(supervised):

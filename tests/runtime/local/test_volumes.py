@@ -78,7 +78,7 @@ def test_a_volume_that_nothing_stands_for_and_a_path_that_nothing_tells_start_no
     pod_spec["containers"][0]["volumeMounts"] = [{"name": "data", "mountPath": "/data"}]
     with LocalRun(tmp_path / "one", job) as run:
         assert run.wait() == 2
-        assert "volumes[0].persistentVolumeClaim: found data, expected a folder of this machine" in run.stderr
+        assert "volumes[0].persistentVolumeClaim: found data, expected a folder on this machine" in run.stderr
         assert "--volume data=FOLDER" in run.stderr
     pod_spec["containers"][0]["command"] = ["python", "-c", "from train import main; main()"]
     with LocalRun(tmp_path / "two", job, options=("-o", "json", "--volume", "data=.")) as run:

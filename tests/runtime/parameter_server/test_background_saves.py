@@ -196,7 +196,7 @@ def test_a_server_whose_disk_hangs_is_named_and_not_waited_for_without_end(tmp_p
         trainer, _, _ = job.make_trainer()
         trainer.start()
         trainer.save_numbered(str(tmp_path), TrainStatus(), keep=0)
-        with pytest.raises(FleetError, match=r"127\.0\.0\.1:\d+ answers, and has not .* look at its disk"):
+        with pytest.raises(FleetError, match=r"127\.0\.0\.1:\d+ answers calls, but .*; check its disk"):
             trainer.complete()
 
 

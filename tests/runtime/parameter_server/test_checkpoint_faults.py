@@ -85,7 +85,7 @@ def saved_after_each_step(folder: Path, saves: int) -> list[dict[str, torch.Tens
         for epoch in range(saves):
             step = range(epoch, epoch + 1)
             at_once(lambda: train(zero, model, step), lambda: train(one, other, step))  # noqa: B023
-            one.hand_in(TrainStatus(epoch, state={"of": 1}))
+            one.submit_status(TrainStatus(epoch, state={"of": 1}))
             zero.save_numbered(str(folder), TrainStatus(epoch, state={"of": 0}), keep=0)
             zero.checkpoints.wait()
             states.append(copy.deepcopy(dict(model.state_dict())))
@@ -196,7 +196,7 @@ def test_a_save_that_was_named_is_an_error_which_names_the_newest_whole_one(tmp_
         pass
     assert f"{path} has the SHA-256 {digest}, expected " in str(caught.value)
     assert str(caught.value).endswith(
-        f"The newest complete checkpoint of that folder is {tmp_path}/checkpoint-0: name it, or {tmp_path}"
+        f"The newest complete checkpoint of that folder is {tmp_path}/checkpoint-0: load it, or {tmp_path}"
     )
 
 
@@ -375,7 +375,7 @@ def test_a_trainer_that_trains_on_values_from_before_a_load_is_told(tmp_path):
         (zero, _, _), (one, other, _) = job.make_trainer(0), job.make_trainer(1)
         at_once(zero.start, one.start)
         zero.load(str(tmp_path))
-        with pytest.raises(ConfigurationError, match="trainer 1 began a step with the values from before"):
+        with pytest.raises(ConfigurationError, match="trainer 1 began a step with values from before"):
             train(one, other, range(1))
 
 
@@ -388,7 +388,7 @@ def test_loading_once_another_trainer_has_begun_is_refused(tmp_path):
         ahead.start()
         while not job.servers[0].server.heartbeat(0, 0).waiting_for:
             pass
-        with pytest.raises(ConfigurationError, match="was not loaded: training has begun with other values"):
+        with pytest.raises(ConfigurationError, match="was not loaded, because training has begun with other"):
             zero.load(str(tmp_path))
         train(zero, model, range(1))
         ahead.join(10)
@@ -445,7 +445,7 @@ def test_a_step_that_begins_while_a_server_reads_a_checkpoint_is_not_made_on_oth
             disk.may_go_on.set()
 
         def load_in_vain() -> None:
-            with pytest.raises(ConfigurationError, match="was not loaded: training has begun with other"):
+            with pytest.raises(ConfigurationError, match="was not loaded, because training has begun"):
                 zero.load(str(tmp_path))
 
         at_once(train_meanwhile, load_in_vain)
@@ -461,7 +461,7 @@ def test_a_commit_of_a_replaced_trainer_or_of_an_older_save_changes_nothing(tmp_
         client = trainer.session
         stale = Manifest("0badcafe", 0, {}, ()).to_json()
         trainer.save(str(tmp_path), TrainStatus())
-        with pytest.raises(FleetError, match="another one came after it"):
+        with pytest.raises(FleetError, match="another save has begun since"):
             client.calls.ask_all(
                 lambda control, seconds: control.checkpoints.commit(str(tmp_path), stale, seconds)
             )
@@ -496,7 +496,9 @@ def test_servers_at_different_steps_are_lost_state():
         assert trainer.current_step == 0
         with pytest.raises(StateLostError, match="are at the steps 0, 2"):
             trainer.session.pull(["", ""], [0, 2])
-        with pytest.raises(StateLostError, match=r"of step 4, and this server, at step 0, does not have it"):
+        with pytest.raises(
+            StateLostError, match=r"at step 4, but this server is at step 0 and no longer has"
+        ):
             trainer.session.pull(["", ""], [4, 5])
 
 

@@ -228,7 +228,7 @@ def test_saving_between_backward_and_step_is_refused(tmp_path):
         trainer, model, _ = job.make_trainer()
         trainer.start()
         loss_of(model, BATCHES[0]).backward()
-        with pytest.raises(FleetError, match="a checkpoint was asked for"):
+        with pytest.raises(FleetError, match="a checkpoint was requested"):
             trainer.save(str(tmp_path), TrainStatus())
     assert not list(tmp_path.iterdir())
 
@@ -275,7 +275,7 @@ def test_optimizer_state_of_trainers_and_of_servers_is_not_taken_for_each_other(
 def test_another_model_or_optimizer_is_refused_by_name(tmp_path):
     saved(tmp_path, 1)
     job = Loopback(optimizer=OPTIMIZERS["adam"])
-    with pytest.raises(CheckpointError, match=r"another training: optimizer of param group 0: adam.* sgd"):
+    with pytest.raises(CheckpointError, match=r"model or optimizer: optimizer of param group 0: adam.* sgd"):
         job.start_server(0, tmp_path)
 
 
@@ -398,7 +398,7 @@ def test_each_trainer_of_an_async_job_goes_on_at_its_own_step_with_its_own_statu
         at_once(*(trainer.start for trainer, _, _ in trainers))
         for (trainer, model, _), steps in zip(trainers, (7, 3, 5), strict=True):
             train(trainer, model, range(steps))
-        trainers[1][0].hand_in(TrainStatus(1, state={"seen": [1, 2]}))
+        trainers[1][0].submit_status(TrainStatus(1, state={"seen": [1, 2]}))
         trainers[0][0].save_numbered(str(tmp_path), TrainStatus(6), keep=0)
         trainers[0][0].checkpoints.wait()
         # Restarted alone, while the others go on: what it has said itself, and never what another has.
@@ -408,7 +408,7 @@ def test_each_trainer_of_an_async_job_goes_on_at_its_own_step_with_its_own_statu
         other, _, _ = job.make_trainer(2, attempt=1)
         other.start()
         assert other.load(str(tmp_path)) == TrainStatus(-1, 5)
-        assert "the checkpoint has no status of trainer 2, which has made 5 steps" in caplog.text
+        assert "the checkpoint has no status of trainer 2, which had made 5 steps" in caplog.text
     manifest = Checkpoint(tmp_path / "checkpoint-0").manifest
     assert [file.trainer for file in manifest.files] == [-1, 0, 1, -1]
     # The whole job anew, with a trainer more: that one has no share behind it, and takes trainer 0's word.
@@ -429,9 +429,9 @@ def test_in_step_a_trainer_without_a_status_of_that_step_has_the_first_ones(tmp_
             at_once(*(lambda one=one: train(one[0], one[1], range(first, first + 1)) for one in trainers))
 
         step(0)
-        trainers[2][0].hand_in(TrainStatus(0, state={"of": "step 1"}))
+        trainers[2][0].submit_status(TrainStatus(0, state={"of": "step 1"}))
         step(1)
-        trainers[1][0].hand_in(TrainStatus(1, state={"of": "trainer 1"}))
+        trainers[1][0].submit_status(TrainStatus(1, state={"of": "trainer 1"}))
         trainers[0][0].save(str(tmp_path), TrainStatus(1, state={"of": "trainer 0"}))
     with loopback(tmp_path, servers=1, trainers=3) as job:
         trainers = [job.make_trainer(index) for index in range(3)]
@@ -449,7 +449,7 @@ def test_a_trainer_that_comes_back_finds_its_status_though_its_checkpoint_was_cl
     with loopback(servers=2, trainers=2) as job:
         (zero, _, _), (one, _, _) = trainers = [job.make_trainer(index) for index in range(2)]
         at_once(*(trainer.start for trainer, _, _ in trainers))
-        one.hand_in(TrainStatus(4))
+        one.submit_status(TrainStatus(4))
         zero.save_numbered(str(tmp_path), TrainStatus(4), keep=0)
         zero.checkpoints.wait()
     with loopback(tmp_path, servers=2, trainers=2) as job:
@@ -467,7 +467,7 @@ def test_a_status_that_is_gone_is_damage(tmp_path, caplog):
         (zero, _, _), (one, _, _) = trainers = [job.make_trainer(index) for index in range(2)]
         at_once(*(trainer.start for trainer, _, _ in trainers))
         for epoch in range(2):
-            one.hand_in(TrainStatus(epoch))
+            one.submit_status(TrainStatus(epoch))
             zero.save_numbered(str(tmp_path), TrainStatus(epoch), keep=0)
         zero.checkpoints.wait()
     (path,) = (tmp_path / "checkpoint-1").glob("trainer-1-*.safetensors")

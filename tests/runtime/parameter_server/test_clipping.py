@@ -174,7 +174,7 @@ def test_a_server_that_never_takes_a_part_is_lost_and_named():
         peers.close()
     assert isinstance(failures[0], PeerLostError)
     assert (
-        f"the norm of all gradients at step 3: parameter server {gone} has not taken the part of "
+        f"the norm of all gradients at step 3: parameter server {gone} did not accept the part of "
         f"{job.endpoints[0]} within 0.5 s"
     ) in str(failures[0])
 
@@ -183,7 +183,7 @@ def test_a_server_that_never_takes_a_part_is_lost_and_named():
     ("change", "words"),
     [
         ({"agreement": {"mode": "other"}}, "does not run the same training as server 1"),
-        ({"server": 0}, "in which this server has no part with it"),
+        ({"server": 0}, "that norm does not cover blocks of both servers"),
     ],
 )
 def test_a_server_of_another_training_is_refused(change, words):

@@ -1,6 +1,6 @@
 """Values that are awaited layer by layer in the next forward pass: the same training, to the bit."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -9,9 +9,10 @@ import torch
 from torch import nn
 
 from fleet.errors import ConfigurationError, FleetError
+from fleet.parameter_server.modes import AnsweredTrainer, Async, Session
 from fleet.parameter_server.trainer.optimizer import DistributedOptimizer
 from fleet.parameter_server.trainer.trainer import Trainer
-from fleet.plan import DistributeTranspilerConfig
+from fleet.plan import DistributeTranspilerConfig, PlannedBlock
 from tests.support.parameter_server import loopback
 from tests.support.training import (
     NoSync,
@@ -108,7 +109,7 @@ def test_a_parameter_that_is_used_without_its_module_is_an_error_that_names_it()
         optimizer.step()
         optimizer.zero_grad()
         with pytest.raises(
-            FleetError, match=r"first\.weight has a gradient, but no forward pass of the module"
+            FleetError, match=r"first\.weight has a gradient, but the module that owns it has run no forward"
         ):
             nn.functional.linear(numbers(1, 0), model.first.weight).sum().backward()
 
@@ -142,6 +143,22 @@ def test_a_mode_that_does_not_wait_cannot_wait_later():
     config.half_async = True
     with (
         loopback(model=Layers, optimizer=adam, config=config) as job,
-        pytest.raises(ConfigurationError, match=r"cross_step is True, and in the mode 'half_async'"),
+        pytest.raises(ConfigurationError, match=r"cross_step is True, but in the mode 'half_async'"),
+    ):
+        job.make_trainer(cross_step=True)[0].start()
+
+
+def test_a_half_with_steps_of_its_own_is_not_replaced():
+    class Counting(AnsweredTrainer):
+        def finish(self, absent: Sequence[PlannedBlock]) -> None:
+            super().finish(absent)
+
+    class CountingMode(Async):
+        def make_trainer(self, session: Session) -> AnsweredTrainer:
+            return Counting(session)
+
+    with (
+        loopback(model=Layers, optimizer=adam, mode=CountingMode()) as job,
+        pytest.raises(ConfigurationError, match=r"cross_step is True, but in the mode 'async'"),
     ):
         job.make_trainer(cross_step=True)[0].start()

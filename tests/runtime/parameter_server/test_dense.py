@@ -245,8 +245,8 @@ def test_a_trainer_with_less_data_leaves_the_mean_to_the_others(caplog):
             expected = train_alone(training)
         longest, *_ = train_together(training)
     assert_same_bits(longest, expected)
-    assert "from step 2 on the mean is over trainers 0 and 2: the others have finished" in caplog.text
-    assert "from step 3 on the mean is over trainer 0: the others have finished" in caplog.text
+    assert "from step 2 on, gradients are averaged over trainers 0 and 2" in caplog.text
+    assert "from step 3 on, gradients are averaged over trainer 0: the other trainers have" in caplog.text
 
 
 def test_scalars_and_parameters_without_elements():

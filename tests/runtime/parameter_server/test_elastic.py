@@ -105,7 +105,7 @@ def test_a_trainer_that_comes_too_late_has_lost_its_peers(monkeypatch):
         monkeypatch.setattr(job.servers[0].server, "join", count)
 
         def come_too_late(_: Trainers) -> None:
-            with pytest.raises(PeerLostError, match="trainer 1 came after every other one") as error:
+            with pytest.raises(PeerLostError, match="trainer 1 joined after every other trainer") as error:
                 late.start()
             errors.append(error)
 

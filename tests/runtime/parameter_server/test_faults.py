@@ -45,9 +45,9 @@ def test_a_trainer_that_is_killed_comes_back_under_a_higher_attempt(tmp_path):
             assert said["completedAfter"] == {"0": "0", "1": "1"}
             each.unlink()
         again = running.server(0, SCRIPT, "25", FLEET_TERMINATION_LOG=str(words[0]), **life)
-        again.expect(0, "this training has ended before", seconds=60)
+        again.expect(0, "this training run has already finished", seconds=60)
         late = running.trainer(1, SCRIPT, "25", FLEET_RESTARTS="2", **life)  # no server listens any more
-        late.expect(0, "this training has ended before", seconds=60)
+        late.expect(0, "this training run has already finished", seconds=60)
         assert json.loads(words[0].read_text())["completedTrainers"] == "0-1"
 
 
@@ -58,7 +58,7 @@ def test_a_trainer_that_has_completed_unseen_is_told_so_by_servers_that_run(tmp_
         running.trainer(1, SCRIPT, "3").expect(0, "made step 3", seconds=120)
         words = tmp_path / "words"
         again = {"FLEET_RESTARTS": "1", "FLEET_LIFE": "0", "FLEET_TERMINATION_LOG": str(words)}
-        told = "trainer 1 has completed before, as all parameter servers say: nothing is left to do"
+        told = "trainer 1 has already completed, according to all parameter servers: nothing is left to do"
         running.trainer(1, SCRIPT, FOR_EVER, **again).expect(0, told, seconds=60)
         assert json.loads(words.read_text())["completedTrainers"] == "1"
         assert not any("trainer 1 joined again" in server.output for server in servers)

@@ -64,8 +64,8 @@ def _training_goes_on(job: Loopback) -> Iterator[None]:
     wait_for(lambda: threading.active_count() <= before + 16, "the end of the threads of refused connections")
 
 
-def say(job: Loopback, payload: bytes, *, proves: bool) -> None:
-    """Send bytes to the data port, and read until the server has closed."""
+def send_until_closed(job: Loopback, payload: bytes, *, proves: bool) -> None:
+    """Send bytes to the data port; fail unless the server closes the connection in time."""
     ports = job.servers[0].server._ports
     assert ports is not None
     with socket.create_connection((HOST, ports.port), timeout=20) as connected:
@@ -89,7 +89,7 @@ def say(job: Loopback, payload: bytes, *, proves: bool) -> None:
 @FIXED
 @given(payload=st.binary(max_size=300))
 def test_any_bytes_for_a_greeting(job, proves, payload):
-    say(job, payload, proves=proves)
+    send_until_closed(job, payload, proves=proves)
 
 
 @FIXED
@@ -99,7 +99,7 @@ def test_a_greeting_with_bytes_changed(job, data):
     for _ in range(data.draw(st.integers(1, 4))):
         at = data.draw(st.integers(0, len(greeting) - 1))
         greeting[at : at + data.draw(st.integers(0, 3))] = data.draw(st.binary(max_size=4))
-    say(job, bytes(greeting), proves=True)
+    send_until_closed(job, bytes(greeting), proves=True)
 
 
 @pytest.mark.parametrize("method", sorted(each.name for each in SERVICE.methods))

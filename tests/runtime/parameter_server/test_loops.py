@@ -63,7 +63,7 @@ def test_a_restarted_trainer_makes_the_steps_that_are_left_and_changes_no_bit(
     with job(tmp_path, servers=2, trainers=2, WORKERS=workers) as running:
         survivor, victim, back, servers = run_and_kill(running, at_step)
         epoch, batch = divmod(at_step, PER_EPOCH)
-        told = f"the training is at step {at_step}: going on after {epoch} of 4 epochs and {batch} of 5"
+        told = f"training resumes at step {at_step}, after {epoch} of 4 epochs and {batch} of 5"
         back.expect(0, told, f"joins late, at step {at_step}", seconds=120)
         for replica in (survivor, *servers):
             replica.expect(0, seconds=120)
@@ -78,17 +78,17 @@ def test_a_loop_of_its_own_trains_past_the_others_and_both_sides_are_told(tmp_pa
     with job(tmp_path, servers=2, trainers=2, LOOP="plain", CONSTANT="") as running:
         words = tmp_path / "words"
         survivor, _, back, servers = run_and_kill(running, 7, FLEET_TERMINATION_LOG=str(words))
-        back.expect(0, "has made 7 steps past the others, on its data alone", seconds=120)
+        back.expect(0, "has made 7 steps after the others completed, with its own data", seconds=120)
         assert json.loads(words.read_text())["counters"]["steps_past_the_others"] == 7
         survivor.expect(0, seconds=120)
         for server in servers:
             server.expect(
                 0,
-                f"trains past the others: they have completed at step {STEPS}",
-                "trainer 1 has made 7 steps past the others",
+                f"trainer 1 joined late, and continues after the others completed at step {STEPS}",
+                "trainer 1 has made 7 steps after the others completed",
                 seconds=60,
             )
-        assert "past the others" not in survivor.output
+        assert "after the others completed" not in survivor.output
 
 
 def test_a_loop_of_its_own_with_a_scheduler_is_told_which_loop_brings_it_on(tmp_path):
@@ -108,7 +108,7 @@ def test_in_each_mode_a_restarted_trainer_goes_on_at_its_own_step_to_the_planned
         known = int(re.findall(r"trainer 1 joined .* at step (\d+)", back.output)[0])
         assert 0 <= known <= 7  # of Geo what the servers have heard of, of HalfAsync what had left
         assert made(back) == {step: what for step, what in made(expected[1]).items() if step > known}
-        assert "past the others" not in back.output + servers[0].output
+        assert "the others completed" not in back.output + servers[0].output
 
 
 def test_a_job_that_starts_anew_goes_on_where_its_checkpoint_was_made(expected, tmp_path):

@@ -315,7 +315,7 @@ def test_a_parameter_that_is_unfrozen_later_is_named_for_no_server_has_it(name):
         trainer.start()
         make_steps(trainer, model, 1)
         model[3].bias.requires_grad_(True)
-        with pytest.raises(ConfigurationError, match=r"3\.bias has a gradient, and was frozen when"):
+        with pytest.raises(ConfigurationError, match=r"3\.bias has a gradient, but was frozen when"):
             make_steps(trainer, model, 1)
 
 

@@ -11,6 +11,7 @@ from fleet.errors import ConfigurationError, TranspileError
 from fleet.fluid import DistributeTranspiler, Program
 from fleet.fluid.render import trainer_plan
 from fleet.parameter_server import Fleet
+from fleet.parameter_server.modes import Async
 from fleet.process import lifecycle
 from fleet.strategy import DistributedStrategy
 from tests.runtime.parameter_server.elastic_averaging import ElasticAveraging
@@ -121,3 +122,19 @@ def test_what_is_no_mode_is_refused_when_it_is_to_run():
         loopback(mode=named),
     ):
         pass
+
+
+@pytest.mark.parametrize("half", ["ServerMode", "TrainerMode"])
+def test_a_half_without_the_default_methods_is_refused(half):
+    class Bare(Async):
+        def make_server(self, shard: Any, num_trainers: int) -> Any:
+            return object() if half == "ServerMode" else super().make_server(shard, num_trainers)
+
+        def make_trainer(self, session: Any) -> Any:
+            return object()
+
+    expected = (
+        rf"the mode 'async' made a object; expected a subclass of fleet\.parameter_server\.modes\.{half}"
+    )
+    with pytest.raises(ConfigurationError, match=expected), loopback(mode=Bare()) as job:
+        job.make_trainer()[0].start()

@@ -267,7 +267,7 @@ def test_a_step_of_the_optimizer_that_was_given_away_is_refused_in_every_mode(mo
         trainer.fleet.init_worker()
         trainer.train(1)
         loss_fn(trainer.model, X).backward()
-        with pytest.raises(FleetError, match=r"step\(\) was called on the SGD .* Keep what the function"):
+        with pytest.raises(FleetError, match=r"step\(\) was called on the SGD .* Step the optimizer that"):
             trainer.wrapped.step()
         trainer.optimizer.step()
 
@@ -278,7 +278,7 @@ def test_a_step_that_was_put_on_the_object_is_refused_by_name_and_a_schedulers_i
         optimizer.step = lambda closure=None: step(closure)
 
     endpoint = f"127.0.0.1:{free_ports(1)[0]}"
-    with pytest.raises(ConfigurationError, match=r"the SGD given to .* has a step\(\) of its own"):
+    with pytest.raises(ConfigurationError, match=r"the SGD passed to .* has a step\(\) set on the object"):
         Replica(Role.WORKER, endpoint, prepare=replace)
     Replica(Role.WORKER, endpoint, prepare=lambda each: torch.optim.lr_scheduler.StepLR(each, 1))
 
@@ -378,7 +378,7 @@ def test_a_rate_that_is_a_tensor_gives_torchs_bits(name, lr):
 def test_a_model_that_is_converted_afterwards_is_an_error_with_the_parameter_and_its_dtypes(
     mode, dtype, when
 ):
-    expected = rf"^\S+\.(weight|bias) is {dtype}, and was torch\.float32 when fleet\.distributed_optimizer"
+    expected = rf"^\S+\.(weight|bias) is {dtype}, but was torch\.float32 when fleet\.distributed_optimizer"
     with job(mode=mode, ends=False) as trainer:
         if when == "before it joins":
             trainer.model.to(dtype)
@@ -404,17 +404,17 @@ def test_a_model_that_is_converted_after_its_last_step_takes_no_value_that_does_
         trainer.fleet.init_worker()
         trainer.train(3)
         trainer.model.double()
-        with pytest.raises(ConfigurationError, match=r"is torch\.float64, and was torch\.float32"):
+        with pytest.raises(ConfigurationError, match=r"is torch\.float64, but was torch\.float32"):
             trainer.fleet.push_parameters()
         if mode == "geo":
-            with pytest.raises(ConfigurationError, match=r"is torch\.float64, and was torch\.float32"):
+            with pytest.raises(ConfigurationError, match=r"is torch\.float64, but was torch\.float32"):
                 trainer.fleet.stop_worker()
 
 
 def test_a_server_whose_script_converts_the_model_afterwards_says_so_too():
     served = Replica(Role.SERVER, f"127.0.0.1:{free_ports(1)[0]}")
     served.model.bfloat16()
-    with pytest.raises(ConfigurationError, match=r"is torch\.bfloat16, and was torch\.float32"):
+    with pytest.raises(ConfigurationError, match=r"is torch\.bfloat16, but was torch\.float32"):
         served.fleet.init_server()
 
 
@@ -442,7 +442,7 @@ def test_a_sparse_embedding_that_is_converted_afterwards_is_named():
     try:
         models[1](torch.tensor([0, 1])).sum().backward()
         models[1][0].double()
-        with pytest.raises(ConfigurationError, match=r"0\.weight is torch\.float64, and was torch\.float32"):
+        with pytest.raises(ConfigurationError, match=r"0\.weight is torch\.float64, but was torch\.float32"):
             optimizer.step()
     finally:
         assert trainer._trainer is not None

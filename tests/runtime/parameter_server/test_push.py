@@ -98,7 +98,7 @@ def test_in_sync_mode_the_first_trainers_values_are_everybodys_and_a_difference_
         model_one[0].weight.data.fill_(0.01)
         at_once(zero.push, one.push)
         assert "trainers have written different values to 0.bias, 2.bias, 2.weight …" in caplog.text
-        assert "those of trainer 0 are everybody's" in caplog.text
+        assert "all trainers now have the values of trainer 0" in caplog.text
         assert all((parameter == 0.01).all() for parameter in model_one.parameters())
         caplog.clear()
         fill(model_zero, 0.03)
@@ -180,7 +180,7 @@ def test_what_is_written_while_values_are_under_way_is_noticed_when_they_are_ado
         for _ in range(4):
             make_step(trainer, model)
         model[0].weight.data.clamp_(-1e-3, 1e-3)
-        with pytest.raises(FleetError, match=r"still under way.*state_dict\(\)"):
+        with pytest.raises(FleetError, match=r"still in transit.*state_dict\(\)"):
             trainer.push()
         with pytest.raises(FleetError, match=r"parameter 0\.weight was written to .*push_parameters\(\)"):
             backward(model)

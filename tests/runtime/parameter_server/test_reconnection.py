@@ -241,7 +241,7 @@ def test_a_connection_that_swallows_everything_is_found_although_the_server_answ
         with proxied(monkeypatch, decide), loopback(settings=PATIENT, **shape) as job:
             found = train(job, 3, backward)
     assert swallowed
-    assert "has carried nothing for 1 s, not even an answer; giving it up" in caplog.text
+    assert "has carried nothing for 1 s, not even the reply to a probe; closing it" in caplog.text
     assert "is back; " in caplog.text
     assert_same_bits(found[1], undisturbed[1])
 
@@ -431,7 +431,7 @@ def test_a_partition_that_heals_in_time_is_named_and_costs_nothing_else(monkeypa
         backward(model, 0, 0)
         stepping = threading.Thread(target=trainer.step, daemon=True)
         stepping.start()
-        wait_for(lambda: "trainer 0 has given no sign of life" in caplog.text, "the server's word")
+        wait_for(lambda: "nothing has arrived from trainer 0 for" in caplog.text, "the server's warning")
         wait_for(
             lambda: re.search(r"parameter server \S+ has not answered for", caplog.text), "the trainer's"
         )

@@ -25,8 +25,8 @@ from fleet.tables import (
     row_log,
     storage,
 )
+from fleet.tables.ids import SHARDS
 from fleet.tables.rules import Rows, Slot
-from fleet.tables.shards import SHARDS
 from tests.support.joined import joined
 from tests.support.tables import CROWDED, crowd
 from tests.support.threads import at_once

@@ -49,7 +49,7 @@ def test_the_blocks_of_one_trainer_are_stepped_at_once():
             layer(torch.ones(1, 128)).sum().backward()
         trainer.step()
         trainer.complete()
-    assert threads == {"fleet-step-0", "fleet-step-1"}
+    assert threads == {"fleet-work-0", "fleet-work-1"}
 
 
 @pytest.mark.parametrize("clip", [None, ClipGradByGlobalNorm(0.01)], ids=repr)

@@ -192,7 +192,7 @@ def test_an_exported_model_has_the_rows_of_given_ids():
         with pytest.raises(ConfigurationError, match="the rows of table t are on the parameter servers"):
             made[0].export()
         with pytest.raises(
-            ConfigurationError, match="table_ids has 'u', and the tables on the servers are t"
+            ConfigurationError, match="table_ids names 'u', which is not a table on the servers; expected t"
         ):
             made[0].export({"t": [1], "u": [1]})
         with pytest.raises(ConfigurationError, match="table t: id 40 at position"):

@@ -105,6 +105,16 @@ def test_a_table_on_any_number_of_servers_is_that_of_one_process(optimizers, ato
     torch.testing.assert_close(torch.tensor(losses), torch.tensor(expected), rtol=1e-6, atol=1e-7)
 
 
+def test_rows_of_several_servers_are_float32_whatever_the_default_dtype_is():
+    with joined(1, servers=2, model=on_servers, optimizer=SGD[0]) as made:
+        torch.set_default_dtype(torch.float64)
+        try:
+            rows = made[0][1].embedding(torch.arange(ROWS))
+        finally:
+            torch.set_default_dtype(torch.float32)
+    assert rows.dtype is torch.float32
+
+
 @pytest.mark.parametrize("servers", [1, 3])
 def test_a_checkpoint_goes_on_with_another_number_of_servers_to_the_bit(servers, tmp_path):
     _, (rows, head) = train(ADAM[0], 2)
@@ -169,10 +179,10 @@ def test_an_async_trainer_alone_trains_as_one_process():
                     sync_mode=False, runtime_split_send_recv=True, enable_dc_asgd=True
                 )
             },
-            "enable_dc_asgd knows no tables",
+            "enable_dc_asgd does not support tables",
         ),
-        ({"grad_clip": fleet.ClipGradByGlobalNorm(1.0)}, "strategy.grad_clip knows no tables"),
-        ({"mode": Async()}, "the mode 'async' knows no tables"),
+        ({"grad_clip": fleet.ClipGradByGlobalNorm(1.0)}, "strategy.grad_clip does not support tables"),
+        ({"mode": Async()}, "the mode 'async' does not support tables"),
     ],
     ids=["dc-asgd", "clipping", "a-mode-of-ones-own"],
 )

@@ -17,6 +17,7 @@ import grpc
 import pytest
 import torch
 
+from fleet.checkpoint import MANIFEST_NAME, TrainStatus
 from fleet.errors import ConfigurationError
 from fleet.parameter_server.certificates import Certificates
 from fleet.parameter_server.control.channel import ServerStub, check_encrypts, open_channel
@@ -25,8 +26,7 @@ from fleet.parameter_server.control.proto import control_pb2, control_pb2_grpc
 from fleet.parameter_server.settings import Settings
 from fleet.parameter_server.trainer import server_connection
 from fleet.parameter_server.transport import handshake
-from fleet.parameter_server.transport.connection import receive_exactly, send_all
-from fleet.parameter_server.transport.sockets import bytes_moved, dial
+from fleet.parameter_server.transport.sockets import bytes_moved, dial, receive_exactly, send_all
 from fleet.parameter_server.transport.tls import RECORD_BYTES, TlsError, TlsSocket
 from fleet.plan import ClipGradByGlobalNorm
 from fleet.process import progress_server
@@ -224,7 +224,7 @@ def test_a_certificate_does_not_stand_for_the_key(job: Loopback, issued: Path):
 @pytest.mark.parametrize(
     ("server", "trainer", "expected"),
     [
-        pytest.param("issued", "", "it speaks TLS only: give this process FLEET_TLS_DIR", id="trainer-plain"),
+        pytest.param("issued", "", "it accepts only TLS: set FLEET_TLS_DIR", id="trainer-plain"),
         pytest.param("", "issued", "it does not speak TLS: give all replicas of the job", id="server-plain"),
         pytest.param(
             "issued", "strange", "its certificate is refused: unable to get local iss", id="other-ca"
@@ -304,6 +304,19 @@ def test_renewed_files_are_used_by_what_connects_from_then_on(
     assert "is back; " in caplog.text
 
 
+def test_a_checkpoint_is_saved_after_several_renewals(authority: Authority, tmp_path: Path):
+    folder = authority.issue(tmp_path / "issued")
+    with loopback(key=KEY, settings=encrypted(folder)) as job:
+        trainer, _, _ = job.make_trainer()
+        trainer.start()
+        for _ in range(3):  # each opens another channel for calls, and all but the newest two are closed
+            authority.issue(folder)
+            trainer.session.calls.barrier()
+        trainer.save(str(tmp_path / "saved"), TrainStatus())
+        trainer.complete()
+    assert (tmp_path / "saved" / MANIFEST_NAME).exists()
+
+
 def test_calls_reach_a_server_that_has_come_back_with_renewed_files(authority: Authority, tmp_path: Path):
     folder = authority.issue(tmp_path / "issued")
     with loopback(key=KEY, settings=encrypted(folder)) as job:
@@ -332,7 +345,7 @@ def test_new_files_that_cannot_be_used_are_named_once_and_those_before_stay(
 def test_a_server_whose_certificate_has_expired_does_not_start(authority: Authority, tmp_path: Path):
     folder = authority.issue(tmp_path, days=-1)
     expected = (
-        "tls.crt .FLEET_TLS_DIR. is refused with ca.crt: certificate has expired; expected a certificate"
+        "tls.crt .FLEET_TLS_DIR. is refused with ca.crt: certificate has expired; expected a currently valid"
     )
     with pytest.raises(ConfigurationError, match=expected), loopback(settings=encrypted(folder)):
         pass

@@ -15,9 +15,9 @@ from fleet.parameter_server.modes import Async, Geo, HalfAsync, Mode
 from fleet.parameter_server.trainer import server_connection
 from fleet.parameter_server.trainer.server_connection import ServerConnection
 from fleet.parameter_server.transport import handshake, sockets
-from fleet.parameter_server.transport.connection import receive_exactly
 from fleet.parameter_server.transport.handshake import receive_with
 from fleet.parameter_server.transport.shared_memory import SharedBlocks
+from fleet.parameter_server.transport.sockets import receive_exactly
 from fleet.plan import ClipGradByGlobalNorm
 from fleet.process import progress
 from tests.support.parameter_server import QUICK, Loopback, loopback, small_model
@@ -207,7 +207,7 @@ def test_auto_does_without_what_there_is_not(monkeypatch, caplog, lacking):
 @pytest.mark.parametrize(
     ("of_server", "lacking", "words"),
     [
-        pytest.param("tcp", None, "listens for no process of its host", id="a-server-that-says-tcp"),
+        pytest.param("tcp", None, "does not listen on a Unix socket", id="a-server-that-says-tcp"),
         pytest.param("auto", "dial_here", "Connection refused", id="a-server-elsewhere"),
         pytest.param("auto", "create", "it shares no memory", id="no-memory"),
     ],

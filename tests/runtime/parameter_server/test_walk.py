@@ -19,14 +19,14 @@ import fleet
 from tests.support.parameter_server import QUICK, loopback
 
 PACKAGE = Path(fleet.__file__).parent
-MOST_FILES = {"gradient": 25, "look-up": 28}
-MOST_FUNCTIONS = {"gradient": 93, "look-up": 65}
-MOST_OF_ONE_NAME = 6
+MOST_FILES = {"gradient": 23, "look-up": 22}
+MOST_FUNCTIONS = {"gradient": 88, "look-up": 54}
+MOST_OF_ONE_NAME = 3
 """Functions of one way that share a name."""
 EARLIER_STEPS = 5
 """In the first steps, a trainer looks at every gradient twice."""
 QUIET_SECONDS = 0.1
-TRAINING_THREADS = ("MainThread", "fleet-receive", "fleet-send", "fleet-step")
+TRAINING_THREADS = ("MainThread", "fleet-io", "fleet-work")
 """Heartbeats of other threads come at any time, and are not part of the way."""
 
 Function = tuple[str, str]
@@ -140,7 +140,7 @@ def test_few_functions_of_a_way_share_a_name(walk):
 def test_the_files_that_the_documentation_names_are_on_the_way(walk):
     way, trace = walk
     page = Path("docs/architecture.md").read_text()
-    heading = {"gradient": "## The way of one gradient", "look-up": "## The way of one look-up"}[way]
+    heading = {"gradient": "## The path of one gradient", "look-up": "## The path of one look-up"}[way]
     named = re.findall(r"^\d+\. `([^`]+)`", page.partition(heading)[2].partition("\n## ")[0], re.MULTILINE)
     assert named
     assert set(named) - trace.files == set()

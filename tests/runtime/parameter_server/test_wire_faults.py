@@ -13,7 +13,7 @@ import torch
 
 from fleet.errors import FleetError
 from fleet.parameter_server.control.client import ControlClient
-from fleet.parameter_server.transport.connection import receive_exactly
+from fleet.parameter_server.transport.sockets import receive_exactly
 from fleet.wire import HEADER_BYTES, Header, Kind, job_hash, pack_header, read_header
 from fleet.wire.messages import Hello as Greeting
 from fleet.wire.messages import pack_hello, pack_hyper, read_error, read_hello
@@ -121,7 +121,9 @@ def test_a_peer_of_another_version_is_refused_by_both_versions(job, version):
         greeting = bytearray(peer.greeting())
         greeting[4] = version
         peer.socket.sendall(greeting)
-        words = f"the peer speaks version {version} of the frame protocol, this process version {VERSION}"
+        words = (
+            f"the peer uses version {version} of the frame protocol, and this process uses version {VERSION}"
+        )
         assert words in str(peer.expect_error())
 
 
@@ -132,7 +134,9 @@ def test_a_peer_of_another_version_is_refused_by_both_versions(job, version):
         pytest.param({"trainer": 1}, "trainer 1 with attempt .* has not joined", id="a-trainer-that-is-none"),
         pytest.param({"trainer": 4_000_000_000}, "trainer 4000000000", id="a-trainer-far-out-of-range"),
         pytest.param(
-            {"attempt": 999}, "trainer 0 with attempt 999 has not joined.*by attempt", id="another-attempt"
+            {"attempt": 999},
+            "trainer 0 with attempt 999 has not joined.*expected attempt",
+            id="another-attempt",
         ),
     ],
 )
@@ -199,7 +203,7 @@ def test_a_gradient_cut_short(job, cut):
         pytest.param(
             Kind.PARAM, b"", {"block": 0}, "sent PARAM in the state 'open'", id="the-servers-own-kind"
         ),
-        pytest.param(Kind.PULL, b"", {"job": 5}, "claims to be of job 0000000000000005", id="another-job"),
+        pytest.param(Kind.PULL, b"", {"job": 5}, "the identity job 0000000000000005", id="another-job"),
         pytest.param(Kind.PULL, b"", {"attempt": 999}, "attempt 999", id="another-attempt"),
         pytest.param(Kind.PULL, b"x", {}, "carries 1 bytes, expected 0", id="trailing-bytes"),
         pytest.param(
@@ -239,7 +243,7 @@ def test_another_process_does_not_take_a_session_on(job):
         peer.greet()
         peer.connect_again()
         peer.socket.sendall(peer.greeting(session="another"))
-        words = f"another process is trainer 0 with attempt {peer.attempt} by now"
+        words = f"another process has connected as trainer 0 with attempt {peer.attempt}"
         assert words in str(peer.expect_error())
 
 

@@ -42,15 +42,13 @@ def trained(folder: Path, script: str, manifest: str, python: Path) -> dict[str,
 @pytest.mark.parametrize(
     ("script", "python", "manifest", "size"),
     [
-        pytest.param(script, python, *manifest, id=f"{name}-{where}", marks=marks)
-        for name, script, python, marks in (
-            ("plain", "torchrun.py", Path(sys.executable), ()),
-            ("lightning", "train_lightning.py", FRAMEWORKS, installed),
-            ("accelerate", "train_accelerate.py", FRAMEWORKS, installed),
-        )
-        for where, manifest in (("two-pods", TWO_PODS), ("two-pods-of-two-slots", TWO_PODS_OF_TWO_SLOTS))
-    ]
-    + [pytest.param("train_accelerate.py", FRAMEWORKS, *LAUNCHED, id="accelerate-launch", marks=installed)],
+        pytest.param("torchrun.py", Path(sys.executable), *TWO_PODS_OF_TWO_SLOTS, id="plain"),
+        pytest.param(
+            "train_lightning.py", FRAMEWORKS, *TWO_PODS_OF_TWO_SLOTS, id="lightning", marks=installed
+        ),
+        pytest.param("train_accelerate.py", FRAMEWORKS, *TWO_PODS, id="accelerate", marks=installed),
+        pytest.param("train_accelerate.py", FRAMEWORKS, *LAUNCHED, id="accelerate-launch", marks=installed),
+    ],
 )
 def test_all_ranks_train_one_model(tmp_path: Path, script: str, python: Path, manifest: str, size: int):
     said = trained(tmp_path / "run", script, manifest, python)

@@ -47,8 +47,8 @@ def script(folder: Path, *parts: str) -> Path:
     return path
 
 
-def run(folder: Path, *parts: str, servers: int = 2, **environ: Any) -> list[str]:
-    """Run a script in every role to its end; return what the trainers have written."""
+def run_successfully(folder: Path, *parts: str, servers: int = 2, **environ: Any) -> list[str]:
+    """Run a script in every role; fail unless each ends with status 0. Return what the trainers wrote."""
     with job(folder, servers, 2, **environ) as started:
         serving, training = started.start(script(folder, *parts))
         for replica in [*training, *serving]:
@@ -89,7 +89,7 @@ def test_a_table_takes_the_place_of_an_embedding_and_its_rows_are_fetched_ahead(
     loop = _with(loop, training)
     started = "losses = []\nif fleet.is_server(): serve()\nfleet.init_worker()\n"
     ended = "assert losses[-1] < losses[0] / 2, losses\nassert len(losses) == 60\nfleet.stop_worker()\n"
-    run(tmp_path, MODEL_WITH_USERS, table, started, loop, ended)
+    run_successfully(tmp_path, MODEL_WITH_USERS, table, started, loop, ended)
 
 
 def test_options_of_a_table_are_carried_out(tmp_path):
@@ -121,7 +121,7 @@ def test_options_of_a_table_are_carried_out(tmp_path):
         fleet.stop_worker()
     """
     blocks = [block("docs/row-options.md", section, position=position) for position in (0, 1)]
-    run(tmp_path, f"os.chdir({str(tmp_path)!r})", rows, *blocks, loop)
+    run_successfully(tmp_path, f"os.chdir({str(tmp_path)!r})", rows, *blocks, loop)
 
 
 def test_a_job_goes_on_from_its_newest_checkpoint(tmp_path):
@@ -137,7 +137,7 @@ def test_a_job_goes_on_from_its_newest_checkpoint(tmp_path):
     epochs = 'EPOCHS = int(os.environ["EPOCHS"])\n'
     told = 'print("steps:", fleet.step)\n'
     for number, begun in ((4, 0), (6, 24)):
-        for output in run(tmp_path, epochs, main, told, EPOCHS=str(number)):
+        for output in run_successfully(tmp_path, epochs, main, told, EPOCHS=str(number)):
             assert f"at step {begun} with" in output
             assert f"steps: {number * 6}\n" in output
         assert len(list((tmp_path / "saves").glob("checkpoint-*"))) == 3
@@ -156,7 +156,7 @@ def test_most_saves_of_a_job_with_tables_are_of_what_has_changed(tmp_path):
     loop = _with(loop, training)
     table = block("docs/tables.md", "Tables on the parameter servers")
     started = "if fleet.is_server(): serve()\nfleet.init_worker()\n"
-    run(tmp_path, MODEL_WITH_USERS, table, started, loop, "fleet.stop_worker()\n")
+    run_successfully(tmp_path, MODEL_WITH_USERS, table, started, loop, "fleet.stop_worker()\n")
     found = {path.parent.name: json.loads(path.read_text()) for path in saves.glob("*/manifest.json")}
     bases = {
         name: {
@@ -185,7 +185,7 @@ for inputs, targets in loader:
 assert max(each.abs().max() for each in critic.parameters()) <= 0.01
 fleet.stop_worker()
 """
-    run(tmp_path, loop)
+    run_successfully(tmp_path, loop)
 
 
 def test_two_networks_of_one_optimizer_have_learning_rates_of_their_own(tmp_path):
@@ -204,11 +204,11 @@ for net, begun, lr in zip((discriminator, generator), before, (4e-4, 1e-4)):
     assert 0 < moved <= 6.5 * lr, (moved, lr)
 fleet.stop_worker()
 """
-    run(tmp_path, "generator, discriminator = nn.Linear(8, 8), nn.Linear(8, 1)\n", shown, loop)
+    run_successfully(tmp_path, "generator, discriminator = nn.Linear(8, 8), nn.Linear(8, 1)\n", shown, loop)
 
 
 def test_a_mode_of_one_s_own_trains(tmp_path):
-    shown = block("docs/modes.md", "A mode of your own")
+    shown = block("docs/modes.md", "Your own mode")
     loop = """
 if fleet.is_server(): serve()
 with torch.no_grad():  # before the other trainer, which need not wait, has made steps
@@ -223,7 +223,7 @@ for epoch in range(20):
 assert loss < first / 2, (loss, first)
 fleet.stop_worker()
 """
-    run(tmp_path, "optimizer = torch.optim.SGD(model.parameters(), lr=0.05)\n", shown, loop)
+    run_successfully(tmp_path, "optimizer = torch.optim.SGD(model.parameters(), lr=0.05)\n", shown, loop)
 
 
 PROGRAMS = """

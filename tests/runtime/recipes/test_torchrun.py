@@ -23,7 +23,7 @@ AN_HOUR = dict.fromkeys(("timeout", "join_timeout", "read_timeout"), "3600")
     ],
 )
 def test_torchrun_waits_for_the_other_pods(monkeypatch, words, backend, expected):
-    job = jobs.job(jobs.collective_manifest(trainer={"slotsPerPod": 2}))
+    job = jobs.job(jobs.collective_manifest(trainer={"nprocPerNode": 2}))
     for name, value in role_env(job, Role.TRAINER, 1, ClusterHosts(job)).items():
         monkeypatch.setenv(name, value)
     config, _, _ = config_from_args(parse_args([*words, "train.py"]))

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import email
 import os
 import shutil
 import subprocess
 import sys
+import tarfile
 import zipfile
 from pathlib import Path
 
 import pytest
 
-from tests.support.local import LocalRun, job_manifest
 from tests.support.recipes import recipes
 
 ROOT = Path(__file__).parents[3]
@@ -25,36 +26,15 @@ pytestmark = [
 
 needs_compiler = pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
 
-TRAINING = """
-import torch
-import fleet as package
-from fleet.parameter_server import fleet
 
-fleet.init()
-torch.manual_seed(0)
-model = torch.nn.Linear(4, 1)
-optimizer = fleet.distributed_optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
-if fleet.is_server():
-    fleet.init_server()
-    fleet.run_server()
-else:
-    fleet.init_worker()
-    inputs = torch.randn(64, 4)
-    targets = inputs.sum(1, keepdim=True)
-    for step in range(60):
-        optimizer.zero_grad()
-        loss = torch.nn.functional.mse_loss(model(inputs), targets)
-        loss.backward()
-        optimizer.step()
-    fleet.report(step=60, metrics={"last_loss": loss})
-    fleet.stop_worker()
-    print("trained by", package.__file__)
-"""
+def called(*command: str | Path, cwd: Path = ROOT, home: Path | None = None) -> str:
+    """Run a command to its end, without ``PYTHONPATH`` and ``VIRTUAL_ENV``; return its output.
 
-
-def called(*command: str | Path, cwd: Path = ROOT) -> str:
-    """Run a command to its end, without what this process tells Python of its packages; return its output."""
+    With a `home`, it gets that folder and ``PATH``, and nothing else of this process's environment.
+    """
     environ = {name: value for name, value in os.environ.items() if name not in {"PYTHONPATH", "VIRTUAL_ENV"}}
+    if home is not None:
+        environ = {"HOME": str(home), "PATH": environ["PATH"]}
     ended = subprocess.run(
         command, cwd=cwd, env=environ, capture_output=True, text=True, timeout=SECONDS, check=False
     )
@@ -63,26 +43,45 @@ def called(*command: str | Path, cwd: Path = ROOT) -> str:
 
 
 @pytest.fixture(scope="module")
-def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The interpreter of an environment that holds the locked packages, as links, and the two wheels."""
-    folder = tmp_path_factory.mktemp("clean")
-    called("make", "--no-print-directory", "wheels", f"WHEELS={folder / 'dist'}")
+def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What `make wheels sdists` builds."""
+    folder = tmp_path_factory.mktemp("clean") / "dist"
+    called("make", "--no-print-directory", "wheels", "sdists", f"WHEELS={folder}")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An empty one: no cache, no configuration."""
+    return tmp_path_factory.mktemp("home")
+
+
+@pytest.fixture(scope="module")
+def python(dist: Path, home: Path) -> Path:
+    """The interpreter of a new environment, into which pip has installed the two wheels as the README says.
+
+    What the wheels need is there already, as links to the locked packages: pip would fetch gigabytes.
+    """
     pip, verb, pattern = recipes()["install.sh"].split()
     assert (pip, verb) == ("pip", "install")
-    wheels = sorted(folder.glob(pattern))
+    wheels = sorted(dist.parent.glob(pattern))
     assert [wheel.name.partition("-")[0] for wheel in wheels] == ["fleet_operator", "fleet_trainer"]
-    called(UV, "venv", "--python", sys.executable, folder / "venv")
-    python: Path = folder / "venv" / "bin" / "python"
+    venv = dist.parent / "venv"
+    called(sys.executable, "-m", "venv", venv, home=home)
+    python: Path = venv / "bin" / "python"
     install = (UV, "pip", "install", "--offline", "--python", python)
     locks = [f"--requirements={ROOT / part / 'requirements.lock'}" for part in ("operator", "trainer_image")]
     called(*install, "--link-mode=symlink", "--require-hashes", *locks)
-    called(*install, "--no-index", *wheels)  # refuses what the locks do not have
+    # pip refuses what the locks do not have.
+    called(python, "-m", "pip", "install", "--no-index", *wheels, cwd=dist.parent, home=home)
+    # Compiled once; else every process of the first job would compile all that it imports.
+    called(python, "-c", "import grpc, sklearn.datasets, torch.distributed", home=home)
     return python
 
 
-def test_the_command_line_starts(python: Path, tmp_path: Path):
+def test_the_command_line_starts(python: Path, home: Path, tmp_path: Path):
     program = python.parent / "fleetjob"
-    assert "Usage: fleetjob" in called(program, "--help", cwd=tmp_path)
+    assert "Usage: fleetjob" in called(program, "--help", cwd=tmp_path, home=home)
     version = called(
         python, "-c", "from importlib.metadata import version; print(version('fleet-operator'))", cwd=tmp_path
     )
@@ -97,12 +96,55 @@ def test_the_package_is_the_wheels(python: Path, tmp_path: Path):
     assert (package / "typed.py").exists()  # or type checkers find no public name
 
 
-def test_a_job_trains_where_the_repository_is_not(python: Path, tmp_path: Path):
-    job = job_manifest(TRAINING, server=TRAINING, trainers=2)
-    with LocalRun(tmp_path / "run", job, python=python) as run:
-        assert run.wait(SECONDS) == 0, run.stderr
-        assert run.result()["metrics"]["last_loss"] < 0.01
-        assert f"trained by {python.parents[1]}" in run.log("trainer-1")
+def test_the_first_job_of_the_readme_trains_with_the_wheels(python: Path, home: Path, tmp_path: Path):
+    shutil.copytree(ROOT / "examples" / "digits", tmp_path / "examples" / "digits")
+    shutil.copy(ROOT / "Dockerfile", tmp_path)  # the folder with it is the project's root
+    manifest = tmp_path / "examples" / "digits" / "fleetjob.yaml"
+    output = called(python.parent / "fleetjob", "run", "-f", manifest, cwd=tmp_path, home=home)
+    assert "Succeeded" in output
+
+
+@pytest.mark.parametrize("name", ["fleet_operator", "fleet_trainer"])
+def test_a_wheel_carries_licence_readme_and_classifiers_and_no_address(dist: Path, name: str):
+    (wheel,) = dist.glob(f"{name}-*.whl")
+    with zipfile.ZipFile(wheel) as content:
+        (path,) = [each for each in content.namelist() if each.endswith(".dist-info/METADATA")]
+        metadata = email.message_from_bytes(content.read(path))
+        licence = content.read(path.replace("METADATA", "licenses/LICENSE"))
+    assert licence == (ROOT / "LICENSE").read_bytes()
+    assert metadata["License-Expression"] == "Apache-2.0"
+    assert str(metadata.get_payload()).startswith(f"# {name.replace('_', '-')}\n")
+    assert "Programming Language :: Python :: 3.11" in metadata.get_all("Classifier", [])
+    assert metadata.get_all("Project-URL") is None
+    assert "://" not in metadata.as_string()
+
+
+def test_the_operators_wheel_carries_the_page_of_fleetjob_ui(dist: Path):
+    (wheel,) = dist.glob("fleet_operator-*.whl")
+    with zipfile.ZipFile(wheel) as content:
+        files = set(content.namelist())
+    assert {f"fleet_operator/cli/ui/{name}" for name in ("index.html", "ui.css", "ui.js")} <= files
+
+
+@needs_compiler
+@pytest.mark.skipif(os.uname().machine != "x86_64", reason="it is the tag of wheels for x86-64")
+def test_the_trainers_wheel_runs_on_every_linux_with_glibc(dist: Path):
+    (wheel,) = dist.glob("fleet_trainer-*.whl")
+    assert wheel.stem.endswith("py3-none-manylinux1_x86_64.manylinux_2_5_x86_64")
+
+
+@pytest.mark.parametrize("name", ["fleet_operator", "fleet_trainer"])
+def test_a_source_distribution_makes_the_same_wheel(dist: Path, name: str, tmp_path: Path):
+    (sdist,) = dist.glob(f"{name}-*.tar.gz")
+    with tarfile.open(sdist) as archive:
+        archive.extractall(tmp_path, filter="data")
+    (folder,) = tmp_path.iterdir()
+    called(UV.parent / "hatchling", "build", "--target", "wheel", "--directory", tmp_path / "out", cwd=folder)
+    (built,) = (tmp_path / "out").iterdir()
+    (wheel,) = dist.glob(f"{name}-*.whl")
+    with zipfile.ZipFile(built) as ours, zipfile.ZipFile(wheel) as theirs:
+        files = sorted(each for each in theirs.namelist() if not each.endswith("/"))
+        assert sorted(ours.namelist()) == files
 
 
 @pytest.mark.parametrize(

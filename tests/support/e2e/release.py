@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 CHART = Path("charts/fleet-operator")
 INSTALL_SECONDS = 180.0
+GONE_SECONDS = 60.0
+"""How long Kubernetes may take to delete what belonged to objects that are gone."""
 
 
 @dataclass
@@ -27,28 +29,42 @@ class Release:
 
     @property
     def deployment(self) -> str:
-        """The name of the operator's Deployment."""
+        """The name of the operator's Deployment, and of its Lease."""
         return f"{self.name}-fleet-operator"
 
-    def install(self, image: str) -> None:
+    def install(self, image: str, *values: str, take_ownership: bool = False) -> None:
         """Install the chart with the operator's `image`, and return once the operator is ready."""
         repository, _, tag = image.rpartition(":")
         self.installed = True
-        self._helm(
-            *("install", self.name, CHART, "--create-namespace"),
-            *("--set", f"image.repository={repository},image.tag={tag}"),
-            # The cluster may not be ours: it keeps nothing of the tests, not even the definition.
-            *("--set", "crd.keep=false"),
-            *("--wait", "--timeout", f"{INSTALL_SECONDS:.0f}s"),
-        )
+        sets = _sets(f"image.repository={repository}", f"image.tag={tag}", *values)
+        flags = ("--take-ownership",) if take_ownership else ()
+        self._helm("install", self.name, CHART, "--create-namespace", *sets, *flags, *self._waiting)
+
+    def upgrade(self, *values: str) -> None:
+        """Change some values; return once the new operators are ready and the old ones are gone."""
+        self._helm("upgrade", self.name, CHART, "--reuse-values", *_sets(*values), *self._waiting)
+
+    def rollback(self) -> None:
+        """Go back to the revision before the last; return as `upgrade` does."""
+        self._helm("rollback", self.name, *self._waiting)
+
+    def test(self) -> None:
+        """Run the chart's own test."""
+        self._helm("test", self.name, "--timeout", f"{INSTALL_SECONDS:.0f}s")
 
     def uninstall(self) -> None:
-        """Uninstall it and wait until all of it is gone; a second call does nothing."""
+        """Uninstall it and wait until all of it is gone, its Lease included; a second call does nothing."""
         if self.installed:
             self._helm("uninstall", self.name, "--cascade", "foreground", "--wait", "--timeout", "120s")
-            # The operators' own, which the chart's notes say how to remove.
-            self.kubectl("-n", self.namespace, "delete", "lease", self.deployment, "--ignore-not-found")
+            self.kubectl.within(self.namespace)(
+                *("wait", "--for=delete", f"lease/{self.deployment}", f"--timeout={GONE_SECONDS:.0f}s"),
+                timeout=GONE_SECONDS + 30,
+            )
             self.installed = False
+
+    @property
+    def _waiting(self) -> tuple[str, ...]:
+        return ("--wait", "--timeout", f"{INSTALL_SECONDS:.0f}s")
 
     def _helm(self, *arguments: str | Path) -> None:
         run(
@@ -56,3 +72,7 @@ class Release:
             *arguments,
             timeout=INSTALL_SECONDS + 60,
         )
+
+
+def _sets(*values: str) -> list[str]:
+    return [word for value in values for word in ("--set", value)]

@@ -20,7 +20,7 @@ def test_the_last_step_that_was_written_whole_counts(tmp_path):
 
 def test_a_life_that_began_with_a_half_made_step_counts_once(tmp_path):
     lives = [
-        f"trainer {trainer} (attempt {attempt}) takes the values of step 5, which 2 of 4 blocks"
+        f"trainer {trainer} (attempt {attempt}) receives the values of step 5, which 2 of 4 blocks"
         for trainer, attempt in ((1, 1), (1, 2), (0, 2))
     ]
     logs = ["\n".join(lives), lives[0]]

@@ -103,6 +103,22 @@ def test_goals_are_judged_by_what_was_measured():
     }
 
 
+def test_a_large_job_is_judged_by_its_rate_its_halts_its_memory_and_the_lease():
+    jobs = {
+        "running_of_bare": 0.8,
+        "longest_computation_s": 0.2,
+        "most_rss_mib": 109.0,
+        "longest_without_renewal_s": 11.0,
+    }
+    found = judge({}, {}, {"small_jobs": 1000, "1000+700": jobs})
+    assert [(each["goal"], each["met"]) for each in found] == [
+        ("1000+700: pods Running/s, of bare: at least 0.75", True),
+        ("1000+700: longest halt of the loop, s: at most 0.1", False),
+        ("1000+700: MiB resident at most: at most 110", True),
+        ("1000+700: s without a renewal: at most 10", False),
+    ]
+
+
 def test_what_is_printed_has_every_figure_and_verdict():
     round_ = {"bare": figures(2.0), "fleet": {**figures(1.0), "writes_per_job": 11.0}}
     found = {

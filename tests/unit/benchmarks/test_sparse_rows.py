@@ -16,9 +16,12 @@ def test_every_measurement_has_a_rate_and_a_ratio_with_its_spread(capsys: pytest
         for ratio in (row["look_up_to_read"], row["update_to_write"]):
             median, low, high = ratio
             assert 0.0 < low <= median <= high
+    (small,) = sparse_rows.small(2000, 3)
+    assert small["rows"] == 25
+    assert all(taken > 0.0 for taken in small["microseconds"].values())
     large = sparse_rows.large(3000)
     assert large["touched"] == 3000
-    sparse_rows.show({"speed": rows, "large": large})
+    sparse_rows.show({"speed": rows, "small": [small], "large": large})
     printed = capsys.readouterr().out
     assert "any 64-bit id" in printed
     assert "1000000000 x 16, Adagrad, 3000 rows updated" in printed

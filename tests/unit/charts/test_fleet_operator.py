@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import http.server
 import json
 import re
 import shutil
 import subprocess
+import sys
+import threading
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
 
 from fleet_operator.settings import FEATURES, Settings, SettingsError
 from tools import assets
+from tools.chart_page import values as values_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 pytestmark = pytest.mark.programs
 
@@ -21,6 +28,9 @@ CHART = Path("charts/fleet-operator")
 CRD = Path("crds/fleetjobs.fleetjob.dev.yaml")
 NAMES = ["operator.namespaces={team-a,team-b}"]
 READER = "networkPolicies.metricsReaders[0]"
+SERVING = "fleetjob.dev:operator"
+"""What the role of every release is called, so that no two serve the same jobs."""
+CLUSTER_WIDE = {"CustomResourceDefinition", "ClusterRole", "ClusterRoleBinding"}
 EXPRESSION = f"{READER}.podSelector.matchExpressions[0]"
 
 
@@ -102,6 +112,22 @@ def test_everything_may_be_named_by_a_number(helm):
     assert not re.search(r": 2026\s", ended.stdout), "it would be read as a number"
 
 
+def test_each_value_is_described_and_has_a_schema():
+    described = list(values_of(CHART))
+    assert [each.name for each in described if not each.meaning] == []
+    assert [each.name for each in described if not each.schema] == []
+    in_schema = set(_leaves(json.loads((CHART / "values.schema.json").read_text())["properties"]))
+    assert in_schema - {"global"} == {each.name for each in described if not each.is_group}
+
+
+def _leaves(properties: dict[str, Any], group: str = "") -> Iterator[str]:
+    for name, schema in properties.items():
+        if "properties" in schema:
+            yield from _leaves(schema["properties"], f"{group}{name}.")
+        else:
+            yield f"{group}{name}"
+
+
 def test_lint_finds_nothing(helm):
     ended = helm_says(helm, "lint", "--strict", str(CHART))
     assert ended.returncode == 0, ended.stdout + ended.stderr
@@ -109,6 +135,12 @@ def test_lint_finds_nothing(helm):
 
 def test_the_definition_is_the_generated_one():
     assert (CHART / "files" / CRD.name).read_text() == CRD.read_text(), "run `make crds`"
+    definition = yaml.safe_load(CRD.read_text())
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    (listed,) = yaml.safe_load(chart["annotations"]["artifacthub.io/crds"])
+    assert listed["name"] == definition["metadata"]["name"]
+    assert listed["kind"] == definition["spec"]["names"]["kind"]
+    assert listed["version"] == definition["spec"]["versions"][0]["name"]
 
 
 @pytest.mark.parametrize("keep", [True, False])
@@ -126,7 +158,7 @@ def test_the_definition_can_be_left_out(helm):
 
 
 def test_the_operator_may_do_what_it_does_and_nothing_else(helm):
-    rules = one(render(helm), "ClusterRole", "fleet-fleet-operator")["rules"]
+    rules = one(render(helm), "ClusterRole", SERVING)["rules"]
     granted = {
         (group, resource): set(rule["verbs"])
         for rule in rules
@@ -156,12 +188,13 @@ CHANGING = {"get", "list", "watch", "create", "delete"}
         ("podDisruptionBudgets", {("policy", "poddisruptionbudgets"): CHANGING}),
         ("volcano", {("scheduling.volcano.sh", "podgroups"): CHANGING}),
         ("coscheduling", {("scheduling.x-k8s.io", "podgroups"): CHANGING}),
+        ("kueue", {("kueue.x-k8s.io", "workloads"): {"get"}}),
     ],
 )
 def test_each_feature_is_a_right_of_its_own_and_a_setting(helm, feature, granted):
     off = [f"features.{each}=false" for each in FEATURES]
     plain, more = render(helm, *off), render(helm, *off, f"features.{feature}=true")
-    rules = [one(each, "ClusterRole", "fleet-fleet-operator")["rules"] for each in (plain, more)]
+    rules = [one(each, "ClusterRole", SERVING)["rules"] for each in (plain, more)]
     added = [rule for rule in rules[1] if rule not in rules[0]]
     assert {
         (group, resource): set(rule["verbs"])
@@ -229,12 +262,133 @@ def test_rights_go_to_the_operators_own_account(helm):
 def test_with_namespaces_it_has_rights_in_these_only(helm):
     manifests = render(helm, *NAMES)
     assert "ClusterRoleBinding" not in {each["kind"] for each in manifests}
-    bound = {
-        each["metadata"]["namespace"]
-        for each in manifests
-        if each["kind"] == "RoleBinding" and each["roleRef"]["kind"] == "ClusterRole"
-    }
-    assert bound == {"team-a", "team-b"}
+    roles = [each for each in manifests if each["kind"] == "Role" and each["metadata"]["name"] == SERVING]
+    bound = [each for each in manifests if each["kind"] == "RoleBinding"]
+    assert [each["metadata"]["namespace"] for each in roles] == ["team-a", "team-b"]
+    assert {each["roleRef"]["kind"] for each in bound} == {"Role"}
+    assert {each["metadata"]["namespace"] for each in bound} == {"team-a", "team-b", "fleet-system"}
+    assert [each["rules"] for each in roles] == [one(render(helm), "ClusterRole", SERVING)["rules"]] * 2
+
+
+def test_an_installation_may_have_nothing_outside_of_namespaces(helm):
+    everywhere = {each["kind"] for each in render(helm, *NAMES)} & CLUSTER_WIDE
+    assert everywhere == {"CustomResourceDefinition", "ClusterRole"}  # of people
+    manifests = render(helm, *NAMES, "rbac.aggregate=false", "crd.install=false")
+    assert all(each["metadata"]["namespace"] for each in manifests)
+    assert not {each["kind"] for each in manifests} & CLUSTER_WIDE
+
+
+def test_releases_of_one_name_in_two_namespaces_share_no_name_but_that_of_their_rights(helm):
+    def names(namespace: str, serves: str) -> set[tuple[str, str, str]]:
+        sets = ("--set", f"operator.namespaces={{{serves}}}", "--set", "crd.install=false")
+        ended = helm_says(helm, "template", "fleet", str(CHART), "--namespace", namespace, *sets)
+        metadata = [(each["kind"], each["metadata"]) for each in yaml.safe_load_all(ended.stdout) if each]
+        return {(kind, told.get("namespace", ""), told["name"]) for kind, told in metadata}
+
+    assert not names("fleet-a", "team-a") & names("fleet-b", "team-b")
+    shared = names("fleet-a", "team-a") & names("fleet-b", "team-a")
+    assert shared == {("Role", "team-a", SERVING), ("RoleBinding", "team-a", SERVING)}
+
+
+def test_the_users_of_a_namespace_may_come_from_the_cluster(helm):
+    """OpenShift's restricted-v2 refuses a user that is not of the namespace's range."""
+    any_user = ["podSecurityContext.runAsUser=null", "podSecurityContext.runAsGroup=null"]
+    manifests = render(helm, *any_user)
+    for pod in (one(manifests, "Deployment")["spec"]["template"]["spec"], one(manifests, "Pod")["spec"]):
+        expected = {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
+        assert pod["securityContext"] == expected
+
+
+def test_an_image_is_named_by_its_digest(helm):
+    digest = f"sha256:{'0a' * 32}"
+    manifests = render(
+        helm, f"image.digest={digest}", "image.tag=two", "image.repository=r.example.org/fleet"
+    )
+    assert container(manifests)["image"] == f"r.example.org/fleet@{digest}"
+    assert one(manifests, "Pod")["spec"]["containers"][0]["image"] == f"r.example.org/fleet@{digest}"
+
+
+def test_a_pod_has_what_else_the_values_give_it(helm):
+    volume, mount = {"name": "ca", "configMap": {"name": "ca"}}, {"name": "ca", "mountPath": "/etc/ca"}
+    variable = {"name": "HTTPS_PROXY", "value": "http://proxy:3128"}
+    values = {"extraVolumes": [volume], "extraVolumeMounts": [mount], "extraEnv": [variable]}
+    sets = [word for name, value in values.items() for word in ("--set-json", f"{name}={json.dumps(value)}")]
+    more = ("--set", "extraArgs={--help},priorityClassName=high,terminationGracePeriodSeconds=40")
+    ended = helm_says(helm, "template", "fleet", str(CHART), *sets, *more)
+    manifests = [each for each in yaml.safe_load_all(ended.stdout) if each]
+    pod, plain = one(manifests, "Deployment")["spec"]["template"]["spec"], container(render(helm))
+    assert (pod["priorityClassName"], pod["terminationGracePeriodSeconds"]) == ("high", 40)
+    assert volume in pod["volumes"]
+    assert container(manifests)["args"] == ["operator", "--help"]
+    assert container(manifests)["env"] == [*plain["env"], variable]
+    assert container(manifests)["volumeMounts"] == [*plain["volumeMounts"], mount]
+
+
+def test_every_object_has_the_common_labels(helm):
+    on = [f"metrics.{each}.enabled=true" for each in ("serviceMonitor", "rules", "dashboard")]
+    labels = [
+        "commonLabels.team=ml",
+        "commonLabels.app\\.kubernetes\\.io/instance=other",
+        "podLabels.team=ops",
+    ]
+    manifests = render(helm, *on, "podDisruptionBudget.enabled=true", *labels)
+    for document in manifests:
+        found = document["metadata"]["labels"]
+        assert (found["team"], found["app.kubernetes.io/instance"]) == ("ml", "fleet"), document["metadata"]
+    deployment = one(manifests, "Deployment")["spec"]
+    assert deployment["selector"] == one(render(helm), "Deployment")["spec"]["selector"], (
+        "it cannot be changed"
+    )
+    of_pods = deployment["template"]["metadata"]["labels"]
+    assert deployment["selector"]["matchLabels"].items() <= of_pods.items()
+    assert of_pods["team"] == "ops"
+
+
+def test_a_drained_node_does_not_end_all_operators(helm):
+    assert "PodDisruptionBudget" not in {each["kind"] for each in render(helm)}
+    manifests = render(helm, "replicas=2", "podDisruptionBudget.enabled=true")
+    spec, deployment = one(manifests, "PodDisruptionBudget")["spec"], one(manifests, "Deployment")["spec"]
+    assert spec["selector"] == deployment["selector"]
+    assert spec["maxUnavailable"] == 1
+    half = render(helm, "podDisruptionBudget.enabled=true", "podDisruptionBudget.maxUnavailable=50%")
+    assert one(half, "PodDisruptionBudget")["spec"]["maxUnavailable"] == "50%"
+
+
+class Ready(http.server.BaseHTTPRequestHandler):
+    """An operator that is ready at the second request."""
+
+    unready = True
+
+    def do_GET(self) -> None:
+        status, Ready.unready = (503 if Ready.unready else 200), False
+        self.send_response(status)
+        self.end_headers()
+        self.wfile.write(b"ok\n" if self.path == "/readyz" else b"another page\n")
+
+
+def test_helm_test_asks_the_operators_by_their_service(helm):
+    manifests = render(helm, f"{READER}.podSelector.matchLabels.app=prometheus")
+    service, pod = one(manifests, "Service"), one(manifests, "Pod")
+    labels = one(manifests, "Deployment")["spec"]["template"]["metadata"]["labels"]
+    assert service["spec"]["selector"].items() <= labels.items()
+    assert not service["spec"]["selector"].items() <= pod["metadata"]["labels"].items()
+    assert pod["metadata"]["annotations"]["helm.sh/hook"] == "test"
+    name, namespace = service["metadata"]["name"], service["metadata"]["namespace"]
+    (program,) = pod["spec"]["containers"][0]["args"]
+    address = f"http://{name}.{namespace}.svc:{service['spec']['ports'][0]['port']}"
+    assert f'"{address}/readyz"' in program
+    with http.server.HTTPServer(("127.0.0.1", 0), Ready) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        here = program.replace(address, f"http://127.0.0.1:{server.server_port}")
+        ended = subprocess.run(
+            [sys.executable, "-c", here], capture_output=True, text=True, timeout=60, check=False
+        )
+        server.shutdown()
+    assert (ended.returncode, ended.stdout.split()[-1]) == (0, "ok"), ended.stderr
+    admitted = policies(manifests)["fleet-system", "fleet-fleet-operator"]["ingress"][0]["from"]
+    assert any(
+        peer["podSelector"]["matchLabels"].items() <= pod["metadata"]["labels"].items() for peer in admitted
+    )
 
 
 def test_the_container_is_restricted(helm):
@@ -306,7 +460,7 @@ def test_the_operators_pods_are_reached_on_their_one_port_only(helm):
 def test_readers_of_metrics_are_let_in_and_nobody_else(helm):
     found = policies(render(helm, f"{READER}.podSelector.matchLabels.app=prometheus"))
     reading = found["fleet-system", "fleet-fleet-operator"]["ingress"][0]
-    assert reading["from"] == [{"podSelector": {"matchLabels": {"app": "prometheus"}}}]
+    assert reading["from"][1:] == [{"podSelector": {"matchLabels": {"app": "prometheus"}}}]
 
 
 def test_the_operators_policy_is_a_value(helm):
@@ -316,23 +470,25 @@ def test_the_operators_policy_is_a_value(helm):
 @pytest.mark.parametrize(
     ("values", "expected"),
     [
-        ([], "and on their metrics port by everybody"),
+        ([], "and, on their metrics port, by everyone"),
         ([f"{READER}.podSelector.matchLabels.app=prometheus"], "by networkPolicies.metricsReaders and this"),
-        (["features.networkPolicies=false"], "No NetworkPolicy keeps others from the pods of FleetJobs"),
+        (["features.networkPolicies=false"], "Jobs get no NetworkPolicy"),
     ],
 )
 def test_the_notes_say_who_reaches_the_pods_of_jobs(helm, tmp_path, values, expected):
     assert expected in notes(render(helm, *values, chart=chart_with_notes(tmp_path)))
 
 
-def test_the_notes_say_how_the_lease_is_removed_and_how_long_it_may_be_held(helm, tmp_path):
-    manifests = render(helm, "operator.leaseSeconds=40", chart=chart_with_notes(tmp_path))
+@pytest.mark.parametrize("creates", [True, False])
+def test_the_notes_say_what_becomes_of_the_lease_and_how_long_it_may_be_held(helm, tmp_path, creates):
+    account = [] if creates else ["serviceAccount.create=false", "serviceAccount.name=ours"]
+    manifests = render(helm, "operator.leaseSeconds=40", *account, chart=chart_with_notes(tmp_path))
     deployment = one(manifests, "Deployment")
     env = {each["name"]: each.get("value") for each in container(manifests)["env"]}
-    told = notes(manifests)
+    text = notes(manifests)
     namespace, lease = deployment["metadata"]["namespace"], env["FLEET_OPERATOR_LEASE"]
-    assert f"\n  kubectl -n {namespace} delete lease {lease}\n" in told
-    assert f"begins to work after {env['FLEET_OPERATOR_LEASE_SECONDS']} s: until then another" in told
+    assert (f"\n  kubectl -n {namespace} delete lease {lease}\n" in text) is not creates
+    assert f"starts to work after {env['FLEET_OPERATOR_LEASE_SECONDS']} s, because another" in text
     assert env["FLEET_OPERATOR_LEASE_SECONDS"] == "40"
 
 
@@ -400,7 +556,7 @@ def test_the_chart_refuses_what_has_not_the_form_of_a_peer_as_the_operator_does(
     assert is_one or "metricsReaders" in ended.stderr
 
 
-def test_two_operators_work_at_once_unless_they_are_told_not_to(helm):
+def test_two_operators_work_at_the_same_time_by_default(helm):
     for values in ([], ["replicas=3"]):
         env = {each["name"]: each.get("value") for each in container(render(helm, *values))["env"]}
         assert env["FLEET_OPERATOR_LEASE"] == "fleet-fleet-operator"
@@ -438,6 +594,8 @@ def test_several_operators_stand_on_different_nodes_and_each_holds_the_lease_as_
             id="a network and a selector in one peer",
         ),
         pytest.param("image.tga=1", "tga", id="a misspelt value"),
+        pytest.param("image.digest=latest", "digest", id="no digest"),
+        pytest.param("podDisruptionBudget.maxUnavailable=some", "maxUnavailable", id="no number of pods"),
     ],
 )
 def test_wrong_values_are_refused_by_name(helm, value, named):

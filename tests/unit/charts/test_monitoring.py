@@ -13,11 +13,21 @@ import yaml
 from prometheus_client.exposition import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from fleet_operator.api import Condition, ConditionStatus, ConditionType, FleetJobStatus, JobState
+from fleet.process.progress import Progress
+from fleet.process.progress_server import GAUGES, TABLES, prometheus_text
+from fleet_operator.api import (
+    Condition,
+    ConditionStatus,
+    ConditionType,
+    FleetJobStatus,
+    JobState,
+    Role,
+)
+from fleet_operator.build import ClusterHosts, build_pod
 from fleet_operator.cluster import Key
 from fleet_operator.engine import Result
 from fleet_operator.metrics import Metrics
-from fleet_operator.plan.model import CreatePod, DeletePod
+from fleet_operator.plan.model import Attempt, CreatePod, DeletePod
 from tests.support.jobs import job
 from tests.unit.charts.test_fleet_operator import CHART, helm_says, one, render
 
@@ -30,7 +40,7 @@ DASHBOARD = json.loads((CHART / "files" / "dashboard.json").read_text())
 ALERTS = yaml.safe_load((CHART / "files" / "alerts.yaml").read_text())
 DOCS = Path("docs/operations.md")
 
-ALL = ["serviceMonitor", "rules", "dashboard"]
+ALL = ["serviceMonitor", "podMonitor", "rules", "dashboard"]
 ON = [f"metrics.{each}.enabled=true" for each in ALL]
 
 FUNCTIONS = {
@@ -70,14 +80,29 @@ def served() -> dict[str, set[str]]:
             metrics.status_written(created.with_status(before), created.with_status(after))
     metrics.watch_jobs(lambda: [created])
     metrics.watch_watches(lambda: [("pods", None, 0.0)])
-    metrics.applied(created, CreatePod({}))
+    metrics.applied(created, CreatePod(dict))
     metrics.applied(created, DeletePod("p", "u"))
     metrics.passed(Key("default", "digits"), Result.FAILED, 0.1)
     metrics.deleted(Key("default", "digits"))
     metrics.requested("GET", "pods", 200, 0.1)
     metrics.progress_read(answered=True)
-    families = text_string_to_metric_families(generate_latest(metrics.registry).decode())
+    texts = [generate_latest(metrics.registry), *of_replicas()]
+    families = [each for text in texts for each in text_string_to_metric_families(text.decode())]
     return {sample.name: set(sample.labels) for family in families for sample in family.samples}
+
+
+def of_replicas() -> list[bytes]:
+    """What Prometheus reads from a trainer that has reported all there is, and from a server with a table."""
+    trainer, server = Progress(), Progress()
+    trainer.identify("TRAINER", 0)
+    for samples in (32, 64):
+        trainer.report({"accuracy": 0.5}, step=2, total_steps=10, loss=0.5, samples=samples)
+    server.identify("PSERVER", 0)
+    server.holds(1024)
+    table = {"name": "clicks", "rows": 3, "bytes": 96, "rowsOnDisk": 1, "lookedUp": 4, "found": 3}
+    server.show_tables(lambda: ({**table, "shardSkew": 1.5, "rowsOfFullestShard": 2},))
+    state = trainer.snapshot()
+    return [prometheus_text(each, {}) for each in (state | {"samplesPerSecond": 9.0}, server.snapshot())]
 
 
 def expressions() -> Iterator[tuple[str, str]]:
@@ -130,6 +155,7 @@ def test_every_series_of_ours_is_on_the_dashboard(served: dict[str, set[str]]):
     }
     ends = r"_(bucket|count|sum|total|created)$"
     ours = {re.sub(ends, "", name) for name in served if name.startswith("fleet_operator_")}
+    ours |= {name for name, *_ in (*GAUGES.values(), *TABLES.values())} | {"fleet_metric"}
     assert ours - {re.sub(ends, "", name) for name in shown} == set()
 
 
@@ -164,13 +190,14 @@ def kinds(manifests: list[dict[str, Any]]) -> set[str]:
 
 
 def test_nothing_of_it_is_there_unless_asked_for(helm: Path):
-    assert not kinds(render(helm)) & {"Service", "ServiceMonitor", "PrometheusRule", "ConfigMap"}
+    assert not kinds(render(helm)) & {"ServiceMonitor", "PodMonitor", "PrometheusRule", "ConfigMap"}
 
 
 @pytest.mark.parametrize(
     ("name", "made"),
     [
-        ("serviceMonitor", {"Service", "ServiceMonitor"}),
+        ("serviceMonitor", {"ServiceMonitor"}),
+        ("podMonitor", {"PodMonitor"}),
         ("rules", {"PrometheusRule"}),
         ("dashboard", {"ConfigMap"}),
     ],
@@ -193,6 +220,21 @@ def test_prometheus_finds_the_operators_port(helm: Path):
     assert endpoint["port"] == port["name"]
     names = [each["name"] for each in pods["spec"]["containers"][0]["ports"]]
     assert port["targetPort"] in names
+
+
+@pytest.mark.parametrize("namespaces", [(), ("operator.namespaces={team-a,team-b}",)])
+def test_prometheus_finds_the_replicas_of_the_served_jobs(helm: Path, namespaces: tuple[str, ...]):
+    monitor = one(render(helm, *ON, *namespaces), "PodMonitor")["spec"]
+    served = {"matchNames": ["team-a", "team-b"]} if namespaces else {"any": True}
+    assert monitor["namespaceSelector"] == served
+    (selector,) = monitor["selector"]["matchExpressions"]
+    (endpoint,) = monitor["podMetricsEndpoints"]
+    created = job()
+    for role in Role:
+        pod = build_pod(created, role, 0, Attempt(), ClusterHosts(created))
+        assert selector["operator"] == "Exists"
+        assert selector["key"] in pod["metadata"]["labels"]
+        assert endpoint["port"] in [each["name"] for each in pod["spec"]["containers"][0]["ports"]]
 
 
 def test_the_port_is_read_once(helm: Path):

@@ -12,9 +12,9 @@ import pytest
 import fleet
 from fleet import collective, metrics, nn, parameter_server, role_maker, tables
 from fleet.tables.admission import Admission
+from fleet.tables.config import RowType
 from fleet.tables.eviction import Eviction
 from fleet.tables.first_values import FirstValues
-from fleet.tables.row_types import RowType
 from fleet.tables.rules import RowRule
 
 ORDER = ["Parameters", "Attributes", "Returns", "Yields", "Raises", "Notes", "Examples"]

@@ -133,13 +133,13 @@ def test_a_traceback_adds_no_guess_of_pythons_own():
         timeout=60,
         check=False,
     )
-    assert ended.stderr.endswith("PyTorch runs the model, and has settings of its own\n")
+    assert ended.stderr.endswith("PyTorch runs the model, and has its own settings\n")
 
 
 INSTEAD = {
     "CompiledProgram": "fleet.Executor, in one process for each device (python -m fleet.launch)",
-    "BuildStrategy": "PyTorch runs the model, and has settings of its own",
-    "ExecutionStrategy": "PyTorch runs the model, and has settings of its own",
+    "BuildStrategy": "PyTorch runs the model, and has its own settings",
+    "ExecutionStrategy": "PyTorch runs the model, and has its own settings",
     "DGCMomentumOptimizer": "see strategy.wire_dtype and strategy.power_sgd",
 }
 

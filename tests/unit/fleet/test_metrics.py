@@ -75,7 +75,7 @@ def test_auc_of_many_samples_is_scikit_learn_s_to_four_digits():
         ),
         ([0.5, float("nan")], [0, 1], r"AUC: scores holds nan at 1"),
         ([0.5, 0.5], [0, 2], r"AUC: labels holds 2 at 1, expected 0 or 1"),
-        ([0.5, 0.5], [0], r"AUC: 2 scores and 1 labels, expected as many of each"),
+        ([0.5, 0.5], [0], r"AUC: 2 scores and 1 labels, expected equal numbers"),
         (["a"], [0], r"AUC: scores are of type <U1, expected numbers"),
     ],
 )

@@ -13,6 +13,7 @@ import torch
 import fleet as package
 from fleet import DistributedStrategy, DistributeTranspilerConfig
 from fleet.collective import Fleet as CollectiveFleet
+from fleet.collective.trainer import Trainer as CollectiveTrainer
 from fleet.errors import ConfigurationError
 from fleet.fluid import Program
 from fleet.fluid import collective_executor as collective_steps
@@ -30,6 +31,11 @@ ROOT = Path(__file__).parents[3]
 OF_STRATEGY = [field.name for field in dataclasses.fields(DistributedStrategy) if field.name != "transpiler"]
 OF_CONFIG = [field.name for field in dataclasses.fields(DistributeTranspilerConfig)]
 JOBS = dict(zip(MODES, SYNC_MODES, strict=False))  # a mode of the user's own is no job's
+
+
+_OTHER_MODE = (
+    "FLEET_SYNC_MODE is Geo, but the script has transpiled its program for Sync, which takes precedence"
+)
 
 
 class Own:
@@ -66,6 +72,7 @@ TRIALS: dict[str, tuple[Any, ...]] = {
     "config.mode": ("nccl2", "collective"),
     "config.print_log": (True,),
     "config.wait_port": (False,),
+    "config.remote_prefetch": (False,),
     "config.runtime_split_send_recv": (True,),
     "config.sync_mode": (False,),
     "config.half_async": (True,),
@@ -113,6 +120,7 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
     ),
     "config.print_log": ("test_print_log_tells_where_each_block_goes",),
     "config.wait_port": ("test_wait_port_of_the_config_reaches_a_startup_program_that_runs_first",),
+    "config.remote_prefetch": ("test_a_trainer_has_a_copy_of_a_table_whose_rows_it_does_not_fetch",),
     "config.runtime_split_send_recv": ("test_mode",),
     "config.sync_mode": ("test_mode",),
     "config.half_async": ("test_mode",),
@@ -164,7 +172,7 @@ def test_every_field_has_a_row_and_a_trial_and_nothing_else_has():
 
 
 def test_every_accepted_option_has_a_test_of_its_effect():
-    effects = {Verdict.CARRIED_OUT, Verdict.SAYS_THE_MODE}
+    effects = {Verdict.CARRIED_OUT, Verdict.SELECTS_THE_MODE}
     accepted = {name for name, rules in OPTIONS.items() if effects & {rule.verdict for rule in rules}}
     assert SHOWN_BY.keys() == accepted
     tests = "\n".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
@@ -211,14 +219,14 @@ def train(name: str, value: Any, where: Where, monkeypatch: pytest.MonkeyPatch) 
     return DistributedMode(fleet.main_program.attr("distributed_mode"))
 
 
-class Unmet(CollectiveFleet):
-    """A fleet that meets nobody: it goes as far as the options that it is given, and keeps the strategy."""
+class Unmet(CollectiveTrainer):
+    """A trainer that joins no other: it checks its options, and keeps the strategy that it was given."""
 
     given: DistributedStrategy
 
-    def distributed_optimizer(self, optimizer: Any, strategy: Any = None, model: Any = None) -> Any:
+    def distribute(self, optimizer: Any, strategy: Any = None, model: Any = None) -> Any:
         self.given = strategy
-        return super().distributed_optimizer(optimizer, strategy, model)
+        return super().distribute(optimizer, strategy, model)
 
 
 def start_by_hand(name: str, value: Any, monkeypatch: pytest.MonkeyPatch) -> Unmet:
@@ -228,16 +236,16 @@ def start_by_hand(name: str, value: Any, monkeypatch: pytest.MonkeyPatch) -> Unm
         setattr(config, name.removeprefix("config."), value)
     main = captured()
     transpile_alone(package.DistributeTranspiler(config), main)
-    fleet = Unmet()
+    trainer = Unmet()
     if name != "FLEET_SYNC_MODE":
-        monkeypatch.setattr(fleet, "init", lambda _: None)
-    monkeypatch.setattr(collective_steps, "fleet", fleet)
+        monkeypatch.setattr(trainer, "join", lambda _: None)
+    monkeypatch.setattr(collective_steps, "this_trainer", trainer)
     try:
         package.Executor().run(main.startup_program)
     except ConfigurationError as error:
         if "fleet.init was not called" not in str(error):
             raise
-    return fleet
+    return trainer
 
 
 def transpile_alone(transpiler: package.DistributeTranspiler, main: Program, **arguments: Any) -> None:
@@ -269,7 +277,7 @@ def check(name: str, value: Any, where: Where, monkeypatch: pytest.MonkeyPatch) 
     if message:
         assert names(message, name, value), case
         assert "leave it at" in message, case
-    elif verdict is Verdict.SAYS_THE_MODE:
+    elif verdict is Verdict.SELECTS_THE_MODE:
         assert modes == [MODE_SAID[name, value]], case
     elif where.servers:
         programs = "async" if where.mode == "own" or name == "strategy.mode" else where.mode
@@ -299,7 +307,7 @@ def test_a_transpiler_called_by_hand_carries_each_value_out_or_refuses_it(name, 
         rule = rule_for(name, config.split_method if name.endswith("method") else value, Where(True, mode))
         transpiler = package.DistributeTranspiler(config, mode=OWN if mode == "own" else None)
         message = refusal_of(partial(transpiler.transpile, 0, captured(), trainers=2))
-        if rule.verdict is not Verdict.SAYS_THE_MODE:
+        if rule.verdict is not Verdict.SELECTS_THE_MODE:
             assert bool(message) == (rule.verdict is Verdict.REFUSED)
         assert not message or names(message, name, value)
 
@@ -336,7 +344,7 @@ def test_an_argument_that_only_servers_give_a_meaning_is_refused(name, mode):
     for value in ARGUMENTS[name]:
         main = captured()
         message = refusal_of(partial(make_alone, mode, main, name, value))
-        assert f"{name} = {value!r} is not carried out in collective training" in message
+        assert f"{name} = {value!r} is not supported in collective training" in message
         assert ("transpiled" in main.attrs) == name.startswith("get_trainer_program")
 
 
@@ -360,8 +368,8 @@ def test_what_asks_for_nothing_of_servers_is_accepted(arguments):
     ("value", "averaged"), [(None, None), ("grad_allreduce", None), ("local_sgd", package.LocalSGD())]
 )
 def test_what_a_program_of_collective_training_averages_reaches_the_fleet(monkeypatch, value, averaged):
-    fleet = start_by_hand("config.collective_mode", value, monkeypatch)
-    assert fleet.given.parameters_averaged() == averaged
+    trainer = start_by_hand("config.collective_mode", value, monkeypatch)
+    assert trainer.given.parameters_averaged() == averaged
 
 
 @pytest.mark.parametrize("servers", [pytest.param(True, id="servers"), pytest.param(False, id="collective")])
@@ -392,7 +400,7 @@ class _Completed:
 
 @pytest.mark.parametrize(
     ("job", "said"),
-    [("Geo", ["FLEET_SYNC_MODE is Geo, and the script has transpiled for Sync, which counts"]), ("Sync", [])],
+    [("Geo", [_OTHER_MODE]), ("Sync", [])],
 )
 def test_a_script_that_transpiles_by_hand_says_that_its_mode_counts(monkeypatch, caplog, job, said):
     monkeypatch.setenv("FLEET_SYNC_MODE", job)
@@ -416,12 +424,12 @@ def test_a_current_endpoint_changes_no_program():
 
 def test_a_refusal_says_option_value_way_and_what_works_instead():
     assert refusal("config.nccl_comm_num", 2, 1, Where(servers=False)) == (
-        "config.nccl_comm_num = 2 is not carried out in collective training: all buckets share one "
+        "config.nccl_comm_num = 2 is not supported in collective training: all buckets share one "
         "communicator; leave it at 1"
     )
     with_servers = Where(True, "geo", by_executor=True)
     assert (refusal("strategy.cross_step", True, False, with_servers) or "").startswith(
-        "strategy.cross_step = True is not carried out with parameter servers and an Executor, "
-        "where the mode is geo: "
+        "strategy.cross_step = True is not supported with parameter servers and an Executor, where the mode "
+        "is geo: "
     )
     assert refusal("config.nccl_comm_num", 1, 1, Where(servers=False)) is None

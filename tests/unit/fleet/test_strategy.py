@@ -61,12 +61,12 @@ def test_what_is_set_later_is_checked_at_once_and_the_whole_when_it_is_read():
     with pytest.raises(ConfigurationError, match=r"strategy\.transport is 'udp'; expected auto"):
         strategy.transport = "udp"
     strategy.wire_dtype, strategy.transport = "bfloat16", "shared_memory"
-    with pytest.raises(ConfigurationError, match="in which nothing travels"):
+    with pytest.raises(ConfigurationError, match="which sends no tensors over the network"):
         strategy.resolved("Sync")
     strategy.transport = "auto"
     strategy.transpiler.geo_sgd_mode = True
     strategy.sync_mode = True
-    with pytest.raises(ConfigurationError, match=r"strategy\.transpiler asks for geo"):
+    with pytest.raises(ConfigurationError, match=r"strategy\.transpiler requests geo"):
         strategy.resolved("Sync")
 
 
@@ -95,7 +95,7 @@ INSTEAD = {
         ("adaptive_localsgd", "adaptive_localsgd_configs"),
         "set strategy.local_sgd = fleet.LocalSGD(k_steps=8, begin_step=30)",
     ),
-    "use_dgc": "wire_dtype='bfloat16' halves it, power_sgd makes it narrow",
+    "use_dgc": "use wire_dtype='bfloat16' or power_sgd",
     **dict.fromkeys(("use_amp", "amp_loss_scaling"), "under torch.autocast"),
     **dict.fromkeys(("forward_recompute", "recompute_checkpoints"), "use torch.utils.checkpoint"),
     **dict.fromkeys(
@@ -103,7 +103,7 @@ INSTEAD = {
         "in torch's buckets",
     ),
     **dict.fromkeys(("find_unused_parameters", "static_graph"), "in every pass which parameters"),
-    "sync_batch_norm": "give torch.nn.SyncBatchNorm.convert_sync_batchnorm the model, on GPUs",
+    "sync_batch_norm": "pass the model to torch.nn.SyncBatchNorm.convert_sync_batchnorm, on GPUs",
     **dict.fromkeys(("exec_strategy", "build_strategy"), "PyTorch runs the model"),
 }
 
@@ -155,16 +155,16 @@ def test_compensating_for_delay_is_async_where_no_mode_is_named(strategy):
         ({"transport": "udp"}, r"strategy\.transport is 'udp'; expected auto or tcp or shared_memory"),
         (
             {"wire_dtype": "float8"},
-            r"strategy\.wire_dtype is 'float8'; expected 'bfloat16', 'float16' or None",
+            r"strategy\.wire_dtype is 'float8'; expected 'bfloat16', 'float16', or None",
         ),
         ({"local_sgd": 8}, r"strategy\.local_sgd is 8; expected a fleet\.LocalSGD or None"),
         (
             {"local_sgd": fleet.LocalSGD(), "wire_dtype": "bfloat16"},
-            r"strategy\.local_sgd is LocalSGD.* and strategy\.wire_dtype is 'bfloat16': parameters are",
+            r"strategy\.local_sgd is LocalSGD.* and strategy\.wire_dtype is 'bfloat16': only one kind",
         ),
         (
             {"power_sgd": fleet.PowerSGD(), "wire_dtype": "bfloat16"},
-            r"strategy\.power_sgd is PowerSGD.* and strategy\.wire_dtype is 'bfloat16': parameters are",
+            r"strategy\.power_sgd is PowerSGD.* and strategy\.wire_dtype is 'bfloat16': only one kind",
         ),
         (
             {
@@ -179,7 +179,7 @@ def test_compensating_for_delay_is_async_where_no_mode_is_named(strategy):
         ),
         (
             {"wire_dtype": "bfloat16", "transport": "shared_memory"},
-            r"strategy\.transport is 'shared_memory', in which nothing travels",
+            r"strategy\.transport is 'shared_memory', which sends no tensors over the network",
         ),
         (
             {"wire_dtype": "bfloat16", "transpiler": DistributeTranspilerConfig(enable_dc_asgd=True)},
@@ -191,26 +191,26 @@ def test_compensating_for_delay_is_async_where_no_mode_is_named(strategy):
         ({"mode": "geo"}, r"strategy\.mode is 'geo'; expected an instance of a subclass of fleet\.param"),
         (
             {"sync_mode": True, "transpiler": DistributeTranspilerConfig(sync_mode=False)},
-            r"strategy\.sync_mode is True, and strategy\.transpiler asks for half_async",
+            r"strategy\.sync_mode is True, but strategy\.transpiler requests half_async",
         ),
         (
             {"sync_mode": True, "transpiler": DistributeTranspilerConfig(geo_sgd_mode=True)},
-            r"strategy\.sync_mode is True, and strategy\.transpiler asks for geo",
+            r"strategy\.sync_mode is True, but strategy\.transpiler requests geo",
         ),
         (
             {
                 "sync_mode": False,
                 "transpiler": DistributeTranspilerConfig(sync_mode=False, completely_not_async=True),
             },
-            r"strategy\.sync_mode is False, and strategy\.transpiler asks for sync",
+            r"strategy\.sync_mode is False, but strategy\.transpiler requests sync",
         ),
         (
             {"mode": Named(), "sync_mode": False},
-            r"strategy\.mode is 'named', and strategy\.sync_mode = False asks for asynchronous",
+            r"strategy\.mode is 'named', but strategy\.sync_mode = False requests asynchronous",
         ),
         (
             {"mode": Named(), "transpiler": DistributeTranspilerConfig(half_async=True)},
-            r"strategy\.mode is 'named', and strategy\.transpiler asks for half_async",
+            r"strategy\.mode is 'named', but strategy\.transpiler requests half_async",
         ),
         (
             {"transpiler": DistributeTranspilerConfig(geo_sgd_mode=True, half_async=True)},
@@ -218,9 +218,9 @@ def test_compensating_for_delay_is_async_where_no_mode_is_named(strategy):
         ),
         (
             {"mode": Local(), "server_kernels": "fused"},
-            r"server_kernels is 'fused', and .* strategy\.mode gives the servers step nothing; .*fused=True",
+            r"server_kernels is 'fused', but .* strategy\.mode the servers do not step; .*fused=True",
         ),
-        ({"mode": "nccl2"}, r"the original's mode is strategy\.transpiler\.mode"),
+        ({"mode": "nccl2"}, r"Paddle's mode is strategy\.transpiler\.mode"),
         ({"transpiler": {}}, r"strategy\.transpiler is \{\}; expected a DistributeTranspilerConfig"),
     ],
 )

@@ -1,9 +1,11 @@
 """A process that compiles nothing does not pay for TorchDynamo; one that does has torch's own optimizers."""
 
-import subprocess
-import sys
+import os
+from pathlib import Path
 
 import pytest
+
+from tests.support.forked_python import ForkedPython
 
 pytestmark = pytest.mark.programs
 
@@ -106,18 +108,21 @@ step_directly(Counted(layer.parameters(), lr=0.1))
 """
 
 
-def run(program: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-c", program], timeout=120, check=False, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+def run(program: str, folder: Path) -> str:
+    """Run a program in a process that has imported torch already, but not TorchDynamo."""
+    (folder / "program.py").write_text(program)
+    with (folder / "said").open("w") as said:
+        forked = ForkedPython(folder / "program.py", env=os.environ, output=said, errors=said, cwd=folder)
+    status = forked.wait(100)
+    assert status == 0, (folder / "said").read_text()
+    return (folder / "said").read_text()
 
 
 @pytest.mark.parametrize("then", [NOTHING_COMPILES, COMPILED_LATER], ids=["never", "later"])
-def test_optimizers_work_whether_or_not_something_is_compiled(then: str):
-    run(PROLOGUE + then)
+def test_optimizers_work_whether_or_not_something_is_compiled(then: str, tmp_path: Path):
+    run(PROLOGUE + then, tmp_path)
 
 
-def test_what_somebody_has_put_around_a_step_is_called():
-    assert run(PROLOGUE + OF_THE_USERS_OWN) == "stepped its own way\nsomebody's own\nits own closure\n"
+def test_what_somebody_has_put_around_a_step_is_called(tmp_path: Path):
+    said = run(PROLOGUE + OF_THE_USERS_OWN, tmp_path)
+    assert said == "stepped its own way\nsomebody's own\nits own closure\n"

@@ -79,8 +79,8 @@ def test_the_wait_for_all_replicas_is_measured_once(metrics: Metrics):
 
 def test_pods_are_counted_and_the_wait_for_the_first_ones(metrics: Metrics):
     created = job(creationTimestamp="2026-01-01T00:00:00Z")
-    metrics.applied(created, CreatePod({}))
-    metrics.applied(created.model_copy(update={"status": FleetJobStatus(restarts=1)}), CreatePod({}))
+    metrics.applied(created, CreatePod(dict))
+    metrics.applied(created.model_copy(update={"status": FleetJobStatus(restarts=1)}), CreatePod(dict))
     metrics.applied(created, DeletePod("p", "u"))
     metrics.applied(created, CreateService({}))
     assert value(metrics, "fleet_operator_pods_created_total") == 2
@@ -111,7 +111,7 @@ def test_pods_are_counted_and_the_wait_for_the_first_ones(metrics: Metrics):
 def test_a_jobs_age_is_no_wait_when_it_starts_later(metrics: Metrics, later):
     created = job(creationTimestamp="2026-01-01T00:00:00Z")
     pending = FleetJobStatus(state=JobState.PENDING, **later)
-    metrics.applied(created.with_status(pending), CreatePod({}))
+    metrics.applied(created.with_status(pending), CreatePod(dict))
     running = pending.model_copy(update={"state": JobState.RUNNING})
     metrics.status_written(created.with_status(pending), created.with_status(running))
     assert value(metrics, "fleet_operator_job_to_pod_creation_latency_seconds_count") == 0
@@ -142,7 +142,7 @@ def test_the_longest_wait_is_that_of_one_job_and_of_our_own_alone(metrics: Metri
         created(60, JobState.PENDING),
         created(600, None),
         created(3600, JobState.RUNNING),
-        created(7200, None, runPolicy={"managedBy": "example.com/other"}),
+        created(7200, None, managedBy="example.com/other"),
     ]
     metrics.watch_jobs(lambda: jobs)
     assert value(metrics, name, {"job_namespace": "default"}) == pytest.approx(600, abs=30)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from fleet_operator.api import Role, parse_job
+from fleet_operator.api import Role
 from fleet_operator.build import ClusterHosts, build_pod
 from fleet_operator.build.volumes import build_claims
 from fleet_operator.plan.model import Attempt
@@ -20,12 +20,18 @@ SPECS = [yaml.safe_load(block)["spec"] for block in re.findall(r"```yaml\n(.*?)`
 
 @pytest.mark.parametrize(
     ("spec", "claimed"),
-    list(zip(SPECS, [[], ["digits-checkpoint-pserver-0", "digits-checkpoint-pserver-1"]], strict=True)),
-    ids=["there", "made"],
+    list(
+        zip(
+            SPECS,
+            [[], ["digits-checkpoint-11111111-pserver-0", "digits-checkpoint-11111111-pserver-1"], []],
+            strict=True,
+        )
+    ),
+    ids=["there", "made", "of-an-earlier-job"],
 )
 def test_servers_find_the_folder_that_the_page_names(spec: dict[str, Any], claimed: list[str]):
     pods = template(**spec.get("template", {}).get("spec", {}))
-    job = parse_job(jobs.manifest(**{**spec, "template": pods}))
+    job = jobs.job(jobs.manifest(**{**spec, "template": pods}))
     assert [each["metadata"]["name"] for each in build_claims(job)] == claimed
     [container] = build_pod(job, Role.PSERVER, 0, Attempt(), ClusterHosts(job))["spec"]["containers"]
     folder = next(each["value"] for each in container["env"] if each["name"] == "FLEET_CHECKPOINT_DIR")

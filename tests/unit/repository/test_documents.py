@@ -1,4 +1,4 @@
-"""Every block of code, command and manifest of README.md and docs/ is run by a test.
+"""Every block of code, command and manifest of README.md, CONTRIBUTING.md and docs/ is run by a test.
 
 The tables here name the test of each; that test reads the page, or types the command as it stands there.
 """
@@ -13,17 +13,20 @@ from pathlib import Path
 
 import pytest
 
+from fleet_operator import __version__
 from tests.support.documents import PAGES, blocks
 from tests.support.recipes import recipes
 from tools import assets
 
 SHELL = ("sh", "bash")
-SHOWN_ONLY = ("", "text", "diff")
-"""Listings of folders, lines of a log, and the README's diff, which test_turns.py compares."""
+SHOWN_ONLY = ("", "text", "diff", "mermaid")
+"""Listings of folders, lines of a log, pictures, and the README's diff, which test_turns.py compares."""
 
+FIRST_JOB = "docs/first-job.md"
 RECIPES = "docs/bring-your-own-script.md"
 """Its blocks have names; tests/unit/repository/test_recipes.py sees to it that each is run."""
 
+CLIENT = "tests/controlplane/test_client.py::test_the_page_s_client"
 PAGES_TEST = "tests/runtime/recipes/test_pages.py"
 MANIFESTS_TEST = "tests/controlplane/test_documents.py::test_the_api_server_takes_every_manifest_of_the_pages"
 COLLECTIVE = "tests/runtime/collective/test_recipes.py"
@@ -34,13 +37,25 @@ TLS_TEST = "tests/unit/repository/test_security.py::test_the_certificate_is_made
 TABLE_TEST = f"{PAGES_TEST}::test_a_table_takes_the_place_of_an_embedding_and_its_rows_are_fetched_ahead"
 
 BLOCKS = {
-    ("README.md", "yaml"): ["tests/runtime/local/test_digits.py::test_digits_trains_from_its_manifest"],
+    ("docs/watching.md", "python"): [
+        "tests/unit/fleet/process/test_reporting.py::test_the_reporter_of_the_page_is_installed_as_the_page_says"
+    ],
+    ("docs/watching.md", "toml"): [
+        "tests/unit/fleet/process/test_reporting.py::test_the_reporter_of_the_page_is_installed_as_the_page_says"
+    ],
+    ("docs/watching.md", "yaml"): [
+        "tests/runtime/local/test_reporters.py::test_the_pages_reporters_are_there"
+    ],
+    ("docs/first-job.md", "yaml"): [
+        "tests/runtime/local/test_digits.py::test_digits_trains_from_its_manifest"
+    ],
     ("docs/checkpoints.md", "python"): [
         f"{PAGES_TEST}::test_a_job_goes_on_from_its_newest_checkpoint",
         f"{COLLECTIVE}::test_a_job_with_a_gradscaler_goes_on_to_the_bit_after_its_trainers_were_killed",
         f"{PAGES_TEST}::test_most_saves_of_a_job_with_tables_are_of_what_has_changed",
     ],
-    ("docs/checkpoints.md", "yaml"): [MANIFESTS_TEST, MANIFESTS_TEST],
+    ("docs/checkpoints.md", "yaml"): [MANIFESTS_TEST, MANIFESTS_TEST, MANIFESTS_TEST],
+    ("docs/client.md", "python"): [f"{CLIENT}_submits_waits_and_deletes", f"{CLIENT}_waits_for_many_jobs"],
     ("docs/collective.md", "python"): [
         BUILT_TEST,
         LOOPS_TEST,
@@ -86,18 +101,25 @@ BLOCKS = {
 IMAGES_TEST = (
     "tests/unit/repository/test_documents.py::test_the_images_that_are_pushed_are_those_that_the_chart_runs"
 )
+RELEASES = "tests/controlplane/test_chart.py"
 UNINSTALL_TEST = "tests/e2e/test_uninstall.py::test_uninstalling_the_chart_leaves_nothing_behind"
 COMMANDS = {
     "R=": IMAGES_TEST,
     "docker push": IMAGES_TEST,
     "make image OPERATOR_IMAGE": IMAGES_TEST,
-    "helm install": UNINSTALL_TEST,
+    "make publish": ("tests/unit/repository/test_release.py::test_what_is_pushed_is_signed_by_its_digest"),
+    "helm install fleet-operator": f"{RELEASES}::test_every_installation_of_the_page_is_one",
+    "helm install fleet ": f"{RELEASES}::test_every_installation_of_the_page_is_one",
+    "helm test": "tests/e2e/test_upgrade.py::test_a_job_is_not_disturbed_by_what_happens_to_its_operator",
+    "helm rollback": "tests/e2e/test_upgrade.py::test_a_job_is_not_disturbed_by_what_happens_to_its_operator",
     "helm uninstall": UNINSTALL_TEST,
-    "kubectl delete lease": UNINSTALL_TEST,
     "helm upgrade": "tests/controlplane/test_election.py::test_an_upgrade_leaves_the_lease_to_its_holder",
     "kubectl apply": "tests/e2e/test_examples.py::test_the_job_succeeds_at_the_first_attempt",
     "kubectl wait": "tests/controlplane/test_life.py::test_a_job_runs_succeeds_and_is_cleaned_up",
     "kubectl fleet": "tests/controlplane/test_cli.py::test_it_is_a_plugin_of_kubectl_too",
+    "python examples/": (
+        "tests/runtime/examples/test_alone.py::test_an_example_trains_as_one_trainer_with_one_server_does"
+    ),
     "python -m fleet.launch_ps": (
         "tests/runtime/examples/test_examples.py::"
         "test_digits_learns_with_parameter_servers_and_data_loaders_that_fork"
@@ -110,6 +132,7 @@ COMMANDS = {
     "fleetjob status -w": "tests/controlplane/test_cli.py::test_on_a_terminal_status_watch_is_a_live_table",
     "fleetjob logs -f": "tests/controlplane/test_cli.py::test_logs_of_all_replicas_are_merged_and_followed",
     "fleetjob events": "tests/controlplane/test_cli.py::test_suspend_and_resume",
+    "fleetjob ui": "tests/runtime/local/test_ui.py::test_the_page_follows_a_run_from_its_restart_to_its_end",
     "fleetjob run": "tests/runtime/local/test_volumes.py::test_the_manifest_and_the_command_of_the_page",
     "export FLEET_JOB_KEY": "tests/unit/repository/test_security.py::test_the_key_of_the_page_is_one",
 }
@@ -153,7 +176,7 @@ def test_every_block_has_its_test(page: str):
         )
         for name in tests:
             assert_is_a_test(name)
-            if name != MANIFESTS_TEST and page != "README.md":
+            if name != MANIFESTS_TEST and page != FIRST_JOB:
                 assert Path(page).name in Path(name.partition("::")[0]).read_text()
 
 
@@ -170,20 +193,17 @@ def test_every_command_has_its_test(page: str, command: str):
     assert_is_a_test(tests[0])
 
 
-def test_the_demo_is_the_run_of_the_manifest_that_the_readme_shows():
+def test_the_demo_is_the_run_of_the_manifest_of_the_first_job():
     recipe = re.search(r"^demo:.*\n\t(.*)$", Path("Makefile").read_text(), re.MULTILINE)
     assert recipe is not None
     assert recipe[1].endswith("fleetjob run -f examples/digits/fleetjob.yaml")
-    assert "<!-- file: examples/digits/fleetjob.yaml -->" in Path("README.md").read_text()
+    assert "<!-- file: examples/digits/fleetjob.yaml -->" in Path(FIRST_JOB).read_text()
 
 
 @pytest.mark.parametrize("path", sorted(Path("examples").glob("*/fleetjob*.yaml")), ids=str)
 def test_manifests_name_the_image_that_make_image_builds(path: Path):
-    makefile = Path("Makefile").read_text()
-    version = re.search(r"^VERSION := (.*)$", makefile, re.MULTILINE)
-    assert version is not None
-    assert f"image: fleet-trainer:{version[1]}\n" in path.read_text()
-    assert "TRAINER_IMAGE ?= fleet-trainer:$(VERSION)\n" in makefile
+    assert f"image: fleet-trainer:{__version__}\n" in path.read_text()
+    assert "TRAINER_IMAGE ?= fleet-trainer:$(VERSION)\n" in Path("Makefile").read_text()
 
 
 @pytest.mark.programs
@@ -206,4 +226,5 @@ def test_the_images_that_are_pushed_are_those_that_the_chart_runs(tmp_path: Path
     told = noted.read_text().splitlines()
     built = [re.findall(r"--tag (\S+)", each)[0] for each in told if each.startswith("build")]
     assert built == [each.removeprefix("push ") for each in told if each.startswith("push")]
-    assert re.findall(r"^ +image: \"?([^\"\n]+)\"?$", ended.stdout, re.MULTILINE) == built[:1]
+    # The operator's, and that of the pod of `helm test`.
+    assert re.findall(r"^ +image: \"?([^\"\n]+)\"?$", ended.stdout, re.MULTILINE) == [built[0]] * 2

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import tomllib
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 WHOLE = Path("requirements.lock")
@@ -19,6 +22,8 @@ PARTS = [
 FRAMEWORKS = Path("tests/frameworks.lock")
 OLDEST = Path("tests/oldest.lock")
 TORCHREC = Path("tests/torchrec.lock")
+KFP = Path("tests/kfp.lock")
+SITE = Path("docs/requirements.lock")
 
 
 def pins(lock: Path) -> dict[str, frozenset[str]]:
@@ -27,7 +32,7 @@ def pins(lock: Path) -> dict[str, frozenset[str]]:
     return {name: frozenset(re.findall(r"--hash=(sha256:[0-9a-f]{64})", rest)) for name, rest in entries}
 
 
-@pytest.mark.parametrize("lock", [WHOLE, *PARTS, FRAMEWORKS, OLDEST, TORCHREC], ids=str)
+@pytest.mark.parametrize("lock", [WHOLE, *PARTS, FRAMEWORKS, OLDEST, TORCHREC, KFP, SITE], ids=str)
 def test_every_pin_has_hashes_and_no_address(lock):
     found = pins(lock)
     assert found
@@ -83,3 +88,32 @@ def test_the_oldest_packages_that_are_tried_are_the_oldest_that_are_taken(part: 
     assert {name: Version(tried[name]) for name in taken} == {
         name: Version(oldest) for name, oldest in taken.items()
     }
+
+
+def imports(module: Path) -> set[str]:
+    """Return the packages that a module imports as soon as it is imported."""
+    found = set[str]()
+    for statement in ast.parse(module.read_text()).body:
+        if isinstance(statement, ast.Import):
+            found |= {each.name.partition(".")[0] for each in statement.names}
+        elif isinstance(statement, ast.ImportFrom) and statement.module is not None:
+            found.add(statement.module.partition(".")[0])
+    return found
+
+
+def test_tests_with_the_oldest_packages_import_no_others():
+    (listed,) = re.findall(r"^OLDEST := ((?:.*\\\n)*.*)$", Path("Makefile").read_text(), re.MULTILINE)
+    words = listed.replace("\\\n", " ").split()
+    ignored = [word.partition("=")[2] for word in words if word.startswith("--ignore")]
+    pinned = {pin.partition("==")[0] for pin in pins(OLDEST)} | {"fleet-operator", "fleet-trainer"}
+    others = {
+        package
+        for package, names in packages_distributions().items()
+        if pinned.isdisjoint(map(canonicalize_name, names))
+    }
+    assert "tensorboard" in others
+    tested = [path for word in words if word.startswith("tests/") for path in Path(word).rglob("test_*.py")]
+    assert len(tested) > 100
+    for path in tested:
+        if not any(path.is_relative_to(each) or path.match(each) for each in ignored):
+            assert imports(path) & others == set(), f"{path}: leave it out in the Makefile's OLDEST"

@@ -39,11 +39,6 @@ exec sleep "${SLEEPS-0}"
 Start = Callable[..., subprocess.Popen[str]]
 
 
-def _heed_ctrl_c() -> None:
-    """Undo what a shell does to programs in its background: they ignore SIGINT, and no script can heed it."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
     """A way to start the script in a process group of its own, with a home for its temporary files."""
@@ -66,7 +61,6 @@ def start(tmp_path: Path) -> Iterator[Start]:
             stderr=subprocess.PIPE,
             text=True,
             start_new_session=True,
-            preexec_fn=_heed_ctrl_c,
         )
         started.append(process)
         return process

@@ -5,10 +5,13 @@ the modules that need torch import it.
 """
 
 import sys
+import warnings
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fleet.errors import meant
+from fleet.installation import problem_with
 from fleet.process import lifecycle as lifecycle  # installs the hook that reports a user's mistake
 
 if TYPE_CHECKING:
@@ -16,7 +19,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-if "torch" in sys.modules:  # a script that is about to build its optimizer, maybe long before fleet.init()
+if "torch" in sys.modules:  # before the script builds its optimizer, which may be long before fleet.init()
     from fleet.without_dynamo import defer_dynamo
 
     defer_dynamo()
@@ -66,24 +69,28 @@ NAMES |= dict.fromkeys(_PACKAGES, "fleet")
 """The module of each public name; scripts find these names here and on the `fleet` of their job."""
 
 _RUN_BY_AN_EXECUTOR = "run the program itself with fleet.Executor, in one process for each device"
-_LEFT_TO_PYTORCH = "PyTorch runs the model, and has settings of its own"
+_LEFT_TO_PYTORCH = "PyTorch runs the model, and has its own settings"
 _NOT_HERE = {
     "CompiledProgram": f"{_RUN_BY_AN_EXECUTOR} (python -m fleet.launch)",
     "BuildStrategy": _LEFT_TO_PYTORCH,
     "ExecutionStrategy": _LEFT_TO_PYTORCH,
-    "DGCMomentumOptimizer": "no gradient travels in parts; see strategy.wire_dtype and strategy.power_sgd",
+    "DGCMomentumOptimizer": "gradients are always sent whole; see strategy.wire_dtype and strategy.power_sgd",
 }
 """Names of Paddle that this package does not have, and what to use instead."""
 
 
+if (_problem := problem_with(sys.modules[__name__], Path(__file__).parent)) is not None:
+    warnings.warn(_problem, RuntimeWarning, stacklevel=2)
+
+
 def unknown_name(name: str, problem: str) -> AttributeError:
-    """Return the error for an unknown name; for a name of Paddle, it suggests what to use instead."""
+    """Return the error for an unknown name; for a name of Paddle, the message suggests a replacement."""
     if name in _NOT_HERE:
         problem = f"fleet has no {name}: {_NOT_HERE[name]}"
     return AttributeError(problem, name=name, obj=None)  # of an obj, Python would add a guess of its own
 
 
-if not TYPE_CHECKING:  # type checkers take a name that is not in fleet.typed for a mistake
+if not TYPE_CHECKING:  # hidden from type checkers, which should report a name that is not in fleet.typed
 
     def __getattr__(name: str) -> object:
         if name in _PACKAGES:
@@ -95,8 +102,9 @@ if not TYPE_CHECKING:  # type checkers take a name that is not in fleet.typed fo
         raise unknown_name(
             name,
             f"module 'fleet' has no attribute {name!r}{close}; init(), distributed_optimizer() and the other "
-            "calls of a job are those of the object that a script imports by 'from fleet.parameter_server "
-            "import fleet' or, for collective training, 'from fleet.collective import fleet'",
+            "calls of a job are methods of the object that a script imports with 'from "
+            "fleet.parameter_server import fleet' or, for collective training, 'from fleet.collective "
+            "import fleet'",
         )
 
 

@@ -53,7 +53,7 @@ class LocalSGD:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PowerSGD:
-    """Gradient matrices are sent as products of two narrow ones; the error is added to the next gradient.
+    """PowerSGD: sends gradient matrices as products of two narrow matrices, with error feedback.
 
     Attributes
     ----------

@@ -4,16 +4,16 @@ The class hierarchy separates causes: the user's mistakes (`ConfigurationError`)
 of ours (`ProtocolError`), and failures of the environment (`PeerLostError`, `StateLostError`). The operator
 reads the exit status, so the reserved codes below are part of the contract between the two distributions::
 
-    FleetError                        1   training failed ├── ConfigurationError            2   a mistake of
-    the user, found before any work │   ├── AlreadyJoinedError            a trainer of this id runs already,
-    in this attempt or a later one │   ├── CheckpointError               a checkpoint that is incomplete, or
-    of another training │   ├── RoleError                     a role variable is missing, malformed or
-    contradicts another │   └── TranspileError                a program that cannot be distributed as
-    requested ├── DiskFullError                 1   the disk is full, or no descriptor is left for the file
-    ├── ProtocolError                 1   a violation of the wire protocol │   ├── RemoteProtocolError
-    by the peer │   └── LocalProtocolError            by a message that this process was about to send ├──
-    StateLostError               90   a parameter server came back without its state └── PeerLostError
-    91   a peer is permanently lost
+    FleetError                        1   training failed
+    ├── ConfigurationError            2   a user's mistake, found before any work │   ├── AlreadyJoinedError
+    a trainer of this id runs already, in this attempt or a later one │   ├── CheckpointError               a
+    checkpoint that is incomplete, or of another training run │   ├── RoleError                     a role
+    variable is missing, malformed or contradicts another │   └── TranspileError                a program that
+    cannot be distributed as requested ├── DiskFullError                 1   the disk is full, or no
+    descriptor is left for the file ├── ProtocolError                 1   a violation of the wire protocol │
+    ├── RemoteProtocolError           by the peer │   └── LocalProtocolError            by a message that this
+    process was about to send ├── StateLostError               90   a parameter server came back without its
+    state └── PeerLostError                91   a peer is permanently lost
         └── DeadlineExceededError         a wait exceeded its deadline
 """
 
@@ -57,7 +57,7 @@ class FleetError(Exception):
 
 
 class ConfigurationError(FleetError):
-    """A mistake of the user, found before any work started: a retry fails in the same way."""
+    """A mistake of the user, found before any work started; a retry would fail in the same way."""
 
     exit_code: ClassVar[int] = EXIT_CONFIGURATION
 
@@ -71,7 +71,7 @@ class CheckpointError(ConfigurationError):
 
 
 class DiskFullError(FleetError):
-    """A file cannot be written now: the disk is full, a directory is in its place, or no descriptor is left.
+    """A file cannot be written now: the disk is full, its path is a directory, or no descriptor is left.
 
     A retry may succeed.
     """
@@ -92,7 +92,7 @@ def disk_error(raised: Exception, sentence: str) -> FleetError:
 
 
 def meant(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
-    """Return a question that suggests the closest known name; empty if none is close."""
+    """Return a suggestion of the closest known name; empty if none is close."""
     from difflib import get_close_matches  # imported only when an error occurs
 
     close = get_close_matches(name, known, n=1, cutoff=cutoff)

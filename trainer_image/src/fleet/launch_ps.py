@@ -24,8 +24,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     """Parse the command line; :func:`commands` checks the values."""
     parser = argparse.ArgumentParser(
         prog="python -m fleet.launch_ps",
-        description="Run a training script as parameter servers and workers on this machine. "
-        "The exit status is 0 when every worker ended well, else that of the process that failed first.",
+        description="Run a training script as parameter servers and workers on this machine. The exit status "
+        "is 0 if every worker ended with status 0, otherwise that of the first process that failed.",
         allow_abbrev=False,
     )
     parser.add_argument("--worker_num", default="2", help="number of workers (default: %(default)s)")
@@ -62,8 +62,8 @@ def commands(arguments: argparse.Namespace, environ: Mapping[str, str]) -> list[
     """
     if arguments.print_program and arguments.log_dir:
         raise ConfigurationError(
-            f"--log_dir is {arguments.log_dir!r}, and --print_program prints to the terminal and writes no "
-            "logs; expected one of them"
+            f"--log_dir is {arguments.log_dir!r}, but --print_program prints to the terminal and writes no "
+            "logs; expected only one of them"
         )
     num_workers = flags.whole_number("--worker_num", arguments.worker_num, least=1, most=1024)
     servers = _servers(arguments)
@@ -94,7 +94,7 @@ def _servers(arguments: argparse.Namespace) -> list[tuple[str, int]]:
     if arguments.start_port is not None:
         raise ConfigurationError(
             f"--start_port is {arguments.start_port!r} and --endpoints is {arguments.endpoints!r}, which "
-            "says each server's port; expected one of them"
+            "gives each server's port; expected only one of them"
         )
     servers = [flags.endpoint("--endpoints", text) for text in arguments.endpoints.split(",")]
     if len(set(servers)) != len(servers):

@@ -45,7 +45,7 @@ class AUC:
         self._reduce = reduce
         self._counts = np.zeros((2, buckets), dtype=np.int64)
         self.error = nan
-        """Largest possible error of the last result: half the share of pairs within one bucket."""
+        """The maximum error of the last result: half the share of pairs within one bucket."""
 
     def update(self, scores: Any, labels: Any) -> None:
         """Count samples of this trainer.
@@ -65,7 +65,7 @@ class AUC:
         found, truth = _flat("AUC", "scores", scores), _flat("AUC", "labels", labels)
         if found.size != truth.size:
             raise ConfigurationError(
-                f"AUC: {found.size} scores and {truth.size} labels, expected as many of each"
+                f"AUC: {found.size} scores and {truth.size} labels, expected equal numbers"
             )
         for what, numbers, wrong, expected in (
             ("scores", found, ~((found >= 0) & (found <= 1)), "probabilities from 0 to 1, as of a sigmoid"),
@@ -91,7 +91,7 @@ class AUC:
         return float((positive * (below + negative / 2)).sum() / pairs)
 
     def reset(self) -> None:
-        """Forget the samples."""
+        """Discard the samples counted so far."""
         self._counts[:] = 0
 
 
@@ -128,7 +128,7 @@ class Mean:
         return float(total / count) if count else nan
 
     def reset(self) -> None:
-        """Forget the samples."""
+        """Discard the samples counted so far."""
         self._total, self._count = 0.0, 0
 
 
@@ -165,7 +165,7 @@ class Sum:
         return float(self._reduce(np.array([self._total]))[0])
 
     def reset(self) -> None:
-        """Forget the numbers."""
+        """Discard the numbers added so far."""
         self._total = 0.0
 
 
@@ -210,7 +210,7 @@ class Accuracy:
         return self._mean.compute()
 
     def reset(self) -> None:
-        """Forget the samples."""
+        """Discard the samples counted so far."""
         self._mean.reset()
 
 
@@ -289,14 +289,14 @@ def check_operation(mode: object) -> None:
     Raises
     ------
     ConfigurationError
-        It is not.
+        It is not one of them.
     """
     if mode not in OPERATIONS:
         raise ConfigurationError(f"all_reduce_worker: mode is {mode!r}; expected {', '.join(OPERATIONS)}")
 
 
 def numbers_of(values: Any) -> npt.NDArray[Any]:
-    """Return a trainer's argument of ``all_reduce_worker`` as an array.
+    """Return a trainer's argument to ``all_reduce_worker`` as an array.
 
     Parameters
     ----------
@@ -324,12 +324,12 @@ def numbers_of(values: Any) -> npt.NDArray[Any]:
 
 
 def like(values: Any, numbers: npt.NDArray[Any], output: npt.NDArray[Any] | None) -> Any:
-    """Return combined numbers in the form of a trainer's own values.
+    """Convert combined numbers to the form of a trainer's own values.
 
     Parameters
     ----------
     values : number, array or Tensor
-        The trainer's own.
+        The trainer's own values.
     numbers : numpy.ndarray
         The combined numbers.
     output : numpy.ndarray, optional

@@ -21,7 +21,7 @@ class Verdict(Enum):
     """The effect of a value other than the default."""
 
     CARRIED_OUT = "yes"
-    SAYS_THE_MODE = "says the mode"
+    SELECTS_THE_MODE = "selects the mode"
     CHANGES_NOTHING = "changes nothing"
     REFUSED = "refused"
 
@@ -37,9 +37,9 @@ class Where:
     mode : str
         One of `MODES`; empty in collective training, and while it is unknown.
     by_executor : bool
-        True if an `Executor` makes the steps, of a program from ``minimize()`` or from a transpiler called by
-        hand; False if the script's own loop does. In collective training it is True only for a transpiler
-        called by hand.
+        True if an `Executor` runs the steps of a program, from ``minimize()`` or from a transpiler that the
+        script calls; False if the script's own loop does. In collective training it is True only for such a
+        transpiler.
     """
 
     servers: bool
@@ -55,7 +55,7 @@ class Where:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """The effect of an option. The first rule of an option that applies determines the effect.
+    """One rule about the effect of an option; the first rule that applies determines the effect.
 
     Attributes
     ----------
@@ -112,9 +112,9 @@ def _changes_nothing(text: str, *modes: str, servers: bool = False, values: tupl
     )
 
 
-def _says_the_mode(text: str) -> Rule:
+def _selects_the_mode(text: str) -> Rule:
     return Rule(
-        verdict=Verdict.SAYS_THE_MODE,
+        verdict=Verdict.SELECTS_THE_MODE,
         text=text,
         collective=False,
         modes=MODES[:-1],
@@ -149,13 +149,13 @@ _ALWAYS_TOGETHER = _not_in_collective(
     "its trainers exchange the gradients of every step; other modes need parameter servers, "
     "fleet.parameter_server"
 )
-_ONLY_COLLECTIVE = _not_with_servers("collective training has a fleet of its own, fleet.collective")
+_ONLY_COLLECTIVE = _not_with_servers("collective training has a separate fleet, fleet.collective")
 _OWN_MODE = _not_with_servers("a mode of your own is already in use", "own")
 _ONE_LEVEL = _not_in_collective("there is one all-reduce over all trainers; NCCL finds its own hierarchy")
 
 OPTIONS: Final[Mapping[str, tuple[Rule, ...]]] = {
     "strategy.sync_mode": (
-        _says_the_mode("True: sync; False: the asynchronous mode of the config, else half_async"),
+        _selects_the_mode("True: sync; False: the asynchronous mode of the config, else half_async"),
         _changes_nothing("collective training is synchronous", values=(True,)),
         _OWN_MODE,
         _ALWAYS_TOGETHER,
@@ -187,7 +187,7 @@ OPTIONS: Final[Mapping[str, tuple[Rule, ...]]] = {
         _NO_SERVERS,
     ),
     "strategy.server_kernels": (
-        _not_with_servers("servers only add changes; give your own optimizer fused=True", "geo"),
+        _not_with_servers("servers only add changes; pass fused=True to your own optimizer", "geo"),
         _done("fused: the servers step with the class's fused kernel"),
         _NO_SERVERS,
     ),
@@ -219,7 +219,8 @@ OPTIONS: Final[Mapping[str, tuple[Rule, ...]]] = {
     ),
     "strategy.non_finite": (
         _not_with_servers(
-            "the trainer's own optimizer steps; check in the loop before optimizer.step()", "geo"
+            "the trainer's own optimizer steps; check the gradients in the loop before optimizer.step()",
+            "geo",
         ),
         _done("stop: an error before a gradient with NaN or infinity is sent; skip: the step is skipped"),
         _done_in_collective(
@@ -238,7 +239,7 @@ OPTIONS: Final[Mapping[str, tuple[Rule, ...]]] = {
         ),
         _not_in_collective(
             "no server clips there; call torch.nn.utils.clip_grad_norm_ or clip_grad_value_ between "
-            "backward() and step(), where the gradients are averaged already"
+            "backward() and step(), where the gradients are already averaged"
         ),
     ),
     "config.slice_var_up": (
@@ -263,51 +264,59 @@ OPTIONS: Final[Mapping[str, tuple[Rule, ...]]] = {
             "which then means the mode async",
             *("sync", "half_async", "geo"),
         ),
-        _not_with_servers("a mode of your own applies gradients its own way", "own"),
+        _not_with_servers("your own mode decides how gradients are applied", "own"),
         _NO_SERVERS,
     ),
     "config.mode": (
         _ONLY_COLLECTIVE,
         _done_in_collective(
-            "collective: what fleet.collective does anyway",
+            "collective: fleet.collective does this anyway",
             values=("collective",),
         ),
         _done_in_collective(
-            "nccl2: for a transpiler called by hand; trainers meet in the startup program, and the backend "
-            "is not affected",
+            "nccl2: for a transpiler that the script calls; trainers rendezvous in the startup program, and "
+            "the backend is not affected",
             values=("nccl2",),
             by_executor=True,
         ),
         _not_in_collective(
-            "NCCL carries gradients that are on a GPU, and gloo those that are not, whatever the script "
-            "says; 'collective' is accepted, and 'nccl2' for a transpiler called by hand"
+            "NCCL carries gradients that are on a GPU, and gloo the others, whatever the script sets; "
+            "'collective' is accepted, and so is 'nccl2' for a transpiler that the script calls"
         ),
     ),
     "config.print_log": (
-        _done("prints where each block goes"),
+        _done("prints the server of each block"),
         _NO_SERVERS,
     ),
     "config.wait_port": (
         _done("False: only the call that joins a server waits for it"),
         _ALWAYS_WAITED_FOR,
     ),
+    "config.remote_prefetch": (
+        _done(
+            "False: each trainer has a copy of the is_sparse tables of a program that is built with layers. "
+            "No effect on modules of PyTorch: torch.nn.Embedding(sparse=True) always has copies, "
+            "fleet.nn.DistributedEmbedding never"
+        ),
+        _NO_SERVERS,
+    ),
     "config.runtime_split_send_recv": (
-        _says_the_mode("async, unless another mode is requested"),
+        _selects_the_mode("async, unless another mode is requested"),
         _OWN_MODE,
         _ALWAYS_TOGETHER,
     ),
     "config.sync_mode": (
-        _says_the_mode("False: half_async, unless another mode is requested"),
+        _selects_the_mode("False: half_async, unless another mode is requested"),
         _OWN_MODE,
         _ALWAYS_TOGETHER,
     ),
-    "config.half_async": (_says_the_mode("half_async"), _OWN_MODE, _ALWAYS_TOGETHER),
+    "config.half_async": (_selects_the_mode("half_async"), _OWN_MODE, _ALWAYS_TOGETHER),
     "config.completely_not_async": (
-        _says_the_mode("the mode stays sync"),
+        _selects_the_mode("the mode stays sync"),
         _OWN_MODE,
         _ALWAYS_TOGETHER,
     ),
-    "config.geo_sgd_mode": (_says_the_mode("geo"), _OWN_MODE, _ALWAYS_TOGETHER),
+    "config.geo_sgd_mode": (_selects_the_mode("geo"), _OWN_MODE, _ALWAYS_TOGETHER),
     "config.geo_sgd_need_push_nums": (
         _done(
             "steps between two exchanges",
@@ -325,7 +334,7 @@ OPTIONS: Final[Mapping[str, tuple[Rule, ...]]] = {
     "config.collective_mode": (
         _ONLY_COLLECTIVE,
         _done_in_collective(
-            "grad_allreduce: what fleet.collective does anyway",
+            "grad_allreduce: fleet.collective does this anyway",
             values=("grad_allreduce",),
         ),
         _done_in_collective(
@@ -339,7 +348,7 @@ OPTIONS: Final[Mapping[str, tuple[Rule, ...]]] = {
         _ALWAYS_TOGETHER,
     ),
     "transpile.sync_mode": (
-        _says_the_mode("False: the asynchronous mode of the config, else half_async"),
+        _selects_the_mode("False: the asynchronous mode of the config, else half_async"),
         _changes_nothing("a mode of your own takes precedence", "own", servers=True),
         _ALWAYS_TOGETHER,
     ),
@@ -364,7 +373,9 @@ OPTIONS: Final[Mapping[str, tuple[Rule, ...]]] = {
         ),
     ),
     "FLEET_SYNC_MODE": (
-        _says_the_mode("the mode of a strategy that sets none; transpile() by hand sets its own"),
+        _selects_the_mode(
+            "the mode of a strategy that sets none; a script's call of transpile() sets its own"
+        ),
         _ALWAYS_TOGETHER,
     ),
 }
@@ -398,15 +409,15 @@ def refusal(name: str, value: object, default: object, where: Where) -> str | No
     Examples
     --------
     >>> refusal("config.nccl_comm_num", 2, 1, Where(servers=False))
-    'config.nccl_comm_num = 2 is not carried out in collective training: all buckets share one
-    communicator; leave it at 1'
+    'config.nccl_comm_num = 2 is not supported in collective training: all buckets share one communicator;
+    leave it at 1'
     """
     if value == default:
         return None
     rule = rule_for(name, value, where)
     if rule.verdict is not Verdict.REFUSED:
         return None
-    return f"{name} = {value!r} is not carried out {where}: {rule.text}; leave it at {_shown(default)}"
+    return f"{name} = {value!r} is not supported {where}: {rule.text}; leave it at {_shown(default)}"
 
 
 def _shown(value: object) -> str:

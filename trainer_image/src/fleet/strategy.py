@@ -1,7 +1,7 @@
 """The strategy: the part of a job's training options that the script sets.
 
 A `mode` object of the script, `sync_mode` or the fields of the transpiler config determine the mode. If two
-of them contradict each other, the strategy is refused. If none is set, the job determines the mode
+of them contradict each other, an error is raised. If none is set, the job determines the mode
 (`FLEET_SYNC_MODE`).
 """
 
@@ -38,14 +38,14 @@ _FIELDS_OF_MODE: Final[dict[DistributedMode, dict[str, Any]]] = {
 
 _LOCAL = "set strategy.local_sgd = fleet.LocalSGD(k_steps=8); collective training only"
 _FIXED = (
-    "its k would follow the loss, which an optimizer is not told; "
-    "set strategy.local_sgd = fleet.LocalSGD(k_steps=8, begin_step=30)"
+    "its k would depend on the loss, which an optimizer does not receive; set strategy.local_sgd = "
+    "fleet.LocalSGD(k_steps=8, begin_step=30)"
 )
 _RECOMPUTED = "use torch.utils.checkpoint in the model"
 _AUTOCAST = "run the forward pass under torch.autocast"
-_UNUSED = "trainers tell one another in every pass which parameters they have used; leave it out"
-_BUCKETS = "gradients travel in torch's buckets, and are views of them; leave it out"
-_EXECUTED = "PyTorch runs the model, and has settings of its own"
+_UNUSED = "trainers exchange in every pass which parameters they have used; leave it out"
+_BUCKETS = "gradients are sent in torch's buckets, and are views of them; leave it out"
+_EXECUTED = "PyTorch runs the model, and has its own settings"
 ORIGINALS: Final[Mapping[str, str]] = {
     "use_local_sgd": _LOCAL,
     "local_sgd_config": _LOCAL,
@@ -53,7 +53,7 @@ ORIGINALS: Final[Mapping[str, str]] = {
     "localsgd_configs": _LOCAL,
     "adaptive_localsgd": _FIXED,
     "adaptive_localsgd_configs": _FIXED,
-    "use_dgc": "no gradient travels in parts; wire_dtype='bfloat16' halves it, power_sgd makes it narrow",
+    "use_dgc": "gradients are always sent whole; use wire_dtype='bfloat16' or power_sgd",
     "use_amp": _AUTOCAST,
     "amp_loss_scaling": _AUTOCAST,
     "forward_recompute": _RECOMPUTED,
@@ -64,7 +64,7 @@ ORIGINALS: Final[Mapping[str, str]] = {
     "gradient_as_bucket_view": _BUCKETS,
     "find_unused_parameters": _UNUSED,
     "static_graph": _UNUSED,
-    "sync_batch_norm": "give torch.nn.SyncBatchNorm.convert_sync_batchnorm the model, on GPUs",
+    "sync_batch_norm": "pass the model to torch.nn.SyncBatchNorm.convert_sync_batchnorm, on GPUs",
     "exec_strategy": _EXECUTED,
     "build_strategy": _EXECUTED,
 }
@@ -94,9 +94,9 @@ class DistributedStrategy:
         must then read parameters only through the modules that own them, and pass the model to
         `distributed_optimizer`. Synchronous and asynchronous training only; half-async and GEO do not wait.
     server_kernels : str
-        ``default``: the servers step with the user's kernel flags, and give the same bits as one process.
-        ``fused``: they use the fused kernels of the optimizer's class, which pass over memory once, and round
-        differently.
+        ``default``: the servers step with the user's kernel flags; the result is bitwise-identical to that of
+        one process. ``fused``: they use the fused kernels of the optimizer's class, which read memory once
+        and round differently.
     transport : str
         How gradients and values travel between a trainer and a parameter server. ``auto``: through shared
         memory if both run on one host as one user, else over TCP. ``tcp``: always over TCP.
@@ -117,11 +117,11 @@ class DistributedStrategy:
     non_finite : str
         How to handle a gradient that holds NaN or infinity. ``warn``: log one warning. The first steps and
         every sixteenth step are checked; rows of tables are checked in every step. ``stop``: raise an error
-        before the gradient is sent. ``skip``: no trainer makes the step; in the asynchronous modes, only this
+        before the gradient is sent. ``skip``: no trainer runs the step; in the asynchronous modes, only this
         trainer skips it. ``stop`` and ``skip`` read all gradients once more in each step, and with parameter
         servers all gradients are sent in `optimizer.step()`.
     transpiler : DistributeTranspilerConfig
-        How parameters are cut into blocks and dispatched to servers.
+        How parameters are sliced into blocks and dispatched to servers.
 
     Raises
     ------
@@ -130,8 +130,8 @@ class DistributedStrategy:
 
     Notes
     -----
-    Paddle's ``DistributedStrategy`` holds a transpiler's config and how trainers send; ours adds what
-    PyTorch, collective training and the servers' kernels need.
+    Paddle's ``DistributedStrategy`` holds a transpiler's config and options for sending; this class adds
+    options for PyTorch, collective training and the servers' kernels.
     """
 
     sync_mode: bool | None = None
@@ -176,8 +176,8 @@ class DistributedStrategy:
         """
         if self.wire_dtype is not None and self.transport == "shared_memory":
             raise ConfigurationError(
-                f"strategy.wire_dtype is {self.wire_dtype!r}, and strategy.transport is 'shared_memory', in "
-                "which nothing travels; leave one of them at its default"
+                f"strategy.wire_dtype is {self.wire_dtype!r}, and strategy.transport is 'shared_memory', "
+                "which sends no tensors over the network; leave one of them at its default"
             )
         if self.wire_dtype is not None and self.transpiler.enable_dc_asgd:
             raise ConfigurationError(
@@ -186,13 +186,13 @@ class DistributedStrategy:
             )
         if self.overlap is True and self.non_finite != "warn":
             raise ConfigurationError(
-                f"strategy.overlap is True, and strategy.non_finite is {self.non_finite!r}, for which no "
-                "gradient may leave before all are there; leave overlap at None"
+                f"strategy.overlap is True, and strategy.non_finite is {self.non_finite!r}, with which no "
+                "gradient may be sent before all are computed; leave overlap at None"
             )
         if self.server_kernels != "default" and getattr(self.mode, "steps_locally", False):
             raise ConfigurationError(
-                f"strategy.server_kernels is {self.server_kernels!r}, and in the mode that strategy.mode "
-                "gives the servers step nothing; give your own optimizer fused=True instead"
+                f"strategy.server_kernels is {self.server_kernels!r}, but in the mode of strategy.mode the "
+                "servers do not step; pass fused=True to your own optimizer instead"
             )
         self._check_averaging()
         self._check_mode()
@@ -226,7 +226,7 @@ class DistributedStrategy:
                         raise ConfigurationError(reason)
 
     def _check_averaging(self) -> None:
-        """Refuse two ways of averaging at the same time."""
+        """Raise if the fields request two ways of averaging."""
         asked = {
             "local_sgd": self.parameters_averaged(),
             "power_sgd": self.power_sgd,
@@ -235,8 +235,7 @@ class DistributedStrategy:
         given = [f"strategy.{name} is {value!r}" for name, value in asked.items() if value is not None]
         if len(given) > 1:
             raise ConfigurationError(
-                f"{' and '.join(given)}: parameters are averaged, or gradients, in one way; leave all but "
-                "one at None"
+                f"{' and '.join(given)}: only one kind of averaging is possible; leave all but one at None"
             )
         if self.local_sgd is not None and self.transpiler.collective_mode == "grad_allreduce":
             raise ConfigurationError(
@@ -250,7 +249,7 @@ class DistributedStrategy:
             )
 
     def _check_mode(self) -> None:
-        """Refuse a strategy whose fields request different modes."""
+        """Raise if the fields request different modes."""
         try:
             asked = self.transpiler.asks_for()
         except TranspileError as error:
@@ -258,24 +257,24 @@ class DistributedStrategy:
         if self.mode is not None:
             found = ""
             if self.sync_mode is not None:
-                found = f"strategy.sync_mode = {self.sync_mode} asks for {_said(self.sync_mode)}"
+                found = f"strategy.sync_mode = {self.sync_mode} requests {_said(self.sync_mode)}"
             elif asked is not None:
-                found = f"strategy.transpiler asks for {_said(asked)} ({self.transpiler.mode_flags()})"
+                found = f"strategy.transpiler requests {_said(asked)} ({self.transpiler.mode_flags()})"
             if found:
                 raise ConfigurationError(
-                    f"strategy.mode is {self.mode.name!r}, and {found}; leave it at its default where a mode "
-                    "is given"
+                    f"strategy.mode is {self.mode.name!r}, but {found}; leave it at its default if mode is "
+                    "set"
                 )
         if self.sync_mode is True and asked not in (None, DistributedMode.SYNC):
             raise ConfigurationError(
-                f"strategy.sync_mode is True, and strategy.transpiler asks for {_said(asked)} "
-                f"({self.transpiler.mode_flags()}); "
-                "set sync_mode = False, or leave the config's fields of the mode at their defaults"
+                f"strategy.sync_mode is True, but strategy.transpiler requests {_said(asked)} "
+                f"({self.transpiler.mode_flags()}); set sync_mode = False, or leave the config's fields of "
+                "the mode at their defaults"
             )
         if self.sync_mode is False and asked is DistributedMode.SYNC:
             raise ConfigurationError(
-                "strategy.sync_mode is False, and strategy.transpiler asks for sync (completely_not_async = "
-                "True); set one of them to the other"
+                "strategy.sync_mode is False, but strategy.transpiler requests sync (completely_not_async = "
+                "True); change one of them"
             )
 
     def resolved(self, job_sync_mode: str) -> "DistributedStrategy":
@@ -520,8 +519,8 @@ def _unknown(name: str) -> str:
     of_config = [each.name for each in fields(DistributeTranspilerConfig)]
     if name in of_config:
         return (
-            f"DistributedStrategy has no field {name!r}, its config has: set strategy.transpiler.{name}, or "
-            "hand over a DistributeTranspilerConfig as the strategy"
+            f"DistributedStrategy has no field {name!r}, but its config has: set strategy.transpiler.{name}, "
+            "or pass a DistributeTranspilerConfig as the strategy"
         )
     if name in ORIGINALS:
         return f"DistributedStrategy has no field {name!r}: {ORIGINALS[name]}"
@@ -550,7 +549,7 @@ def _check_one_of(*choices: object, expected: str = "") -> Callable[[str, object
 
 def _check_own_mode(name: str, value: object) -> None:
     if value is not None and not isinstance(getattr(value, "programs", None), DistributedMode):
-        hint = "; the original's mode is strategy.transpiler.mode" if isinstance(value, str) else ""
+        hint = "; Paddle's mode is strategy.transpiler.mode" if isinstance(value, str) else ""
         raise ConfigurationError(
             f"strategy.{name} is {value!r}; expected an instance of a subclass of "
             f"fleet.parameter_server.modes.Mode{hint}"
@@ -585,7 +584,7 @@ _CHECKS: Final[dict[str, Callable[[str, object], None]]] = {
     "server_kernels": _check_one_of("default", "fused"),
     "transport": _check_one_of("auto", "tcp", "shared_memory"),
     "wire_dtype": _check_one_of(
-        None, "bfloat16", "float16", expected="'bfloat16', 'float16' or None: as they are kept"
+        None, "bfloat16", "float16", expected="'bfloat16', 'float16', or None for the tensors' own dtype"
     ),
     "local_sgd": _check_kind(LocalSGD),
     "power_sgd": _check_kind(PowerSGD),

@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 
 from fleet.errors import ConfigurationError
 from fleet.plan.optimizers import build_optimizer
-from fleet.without_dynamo import step_directly
+from fleet.without_dynamo import direct_step
 
 __all__ = ["DenseUpdate", "clip_coefficient", "compensate_delay", "sum_of_squares", "total_of"]
 
@@ -74,6 +74,7 @@ class DenseUpdate:
                 f"{chosen}: {error}; expected a constructor that takes (params, **options) with the options "
                 "of its param groups"
             ) from error
+        self._step = direct_step(self._optimizer)
 
     def apply(self, gradient: Tensor, hyper_parameters: Mapping[str, Any]) -> None:
         """Step the block.
@@ -89,12 +90,12 @@ class DenseUpdate:
         self._optimizer.param_groups[0].update(options)
         self._value.grad = gradient
         try:
-            step_directly(self._optimizer)
+            self._step()
         finally:
             self._value.grad = None
 
     def _typed(self, options: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the options, after converting to tensors those that the class receives as tensors."""
+        """Return the options, with those that the class expects as tensors converted to tensors."""
         tensors = {
             name: torch.tensor(options[name], dtype=dtype, device="cpu")
             for name, dtype in self._tensors.items()
@@ -107,7 +108,7 @@ class DenseUpdate:
         return dict(self._optimizer.state.get(self._value, {}))
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Replace the state with a state that `state` has returned; tensors are copied."""
+        """Replace the state with one that `state` returned; tensors are copied."""
         self._optimizer.state[self._value] = {
             name: entry.detach().clone() if isinstance(entry, Tensor) else entry
             for name, entry in state.items()
@@ -118,7 +119,7 @@ def _check_fused(optimizer_class: type[Optimizer]) -> None:
     if "fused" not in inspect.signature(optimizer_class).parameters:
         raise ConfigurationError(
             f"strategy.server_kernels is 'fused', and {optimizer_class.__name__} has no fused kernel; use "
-            "'default', or a class that has one, as SGD, Adam, AdamW and Adagrad"
+            "'default', or a class that has one, such as SGD, Adam, AdamW or Adagrad"
         )
 
 

@@ -1,19 +1,19 @@
 """Optimizers that do not import TorchDynamo until the script compiles a function.
 
 The first optimizer of a process imports ``torch._dynamo``, only to exclude some of its methods from
-compilation. The import takes much of the start-up time, and much memory, of every trainer and server; most of
-them never compile.
+compilation. The import takes much of the start-up time and memory of every trainer and server, most of which
+never compile anything.
 """
 
 import sys
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
 from torch.optim import Optimizer
 
-__all__ = ["defer_dynamo", "step_directly"]
+__all__ = ["defer_dynamo", "direct_step", "step_directly"]
 
 METHODS = ("add_param_group", "zero_grad", "state_dict", "load_state_dict")
 """The methods that torch excludes from compilation."""
@@ -37,25 +37,27 @@ def defer_dynamo() -> None:
             vars(function).setdefault(ATTRIBUTE, _until_imported(method, function))
 
 
-def step_directly(optimizer: Optimizer) -> None:
-    """Step an optimizer without its hooks, which already run around the script's own step.
+def direct_step(optimizer: Optimizer) -> Callable[[], object]:
+    """Return an optimizer's step without its hooks, which already run around the script's own step.
 
     The step function of a torch optimizer is called alone, without hooks, profiler marks and the import. A
     user-defined ``step`` is called unchanged, except for the hooks.
     """
-    step, is_torchs = _direct_step(type(optimizer).step)
+    step, is_torchs = _unwrapped(type(optimizer).step)
     if is_torchs:
-        with torch.set_grad_enabled(bool(optimizer.defaults.get("differentiable", False))):
-            step(optimizer)
-    elif step is not None:
-        step(optimizer)
-    else:
-        optimizer.step()
+        differentiable = bool(optimizer.defaults.get("differentiable", False))
+        return partial(torch.set_grad_enabled(differentiable)(step), optimizer)
+    return partial(step, optimizer) if step is not None else optimizer.step
+
+
+def step_directly(optimizer: Optimizer) -> None:
+    """Make one step of an optimizer with its `direct_step`."""
+    direct_step(optimizer)()
 
 
 @cache  # keyed by function, because torch replaces it when the first optimizer of a class is made
-def _direct_step(step: Callable[..., Any]) -> tuple[Any, bool]:
-    """Return the function that a class's step wraps below its hooks, if any, and whether it is torch's."""
+def _unwrapped(step: Callable[..., Any]) -> tuple[Any, bool]:
+    """Return the function that a class's step wraps below its hooks, if any, and whether torch defines it."""
     layers = [step]
     while (wrapped := getattr(layers[-1], "__wrapped__", None)) is not None:
         layers.append(wrapped)
@@ -66,7 +68,7 @@ def _direct_step(step: Callable[..., Any]) -> tuple[Any, bool]:
 
 
 def _module_of(function: Any) -> str:
-    """Return the module of a function's code; a wrapper may claim that of the function it wraps."""
+    """Return the module of a function's code; a wrapper may claim the module of the wrapped function."""
     return str(getattr(function, "__globals__", {}).get("__name__", ""))
 
 

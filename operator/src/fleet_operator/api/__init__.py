@@ -3,6 +3,7 @@
 from fleet_operator.api.job import (
     CheckpointScope,
     CleanPodPolicy,
+    ExitCodeOperator,
     FailureAction,
     FailurePolicy,
     FailureRule,
@@ -13,14 +14,17 @@ from fleet_operator.api.job import (
     PodTemplate,
     Retention,
     RuleAction,
+    StartupOrder,
     StartupPolicy,
-    SuccessPolicy,
+    SuccessPolicyType,
     SyncMode,
 )
+from fleet_operator.api.ledger import PortBlocks, QuotaBackOff, ReplicaRestarts, StoredLedger, StoredRole
 from fleet_operator.api.names import Role
 from fleet_operator.api.parse import parse_job, read_job
-from fleet_operator.api.placement import Gang
+from fleet_operator.api.placement import Gang, NetworkPolicyType
 from fleet_operator.api.status import (
+    Columns,
     Condition,
     ConditionStatus,
     ConditionType,
@@ -28,8 +32,6 @@ from fleet_operator.api.status import (
     JobProgress,
     JobState,
     LastFailure,
-    QuotaBackOff,
-    ReplicaRestarts,
     RoleStatus,
     TableStatistics,
 )
@@ -37,9 +39,11 @@ from fleet_operator.api.status import (
 __all__ = [
     "CheckpointScope",
     "CleanPodPolicy",
+    "Columns",
     "Condition",
     "ConditionStatus",
     "ConditionType",
+    "ExitCodeOperator",
     "FailureAction",
     "FailurePolicy",
     "FailureRule",
@@ -51,16 +55,21 @@ __all__ = [
     "JobState",
     "LastFailure",
     "Mode",
+    "NetworkPolicyType",
     "ObjectMeta",
     "PodTemplate",
+    "PortBlocks",
     "QuotaBackOff",
     "ReplicaRestarts",
     "Retention",
     "Role",
     "RoleStatus",
     "RuleAction",
+    "StartupOrder",
     "StartupPolicy",
-    "SuccessPolicy",
+    "StoredLedger",
+    "StoredRole",
+    "SuccessPolicyType",
     "SyncMode",
     "TableStatistics",
     "parse_job",

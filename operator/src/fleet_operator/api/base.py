@@ -1,9 +1,18 @@
 """The building blocks of a manifest: frozen models with camelCase names in JSON, and bounded values."""
 
 # No `from __future__ import annotations` here: pydantic reads the annotations when the class is made.
+from datetime import UTC, datetime
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, StrictFloat, StrictInt, StringConstraints
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    StrictFloat,
+    StrictInt,
+    StringConstraints,
+)
 from pydantic.alias_generators import to_camel
 
 __all__ = [
@@ -24,6 +33,8 @@ __all__ = [
     "ResourceName",
     "Seconds",
     "Servers",
+    "StatusModel",
+    "Timestamp",
     "Trainers",
 ]
 
@@ -73,7 +84,7 @@ ResourceName = Annotated[str, StringConstraints(pattern=RESOURCE_NAME)]
 
 
 class Model(BaseModel):
-    """A part of the manifest: frozen, camelCase outside, without unknown fields."""
+    """A part of the manifest: frozen, with camelCase names in JSON, and without unknown fields."""
 
     model_config = ConfigDict(alias_generator=to_camel, extra="forbid", frozen=True)
 
@@ -86,3 +97,21 @@ class OpenModel(Model):
     def to_manifest(self) -> dict[str, Any]:
         """Return the fields that were set, without defaults, as new dictionaries and lists."""
         return self.model_dump(mode="json", by_alias=True, exclude_unset=True)
+
+
+def _timestamp(moment: datetime) -> str:
+    return moment.astimezone(UTC).replace(microsecond=0).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+Timestamp = Annotated[datetime, PlainSerializer(_timestamp, return_type=str)]
+
+
+class StatusModel(BaseModel):
+    """A part of the status: frozen, and with the fields that a newer build of the operator wrote."""
+
+    model_config = ConfigDict(alias_generator=to_camel, validate_by_name=True, extra="allow", frozen=True)
+
+    @property
+    def extras(self) -> dict[str, Any]:
+        """The fields that this build of the operator does not know; it writes them back unchanged."""
+        return dict(self.model_extra or {})

@@ -27,7 +27,7 @@ _KEPT = (
     "default", "description", "enum", "format", "maxItems", "maxLength", "maxProperties", "maximum",
     "minItems", "minLength", "minimum", "pattern", "required", "type",
 )  # fmt: skip
-_LIST_MAP_KEYS = {"conditions": "type", "roles": "role", "restarts": "index"}
+_LIST_MAP_KEYS = {"conditions": "type", "roles": "role"}
 _QUANTITY = {
     # Text or any number: x-kubernetes-int-or-string would reject 0.5, which is valid in pods.
     "x-kubernetes-preserve-unknown-fields": True,
@@ -38,9 +38,9 @@ _QUANTITY = {
 _COLUMNS = (
     ("Mode", "string", ".spec.mode"),
     ("State", "string", ".status.state"),
-    ("Pservers", "string", ".status.pservers"),
-    ("Trainers", "string", ".status.trainers"),
-    ("Progress", "string", ".status.progress.summary"),
+    ("Pservers", "string", ".status.columns.pservers"),
+    ("Trainers", "string", ".status.columns.trainers"),
+    ("Progress", "string", ".status.columns.progress"),
     ("Restarts", "integer", ".status.restarts"),
     ("Age", "date", ".metadata.creationTimestamp"),
 )
@@ -87,7 +87,7 @@ def build_crd() -> dict[str, Any]:
 
 
 def render_crd() -> str:
-    """Return the CustomResourceDefinition as YAML, in the committed form."""
+    """Return the CustomResourceDefinition as YAML, formatted like the file in the repository."""
     return _HEADER + yaml.dump(build_crd(), Dumper=_Dumper, sort_keys=False, width=110)
 
 

@@ -25,15 +25,18 @@ from fleet_operator.api.base import (
     Servers,
     Trainers,
 )
-from fleet_operator.api.names import CONTROLLER, MAIN_CONTAINER, Role
-from fleet_operator.api.placement import Gang, Network, NodePool, PortRange, Scheduling, Tls
-from fleet_operator.api.status import FleetJobStatus
+from fleet_operator.api.names import CONTROLLER, LABEL_QUEUE, MAIN_CONTAINER, Role, gang_name
+from fleet_operator.api.placement import Devices, Gang, Network, PodGroupPolicy, PortRange, Scheduling, Tls
+from fleet_operator.api.status import FleetJobStatus, JobState
 
 __all__ = [
     "Checkpoint",
     "CheckpointScope",
     "CleanPodPolicy",
     "Container",
+    "DisruptionBudget",
+    "ExitCodeOperator",
+    "ExitCodes",
     "FailureAction",
     "FailurePolicy",
     "FailureRule",
@@ -47,8 +50,10 @@ __all__ = [
     "Retention",
     "RuleAction",
     "RunPolicy",
+    "StartupOrder",
     "StartupPolicy",
     "SuccessPolicy",
+    "SuccessPolicyType",
     "SyncMode",
     "TrainerSpec",
     "VolumeClaimTemplate",
@@ -56,6 +61,10 @@ __all__ = [
 
 ExitCode = Annotated[StrictInt, Field(ge=1, le=255)]
 Reason = Annotated[str, StringConstraints(min_length=1, max_length=63)]
+RuleName = Annotated[
+    str, StringConstraints(max_length=63, pattern="^[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$")
+]
+Pattern = Annotated[str, StringConstraints(min_length=1, max_length=256)]
 
 
 class FailureAction(StrEnum):
@@ -75,19 +84,45 @@ class RuleAction(StrEnum):
     IGNORE = "Ignore"
 
 
+class ExitCodeOperator(StrEnum):
+    """Whether a rule matches the listed exit codes, or all others."""
+
+    IN = "In"
+    NOT_IN = "NotIn"
+
+
+class ExitCodes(Model):
+    """A set of exit codes of the main container, as in a Job's podFailurePolicy."""
+
+    operator: ExitCodeOperator = Field(description="In: one of the values. NotIn: any other code but 0.")
+    values: Annotated[tuple[ExitCode, ...], Field(min_length=1, max_length=64)] = Field(
+        description="The exit codes."
+    )
+
+    def has(self, exit_code: int | None) -> bool:
+        """Return whether an exit code matches; None, for a container without an exit code, never does."""
+        return exit_code is not None and (exit_code in self.values) is (self.operator is ExitCodeOperator.IN)
+
+
 class FailureRule(Model):
     """An exception for the failures that match all of its criteria."""
 
+    name: RuleName = Field(description="The name of the rule in messages, unique in the list.")
     role: Role | None = Field(default=None, description="Only replicas of this role.")
-    on_exit_codes: Annotated[tuple[ExitCode, ...], Field(min_length=1, max_length=64)] | None = Field(
-        default=None, description="Only these exit codes of the main container."
+    on_exit_codes: ExitCodes | None = Field(
+        default=None, description="Only some exit codes of the main container."
     )
-    on_reason: Annotated[tuple[Reason, ...], Field(min_length=1, max_length=16)] | None = Field(
+    on_reasons: Annotated[tuple[Reason, ...], Field(min_length=1, max_length=16)] | None = Field(
         default=None,
         description="Only these reasons of a pod or container, such as OOMKilled, StartError, Evicted.",
     )
+    on_message_patterns: Annotated[tuple[Pattern, ...], Field(min_length=1, max_length=16)] | None = Field(
+        default=None,
+        description="Only if a line of the termination message, or of the end of the log that replaces a "
+        "missing one, contains one of these patterns, in which * matches any text: CUDA error*ECC.",
+    )
     action: RuleAction = Field(
-        description="What follows. Ignore: the replica is started again, and it counts as no failure."
+        description="The reaction. Ignore: the replica is restarted, and this does not count as a failure."
     )
 
 
@@ -97,8 +132,14 @@ class FailurePolicy(Model):
     action: FailureAction | None = Field(
         default=None, description="Default: RestartReplica in mode ParameterServer, RestartJob in Collective."
     )
+    disruption_limit: Annotated[StrictInt, Field(ge=0, le=MAX_SECONDS)] | None = Field(
+        default=None,
+        description="The number of disruptions after which pods are replaced; one more fails the job."
+        " Disruptions within 60 s of each other count once, and ignored ones do not count. Default: no "
+        "limit.",
+    )
     rules: Annotated[tuple[FailureRule, ...], Field(max_length=20)] = Field(
-        default=(), description="Exceptions from action. The first rule that matches a failure decides."
+        default=(), description="Exceptions to action. The first rule that matches a failure applies."
     )
 
 
@@ -119,44 +160,51 @@ class Retention(StrEnum):
 class ClaimMetadata(Model):
     """Additional metadata of a template's claims."""
 
-    labels: Labels | None = Field(default=None, description="Beside the operator's own.")
-    annotations: Annotations | None = Field(default=None, description="As they are written.")
+    labels: Labels | None = Field(default=None, description="Labels in addition to the operator's own.")
+    annotations: Annotations | None = Field(default=None, description="Annotations of the claims.")
 
 
 class ClaimSpec(OpenModel):
     """The spec of a PersistentVolumeClaim."""
 
-    storage_class_name: str | None = Field(default=None, description="The cluster's default if absent.")
+    storage_class_name: str | None = Field(
+        default=None, description="The storage class. Default: the cluster's."
+    )
 
 
 class VolumeClaimTemplate(Model):
     """A template for PersistentVolumeClaims."""
 
     metadata: ClaimMetadata | None = Field(default=None, description="Labels and annotations of the claims.")
-    spec: ClaimSpec = Field(description="The spec of a PersistentVolumeClaim, as Kubernetes knows it.")
+    spec: ClaimSpec = Field(description="The spec of a PersistentVolumeClaim, as in Kubernetes.")
 
 
 class Checkpoint(Model):
     """A volume that outlives the pods."""
 
     mount_path: Annotated[str, StringConstraints(pattern="^/[^:]+$", max_length=255)] = Field(
-        default="/checkpoint", description="Where it is mounted; also FLEET_CHECKPOINT_DIR."
+        default="/checkpoint", description="The mount path of the volume; also FLEET_CHECKPOINT_DIR."
     )
     claim_name: Annotated[str, StringConstraints(min_length=1, max_length=253)] | None = Field(
-        default=None, description="A PersistentVolumeClaim that is there already, for all pods of the job."
+        default=None,
+        description="An existing PersistentVolumeClaim, for all pods of the job. With scope"
+        " Pserver, the servers mount CLAIMNAME-pserver-0 and so on, such as the claims of an earlier job.",
     )
     volume_claim_template: VolumeClaimTemplate | None = Field(
-        default=None, description="Makes claims for the job, named after it."
+        default=None,
+        description="Creates claims for the job: NAME-checkpoint-UID, with eight digits of the job's uid, or"
+        " with scope Pserver NAME-checkpoint-UID-pserver-0 and so on.",
     )
     scope: CheckpointScope | None = Field(
         default=None,
-        description="Job: one claim, mounted by all pods. Pserver: one for each parameter server, mounted by"
-        " it alone. Default: Pserver with a volumeClaimTemplate in mode ParameterServer, else Job.",
+        description="Job: one claim, mounted by all pods. Pserver: one claim for each parameter server, "
+        "mounted only by that server. Default: Pserver with a volumeClaimTemplate in mode ParameterServer, "
+        "else Job.",
     )
     retention: Retention = Field(
         default=Retention.RETAIN,
-        description="Whether claims made from the template outlive the job. A later job of the same name then"
-        " finds them.",
+        description="Whether claims made from the template outlive the job. A later job, even of the same"
+        " name, uses them only if its claimName names them.",
     )
 
 
@@ -180,7 +228,7 @@ class SyncMode(StrEnum):
     GEO = "Geo"
 
 
-class SuccessPolicy(StrEnum):
+class SuccessPolicyType(StrEnum):
     """The trainers that must succeed for the job to succeed."""
 
     ALL = "All"
@@ -188,11 +236,30 @@ class SuccessPolicy(StrEnum):
     RANK_ZERO = "RankZero"
 
 
-class StartupPolicy(StrEnum):
+class SuccessPolicy(Model):
+    """The success of a job."""
+
+    type: SuccessPolicyType = Field(
+        default=SuccessPolicyType.ALL,
+        description="Which trainers must succeed. Parameter servers do not count.",
+    )
+
+
+class StartupOrder(StrEnum):
     """Whether trainers wait for the parameter servers."""
 
     IN_ORDER = "InOrder"
     ANY_ORDER = "AnyOrder"
+
+
+class StartupPolicy(Model):
+    """The start of a job's replicas."""
+
+    order: StartupOrder = Field(
+        default=StartupOrder.IN_ORDER,
+        description="InOrder: trainers start once all parameter servers are ready. AnyOrder: all start "
+        "together.",
+    )
 
 
 class CleanPodPolicy(StrEnum):
@@ -206,23 +273,31 @@ class CleanPodPolicy(StrEnum):
 class EnvVar(OpenModel):
     """A variable of a container's environment."""
 
-    name: NonEmpty
+    name: NonEmpty = Field(description="The variable's name.")
 
 
 class Resources(OpenModel):
     """The resources of a container."""
 
-    limits: dict[str, Quantity] | None = None
+    limits: dict[str, Quantity] | None = Field(
+        default=None, description="The maximum of each resource that the container may use."
+    )
 
 
 class Container(OpenModel):
     """A container of a pod's template."""
 
-    name: NonEmpty
-    image: NonEmpty
-    env: tuple[EnvVar, ...] | None = None
-    ports: tuple[dict[str, Any], ...] | None = None
-    volume_mounts: tuple[dict[str, Any], ...] | None = None
+    name: NonEmpty = Field(description="The container's name in the pod.")
+    image: NonEmpty = Field(description="The image that it runs.")
+    env: tuple[EnvVar, ...] | None = Field(
+        default=None, description="Variables in addition to those for the replica's role."
+    )
+    ports: tuple[dict[str, Any], ...] | None = Field(
+        default=None, description="Ports, in addition to those of the job."
+    )
+    volume_mounts: tuple[dict[str, Any], ...] | None = Field(
+        default=None, description="Mounts, in addition to those of the job."
+    )
     resources: Resources | None = None
 
 
@@ -230,25 +305,31 @@ class PodSpec(OpenModel):
     """A pod's spec. The operator sets restartPolicy, hostname, subdomain and the role's environment."""
 
     containers: Annotated[tuple[Container, ...], Field(min_length=1, max_length=16)] = Field(
-        description="The main one is named fleet, else it is the first: its exit code counts.",
+        description="The main container is the one named fleet, or else the first; its exit code counts.",
     )
-    init_containers: tuple[Container, ...] | None = None
+    init_containers: tuple[Container, ...] | None = Field(
+        default=None, description="Containers that run before the others, or beside them as sidecars."
+    )
     restart_policy: Literal["Never"] | None = Field(
         default=None, description="Only Never: the operator restarts replicas itself."
     )
-    node_selector: Labels | None = None
-    tolerations: tuple[dict[str, Any], ...] | None = None
-    volumes: tuple[dict[str, Any], ...] | None = None
+    node_selector: Labels | None = Field(default=None, description="Labels that the pod's node must have.")
+    tolerations: tuple[dict[str, Any], ...] | None = Field(
+        default=None, description="Taints that the pod's node may have."
+    )
+    volumes: tuple[dict[str, Any], ...] | None = Field(
+        default=None, description="Volumes, in addition to those of the job."
+    )
     host_network: StrictBool | None = Field(
-        default=None, description="Only false: spec.network.hostNetwork allots the ports as well."
+        default=None, description="Only false. Use spec.network.hostNetwork, which also assigns the ports."
     )
 
 
 class TemplateMetadata(Model):
     """Additional metadata of a template's pods."""
 
-    labels: Labels | None = None
-    annotations: Annotations | None = None
+    labels: Labels | None = Field(default=None, description="Labels in addition to the operator's own.")
+    annotations: Annotations | None = Field(default=None, description="Annotations of the pods.")
 
 
 class PodTemplate(Model):
@@ -274,15 +355,36 @@ class PodTemplate(Model):
         return next((each for each in containers if each.name == MAIN_CONTAINER), containers[0])
 
 
+class UnhealthyPodEvictionPolicy(StrEnum):
+    """Whether a pod that is not ready may be evicted regardless of the budget."""
+
+    IF_HEALTHY_BUDGET = "IfHealthyBudget"
+    ALWAYS_ALLOW = "AlwaysAllow"
+
+
+class DisruptionBudget(Model):
+    """A PodDisruptionBudget."""
+
+    min_available: Servers | None = Field(
+        default=None, description="The number of servers that must stay available. Default: all."
+    )
+    unhealthy_pod_eviction_policy: UnhealthyPodEvictionPolicy | None = Field(
+        default=None,
+        description="As in policy/v1: whether servers that are not ready may always be evicted, or only while"
+        " enough other servers are available. Default: the cluster's, IfHealthyBudget.",
+    )
+
+
 class PserverSpec(Model):
     """The parameter servers."""
 
     replicas: Servers = Field(default=1, description="How many parameter servers share the parameters.")
     port: Port = Field(default=6174, description="The port of control messages and of the health service.")
     template: PodTemplate | None = Field(default=None, description="Replaces spec.template for this role.")
-    pod_disruption_budget: StrictBool = Field(
-        default=False,
-        description="A PodDisruptionBudget: no server is evicted while the job runs, and drains wait for it.",
+    disruption_budget: DisruptionBudget | None = Field(
+        default=None,
+        description="A PodDisruptionBudget for the servers while the job runs. Without minAvailable no server"
+        " is evicted, and drains wait for the job.",
     )
 
 
@@ -292,43 +394,49 @@ class TrainerSpec(Model):
     replicas: Trainers = Field(default=1, description="How many trainer pods share the data.")
     min_replicas: Trainers | None = Field(
         default=None,
-        description="With maxReplicas: between them replicas may change while the job is there, in mode"
-        " ParameterServer with syncMode Sync or Geo, or a gang of Kueue, only while it is suspended.",
+        description="With maxReplicas: replicas may change between the two; in mode ParameterServer with"
+        " syncMode Sync or Geo, or in a queue of Kueue, only while the job is suspended.",
     )
-    max_replicas: Trainers | None = Field(default=None, description="The other bound of minReplicas.")
-    port: Port = Field(default=6175, description="Where the processes of a collective job find each other.")
+    max_replicas: Trainers | None = Field(default=None, description="The maximum; see minReplicas.")
+    port: Port = Field(
+        default=6175, description="The port where processes of a collective job find each other."
+    )
     template: PodTemplate | None = Field(default=None, description="Replaces spec.template for this role.")
-    slots_per_pod: Annotated[StrictInt, Field(ge=1, le=64)] | None = Field(
+    nproc_per_node: Annotated[StrictInt, Field(ge=1, le=64)] | None = Field(
         default=None,
-        description="Processes per pod, mode Collective only. Default: nodePool.gpusPerTrainer, else 1.",
+        description="Processes per pod, as torchrun's --nproc-per-node, mode Collective only. Default:"
+        " devices.count, else 1.",
+    )
+    devices: Devices | None = Field(
+        default=None, description="The devices of each trainer, such as GPUs. Default: those of its template."
+    )
+    shared_memory: Annotated[str, StringConstraints(pattern="^[0-9]+(Ki|Mi|Gi|Ti|k|M|G|T)?$")] | None = Field(
+        default=None,
+        description="The size of /dev/shm, for example 2Gi; it counts as memory of the pod. 0 is the"
+        " container runtime's 64 MiB. Default: the pod's memory limit with devices or several processes,"
+        " else 0.",
     )
 
 
 class RunPolicy(Model):
-    """How long a job may run and what remains of it. Only managedBy is immutable."""
+    """How long a job may run and what remains of it. It may change at any time."""
 
-    suspend: StrictBool = Field(default=False, description="While true, no pod of the job runs.")
     backoff_limit: Annotated[StrictInt, Field(ge=0, le=MAX_SECONDS)] = Field(
-        default=6, description="Failures that lead to a restart; one more and the job has failed."
+        default=6, description="The number of failures that lead to a restart; the next one fails the job."
     )
     active_deadline_seconds: Annotated[StrictInt, Field(ge=1, le=MAX_SECONDS)] | None = Field(
-        default=None, description="The job fails when it has not finished so long after its start."
+        default=None, description="The job fails if it has not finished this long after its start."
     )
     pending_deadline_seconds: Annotated[StrictInt, Field(ge=1, le=MAX_SECONDS)] | None = Field(
         default=None,
-        description="The job fails when, at any time, not all of its replicas run for so long; with syncMode"
-        " Async or HalfAsync and minReplicas, not its servers and minReplicas trainers.",
+        description="The job fails if, at any time, not all of its replicas run for this long; with syncMode"
+        " Async or HalfAsync and minReplicas, it needs only its servers and minReplicas trainers.",
     )
     ttl_seconds_after_finished: Seconds | None = Field(
-        default=None, description="The job is deleted so long after it finished. Default: never."
+        default=None, description="The job is deleted this long after it has finished. Default: never."
     )
     clean_pod_policy: CleanPodPolicy = Field(
         default=CleanPodPolicy.RUNNING, description="The pods that are deleted when the job has finished."
-    )
-    managed_by: Annotated[str, StringConstraints(min_length=1, max_length=63)] | None = Field(
-        default=None,
-        description="Another controller that takes care of this job, such as kueue.x-k8s.io/multikueue: the"
-        " operator then leaves it alone. It cannot change.",
     )
 
 
@@ -336,6 +444,12 @@ class FleetJobSpec(Model):
     """The replicas of a job, and the policies for failures, success and cleanup."""
 
     mode: Mode = Field(description="ParameterServer or Collective. It cannot change.")
+    suspend: StrictBool = Field(default=False, description="While true, no pod of the job runs.")
+    managed_by: Annotated[str, StringConstraints(min_length=1, max_length=63)] | None = Field(
+        default=None,
+        description="Another controller that manages this job, such as kueue.x-k8s.io/multikueue; the"
+        " operator then ignores the job. It cannot change.",
+    )
     template: PodTemplate | None = Field(default=None, description="The pods of every role without its own.")
     pserver: PserverSpec | None = Field(default=None, description="Mode ParameterServer only.")
     trainer: TrainerSpec = Field(description="How many trainers there are and what they run.")
@@ -345,16 +459,11 @@ class FleetJobSpec(Model):
         " with mode ParameterServer only.",
     )
     failure_policy: FailurePolicy = FailurePolicy()
-    success_policy: SuccessPolicy = Field(
-        default=SuccessPolicy.ALL, description="Which trainers must succeed. Parameter servers have no vote."
-    )
-    startup_policy: StartupPolicy = Field(
-        default=StartupPolicy.IN_ORDER,
-        description="InOrder: trainers start once all parameter servers are ready.",
-    )
+    success_policy: SuccessPolicy = SuccessPolicy()
+    startup_policy: StartupPolicy = StartupPolicy()
     run_policy: RunPolicy = RunPolicy()
-    node_pool: NodePool | None = None
     scheduling: Scheduling | None = None
+    pod_group_policy: PodGroupPolicy | None = None
     network: Network | None = None
     checkpoint: Checkpoint | None = None
 
@@ -410,7 +519,7 @@ class FleetJob(Model):
         return sum(self.replicas(role) for role in self.roles)
 
     def port(self, role: Role) -> int:
-        """Return the port of a role, which this job must have."""
+        """Return the port of a role; the job must have this role."""
         return self._of(role).port
 
     def template(self, role: Role) -> PodTemplate:
@@ -423,11 +532,12 @@ class FleetJob(Model):
         return template
 
     @property
-    def slots_per_pod(self) -> int:
+    def nproc_per_node(self) -> int:
         """The number of training processes in one trainer pod."""
+        trainer = self.spec.trainer
         if self.spec.mode is not Mode.COLLECTIVE:
             return 1
-        return self.spec.trainer.slots_per_pod or self.gpus_per_trainer or 1
+        return trainer.nproc_per_node or (trainer.devices.count if trainer.devices else 1)
 
     @property
     def most_trainers(self) -> int:
@@ -454,30 +564,50 @@ class FleetJob(Model):
         return fewest or self.spec.trainer.replicas
 
     @property
-    def gpus_per_trainer(self) -> int:
-        """The number of devices that the node pool gives one trainer pod."""
-        return self.spec.node_pool.gpus_per_trainer if self.spec.node_pool else 0
-
-    @property
     def host_ports(self) -> PortRange | None:
-        """The range of the replicas' ports if the replicas use their nodes' network, else None."""
+        """The range of the replicas' ports if the replicas use the host network, else None."""
         network = self.spec.network
         return network.port_range if network is not None and network.host_network else None
 
     @property
     def tls(self) -> Tls | None:
-        """The certificates with which the replicas encrypt their traffic; None for plain text."""
+        """The certificates that the replicas use for TLS; None if their traffic is unencrypted."""
         return self.spec.network.tls if self.spec.network is not None else None
 
     @property
     def gang(self) -> Gang:
-        """The gang scheduler of the pods."""
-        return self.spec.scheduling.gang if self.spec.scheduling else Gang.NONE
+        """The system that holds back the pods until all of them can run."""
+        if self.spec.pod_group_policy is not None:
+            return self.spec.pod_group_policy.gang
+        return Gang.NONE if self.queue_name is None else Gang.KUEUE
 
     @property
-    def min_available(self) -> int:
+    def queue_name(self) -> str | None:
+        """The name of Kueue's LocalQueue, from the policy, or else from the label that Kueue's own jobs have.
+
+        A label may change at any time. Its value at the job's start counts, and the ledger keeps that value
+        until the job is suspended.
+        """
+        policy = self.spec.pod_group_policy
+        if policy is not None:
+            return policy.kueue.queue_name if policy.kueue is not None else None
+        if self.spec.suspend or self.status.state in (None, JobState.SUSPENDED):
+            return self.metadata.labels.get(LABEL_QUEUE) or None
+        return self.status.ledger.queue_name
+
+    def gang_name(self, life: int) -> str:
+        """Return the name of the gang of one life of the job.
+
+        A PodGroup is an object of its job. A group of Kueue is only a name, so the name must be unique: pods
+        of a deleted job with the same name may still exist.
+        """
+        return gang_name(self.name, life, self.metadata.uid if self.gang is Gang.KUEUE else "")
+
+    @property
+    def min_member(self) -> int:
         """The number of pods that must be scheduled together."""
-        asked = self.spec.scheduling.min_available if self.spec.scheduling else None
+        policy = self.spec.pod_group_policy
+        asked = policy.min_member if policy is not None else None
         return asked or self.replicas(Role.PSERVER) + self.least_trainers
 
     @property
@@ -497,7 +627,7 @@ class FleetJob(Model):
     @property
     def managed_elsewhere(self) -> bool:
         """Whether another controller manages the job."""
-        return self.spec.run_policy.managed_by not in (None, CONTROLLER)
+        return self.spec.managed_by not in (None, CONTROLLER)
 
     @property
     def start_deadline_seconds(self) -> int:

@@ -13,10 +13,12 @@ __all__ = [
     "JOB_KEY",
     "JOB_KEY_FILE",
     "KIND",
+    "KUEUE",
     "LABEL_ATTEMPT",
     "LABEL_INDEX",
     "LABEL_JOB_NAME",
     "LABEL_MANAGED_BY",
+    "LABEL_QUEUE",
     "LABEL_ROLE",
     "MAIN_CONTAINER",
     "MANAGED_BY",
@@ -31,6 +33,7 @@ __all__ = [
     "cluster_host",
     "gang_name",
     "pod_name",
+    "server_claim_name",
     "service_name",
 ]
 
@@ -53,7 +56,9 @@ LABEL_INDEX = f"{API_GROUP}/index"
 LABEL_ATTEMPT = f"{API_GROUP}/attempt"
 LABEL_MANAGED_BY = "app.kubernetes.io/managed-by"
 MANAGED_BY = "fleet-operator"
-CONTROLLER = f"{API_GROUP}/fleet-operator"  # the name of this operator in runPolicy.managedBy
+KUEUE = "kueue.x-k8s.io/"  # what the names of Kueue's labels, scheduling gates and finalizers begin with
+LABEL_QUEUE = f"{KUEUE}queue-name"  # of a job, as on every object that Kueue queues, and of its pods
+CONTROLLER = f"{API_GROUP}/fleet-operator"  # the name of this operator in spec.managedBy
 
 ANNOTATION_MADE_FROM = f"{API_GROUP}/made-from"  # a digest of an object's desired state when it was created
 ANNOTATION_MAIN = "kubectl.kubernetes.io/default-container"  # kubectl logs and exec use it too
@@ -93,12 +98,16 @@ def cluster_host(job_name: str, namespace: str, role: Role, index: int) -> str:
     return f"{pod_name(job_name, role, index)}.{service_name(job_name)}.{namespace}.svc"
 
 
-def claim_name(job_name: str, server: int | None = None) -> str:
-    """Return the name of the checkpoint claim of a job, or of one of its parameter servers."""
-    whose = "" if server is None else f"-pserver-{server}"
-    return f"{job_name}-checkpoint{whose}"
+def claim_name(job_name: str, uid: str) -> str:
+    """Return the name of a job's own checkpoint claim, which differs for a later job of the same name."""
+    return f"{job_name}-checkpoint-{uid[:8]}"
 
 
-def gang_name(job_name: str, life: int) -> str:
-    """Return the name of the gang of one life of a job."""
-    return f"{job_name}-{life}"
+def server_claim_name(claim: str, server: int) -> str:
+    """Return the name of one parameter server's claim, for a job in which each server has its own."""
+    return f"{claim}-pserver-{server}"
+
+
+def gang_name(job_name: str, life: int, uid: str = "") -> str:
+    """Return the name of the gang of one life of a job, with a part of the job's uid if it is given."""
+    return "-".join((job_name, *((uid[:8],) if uid else ()), str(life)))

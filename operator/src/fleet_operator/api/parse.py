@@ -75,7 +75,7 @@ def parse_job(document: Mapping[str, Any]) -> FleetJob:
 
 
 def read_job(stored: Mapping[str, Any], known: FleetJob | None = None) -> FleetJob:
-    """Return an object from the API server, which has already validated it, as a job.
+    """Return, as a job, an object that the API server has already validated.
 
     During an upgrade of the operator, an object may have fields that this build does not know. Unknown fields
     of the spec are dropped, and those of the status are kept.
@@ -111,7 +111,7 @@ def read_job(stored: Mapping[str, Any], known: FleetJob | None = None) -> FleetJ
 
 
 def _is_generation_of(known: FleetJob, metadata: Mapping[str, Any]) -> bool:
-    """Return whether an object has the same spec as a known job, by uid and generation."""
+    """Return whether an object has the same spec as a known job, judging by uid and generation."""
     return (known.metadata.uid, known.metadata.generation) == (
         metadata.get("uid"),
         metadata.get("generation"),

@@ -1,4 +1,4 @@
-"""The parts of a manifest that concern scheduling and networking."""
+"""The parts of a manifest that concern devices, scheduling and networking."""
 
 # No `from __future__ import annotations` here: pydantic reads the annotations when the class is made.
 from enum import StrEnum
@@ -6,32 +6,62 @@ from typing import Annotated, Any
 
 from pydantic import Field, StrictBool, StrictInt, StringConstraints
 
-from fleet_operator.api.base import Labels, Model, ObjectName, Pods, Port, ResourceName
+from fleet_operator.api.base import (
+    MAX_SECONDS,
+    Labels,
+    Model,
+    ObjectName,
+    Pods,
+    Port,
+    ResourceName,
+)
 
-__all__ = ["Gang", "Network", "NodePool", "PortRange", "Scheduling", "Tls"]
+__all__ = [
+    "CoschedulingPolicy",
+    "Devices",
+    "Gang",
+    "KueuePolicy",
+    "Network",
+    "NetworkPolicy",
+    "NetworkPolicyType",
+    "PodGroupPolicy",
+    "PortRange",
+    "Scheduling",
+    "Tls",
+    "VolcanoPolicy",
+]
 
 ClassName = Annotated[str, StringConstraints(min_length=1, max_length=253)]
+QueueName = Annotated[str, StringConstraints(min_length=1, max_length=63)]
+_MIN_MEMBER = (
+    "How many pods must be scheduled together. Default: all; with syncMode Async or HalfAsync and"
+    " minReplicas, the servers and minReplicas trainers."
+)
 
 
-class NodePool(Model):
-    """The nodes on which the pods run, and the devices of the trainers."""
+class Devices(Model):
+    """The devices of a trainer."""
 
-    node_selector: Labels = Field(default={}, description="Added to all pods.")
-    tolerations: tuple[dict[str, Any], ...] = Field(default=(), description="Added to all pods.")
-    resource_name: ResourceName = Field(default="nvidia.com/gpu", description="What gpusPerTrainer counts.")
-    gpus_per_trainer: Annotated[StrictInt, Field(ge=0, le=64)] = Field(
-        default=0, description="Devices for the main container of each trainer."
+    count: Annotated[StrictInt, Field(ge=1, le=64)] = Field(
+        description="Devices for the main container of each trainer."
     )
-    shared_memory: Annotated[str, StringConstraints(pattern="^[0-9]+(Ki|Mi|Gi|Ti|k|M|G|T)?$")] | None = Field(
-        default=None,
-        description="Size of /dev/shm in the trainers, for example 2Gi; it counts as memory of the pod."
-        " Default: with devices or several slots as much as the pod may take, else the container runtime's"
-        " 64 MiB, as with 0.",
+    resource_name: ResourceName = Field(
+        default="nvidia.com/gpu", description="The name of the resource, as a device plugin registers it."
+    )
+
+
+class Scheduling(Model):
+    """The nodes and the priority of all pods, which may change while the job is suspended."""
+
+    node_selector: Labels = Field(default={}, description="Added to the pods' own.")
+    tolerations: tuple[dict[str, Any], ...] = Field(default=(), description="Added to the pods' own.")
+    priority_class_name: ClassName | None = Field(
+        default=None, description="The priority class of all pods whose template does not set one."
     )
 
 
 class Gang(StrEnum):
-    """The gang scheduler that places the pods of a job together."""
+    """The system that holds back the pods of a job until all of them can run."""
 
     NONE = "None"
     VOLCANO = "Volcano"
@@ -39,29 +69,62 @@ class Gang(StrEnum):
     KUEUE = "Kueue"
 
 
-class Scheduling(Model):
-    """How pods are scheduled."""
+class KueuePolicy(Model):
+    """A queue of Kueue, which admits all pods together. Every restart is a restart of the whole job."""
 
-    gang: Gang = Field(
-        default=Gang.NONE,
-        description="Volcano and Coscheduling: a PodGroup places the pods together. Kueue: a queue admits"
-        " them together, and every restart is one of the whole job. All pods are then created at once,"
-        " whatever startupPolicy says.",
-    )
-    queue: Annotated[str, StringConstraints(min_length=1, max_length=63)] | None = Field(
-        default=None, description="The queue of Volcano or Kueue."
-    )
-    min_available: Pods | None = Field(
+    queue_name: QueueName = Field(description="A LocalQueue in the job's namespace.")
+
+
+class CoschedulingPolicy(Model):
+    """A PodGroup of scheduler-plugins, which schedules the pods together."""
+
+    min_member: Pods | None = Field(default=None, description=_MIN_MEMBER)
+    schedule_timeout_seconds: Annotated[StrictInt, Field(ge=1, le=MAX_SECONDS)] | None = Field(
         default=None,
-        description="How many pods must find a place together. Default: all.",
+        description="How long the scheduler reserves nodes for pods while others wait. Default: its own.",
     )
-    priority_class_name: ClassName | None = Field(
-        default=None, description="The priority class of all pods whose template names none."
+
+
+class VolcanoPolicy(Model):
+    """A PodGroup of Volcano, which schedules the pods together."""
+
+    queue: QueueName | None = Field(default=None, description="A Queue of Volcano. Default: its default.")
+    min_member: Pods | None = Field(default=None, description=_MIN_MEMBER)
+
+
+class PodGroupPolicy(Model):
+    """The system that schedules or admits the pods of a job together: exactly one of the fields is set.
+
+    With this policy, all pods are created at once, and startupPolicy has no effect.
+    """
+
+    kueue: KueuePolicy | None = Field(
+        default=None,
+        description="A queue of Kueue admits all pods together. Every restart is a restart of the whole job.",
     )
+    coscheduling: CoschedulingPolicy | None = Field(
+        default=None, description="A PodGroup of scheduler-plugins schedules the pods together."
+    )
+    volcano: VolcanoPolicy | None = Field(
+        default=None, description="A PodGroup of Volcano schedules the pods together."
+    )
+
+    @property
+    def gang(self) -> Gang:
+        """The kind of gang that the policy requests."""
+        if self.kueue is not None:
+            return Gang.KUEUE
+        return Gang.COSCHEDULING if self.coscheduling is not None else Gang.VOLCANO
+
+    @property
+    def min_member(self) -> int | None:
+        """The number of pods that must be scheduled together, if the manifest sets it."""
+        policy = self.coscheduling or self.volcano
+        return policy.min_member if policy is not None else None
 
 
 class PortRange(Model):
-    """Ports of a node, both ends included."""
+    """A range of ports of a node; both ends are included."""
 
     first: Port = Field(description="The first port.")
     last: Port = Field(description="The last port.")
@@ -71,32 +134,47 @@ class Tls(Model):
     """The certificates with which replicas encrypt their traffic and authenticate each other."""
 
     secret_name: ObjectName = Field(
-        description="A Secret of the job's namespace, as cert-manager makes one. It has tls.crt, tls.key and"
+        description="A Secret in the job's namespace, as cert-manager creates it, with tls.crt, tls.key and"
         " ca.crt. Pods wait for it; the operator itself cannot read it."
     )
     server_name: ObjectName | None = Field(
         default=None,
-        description="The name that the certificate of every parameter server has. Default: each has that of"
-        " its host, NAME-pserver-INDEX.NAME.NAMESPACE.svc.",
+        description="The name in the certificate of every parameter server. Default: the name of the server's"
+        " host, NAME-pserver-INDEX.NAME.NAMESPACE.svc.",
+    )
+
+
+class NetworkPolicyType(StrEnum):
+    """Whether a job has a NetworkPolicy."""
+
+    ISOLATED = "Isolated"
+    NONE = "None"
+
+
+class NetworkPolicy(Model):
+    """The isolation of a job's pods."""
+
+    type: NetworkPolicyType = Field(
+        description="Isolated: a NetworkPolicy admits only the job's own pods; the metrics port also admits"
+        " the operator's namespace and the readers named in its chart. None: the job has no NetworkPolicy."
     )
 
 
 class Network(Model):
-    """How the pods are reached."""
+    """The network of the pods: addresses, ports, isolation and encryption."""
 
     host_network: StrictBool = Field(
         default=False, description="The pods share their node's network. Needs portRange."
     )
     port_range: PortRange | None = Field(
         default=None,
-        description="With hostNetwork: each replica gets ports of its own out of it, so that two on one node"
-        " do not clash.",
+        description="With hostNetwork: each replica gets its own ports from this range, so that replicas on "
+        "one node do not clash.",
     )
-    policy: StrictBool | None = Field(
+    policy: NetworkPolicy | None = Field(
         default=None,
-        description="A NetworkPolicy admits only the job's own pods, and to the metrics port also the"
-        " operator's namespace and whom its chart names. Unset: where the operator makes them, as its chart"
-        " lets it unless told otherwise, and not with hostNetwork.",
+        description="Whether a NetworkPolicy isolates the pods. Default: Isolated without hostNetwork, if the"
+        " operator may create NetworkPolicies, which its chart enables by default.",
     )
     tls: Tls | None = Field(
         default=None,

@@ -21,7 +21,7 @@ from fleet_operator.api.placement import Gang
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from fleet_operator.api.placement import PortRange
+    from fleet_operator.api.placement import PodGroupPolicy, PortRange
 
 __all__ = [
     "CHANGES",
@@ -68,6 +68,7 @@ class TransitionRule:
 
     field: str
     optional: bool  # whether the field may be absent: adding or removing it is a change, too
+    contents: bool = True  # whether the content is immutable, not only the presence of the field
 
     @property
     def expected(self) -> str:
@@ -76,7 +77,8 @@ class TransitionRule:
 
     def validations(self) -> Iterator[Validation]:
         """Yield the validation rules for the API server; a rule on an absent field is not evaluated."""
-        yield Validation(self.field, "self == oldSelf", self.field, self.expected)
+        if self.contents:
+            yield Validation(self.field, "self == oldSelf", self.field, self.expected)
         if self.optional:
             parent, _, name = self.field.rpartition(".")
             yield Validation(parent, f"has(self.{name}) == has(oldSelf.{name})", self.field, self.expected)
@@ -84,7 +86,7 @@ class TransitionRule:
 
 @dataclass(frozen=True, slots=True)
 class ChangeRule:
-    """The condition under which a field of the spec may change."""
+    """A condition under which a field of the spec may change."""
 
     field: str
     expected: str
@@ -100,35 +102,74 @@ def _is_below(field: str, node: str) -> bool:
     return not node or field == node or field.startswith(f"{node}.")
 
 
+def _what_runs(template: str) -> tuple[TransitionRule, TransitionRule, TransitionRule, TransitionRule]:
+    """Return the rules that a template is neither added nor removed, and keeps its containers and volumes."""
+    return (
+        TransitionRule(template, optional=True, contents=False),
+        TransitionRule(f"{template}.spec.containers", optional=False),
+        TransitionRule(f"{template}.spec.initContainers", optional=True),
+        TransitionRule(f"{template}.spec.volumes", optional=True),
+    )
+
+
 # A restarted pod is built from the current spec: after a change of the spec, the replicas of one job would
-# differ. Only runPolicy does not affect pods, but its managedBy is immutable too, because the controller that
-# it names has already started to manage the job.
+# differ. A suspended job has no pods, so where they run may change, as a queue needs that chooses among nodes
+# (`_placed`), but not what they run. managedBy is immutable because the controller that it names has already
+# started to manage the job.
 IMMUTABLE = (
     TransitionRule("mode", optional=False),
-    TransitionRule("template", optional=True),
-    TransitionRule("pserver", optional=True),
+    TransitionRule("pserver.replicas", optional=False),
+    TransitionRule("pserver.port", optional=False),
+    TransitionRule("pserver.disruptionBudget", optional=True),
     TransitionRule("trainer.port", optional=False),
-    TransitionRule("trainer.template", optional=True),
-    TransitionRule("trainer.slotsPerPod", optional=True),
+    *_what_runs("template"),
+    *_what_runs("pserver.template"),
+    *_what_runs("trainer.template"),
+    TransitionRule("trainer.nprocPerNode", optional=True),
     TransitionRule("trainer.minReplicas", optional=True),
     TransitionRule("trainer.maxReplicas", optional=True),
     TransitionRule("syncMode", optional=False),
     TransitionRule("failurePolicy", optional=False),
     TransitionRule("successPolicy", optional=False),
     TransitionRule("startupPolicy", optional=False),
-    TransitionRule("nodePool", optional=True),
-    TransitionRule("scheduling", optional=True),
+    TransitionRule("trainer.devices", optional=True),
+    TransitionRule("trainer.sharedMemory", optional=True),
+    TransitionRule("podGroupPolicy", optional=True),
     TransitionRule("network", optional=True),
     TransitionRule("checkpoint", optional=True),
-    TransitionRule("runPolicy.managedBy", optional=True),
+    TransitionRule("managedBy", optional=True),
 )
 
 _SERVERS_MAY_STAY = (
-    "self.trainer.replicas == oldSelf.trainer.replicas ||"
-    " self.mode != 'ParameterServer' || self.runPolicy.suspend"
+    "self.trainer.replicas == oldSelf.trainer.replicas || self.mode != 'ParameterServer' || self.suspend"
 )
 
+
+def _unchanged(field: str) -> str:
+    """Return a CEL expression that is true if a field of the spec, which may be absent, is unchanged."""
+    parts = field.split(".")
+    paths = [".".join(parts[: number + 1]) for number in range(len(parts))]
+    there = [" && ".join(f"has({whose}.{path})" for path in paths) for whose in ("self", "oldSelf")]
+    return f"({there[0]} ? {there[1]} && self.{field} == oldSelf.{field} : !({there[1]}))"
+
+
+def _placed(field: str) -> ChangeRule:
+    """Return a validation rule: a pod-placement field may change only while the job has no pods."""
+    return ChangeRule(
+        field=field,
+        expected=(
+            f"no change of spec.{field} while the job runs, because its pods have been placed: set"
+            " spec.suspend first"
+        ),
+        cel=f"{_unchanged(field)} || self.suspend || oldSelf.suspend",
+    )
+
+
 CHANGES = (
+    _placed("template"),
+    _placed("pserver.template"),
+    _placed("trainer.template"),
+    _placed("scheduling"),
     ChangeRule(
         field="trainer.replicas",
         expected=(
@@ -142,7 +183,7 @@ CHANGES = (
         field="trainer.replicas",
         expected=(
             "no change of spec.trainer.replicas while a job with syncMode Sync runs, because each step waits"
-            " for every trainer: set runPolicy.suspend first"
+            " for every trainer: set spec.suspend first"
         ),
         cel=f"self.syncMode != 'Sync' || {_SERVERS_MAY_STAY}",
     ),
@@ -150,7 +191,7 @@ CHANGES = (
         field="trainer.replicas",
         expected=(
             "no change of spec.trainer.replicas while a job with syncMode Geo runs, because what trainers"
-            " send is divided by their number: set runPolicy.suspend first"
+            " send is divided by their number: set spec.suspend first"
         ),
         cel=f"self.syncMode != 'Geo' || {_SERVERS_MAY_STAY}",
     ),
@@ -158,9 +199,9 @@ CHANGES = (
         field="trainer.replicas",
         expected=(
             "no change of spec.trainer.replicas while a job of mode ParameterServer runs that Kueue admits,"
-            " because it admits a group of a fixed size: set runPolicy.suspend first"
+            " because it admits a group of a fixed size: set spec.suspend first"
         ),
-        cel=f"!has(self.scheduling) || self.scheduling.gang != 'Kueue' || {_SERVERS_MAY_STAY}",
+        cel=f"!has(self.podGroupPolicy) || !has(self.podGroupPolicy.kueue) || {_SERVERS_MAY_STAY}",
     ),
 )
 
@@ -182,9 +223,9 @@ def _has_templates(job: FleetJob) -> bool:
     return spec.template is not None or own
 
 
-_SLOTS_CEL = (
-    "(self.mode != 'Collective' ? 1 : has(self.trainer.slotsPerPod) ? self.trainer.slotsPerPod :"
-    " has(self.nodePool) && self.nodePool.gpusPerTrainer > 0 ? self.nodePool.gpusPerTrainer : 1)"
+_NPROC_CEL = (
+    "(self.mode != 'Collective' ? 1 : has(self.trainer.nprocPerNode) ? self.trainer.nprocPerNode :"
+    " has(self.trainer.devices) ? self.trainer.devices.count : 1)"
 )
 
 
@@ -205,11 +246,41 @@ def _is_within_bounds(job: FleetJob) -> bool:
 
 
 def _ports_needed(job: FleetJob) -> int:
-    return (job.replicas(Role.PSERVER) + job.most_trainers) * (job.slots_per_pod + 1)
+    return (job.replicas(Role.PSERVER) + job.most_trainers) * (job.nproc_per_node + 1)
 
 
 def _ports_given(ports: PortRange) -> int:
     return ports.last - ports.first + 1
+
+
+def _repeated_rules(job: FleetJob) -> list[str]:
+    names = [rule.name for rule in job.spec.failure_policy.rules]
+    return [name for index, name in enumerate(names) if name in names[:index]]
+
+
+def _servers_to_keep(job: FleetJob) -> int:
+    budget = job.spec.pserver.disruption_budget if job.spec.pserver is not None else None
+    return (budget.min_available or 0) if budget is not None else 0
+
+
+def _pod_groups(policy: PodGroupPolicy | None) -> list[str]:
+    names = ("kueue", "coscheduling", "volcano")
+    return [name for name in names if policy is not None and getattr(policy, name) is not None]
+
+
+def _fits_in_the_job(name: str, gang: Gang) -> Rule:
+    """Return the rule that a pod group is no larger than the job."""
+    return Rule(
+        field=f"podGroupPolicy.{name}.minMember",
+        expected="at most as many pods as the job has",
+        cel=(
+            f"!has(self.podGroupPolicy) || !has(self.podGroupPolicy.{name}) ||"
+            f" !has(self.podGroupPolicy.{name}.minMember) || self.podGroupPolicy.{name}.minMember <="
+            " (has(self.pserver) ? self.pserver.replicas : 0) + self.trainer.replicas"
+        ),
+        holds=lambda job: job.gang is not gang or job.min_member <= job.num_replicas,
+        found=lambda job: str(job.min_member),
+    )
 
 
 def _shares_the_nodes_network(job: FleetJob) -> bool:
@@ -253,11 +324,11 @@ RULES = (
         found=lambda _: "nothing",
     ),
     Rule(
-        field="trainer.slotsPerPod",
+        field="trainer.nprocPerNode",
         expected="1, because a trainer of mode ParameterServer is one process",
-        cel="!has(self.trainer.slotsPerPod) || self.trainer.slotsPerPod == 1 || self.mode == 'Collective'",
-        holds=lambda job: job.spec.mode is Mode.COLLECTIVE or job.spec.trainer.slots_per_pod in (None, 1),
-        found=lambda job: str(job.spec.trainer.slots_per_pod),
+        cel="!has(self.trainer.nprocPerNode) || self.trainer.nprocPerNode == 1 || self.mode == 'Collective'",
+        holds=lambda job: job.spec.mode is Mode.COLLECTIVE or job.spec.trainer.nproc_per_node in (None, 1),
+        found=lambda job: str(job.spec.trainer.nproc_per_node),
     ),
     Rule(
         field="trainer.maxReplicas",
@@ -280,10 +351,10 @@ RULES = (
     ),
     Rule(
         field="trainer.port",
-        expected=f"a port that leaves room for one port per slot, up to {MAX_PORT}",
-        cel=f"self.mode != 'Collective' || self.trainer.port + {_SLOTS_CEL} - 1 <= {MAX_PORT}",
-        holds=lambda job: job.spec.trainer.port + job.slots_per_pod - 1 <= MAX_PORT,
-        found=lambda job: f"{job.spec.trainer.port} with {job.slots_per_pod} slots",
+        expected=f"a port that leaves room for one port per process, up to {MAX_PORT}",
+        cel=f"self.mode != 'Collective' || self.trainer.port + {_NPROC_CEL} - 1 <= {MAX_PORT}",
+        holds=lambda job: job.spec.trainer.port + job.nproc_per_node - 1 <= MAX_PORT,
+        found=lambda job: f"{job.spec.trainer.port} with {job.nproc_per_node} processes",
     ),
     Rule(
         field="trainer.port",
@@ -315,25 +386,47 @@ RULES = (
         found=lambda _: "'RestartReplica'",
     ),
     Rule(
-        field="runPolicy.managedBy",
+        field="managedBy",
         expected="a controller as domain/name, such as kueue.x-k8s.io/multikueue",
         cel=f"self.matches('{_MANAGER}')",
-        nodes=("runPolicy.managedBy",),
+        nodes=("managedBy",),
         holds=lambda job: (
-            job.spec.run_policy.managed_by is None
-            or re.fullmatch(_MANAGER, job.spec.run_policy.managed_by) is not None
+            job.spec.managed_by is None or re.fullmatch(_MANAGER, job.spec.managed_by) is not None
         ),
-        found=lambda job: repr(job.spec.run_policy.managed_by),
+        found=lambda job: repr(job.spec.managed_by),
     ),
     Rule(
         field="failurePolicy.rules",
-        expected="rules that each say what they match: onExitCodes, onReason or role",
-        cel="self.all(rule, has(rule.onExitCodes) || has(rule.onReason) || has(rule.role))",
+        expected="rules that each say what they match: onExitCodes, onReasons, onMessagePatterns or role",
+        cel=(
+            "self.all(rule, has(rule.onExitCodes) || has(rule.onReasons) || has(rule.onMessagePatterns) ||"
+            " has(rule.role))"
+        ),
         nodes=("failurePolicy.rules",),
         holds=lambda job: all(
-            rule.on_exit_codes or rule.on_reason or rule.role for rule in job.spec.failure_policy.rules
+            rule.on_exit_codes or rule.on_reasons or rule.on_message_patterns or rule.role
+            for rule in job.spec.failure_policy.rules
         ),
         found=lambda _: "a rule that matches everything",
+    ),
+    Rule(
+        field="failurePolicy.rules",
+        expected="rules with different names",
+        cel="self.all(rule, self.exists_one(other, other.name == rule.name))",
+        nodes=("failurePolicy.rules",),
+        holds=lambda job: not _repeated_rules(job),
+        found=lambda job: f"several rules named {_repeated_rules(job)[0]}",
+    ),
+    Rule(
+        field="pserver.disruptionBudget.minAvailable",
+        expected="at most as many servers as the job has",
+        cel=(
+            "!has(self.disruptionBudget) || !has(self.disruptionBudget.minAvailable) ||"
+            " self.disruptionBudget.minAvailable <= self.replicas"
+        ),
+        nodes=("pserver",),
+        holds=lambda job: _servers_to_keep(job) <= job.replicas(Role.PSERVER),
+        found=lambda job: str(_servers_to_keep(job)),
     ),
     Rule(
         field="failurePolicy.rules",
@@ -370,7 +463,7 @@ RULES = (
         cel=(
             "!has(self.network) || !self.network.hostNetwork || !has(self.network.portRange) ||"
             " self.network.portRange.last - self.network.portRange.first + 1 >="
-            f" ((has(self.pserver) ? self.pserver.replicas : 0) + {_MOST_CEL}) * ({_SLOTS_CEL} + 1)"
+            f" ((has(self.pserver) ? self.pserver.replicas : 0) + {_MOST_CEL}) * ({_NPROC_CEL} + 1)"
         ),
         holds=lambda job: job.host_ports is None or _ports_given(job.host_ports) >= _ports_needed(job),
         found=lambda job: (
@@ -382,8 +475,8 @@ RULES = (
     Rule(
         field="network.tls",
         expected=(
-            "nothing, because gloo, NCCL and torch's store, by which a collective job trains, know no TLS:"
-            " let the network encrypt, such as WireGuard in Cilium or Calico"
+            "nothing, because gloo, NCCL and torch's store, by which a collective job trains, do not support "
+            "TLS: let the network encrypt, such as WireGuard in Cilium or Calico"
         ),
         cel="!has(self.network) || !has(self.network.tls) || self.mode != 'Collective'",
         holds=lambda job: job.tls is None or job.spec.mode is not Mode.COLLECTIVE,
@@ -398,50 +491,17 @@ RULES = (
         found=lambda _: "hostNetwork in a template",
     ),
     Rule(
-        field="scheduling.queue",
-        expected="the name of a LocalQueue, because gang is Kueue",
-        cel="self.gang != 'Kueue' || has(self.queue)",
-        nodes=("scheduling",),
+        field="podGroupPolicy",
+        expected="exactly one of kueue, coscheduling and volcano",
+        cel="[has(self.kueue), has(self.coscheduling), has(self.volcano)].exists_one(given, given)",
+        nodes=("podGroupPolicy",),
         holds=lambda job: (
-            job.gang is not Gang.KUEUE
-            or (job.spec.scheduling is not None and job.spec.scheduling.queue is not None)
+            job.spec.pod_group_policy is None or len(_pod_groups(job.spec.pod_group_policy)) == 1
         ),
-        found=lambda _: "nothing",
+        found=lambda job: " and ".join(_pod_groups(job.spec.pod_group_policy)) or "none of them",
     ),
-    Rule(
-        field="scheduling.queue",
-        expected="nothing, because only Volcano and Kueue have queues",
-        cel="!has(self.queue) || self.gang in ['Volcano', 'Kueue']",
-        nodes=("scheduling",),
-        holds=lambda job: (
-            job.spec.scheduling is None
-            or job.spec.scheduling.queue is None
-            or job.gang in (Gang.VOLCANO, Gang.KUEUE)
-        ),
-        found=lambda _: "a queue",
-    ),
-    Rule(
-        field="scheduling.minAvailable",
-        expected="a number of pods with a gang of Volcano or Coscheduling (Kueue admits all or none)",
-        cel="!has(self.minAvailable) || self.gang in ['Volcano', 'Coscheduling']",
-        nodes=("scheduling",),
-        holds=lambda job: (
-            job.spec.scheduling is None
-            or job.spec.scheduling.min_available is None
-            or job.gang in (Gang.VOLCANO, Gang.COSCHEDULING)
-        ),
-        found=lambda job: str(job.min_available),
-    ),
-    Rule(
-        field="scheduling.minAvailable",
-        expected="at most as many pods as the job has",
-        cel=(
-            "!has(self.scheduling) || !has(self.scheduling.minAvailable) || self.scheduling.minAvailable <="
-            " (has(self.pserver) ? self.pserver.replicas : 0) + self.trainer.replicas"
-        ),
-        holds=lambda job: job.min_available <= job.num_replicas,
-        found=lambda job: str(job.min_available),
-    ),
+    _fits_in_the_job("coscheduling", Gang.COSCHEDULING),
+    _fits_in_the_job("volcano", Gang.VOLCANO),
     Rule(
         field="checkpoint",
         expected="either claimName or volumeClaimTemplate",
@@ -457,15 +517,15 @@ RULES = (
     ),
     Rule(
         field="checkpoint.scope",
-        expected="Job, unless a volumeClaimTemplate makes a claim for each parameter server",
+        expected="Job, because a job of mode Collective has no parameter servers",
         cel=(
             "!has(self.checkpoint) || !has(self.checkpoint.scope) || self.checkpoint.scope != 'Pserver' ||"
-            " (has(self.checkpoint.volumeClaimTemplate) && has(self.pserver))"
+            " has(self.pserver)"
         ),
         holds=lambda job: (
             job.spec.checkpoint is None
             or job.spec.checkpoint.scope is not CheckpointScope.PSERVER
-            or (job.spec.checkpoint.volume_claim_template is not None and job.spec.pserver is not None)
+            or job.spec.pserver is not None
         ),
         found=lambda _: "'Pserver'",
     ),

@@ -1,20 +1,22 @@
-"""The status of a job: the operator's report about the job, and everything it remembers about the job.
+"""The status of a job: everything that the operator reports and remembers about the job.
 
 A plan is made from the spec, from the objects in the cluster and from the status; nothing else is stored.
 Times have whole seconds, as in Kubernetes, so that a status that is written and read again is equal.
 """
 
 # No `from __future__ import annotations` here: pydantic reads the annotations when the class is made.
-from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, WithJsonSchema
-from pydantic.alias_generators import to_camel
+from pydantic import Field, WithJsonSchema
+from pydantic.config import JsonDict
 
+from fleet_operator.api.base import StatusModel, Timestamp
+from fleet_operator.api.ledger import StoredLedger
 from fleet_operator.api.names import Role
 
 __all__ = [
+    "Columns",
     "Condition",
     "ConditionStatus",
     "ConditionType",
@@ -22,18 +24,9 @@ __all__ = [
     "JobProgress",
     "JobState",
     "LastFailure",
-    "QuotaBackOff",
-    "ReplicaRestarts",
     "RoleStatus",
     "TableStatistics",
 ]
-
-
-def _timestamp(moment: datetime) -> str:
-    return moment.astimezone(UTC).replace(microsecond=0).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-Timestamp = Annotated[datetime, PlainSerializer(_timestamp, return_type=str)]
 
 
 class JobState(StrEnum):
@@ -53,13 +46,13 @@ class JobState(StrEnum):
 
 
 class ConditionType(StrEnum):
-    """The types of conditions. At most one of the last two is ever True."""
+    """The types of conditions. At most one of the last two, those of batch/v1 Job, is ever True."""
 
     PODS_CREATED = "PodsCreated"
     RUNNING = "Running"
     RESTARTING = "Restarting"
     SUSPENDED = "Suspended"
-    SUCCEEDED = "Succeeded"
+    COMPLETE = "Complete"
     FAILED = "Failed"
 
 
@@ -68,7 +61,7 @@ _EXPLAINED_BY = {
     JobState.RUNNING: ConditionType.RUNNING,
     JobState.RESTARTING: ConditionType.RESTARTING,
     JobState.SUSPENDED: ConditionType.SUSPENDED,
-    JobState.SUCCEEDED: ConditionType.SUCCEEDED,
+    JobState.SUCCEEDED: ConditionType.COMPLETE,
     JobState.FAILED: ConditionType.FAILED,
 }
 
@@ -81,163 +74,161 @@ class ConditionStatus(StrEnum):
     UNKNOWN = "Unknown"
 
 
-class StatusModel(BaseModel):
-    """A part of the status: frozen, and keeping fields that a newer build of the operator wrote."""
-
-    model_config = ConfigDict(alias_generator=to_camel, validate_by_name=True, extra="allow", frozen=True)
-
-    @property
-    def extras(self) -> dict[str, Any]:
-        """The fields that this build does not know. It writes them back unchanged."""
-        return dict(self.model_extra or {})
+_INT64: JsonDict = {"minimum": 0, "format": "int64"}
 
 
 class Condition(StatusModel):
-    """One condition, as Kubernetes defines them."""
+    """A condition, as metav1.Condition defines it."""
 
-    type: str = Field(description=f"{', '.join(ConditionType)}, or somebody else's.")
-    status: ConditionStatus
-    reason: str = Field(description="One word, for programs.")
-    message: str = Field(default="", description="One sentence, for people.")
-    last_transition_time: Timestamp = Field(description="When the status of this condition last changed.")
-    observed_generation: int | None = None
-
-
-class ReplicaRestarts(StatusModel):
-    """How often one replica was restarted by itself."""
-
-    index: int
-    count: int
-    not_before: Timestamp | None = Field(default=None, description="Back-off: its next pod waits for this.")
-    failures_in_a_row: int | None = Field(
-        default=None,
-        description="Its own failures, by which its pauses grow; forgotten once it has run for 10 minutes.",
+    type: str = Field(
+        description=f"{', '.join(ConditionType)}, or that of another writer, which the operator keeps.",
+        json_schema_extra={
+            "maxLength": 316,
+            "pattern": r"^([a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*/)?"
+            r"(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])$",
+        },
     )
-    unseen: bool | None = Field(
-        default=None, description="Whether the pod before was gone without anyone having seen its end."
+    status: ConditionStatus = Field(description="Whether the condition holds.")
+    reason: str = Field(
+        description="Why, in one word for programs.",
+        json_schema_extra={
+            "minLength": 1,
+            "maxLength": 1024,
+            "pattern": "^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$",
+        },
+    )
+    message: str = Field(
+        default="", description="Why, in one sentence for people.", json_schema_extra={"maxLength": 32768}
+    )
+    last_transition_time: Timestamp = Field(description="When the status of this condition last changed.")
+    observed_generation: int | None = Field(
+        default=None, description="The generation of the job for which it was set.", json_schema_extra=_INT64
     )
 
 
 class RoleStatus(StatusModel):
     """The replicas of one role."""
 
-    role: str
+    role: str = Field(description="The role: pserver or trainer.")
     replicas: int = Field(default=0, description="How many are wanted.")
     active: int = Field(default=0, description="How many have a pod that has not ended.")
-    ready: int = 0
-    succeeded: int = 0
-    failed: int = 0
-    restarts: tuple[ReplicaRestarts, ...] = Field(default=(), description="Those that were started again.")
-    created_indexes: str = Field(
-        default="", description="Replicas whose present pod has been seen, such as 0-2,4."
-    )
+    ready: int = Field(default=0, description="How many have a pod that is ready.")
+    succeeded: int = Field(default=0, description="How many have completed in this life of the job.")
+    failed: int = Field(default=0, description="How many have a pod that has failed and is not replaced yet.")
     completed_indexes: str = Field(
         default="",
-        description="Replicas that ended well, such as 0-2,4. They do not run again in this life of the job.",
-    )
-    refused_indexes: str = Field(
-        default="",
-        description="Replicas whose last pod a node refused with UnexpectedAdmissionError, such as 0-2,4:"
-        " if the next is refused too, that is a failure.",
-    )
-    incident_indexes: str = Field(
-        default="",
-        description="Replicas that have failed since incidentStart, such as 0-2,4: one that fails again"
-        " counts again.",
+        description="Replicas that have completed, such as 0-2,4. They do not run again in this "
+        "life of the job.",
     )
 
 
 class LastFailure(StatusModel):
     """The most recent failure."""
 
-    pod: str | None = None
-    container: str | None = None
-    exit_code: int | None = None
-    reason: str | None = None
-    termination_message: str | None = Field(default=None, description="What the container said as it ended.")
+    pod: str | None = Field(default=None, description="The replica's pod.")
+    container: str | None = Field(default=None, description="The container that ended.")
+    exit_code: int | None = Field(default=None, description="Its exit code.")
+    reason: str | None = Field(
+        default=None, description="The reason of the container or pod, such as OOMKilled or Evicted."
+    )
+    termination_message: str | None = Field(default=None, description="The container's termination message.")
     message: str = Field(default="", description="What happened, in one sentence.")
-    time: Timestamp | None = None
-
-
-class QuotaBackOff(StatusModel):
-    """The back-off of a job without a gang that a quota keeps from creating all of its pods."""
-
-    refused_since: Timestamp | None = Field(
-        default=None, description="Since when pods are refused while the job holds others."
-    )
-    not_before: Timestamp | None = Field(
-        default=None, description="The job has given its pods back: new ones wait for this."
-    )
-    times: int = Field(default=0, description="How often it has done so without having had all since.")
+    time: Timestamp | None = Field(default=None, description="When the container ended.")
 
 
 class TableStatistics(StatusModel):
     """An embedding table, summed over all parameter servers."""
 
-    name: str
-    rows: int = Field(description="Rows that have been updated; the others cost nothing.")
-    bytes: int = Field(description="Memory that rows, their optimizer state and the index take.")
-    rows_on_disk: int | None = Field(default=None, description="Rows that lie on the servers' disks.")
+    name: str = Field(description="The table's name.")
+    rows: int = Field(description="Rows that have been updated; other rows use no memory.")
+    bytes: int = Field(description="Memory used by rows, their optimizer state and the index.")
+    rows_on_disk: int | None = Field(default=None, description="Rows on the servers' disks.")
     hit_percentage: int | None = Field(
-        default=None, description="Of the ids that trainers have asked for, how many had a row."
+        default=None, description="The percentage of requested ids that had a row."
     )
     shard_skew: float | None = Field(
-        default=None, description="How many times the mean's rows the fullest virtual shard has."
+        default=None, description="Rows of the fullest virtual shard, divided by the mean over all shards."
     )
 
 
 class JobProgress(StatusModel):
     """The progress of the training, as trainer 0 reports it, or else its runtime's step."""
 
-    summary: str = Field(description="In a word: 42%, or step 120 where nobody said of how many.")
-    percentage: int | None = None
-    step: int | None = None
-    total_steps: int | None = None
-    loss: float | None = None
-    eta_seconds: int | None = Field(default=None, description="How much longer it takes at its present pace.")
+    percentage: int | None = Field(default=None, description="Steps made, as a percentage of totalSteps.")
+    step: int | None = Field(default=None, description="The number of steps made.")
+    total_steps: int | None = Field(
+        default=None, description="The steps that the script will make, if known."
+    )
+    loss: float | None = Field(default=None, description="The loss that the script last reported.")
+    eta_seconds: int | None = Field(default=None, description="The remaining time at the current pace.")
     time: Timestamp | None = Field(default=None, description="When it was reported.")
     tables: tuple[TableStatistics, ...] | None = Field(
-        default=None, description="The embedding tables, the largest ten where there are more."
+        default=None, description="The embedding tables; if there are more than ten, the ten largest."
+    )
+
+    @property
+    def summary(self) -> str:
+        """The progress in a word: 42%, or step 120 if the total is not known."""
+        return f"step {self.step}" if self.percentage is None else f"{self.percentage}%"
+
+
+class Columns(StatusModel):
+    """The texts of the columns of kubectl get; programs read roles and progress."""
+
+    pservers: str | None = Field(default=None, description="Ready or completed, of those wanted: 2/2.")
+    trainers: str | None = Field(default=None, description="Running or completed, of those wanted: 2/2.")
+    progress: str | None = Field(
+        default=None, description="In a word: 42%, or step 120 if the total is not known."
     )
 
 
 class FleetJobStatus(StatusModel):
     """The present state of a job."""
 
-    observed_generation: int | None = Field(default=None, description="The generation this was decided on.")
-    state: Annotated[JobState, WithJsonSchema({"type": "string"})] | None = Field(
-        default=None, description=f"{', '.join(JobState)}."
+    observed_generation: int | None = Field(
+        default=None,
+        description="The generation of the job that this status describes.",
+        json_schema_extra=_INT64,
     )
-    conditions: tuple[Condition, ...] = ()
-    pservers: str | None = Field(default=None, description="Ready or completed, of those wanted: 2/2.")
-    trainers: str | None = Field(default=None, description="Running or completed, of those wanted: 2/2.")
+    state: Annotated[JobState, WithJsonSchema({"type": "string"})] | None = Field(
+        default=None, description=f"In one word: {', '.join(JobState)}."
+    )
+    terminal_state: str | None = Field(
+        default=None,
+        description="The type of the condition with the result of a finished job: Complete or Failed.",
+    )
+    conditions: tuple[Condition, ...] = Field(
+        default=(), description="Conditions of the job, the operator's and those of other writers."
+    )
+    start_time: Timestamp | None = Field(
+        default=None, description="When the job started, or was last resumed."
+    )
+    completion_time: Timestamp | None = Field(default=None, description="When the job finished.")
     trainer_replicas: int | None = Field(default=None, description="Trainers that have a pod now.")
     selector: str | None = Field(default=None, description="Selects the trainers' pods, for autoscalers.")
     restarts: int = Field(default=0, description="Restarts of single replicas and of the whole job.")
-    failures: int = Field(default=0, description="Those that count against runPolicy.backoffLimit.")
-    incident_start: Timestamp | None = Field(
+    job_restarts: int = Field(
+        default=0, description="The number of restarts of all replicas, after a failure or on request."
+    )
+    failures: int = Field(default=0, description="Failures that count against runPolicy.backoffLimit.")
+    disruptions: int = Field(
+        default=0, description="Disruptions that count against failurePolicy.disruptionLimit."
+    )
+    last_failure: LastFailure | None = Field(default=None, description="The most recent failure.")
+    progress: JobProgress | None = Field(
         default=None,
-        description="When the last failure was counted. Failures of other replicas within 60 s of it count as"
-        " the same one.",
+        description="The progress of the training, as trainer 0 reports it, or else its runtime's step.",
     )
-    job_restarts: int = Field(default=0, description="How often all replicas were started anew.")
-    unseen_restarts: int | None = Field(
-        default=None, description="Its latest restarts in a row after pods had vanished, their ends unseen."
+    roles: tuple[RoleStatus, ...] = Field(default=(), description="The replicas of each role.")
+    columns: Columns = Field(
+        default=Columns(),
+        description="The texts of the columns of kubectl get; programs read roles and progress.",
     )
-    not_before: Timestamp | None = Field(default=None, description="Back-off: new pods wait for this.")
-    failures_in_a_row: int | None = Field(
-        default=None,
-        description="Failures that have restarted the whole job, by which its pauses grow; forgotten once a"
-        " replica has run for 10 minutes.",
+    ledger: Annotated[StoredLedger, WithJsonSchema({"type": "object", "additionalProperties": True})] = Field(
+        default=StoredLedger(),
+        description="The operator's memory of the job. Its contents are not part of the API: no other program"
+        " should read or write them.",
     )
-    quota_back_off: QuotaBackOff | None = Field(
-        default=None, description="While a quota keeps a job without a gang from having all of its pods."
-    )
-    start_time: Timestamp | None = None
-    completion_time: Timestamp | None = None
-    last_failure: LastFailure | None = None
-    progress: JobProgress | None = None
-    roles: tuple[RoleStatus, ...] = ()
 
     def condition(self, kind: str) -> Condition | None:
         """Return the condition of this type, if there is one."""
@@ -264,4 +255,6 @@ class FleetJobStatus(StatusModel):
 
     def to_manifest(self) -> dict[str, Any]:
         """Return the status as the API server expects it: in camelCase, without unset values."""
-        return self.model_dump(mode="json", by_alias=True, exclude_none=True)
+        document = self.model_dump(mode="json", by_alias=True, exclude_none=True, exclude={"ledger"})
+        ledger = self.ledger.to_manifest()
+        return {**document, "ledger": ledger} if ledger else document

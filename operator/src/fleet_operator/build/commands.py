@@ -1,7 +1,7 @@
 """Detects the script and the launcher in the command of a template.
 
-A pod of several slots has no rank of its own: a launcher assigns one to each process. A command that runs a
-script with python directly would train each pod separately. The operator only warns about such a command,
+A pod of several processes has no rank of its own: a launcher assigns one to each process. A command that runs
+a script with python directly would train each pod separately. The operator only warns about such a command,
 because the script may start its processes itself. It also warns about launcher options for one machine in a
 job of several pods.
 """
@@ -57,16 +57,16 @@ def script_of(words: Sequence[str]) -> str | None:
 
 
 def unlaunched_sentence(job: FleetJob) -> str | None:
-    """Return a warning if a pod of several slots runs a trainer's script only once, directly with python."""
+    """Return a warning if a pod of several processes runs a script only once, directly with python."""
     path, words = _trainers_command(job)
     script = _own_script(words) if words else None
-    if job.slots_per_pod == 1 or script is None or not script.endswith(".py"):
+    if job.nproc_per_node == 1 or script is None or not script.endswith(".py"):
         return None
     return (
-        f"{path}: python starts {script} once in each pod, which has {job.slots_per_pod} slots and so"
+        f"{path}: python starts {script} once in each pod, which has {job.nproc_per_node} processes and so"
         f" no RANK of its own; write [torchrun, {script}] or"
-        f" [python, -m, fleet.launch, {script}], which start it in each slot with its rank, or set"
-        " trainer.slotsPerPod: 1 where one process of a pod does all"
+        f" [python, -m, fleet.launch, {script}], which start each process with its rank, or set"
+        " trainer.nprocPerNode: 1 where one process of a pod does all"
     )
 
 
@@ -78,9 +78,9 @@ def one_machine_sentence(job: FleetJob) -> str | None:
         return None
     launcher, options = _launcher_options(words)
     if launcher in _TORCHRUN and "standalone" in options:
-        found, instead = "--standalone", "leave it out, as the job tells torchrun of all pods"
+        found, instead = "--standalone", "leave it out, because the job configures torchrun for all pods"
     elif launcher in _TORCHRUN and options.get("nnodes") in ("1", "1:1"):
-        found, instead = "--nnodes=1", "leave it out, as the job tells torchrun of all pods"
+        found, instead = "--nnodes=1", "leave it out, because the job configures torchrun for all pods"
     elif launcher in _ACCELERATE and _is_for_one_machine(options):
         found = "accelerate launch without --num_machines"
         instead = (
@@ -90,7 +90,7 @@ def one_machine_sentence(job: FleetJob) -> str | None:
     else:
         return None
     return (
-        f"{path}: {found} is for one machine, and the job has {num_pods} pods, each of which would train or"
+        f"{path}: {found} is for one machine, but the job has {num_pods} pods, each of which would train or"
         f" wait alone; {instead}"
     )
 
@@ -102,7 +102,7 @@ def _is_for_one_machine(options: Mapping[str, str]) -> bool:
 
 
 def _launcher_options(words: Sequence[str]) -> tuple[str, dict[str, str]]:
-    """Return a launcher's name and its options by name; an option without ``=`` has the next argument."""
+    """Return a launcher's name and its options by name; an option without ``=`` takes the next argument."""
     program, *rest = words
     name = program.rpartition("/")[2]
     if _PYTHON.fullmatch(name):
@@ -127,7 +127,7 @@ def _trainers_command(job: FleetJob) -> tuple[str, list[str]]:
 
 
 def _words(written: object) -> list[str]:
-    """Return `written` if it is a list of strings, else an empty list: the API server rejects such values."""
+    """Return `written` if it is a list of strings, else [], because the API server rejects other values."""
     words = written if isinstance(written, list) else []
     return words if all(isinstance(each, str) for each in words) else []
 
@@ -141,7 +141,7 @@ def _own_script(words: Sequence[str]) -> str | None:
 
 
 def _python_runs(words: Sequence[str]) -> tuple[str, list[str]]:
-    """Return the module that python runs with its arguments, or an empty string with the script's command."""
+    """Return the module and the arguments that python runs, or an empty string and the script's command."""
     left = list(words)
     while left:
         word = left.pop(0)

@@ -8,27 +8,29 @@ parameter-server mode.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from fleet_operator.api import Mode, Role
 from fleet_operator.api.names import JOB_KEY
-from fleet_operator.build.ports import first_ports, replica_ports
+from fleet_operator.build.ports import first_ports, listening_role, replica_ports
 from fleet_operator.build.service import ClusterHosts
 from fleet_operator.build.volumes import tls_env
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from fleet_operator.api import FleetJob
     from fleet_operator.build.service import Hosts
 
 
-__all__ = ["FIRST_START", "Start", "overwritten_sentence", "role_env"]
+__all__ = ["FIRST_START", "Peers", "Start", "overwritten_sentence", "role_env"]
 
 _RENDEZVOUS = "PET_RDZV_CONF"
 _TORCHRUN_SECONDS = 900  # torchrun's default time limit for the other pods
-_LONGEST_LIST = 32 << 10  # bytes; for longer lists, a pattern replaces the list of endpoints
+# In bytes; a pattern replaces a longer list, which etcd would hold once for each container.
+_LONGEST_LIST = 4 << 10
 _TRAINING_ROLE = {Role.PSERVER: "PSERVER", Role.TRAINER: "TRAINER"}
 _ROLE_INDEX = {Role.PSERVER: "PADDLE_PSERVER_ID", Role.TRAINER: "PADDLE_TRAINER_ID"}
 
@@ -62,6 +64,54 @@ FIRST_START = Start()
 """The first start of a replica in a job without a key."""
 
 
+@dataclass(frozen=True)
+class Peers:
+    """The lists of a job's hosts and endpoints, which all of its replicas have in their environments.
+
+    One instance serves all replicas of a job: a list that each of them computed would make a plan quadratic.
+
+    Attributes
+    ----------
+    job : FleetJob
+        The job.
+    hosts : Hosts
+        Maps each replica to its host.
+    assigned_ports : tuple of int
+        With the nodes' network, the ports of the listening replicas, as stored in the pods of this life.
+    """
+
+    job: FleetJob
+    hosts: Hosts
+    assigned_ports: tuple[int, ...] = ()
+
+    @cached_property
+    def ports(self) -> Sequence[int]:
+        """The first port of each listening replica."""
+        return first_ports(self.job, listening_role(self.job), self.assigned_ports)
+
+    @cached_property
+    def server_hosts(self) -> str:
+        """The hosts of the parameter servers."""
+        return _listed(self._names, lambda index: (self._names[index],), "")
+
+    @cached_property
+    def endpoints(self) -> str:
+        """The endpoints of all parameter servers, or of all processes of a collective job."""
+        ports, slots = self.ports, self.job.nproc_per_node
+        is_even = len({later - port for port, later in pairwise(ports)}) <= 1
+        return _listed(
+            self._names,
+            lambda index: (f"{self._names[index]}:{ports[index] + slot}" for slot in range(slots)),
+            f":{_port_pattern(ports, slots)}" if is_even else None,
+            slots=slots,
+        )
+
+    @cached_property
+    def _names(self) -> Sequence[str]:
+        role = listening_role(self.job)
+        return [self.hosts(role, index) for index in range(self.job.replicas(role))]
+
+
 def role_env(
     job: FleetJob,
     role: Role,
@@ -70,6 +120,7 @@ def role_env(
     start: Start = FIRST_START,
     *,
     restarts: int = 0,
+    peers: Peers | None = None,
 ) -> dict[str, str]:
     """Return the environment of one replica.
 
@@ -85,13 +136,15 @@ def role_env(
         The values of the current start.
     restarts : int
         How often this replica was started before, alone or with the whole job.
+    peers : Peers, optional
+        The lists of this job, if several replicas share them.
 
     Returns
     -------
     dict of str to str
         ``PADDLE_CURRENT_IP`` and ``POD_IP`` equal this replica's entry in the lists of hosts.
     """
-    host = hosts(role, index)
+    host, peers = hosts(role, index), peers or Peers(job, hosts, start.ports)
     env = {
         "PADDLE_TRAINING_ROLE": _TRAINING_ROLE[role],
         "TRAINING_ROLE": _TRAINING_ROLE[role],
@@ -120,8 +173,8 @@ def role_env(
     if job.spec.mode is Mode.COLLECTIVE:
         if job.host_ports is not None:
             env["FLEET_HOST_NETWORK"] = "true"
-        return env | _collective(job, index, hosts, first_ports(job, Role.TRAINER, start.ports))
-    return env | _parameter_server(job, role, index, hosts, first_ports(job, Role.PSERVER, start.ports))
+        return env | _collective(job, index, peers)
+    return env | _parameter_server(job, role, index, peers)
 
 
 def _grace(job: FleetJob, role: Role) -> dict[str, str]:
@@ -130,37 +183,32 @@ def _grace(job: FleetJob, role: Role) -> dict[str, str]:
     return {"FLEET_GRACE_SECONDS": str(seconds)} if role is Role.TRAINER and isinstance(seconds, int) else {}
 
 
-def _parameter_server(
-    job: FleetJob, role: Role, index: int, hosts: Hosts, ports: list[int]
-) -> dict[str, str]:
-    servers = [hosts(Role.PSERVER, i) for i in range(job.replicas(Role.PSERVER))]
+def _parameter_server(job: FleetJob, role: Role, index: int, peers: Peers) -> dict[str, str]:
     num_trainers = str(job.replicas(Role.TRAINER))
     env = {
-        "PADDLE_PSERVERS_IP_PORT_LIST": ",".join(
-            f"{server}:{port}" for server, port in zip(servers, ports, strict=True)
-        ),
+        "PADDLE_PSERVERS_IP_PORT_LIST": peers.endpoints,
         "PADDLE_TRAINERS": num_trainers,
         "PADDLE_TRAINERS_NUM": num_trainers,
         _ROLE_INDEX[role]: str(index),
     }
     if job.host_ports is None:  # with the nodes' network, the servers have no common port
         port = str(job.port(Role.PSERVER))
-        env |= {"PADDLE_PSERVER_IPS": ",".join(servers), "PADDLE_PSERVER_PORT": port, "PADDLE_PORT": port}
+        env |= {"PADDLE_PSERVER_IPS": peers.server_hosts, "PADDLE_PSERVER_PORT": port, "PADDLE_PORT": port}
     elif role is Role.PSERVER:
-        env["PADDLE_PORT"] = str(ports[index])
+        env["PADDLE_PORT"] = str(peers.ports[index])
     if job.elastic:  # PADDLE_TRAINERS is the number at this replica's start
         env["FLEET_MAX_TRAINERS"] = str(job.most_trainers)
     return env
 
 
-def _collective(job: FleetJob, index: int, hosts: Hosts, ports: list[int]) -> dict[str, str]:
+def _collective(job: FleetJob, index: int, peers: Peers) -> dict[str, str]:
     """Return the variables of Paddle's launcher, torch.distributed and torchrun (``PET_*``).
 
-    With one slot the pod's process is the rank. With more, the command is a launcher that starts the ranks,
-    so the pod gets only the variables that all of its processes share.
+    With one process, the pod's process is the rank. With more, the command is a launcher that starts the
+    ranks, so the pod gets only the variables that all of its processes share.
     """
-    num_nodes, slots = job.replicas(Role.TRAINER), job.slots_per_pod
-    listed = _listed(job, hosts, ports)
+    num_nodes, slots = job.replicas(Role.TRAINER), job.nproc_per_node
+    hosts, ports = peers.hosts, peers.ports
     num_processes = str(num_nodes * slots)
     node = {
         "MASTER_ADDR": hosts(Role.TRAINER, 0),
@@ -172,7 +220,7 @@ def _collective(job: FleetJob, index: int, hosts: Hosts, ports: list[int]) -> di
     env = {
         "PADDLE_TRAINERS": num_processes,
         "PADDLE_TRAINERS_NUM": num_processes,
-        "PADDLE_TRAINER_ENDPOINTS": listed,
+        "PADDLE_TRAINER_ENDPOINTS": peers.endpoints,
         "WORLD_SIZE": num_processes,
         "LOCAL_WORLD_SIZE": str(slots),
         **node,
@@ -199,26 +247,43 @@ def _patience(job: FleetJob) -> str:
     return ",".join(f"{name}={seconds}" for name in ("timeout", "join_timeout", "read_timeout"))
 
 
-def _listed(job: FleetJob, hosts: Hosts, ports: list[int]) -> str:
-    """Return the endpoints of all processes of a collective job, or a pattern if there are thousands.
+def _listed(
+    names: Sequence[str],
+    entries: Callable[[int], Iterable[str]],
+    ports: str | None,
+    *,
+    slots: int = 1,
+) -> str:
+    """Return a list with the entries of each replica, or a pattern if the list would be long.
 
     Linux limits an environment variable to 128 KiB, and a pod's manifest repeats this one in each container.
+
+    Parameters
+    ----------
+    names : sequence of str
+        The hosts of the replicas.
+    entries : callable
+        Returns the entries of a replica.
+    ports : str, optional
+        What follows the pattern of the hosts; None if no pattern describes the ports.
+    slots : int
+        The number of entries of a replica.
     """
-    num_nodes, slots = job.replicas(Role.TRAINER), job.slots_per_pod
-    names = [hosts(Role.TRAINER, node) for node in range(num_nodes)]
-    before, _, after = names[-1].rpartition(f"-{num_nodes - 1}.")
-    is_long = num_nodes * slots * len(names[0]) > _LONGEST_LIST
-    is_even = len({later - port for port, later in pairwise(ports)}) <= 1
-    if is_long and is_even and all(name == f"{before}-{node}.{after}" for node, name in enumerate(names)):
-        return f"{before}-[0-{num_nodes - 1}].{after}:{_port_pattern(ports, slots)}"
-    return ",".join(
-        f"{name}:{ports[node] + slot}" for node, name in enumerate(names) for slot in range(slots)
-    )
+    last = len(names) - 1
+    before, _, after = names[last].rpartition(f"-{last}.")
+    is_long = len(names) * slots * len(names[0]) > _LONGEST_LIST
+    if (
+        is_long
+        and ports is not None
+        and all(name == f"{before}-{index}.{after}" for index, name in enumerate(names))
+    ):
+        return f"{before}-[0-{last}].{after}{ports}"
+    return ",".join(entry for index in range(len(names)) for entry in entries(index))
 
 
-def _port_pattern(ports: list[int], slots: int) -> str:
+def _port_pattern(ports: Sequence[int], slots: int) -> str:
     """Return the ports of the first pod's processes, and the offset from pod to pod."""
-    apart = ports[1] - ports[0]
+    apart = ports[1] - ports[0] if len(ports) > 1 else 0
     if slots == 1 and apart == 0:
         return str(ports[0])
     return f"[{ports[0]}-{ports[0] + slots - 1}{f'+{apart}' if apart else ''}]"
@@ -230,8 +295,8 @@ def overwritten_sentence(job: FleetJob) -> str | None:
     if not fields:
         return None
     return (
-        f"{', '.join(fields)}: the job tells each replica its place by this name itself, and the template's"
-        " value is not used; remove it from the template, or give it another name"
+        f"{', '.join(fields)}: the job itself sets a variable of this name, and the template's value is not"
+        " used; remove it from the template, or rename it"
     )
 
 

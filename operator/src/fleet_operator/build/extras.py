@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
-from fleet_operator.api import Role
+from fleet_operator.api import NetworkPolicyType, Role
 from fleet_operator.api.names import ANNOTATION_MADE_FROM, LABEL_JOB_NAME, LABEL_ROLE
 from fleet_operator.build.gang import build_pod_group
 from fleet_operator.build.ports import replica_ports
@@ -32,15 +32,20 @@ __all__ = [
 
 def asks_for_network_policy(job: FleetJob) -> bool:
     """Return whether the manifest requires a NetworkPolicy."""
-    return job.spec.network is not None and job.spec.network.policy is True
+    return _policy_type(job) is NetworkPolicyType.ISOLATED
 
 
 def wants_network_policy(job: FleetJob) -> bool:
-    """Return whether a job gets a NetworkPolicy: true unless it opts out or uses its nodes' network."""
+    """Return whether a job gets a NetworkPolicy: true unless it opts out or uses the host network."""
+    if (asked := _policy_type(job)) is not None:
+        return asked is NetworkPolicyType.ISOLATED
+    return job.spec.network is None or not job.spec.network.host_network
+
+
+def _policy_type(job: FleetJob) -> NetworkPolicyType | None:
+    """Return the type of NetworkPolicy that the manifest sets, or None if it sets none."""
     network = job.spec.network
-    if network is None or network.policy is None:
-        return network is None or not network.host_network
-    return network.policy
+    return network.policy.type if network is not None and network.policy is not None else None
 
 
 def build_network_policy(job: FleetJob, readers: Sequence[Mapping[str, Any]] | None = ()) -> dict[str, Any]:
@@ -81,7 +86,7 @@ def build_network_policy(job: FleetJob, readers: Sequence[Mapping[str, Any]] | N
 
 
 def _reading(readers: Sequence[Mapping[str, Any]] | None, ports: Sequence[int]) -> list[dict[str, Any]]:
-    """Return the ingress rules for readers; no rule if there are none, as it would admit every client."""
+    """Return the ingress rules for readers; none for an empty list, as an empty ``from`` admits everyone."""
     shown = {"ports": [{"port": port, "protocol": "TCP"} for port in ports]}
     if readers is None:
         return [shown]
@@ -98,8 +103,15 @@ def build_disruption_budget(job: FleetJob) -> dict[str, Any] | None:
     The budget counts whole pods (``minAvailable``): percentages and ``maxUnavailable`` would be relative to
     the scale of the pods' owner, which is the number of trainers.
     """
-    if job.spec.pserver is None or not job.spec.pserver.pod_disruption_budget:
+    budget = job.spec.pserver.disruption_budget if job.spec.pserver is not None else None
+    if budget is None:
         return None
+    spec: dict[str, Any] = {
+        "minAvailable": budget.min_available or job.replicas(Role.PSERVER),
+        "selector": {"matchLabels": {LABEL_JOB_NAME: job.name, LABEL_ROLE: Role.PSERVER.value}},
+    }
+    if budget.unhealthy_pod_eviction_policy is not None:
+        spec["unhealthyPodEvictionPolicy"] = budget.unhealthy_pod_eviction_policy.value
     return {
         "apiVersion": "policy/v1",
         "kind": "PodDisruptionBudget",
@@ -109,10 +121,7 @@ def build_disruption_budget(job: FleetJob) -> dict[str, Any] | None:
             "labels": job_labels(job),
             "ownerReferences": owner_references(job),
         },
-        "spec": {
-            "minAvailable": job.replicas(Role.PSERVER),
-            "selector": {"matchLabels": {LABEL_JOB_NAME: job.name, LABEL_ROLE: Role.PSERVER.value}},
-        },
+        "spec": spec,
     }
 
 
@@ -174,9 +183,9 @@ def build_extras(
             Extra("spec.network.policy", policy, while_held=True, after_end=True, by_default=not asked)
         )
     if (budget := build_disruption_budget(job)) is not None:
-        found.append(Extra("spec.pserver.podDisruptionBudget", _signed(budget)))
+        found.append(Extra("spec.pserver.disruptionBudget", _signed(budget)))
     if (group := build_pod_group(job, life)) is not None:
-        found.append(Extra("spec.scheduling.gang", _signed(group)))
+        found.append(Extra("spec.podGroupPolicy", _signed(group)))
     return tuple(found)
 
 

@@ -1,4 +1,4 @@
-"""The placement of a pod: its node pool, priority, share of the node, and use of the node's network."""
+"""The placement of a pod: its nodes, its priority, its devices, and whether it uses the host network."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from fleet_operator.api import Mode, Role
 
 if TYPE_CHECKING:
     from fleet_operator.api import FleetJob
+    from fleet_operator.api.placement import Scheduling
 
 __all__ = ["place"]
 
@@ -33,10 +34,11 @@ def place(spec: dict[str, Any], container: dict[str, Any], job: FleetJob, role: 
     role : Role
         The role of the replica.
     """
-    _apply_pool(spec, container, job, role)
-    scheduling = job.spec.scheduling
-    if scheduling is not None and scheduling.priority_class_name is not None:
-        spec.setdefault("priorityClassName", scheduling.priority_class_name)
+    if job.spec.scheduling is not None:
+        _schedule(spec, job.spec.scheduling)
+    if role is Role.TRAINER:
+        _equip(container, job)
+        _share_memory(spec, container, job)
     if job.host_ports is not None:
         spec["hostNetwork"] = True
         # By default the pod would use its node's resolver, which cannot resolve the names of its peers.
@@ -45,23 +47,25 @@ def place(spec: dict[str, Any], container: dict[str, Any], job: FleetJob, role: 
             _tell_address(container)
 
 
-def _apply_pool(spec: dict[str, Any], container: dict[str, Any], job: FleetJob, role: Role) -> None:
-    """Restrict the pod to the nodes of the pool, and request a trainer's devices."""
-    pool = job.spec.node_pool
-    if pool is not None and pool.node_selector:
-        spec["nodeSelector"] = {**spec.get("nodeSelector", {}), **pool.node_selector}
-    if pool is not None and pool.tolerations:
-        spec["tolerations"] = [*spec.get("tolerations", []), *(dict(each) for each in pool.tolerations)]
-    if role is not Role.TRAINER:
-        return
-    if pool is not None and pool.gpus_per_trainer:
+def _schedule(spec: dict[str, Any], scheduling: Scheduling) -> None:
+    """Restrict the pod to some nodes, and set its priority."""
+    if scheduling.node_selector:
+        spec["nodeSelector"] = {**spec.get("nodeSelector", {}), **scheduling.node_selector}
+    if scheduling.tolerations:
+        spec["tolerations"] = [*spec.get("tolerations", []), *(dict(each) for each in scheduling.tolerations)]
+    if scheduling.priority_class_name is not None:
+        spec.setdefault("priorityClassName", scheduling.priority_class_name)
+
+
+def _equip(container: dict[str, Any], job: FleetJob) -> None:
+    """Request a trainer's devices."""
+    if (devices := job.spec.trainer.devices) is not None:
         resources = container.setdefault("resources", {})
-        resources.setdefault("limits", {})[pool.resource_name] = pool.gpus_per_trainer
+        resources.setdefault("limits", {})[devices.resource_name] = devices.count
     if _has_devices(container):
         own = {entry["name"] for entry in container.setdefault("env", [])}
         wanted = _nccl(job)
         container["env"] += [{"name": name, "value": wanted[name]} for name in wanted if name not in own]
-    _share_memory(spec, container, job)
 
 
 def _tell_address(container: dict[str, Any]) -> None:
@@ -87,12 +91,11 @@ def _share_memory(spec: dict[str, Any], container: dict[str, Any], job: FleetJob
 
     NCCL, gloo and the workers of a DataLoader exchange tensors there.
     """
-    pool = job.spec.node_pool
-    size = pool.shared_memory if pool is not None else None
+    size = job.spec.trainer.shared_memory
     mounts = container.get("volumeMounts", [])
     # The API server refuses a path that is not a string.
     is_mounted = any(str(each.get("mountPath")).rstrip("/") == _SHARED_MEMORY_PATH for each in mounts)
-    is_needed = job.slots_per_pod > 1 or _has_devices(container)
+    is_needed = job.nproc_per_node > 1 or _has_devices(container)
     is_wanted = is_needed if size is None else not _is_nothing(size)
     if is_mounted or not is_wanted:
         return
@@ -102,7 +105,7 @@ def _share_memory(spec: dict[str, Any], container: dict[str, Any], job: FleetJob
 
 
 def _has_devices(container: dict[str, Any]) -> bool:
-    """Return whether a container gets devices such as GPUs, from the pool, the template or a claim.
+    """Return whether a container gets devices such as GPUs, from the job, the template or a claim.
 
     A device plugin's resources have a domain in their names.
     """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from decimal import ROUND_CEILING, Decimal
 from typing import TYPE_CHECKING, Any
 
@@ -28,16 +29,53 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from fleet_operator.api import FleetJob
-    from fleet_operator.build.env import Start
+    from fleet_operator.build.env import Peers, Start
     from fleet_operator.build.ports import ReplicaPorts
     from fleet_operator.build.service import Hosts
     from fleet_operator.plan.model import Attempt
 
-__all__ = ["build_pod"]
+__all__ = ["PodBuilder", "build_pod"]
 
 _MAIN_ONLY = frozenset({JOB_KEY, TLS_DIR, TLS_SERVER_NAME})  # only for the main container
 _MOST_CORES = 10_000  # more than any node has, so a higher limit has no effect
 _UNITS = {"m": Decimal("0.001"), "": Decimal(1), "k": Decimal(1000)}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PodBuilder:
+    """Builds the pod of one replica when it is called.
+
+    A plan may create 1,700 pods, and all of their manifests at once would take much memory. Two builders are
+    equal if their manifests are equal.
+
+    Attributes
+    ----------
+    role, index : Role, int
+        The replica.
+    attempt : Attempt
+        The attempt of the replica.
+    start : Start
+        The values of the current start.
+    peers : Peers
+        The job, and the lists that all of its replicas have.
+    """
+
+    role: Role
+    index: int
+    attempt: Attempt
+    start: Start
+    peers: Peers
+
+    def __call__(self) -> dict[str, Any]:
+        """Return the manifest."""
+        peers = self.peers
+        return build_pod(peers.job, self.role, self.index, self.attempt, peers.hosts, self.start, peers=peers)
+
+    def __eq__(self, other: object) -> bool:
+        """Return whether another builder builds the same manifest."""
+        return self() == other() if isinstance(other, PodBuilder) else NotImplemented
+
+    __hash__ = None  # type: ignore[assignment]
 
 
 def build_pod(
@@ -47,6 +85,8 @@ def build_pod(
     attempt: Attempt,
     hosts: Hosts,
     start: Start = FIRST_START,
+    *,
+    peers: Peers | None = None,
 ) -> dict[str, Any]:
     """Return the manifest of one replica's pod.
 
@@ -62,6 +102,8 @@ def build_pod(
         Maps each replica to its host.
     start : Start
         The values of the current start.
+    peers : Peers, optional
+        The lists of this job, if several replicas share them.
 
     Returns
     -------
@@ -71,7 +113,7 @@ def build_pod(
         environment are always the operator's.
     """
     template, name = job.template(role), pod_name(job.name, role, index)
-    env = role_env(job, role, index, hosts, start, restarts=attempt.restarts)
+    env = role_env(job, role, index, hosts, start, restarts=attempt.restarts, peers=peers)
     labels = {LABEL_ROLE: role.value, LABEL_INDEX: str(index), LABEL_ATTEMPT: str(attempt)}
     pod: dict[str, Any] = {
         "apiVersion": "v1",
@@ -114,7 +156,7 @@ def _spec(job: FleetJob, role: Role, index: int, env: dict[str, str], own: Repli
 
 
 def _complete_container(container: dict[str, Any], env: dict[str, str]) -> None:
-    """Add the environment before the container's own variables, which may refer only to earlier ones."""
+    """Add the environment before the container's own variables, so that these variables may refer to it."""
     container.setdefault("terminationMessagePolicy", "FallbackToLogsOnError")
     own = [entry for entry in container.get("env", []) if entry["name"] not in env]
     container["env"] = [{"name": name, "value": value} for name, value in env.items()] + own
@@ -130,22 +172,22 @@ def _complete_main(container: dict[str, Any], job: FleetJob, role: Role, own: Re
         if name not in taken and port not in taken
     ]
     if role is Role.PSERVER:
-        # Kubernetes' gRPC probe does not support TLS.
+        # With TLS, the HTTP probe: Kubernetes' gRPC probe does not support TLS.
         asked = {"httpGet": {"path": "/readyz", "port": own.metrics}}
         if job.tls is None:
             asked = {"grpc": {"port": own.first}}
         container.setdefault("readinessProbe", {**asked, "periodSeconds": 2, "timeoutSeconds": 2})
-    threads = _num_threads(container, job.slots_per_pod if role is Role.TRAINER else 1)
+    threads = _num_threads(container, job.nproc_per_node if role is Role.TRAINER else 1)
     if threads is not None and all(entry["name"] != "OMP_NUM_THREADS" for entry in container["env"]):
         container["env"].append({"name": "OMP_NUM_THREADS", "value": str(threads)})
 
 
 def _wanted_ports(job: FleetJob, role: Role, own: ReplicaPorts) -> Iterator[tuple[str, int]]:
-    """Yield the named ports of a replica; with its node's network, those of all slots."""
+    """Yield the named ports of a replica; on the host network, those of all its processes."""
     if role is listening_role(job):
         yield role.value, own.first
         if job.host_ports is not None and role is Role.TRAINER:
-            for slot in range(1, job.slots_per_pod):
+            for slot in range(1, job.nproc_per_node):
                 yield f"{role.value}-{slot}", own.first + slot
     yield "metrics", own.metrics
 

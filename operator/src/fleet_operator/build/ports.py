@@ -1,12 +1,13 @@
-"""The ports of a replica: the manifest's ports, or the replica's own block of its node's ports.
+"""The ports of a replica: the manifest's ports or, on the host network, the replica's own block of ports.
 
 Pods that share their node's network must not share ports. Each replica gets a block of the range by its index
 in the job, so its peers know its ports before it exists and on any node. Jobs start at different
 offsets of the range. Because the ports are part of the pod, the scheduler keeps pods with equal ports on
 different nodes.
 
-The division of the range may change, for example with a new version of the operator. A replacement pod still
-listens on the port that its peers know, because the operator reads that port from the peers' environment.
+The division of the range may change, for example with a new version of the operator. The ledger therefore
+stores the blocks that the job got at its start. If the ledger was lost, a replacement pod still listens on
+the port that its peers know, because the operator reads that port from the peers' environment.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 from zlib import crc32
 
-from fleet_operator.api import Mode, Role
+from fleet_operator.api import Mode, PortBlocks, Role
 from fleet_operator.api.names import METRICS_PORT
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
     from fleet_operator.api import FleetJob
 
-__all__ = ["ReplicaPorts", "first_ports", "listening_role", "replica_ports", "told_ports"]
+__all__ = ["ReplicaPorts", "assigned_ports", "first_ports", "listening_role", "port_blocks", "replica_ports"]
 
 _PATTERN = re.compile(r"\[0-(\d+)\].*:\[(\d+)-\d+\+(\d+)\]", re.ASCII)
 """The pattern that `role_env` writes for thousands of endpoints with ports that differ by pod."""
@@ -38,11 +39,11 @@ class ReplicaPorts(NamedTuple):
 
 
 def listening_role(job: FleetJob) -> Role:
-    """Return the role of the replicas that listen. All replicas need to know their ports."""
+    """Return the role of the replicas that listen; all replicas need to know the ports of this role."""
     return Role.TRAINER if job.spec.mode is Mode.COLLECTIVE else Role.PSERVER
 
 
-def replica_ports(job: FleetJob, role: Role, index: int, told: tuple[int, ...] = ()) -> ReplicaPorts:
+def replica_ports(job: FleetJob, role: Role, index: int, assigned: tuple[int, ...] = ()) -> ReplicaPorts:
     """Return the ports of one replica.
 
     Parameters
@@ -51,38 +52,49 @@ def replica_ports(job: FleetJob, role: Role, index: int, told: tuple[int, ...] =
         The job.
     role, index : Role, int
         The replica.
-    told : tuple of int
+    assigned : tuple of int
         The first port of each replica of the listening role, as stored in the job's pods
-        (`told_ports`); empty without pods.
+        (`assigned_ports`); empty without pods.
 
     Returns
     -------
     ReplicaPorts
         The ports, which stay the same throughout a life of the job.
     """
+    blocks = port_blocks(job, role)
+    if blocks is None:
+        return ReplicaPorts(job.port(role), METRICS_PORT)
+    first = blocks.first + index * blocks.apart
+    if role is listening_role(job) and len(assigned) == job.replicas(role):
+        first = assigned[index]
+    return ReplicaPorts(first, first + blocks.apart - 1)
+
+
+def port_blocks(job: FleetJob, role: Role) -> PortBlocks | None:
+    """Return the ports of a role's replicas, from the ledger or newly chosen; None without `host_ports`."""
     ports = job.host_ports
     if ports is None:
-        return ReplicaPorts(job.port(role), METRICS_PORT)
-    servers, width = job.replicas(Role.PSERVER), job.slots_per_pod + 1
-    if role is listening_role(job) and len(told) == job.replicas(role):
-        return ReplicaPorts(told[index], told[index] + width - 1)
-    place = index if role is Role.PSERVER else servers + index
+        return None
+    if (recorded := job.status.ledger.role(role).ports) is not None:
+        return recorded
+    servers, width = job.replicas(Role.PSERVER), job.nproc_per_node + 1
     spare = (ports.last - ports.first + 1) // width - (servers + job.most_trainers)
     start = crc32(job.metadata.uid.encode()) % (spare + 1)
-    first = ports.first + (start + place) * width
-    return ReplicaPorts(first, first + width - 1)
+    place = start if role is Role.PSERVER else start + servers
+    return PortBlocks(first=ports.first + place * width, apart=width)
 
 
-def first_ports(job: FleetJob, role: Role, told: tuple[int, ...] = ()) -> list[int]:
+def first_ports(job: FleetJob, role: Role, assigned: tuple[int, ...] = ()) -> list[int]:
     """Return the first port of each replica of a role."""
-    if job.host_ports is not None and role is listening_role(job) and len(told) == job.replicas(role):
-        return list(told)
-    first = replica_ports(job, role, 0).first
-    apart = 0 if job.host_ports is None else job.slots_per_pod + 1
-    return [first + index * apart for index in range(job.replicas(role))]
+    if job.host_ports is not None and role is listening_role(job) and len(assigned) == job.replicas(role):
+        return list(assigned)
+    blocks = port_blocks(job, role)
+    if blocks is None:
+        return [job.port(role)] * job.replicas(role)
+    return [blocks.first + index * blocks.apart for index in range(job.replicas(role))]
 
 
-def told_ports(env: Mapping[str, str | None]) -> tuple[int, ...]:
+def assigned_ports(env: Mapping[str, str | None]) -> tuple[int, ...]:
     """Return the first port of each listening replica, from the environment that `role_env` gave a pod."""
     listed = env.get("PADDLE_PSERVERS_IP_PORT_LIST") or env.get("PADDLE_TRAINER_ENDPOINTS") or ""
     slots = env.get("LOCAL_WORLD_SIZE") or "1"

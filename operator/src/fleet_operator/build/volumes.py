@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from fleet_operator.api import CheckpointScope, Retention, Role
-from fleet_operator.api.names import TLS_DIR, TLS_SERVER_NAME, claim_name
+from fleet_operator.api.names import TLS_DIR, TLS_SERVER_NAME, claim_name, server_claim_name
 from fleet_operator.build.service import job_labels, owner_references
 
 if TYPE_CHECKING:
@@ -19,8 +19,8 @@ _CHECKPOINT_VOLUME = "fleet-checkpoint"
 def build_claims(job: FleetJob) -> list[dict[str, Any]]:
     """Return the PersistentVolumeClaims of a job: one for the job, one per parameter server, or none.
 
-    A claim that outlives its job has no owner. A later job of the same name recognizes it by the job's
-    labels.
+    A claim that outlives its job has no owner. Because its name contains a part of the job's uid, a later job
+    of the same name neither finds nor changes the weights in it, unless its manifest names the claim.
     """
     checkpoint = job.spec.checkpoint
     if checkpoint is None or checkpoint.volume_claim_template is None:
@@ -34,11 +34,9 @@ def build_claims(job: FleetJob) -> list[dict[str, Any]]:
     if checkpoint.retention is Retention.DELETE:
         metadata["ownerReferences"] = owner_references(job)
     own = job.checkpoint_scope is CheckpointScope.PSERVER
-    names = (
-        [claim_name(job.name, server) for server in range(job.replicas(Role.PSERVER))]
-        if own
-        else [claim_name(job.name)]
-    )
+    name = claim_name(job.name, job.metadata.uid)
+    servers = range(job.replicas(Role.PSERVER))
+    names = [server_claim_name(name, server) for server in servers] if own else [name]
     spec = template.spec.to_manifest()
     return [
         {
@@ -71,7 +69,8 @@ def mount_checkpoint(
     own = job.checkpoint_scope is CheckpointScope.PSERVER
     if checkpoint is None or (own and role is not Role.PSERVER):
         return
-    name = checkpoint.claim_name or claim_name(job.name, index if own else None)
+    name = checkpoint.claim_name or claim_name(job.name, job.metadata.uid)
+    name = server_claim_name(name, index) if own else name
     claim = {"name": _CHECKPOINT_VOLUME, "persistentVolumeClaim": {"claimName": name}}
     spec["volumes"] = [*spec.get("volumes", []), claim]
     mount = {"name": _CHECKPOINT_VOLUME, "mountPath": checkpoint.mount_path}

@@ -51,7 +51,7 @@ def _print_version(asked: bool) -> None:
 def _program(
     version: Annotated[
         bool,
-        typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version, and end."),
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit."),
     ] = False,
 ) -> None:
     """Train PyTorch models with parameter servers or collectively, from one manifest."""
@@ -78,7 +78,7 @@ def run(
     """
     from fleet_operator.cli.command import run_command
     from fleet_operator.cli.given import read_given
-    from fleet_operator.cli.manifest import check_manifest, load_manifest, located
+    from fleet_operator.manifests.manifest import check_manifest, load_manifest, located
 
     with refusals_told(output):
         manifest = load_manifest(filename)
@@ -110,7 +110,7 @@ def render(filename: Manifest) -> None:
 
     from fleet_operator.api import parse_job
     from fleet_operator.build import ClusterHosts, build_extras, build_pod, build_service
-    from fleet_operator.cli.manifest import load_manifest, located
+    from fleet_operator.manifests.manifest import load_manifest, located
     from fleet_operator.plan.model import Attempt
 
     manifest = load_manifest(filename)
@@ -136,7 +136,7 @@ def validate(
     Values have the same meaning as in kubectl apply; a duplicate key is a problem too. Template fields are
     those of the Kubernetes version that this program is tested with.
     """
-    from fleet_operator.cli.manifest import check_manifest, load_manifest
+    from fleet_operator.manifests.manifest import check_manifest, load_manifest
 
     if output is Output.TEXT:
         manifest = load_manifest(filename)
@@ -176,7 +176,7 @@ def main() -> NoReturn:
         if os.environ.get("FLEETJOB_DEBUG"):
             raise
         hint = "FLEETJOB_DEBUG=1 shows where"
-        _fail(f"a mistake in fleetjob itself: {type(error).__name__}: {error} ({hint})", 1)
+        _fail(f"internal error in fleetjob: {type(error).__name__}: {error} ({hint})", 1)
     sys.exit(0)
 
 

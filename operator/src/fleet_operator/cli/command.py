@@ -20,6 +20,7 @@ from fleet_operator.cli.local_job import RunOptions, prepare
 from fleet_operator.cli.page import Picture, draw_loss_curves, render_page
 from fleet_operator.cli.result import to_json, to_text
 from fleet_operator.cli.run import run_job
+from fleet_operator.cli.run_record import runs_folder
 from fleet_operator.cli.scalars import Scalars
 from fleet_operator.cli.workdir import choose_workdirs
 from fleet_operator.local.log import last_lines, printable, tail
@@ -68,8 +69,11 @@ def run_command(
     for remark in (*workdirs.remarks, *describe(job, given)):
         display.say(remark)
     try:
+        runs = None
+        with contextlib.suppress(RuntimeError):  # a user without a home directory
+            runs = runs_folder(os.environ)
         options = RunOptions(
-            workdirs.folders, logs, dict(os.environ), timeout_seconds, given, follow, scalars
+            workdirs.folders, logs, dict(os.environ), timeout_seconds, given, follow, scalars, runs
         )
         result = asyncio.run(run_job(job, options, display))
     finally:
@@ -99,11 +103,11 @@ def _last_words(result: RunResult, logs: Path) -> list[str]:
     except OSError:
         return []
     shown = (last_traceback(lines) or lines)[-SHOWN_LINES:]
-    return [f"  the last words of {replica.name}, from {log}:", *(f"    {line}" for line in shown)]
+    return [f"  the last lines of {replica.name}, from {log}:", *(f"    {line}" for line in shown)]
 
 
 def _draw(result: RunResult, path: Path, display: Display) -> Picture | str:
-    """Draw the loss curves and write them to a file; return them, or the reason for their absence."""
+    """Draw the loss curves and write them to a file; return the curves, or the reason for their absence."""
     curves = {
         replica.name: replica.progress.history
         for replica in result.view.replicas.values()

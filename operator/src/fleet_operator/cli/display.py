@@ -31,7 +31,7 @@ class Display(Protocol):
         """Show one line immediately."""
 
     def showing(self, view: JobView) -> contextlib.AbstractContextManager[None]:
-        """Return a context during which `view` is shown."""
+        """Show `view` inside the ``with`` block."""
 
     def refresh(self) -> None:
         """Update the display. It is called several times a second."""
@@ -61,7 +61,7 @@ class LineDisplay:
 
     @contextlib.contextmanager
     def showing(self, view: JobView) -> Iterator[None]:
-        """Return a context during which the progress of `view` is printed."""
+        """Print the progress of `view` inside the ``with`` block."""
         self._view = view
         try:
             yield
@@ -98,7 +98,7 @@ class TableDisplay:
 
     @contextlib.contextmanager
     def showing(self, view: JobView) -> Iterator[None]:
-        """Return a context during which the table of `view` is drawn; its last state stays on the screen."""
+        """Draw the table of `view` inside the ``with`` block; its last state stays on the screen."""
 
         def rendered() -> Group:
             size = self._console.size

@@ -106,7 +106,7 @@ def describe(job: FleetJob, given: Given) -> Iterator[str]:
         yield f"volumes: {', '.join(f'{path} is {folder}' for path, folder in shown.items())}"
     unused = [name for name in given.variables or () if name in _set_by(job)]
     if unused:
-        yield f"--env-file: the manifest's own value counts of {', '.join(unused)}"
+        yield f"--env-file: the manifest's own values of {', '.join(unused)} take precedence"
 
 
 def _set_by(job: FleetJob) -> set[str]:

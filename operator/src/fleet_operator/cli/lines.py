@@ -16,9 +16,6 @@ if TYPE_CHECKING:
     from fleet_operator.cli.replica import ReplicaView
     from fleet_operator.local.pod import LocalPod
 
-ABSENT = "-"
-"""The placeholder of an empty table cell."""
-
 
 def now() -> datetime:
     """Return the current time in UTC."""
@@ -47,11 +44,11 @@ def consequence(before: FleetJob, after: FleetJob, role: Role, index: int) -> st
 
 
 def _restarts(job: FleetJob, role: Role, index: int) -> int:
-    return sum(each.count for each in job.status.role(role).restarts if each.index == index)
+    return sum(each.count for each in job.status.ledger.role(role).restarts if each.index == index)
 
 
 def describe_progress(replicas: Iterable[ReplicaView]) -> str:
-    """Return one line with the progress of all replicas that report theirs; empty if none does."""
+    """Return one line with the progress of each replica that reports it; empty if none does."""
     parts = []
     for replica in replicas:
         progress = replica.progress

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fleet_operator.api import FailureAction, FailurePolicy, Mode, Role, StartupPolicy
+from fleet_operator.api import FailureAction, FailurePolicy, Mode, Role, StartupOrder, StartupPolicy
 from fleet_operator.cli.lines import now
 from fleet_operator.errors import InvalidJob
 from fleet_operator.local.addresses import Claim, claim_ports
@@ -48,6 +48,8 @@ class RunOptions:
         Whether to show the output of trainer 0.
     scalars : Scalars, optional
         Receives the trainers' progress.
+    runs : Path, optional
+        The folder of links to the user's runs, from which ``fleetjob ui`` finds them.
     """
 
     workdirs: Mapping[Role, Path]
@@ -57,12 +59,13 @@ class RunOptions:
     given: Given = field(default_factory=Given)
     follow: bool = False
     scalars: Scalars | None = None
+    runs: Path | None = None
 
 
 def prepare(job: FleetJob, given: Given | None = None, *, no_restart: bool = False) -> FleetJob:
     """Return the local form of a job, with a uid.
 
-    If the manifest has no ``startupPolicy``, all replicas start together. Trainers wait for the servers'
+    If the manifest has no ``startupPolicy.order``, all replicas start together. Trainers wait for servers'
     ports anyway, and starting them later saves nothing on one machine. With `no_restart`, the first failure
     fails the job.
 
@@ -77,8 +80,8 @@ def prepare(job: FleetJob, given: Given | None = None, *, no_restart: bool = Fal
     spec = job.spec
     # With InOrder, a run would wait twice for the import of torch. On a cluster InOrder is the default,
     # because trainers would otherwise occupy their nodes while servers are still pulling their image.
-    if "startup_policy" not in spec.model_fields_set:
-        spec = spec.model_copy(update={"startup_policy": StartupPolicy.ANY_ORDER})
+    if "order" not in spec.startup_policy.model_fields_set:
+        spec = spec.model_copy(update={"startup_policy": StartupPolicy(order=StartupOrder.ANY_ORDER)})
     if no_restart:
         policy = FailurePolicy(action=FailureAction.FAIL_JOB)
         spec = spec.model_copy(update={"failure_policy": policy})
@@ -101,7 +104,7 @@ def claim_port(job: FleetJob, options: RunOptions, display: Display, claims: lis
     if job.spec.mode is not Mode.COLLECTIVE:
         return job
     wanted = job.port(Role.TRAINER)
-    claim = claim_ports(wanted, job.slots_per_pod, environ=options.environ)
+    claim = claim_ports(wanted, job.nproc_per_node, environ=options.environ)
     claims.append(claim)
     if claim.port == wanted:
         return job
@@ -111,7 +114,7 @@ def claim_port(job: FleetJob, options: RunOptions, display: Display, claims: lis
 
 
 def local_settings(job: FleetJob, options: RunOptions, scratch: Path) -> LocalSettings:
-    """Return the settings of the replicas, among whose processes the machine's cores are divided."""
+    """Return the settings of the replicas; the machine's cores are divided among the replicas' processes."""
     loopback = "lo" if sys.platform == "linux" else "lo0"
     threads = max(1, _num_cores() // sum(job.replicas(role) * _processes(job, role) for role in job.roles))
     return LocalSettings(
@@ -137,7 +140,7 @@ def _defaults(job: FleetJob, environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _processes(job: FleetJob, role: Role) -> int:
-    return job.slots_per_pod if role is Role.TRAINER else 1
+    return job.nproc_per_node if role is Role.TRAINER else 1
 
 
 def _num_cores() -> int:

@@ -1,408 +1,43 @@
-"""``fleetjob logs``: the merged logs of a job's replicas, across their restarts.
-
-With ``--follow``, one task reads the log of each pod, including pods that replace others. The lines pass
-through one short queue. When replicas write faster than the terminal accepts, the queue applies back-pressure
-to their connections, so memory use is bounded. Every line is requested with its timestamp, so that a log
-whose connection breaks is continued from the last line. A log is requested once the selected container has
-started, which may be long after another container of the same pod.
-"""
+"""``fleetjob logs``: prints the merged logs of a job's replicas."""
 
 from __future__ import annotations
 
-import asyncio
-import re
-from dataclasses import dataclass
+from contextlib import aclosing
 from typing import TYPE_CHECKING
 
-import aiohttp
 import typer
 
-from fleet_operator.api.names import LABEL_ATTEMPT, LABEL_INDEX, LABEL_ROLE, PLURAL
-from fleet_operator.cli.summary import Summary
-from fleet_operator.kubernetes.client import REQUEST_SECONDS, ApiError, collection
-from fleet_operator.kubernetes.observation import main_container
-
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-    from typing import Any
+    from collections.abc import Callable
 
-    from fleet_operator.api import Role
-    from fleet_operator.cli.session import Session, Watched
+    from fleet_operator.client.logs import LogLine, Logs
 
-LINE_BYTES = 64 * 1024
-"""The maximum length of a line; longer lines are shown in pieces."""
-
-QUEUED_LINES = 256
-RETRY_SECONDS = 1.0
-LAST_SECONDS = 3.0
-"""How long the log of an ended pod may be silent before we close it: a lost node never does."""
-
-LAST_TRIES = 3
-"""How often the log of an ended pod is requested in spite of errors: its last lines matter most."""
-
-_STAMP = re.compile(rb"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(Z|[+-]\d\d:\d\d) ?")
+COLOURS = ("cyan", "green", "magenta", "yellow", "blue", "bright_cyan", "bright_green", "bright_magenta")
 
 
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """A selection of replicas and of their log lines."""
-
-    role: Role | None = None
-    index: int | None = None
-    tail: int | None = None
-    since_seconds: int | None = None
-    container: str | None = None
-    timestamps: bool = False
-
-    def takes(self, pod: Mapping[str, Any]) -> bool:
-        """Return whether a pod belongs to a selected replica."""
-        labels = pod["metadata"].get("labels") or {}
-        return (self.role is None or labels.get(LABEL_ROLE) == self.role.value) and (
-            self.index is None or labels.get(LABEL_INDEX) == str(self.index)
-        )
-
-    def container_of(self, pod: Mapping[str, Any]) -> str:
-        """Return the name of the selected container, which the pod need not have."""
-        return self.container or main_container(pod)
-
-    def params(self, pod: Mapping[str, Any]) -> dict[str, str]:
-        """Return the query parameters for a request of the pod's log."""
-        params = {"container": self.container_of(pod), "timestamps": "true"}
-        if self.tail is not None:
-            params["tailLines"] = str(self.tail)
-        if self.since_seconds is not None:
-            params["sinceSeconds"] = str(self.since_seconds)
-        return params
+async def print_logs(logs: Logs, *, follow: bool, show: Callable[[LogLine], None]) -> int:
+    """Show existing lines, and with `follow` new ones; return the exit status: 1 if no log could be read."""
+    async with aclosing(logs.follow() if follow else logs.existing()) as lines:
+        async for line in lines:
+            show(line)
+    return 1 if logs.failed else 0
 
 
-@dataclass(slots=True, eq=False)
-class _Reading:
-    """The task that reads one pod's log, and its state."""
-
-    pod: Mapping[str, Any]
-    reader: asyncio.Task[None]
-    lines: int = 0  # the number of lines read so far
-    release: asyncio.Task[None] | None = None  # stops the reader after the pod has ended
-
-
-class Logs:
-    """A reader of the logs of one job's replicas.
-
-    Parameters
-    ----------
-    session : Session
-        The API server.
-    job : str
-        The job's name.
-    wanted : Wanted
-        The selection of replicas and lines.
-    show : callable
-        Called with a replica's name, such as ``trainer-1``, and one of its lines.
-    note : callable
-        Called with remarks about the job and its pods.
-    """
-
-    def __init__(
-        self,
-        session: Session,
-        job: str,
-        wanted: Wanted,
-        *,
-        show: Callable[[str, bytes], None],
-        note: Callable[[str], None],
-    ) -> None:
-        self._session = session
-        self._job = job
-        self._wanted = wanted
-        self._show = show
-        self._note = note
-        self._lines: asyncio.Queue[tuple[str, bytes]] = asyncio.Queue(QUEUED_LINES)
-        self._readings: dict[str, _Reading] = {}  # by the pod's uid
-        self._seen: set[str] = set()  # replicas with at least one pod whose log was followed
-        self._opened: set[str] = set()  # the uids of pods whose log could be opened
-        self._told_why_not = False
-
-    async def print_once(self) -> int:
-        """Show the existing logs, one replica after the other; return the exit status."""
-        await self._session.job(self._job)
-        pods = [pod for pod in await self._session.pods(self._job) if self._wanted.takes(pod)]
-        started = [pod for pod in pods if has_started(pod, self._wanted.container_of(pod))]
-        if not started:
-            self._note(self._nothing(pods))
-            return 1
-        unread = 0
-        for pod in sorted(started, key=_order):
-            try:
-                params = self._wanted.params(pod)
-                async for line in self._read(pod, params, silence_seconds=REQUEST_SECONDS):
-                    self._show(replica_of(pod), self._stripped(line))
-            except (ApiError, aiohttp.ClientError, TimeoutError) as error:
-                unread += 1
-                self._tell_unread(pod, error)
-        return 1 if unread == len(started) else 0
-
-    async def follow(self) -> int:
-        """Show existing and new lines until the job and its replicas have finished.
-
-        Returns
-        -------
-        int
-            The exit status: 1 if no log could be read, after a message with the reason.
-        """
-        await self._session.job(self._job)
-        async with (
-            self._session.watching(PLURAL, job=self._job) as jobs,
-            self._session.watching("pods", job=self._job) as pods,
-        ):
-            printing = asyncio.create_task(self._print(), name="print")
-            minding = asyncio.create_task(self._mind(jobs, pods), name="mind the pods")
-            try:
-                await asyncio.wait({printing, minding}, return_when=asyncio.FIRST_COMPLETED)
-                if printing.done():
-                    printing.result()  # the printing task ends only with an error, such as a closed pipe
-                minding.result()
-                await self._lines.join()
-            finally:
-                readings = self._readings.values()
-                releases = (each.release for each in readings if each.release is not None)
-                tasks = [printing, minding, *(each.reader for each in readings), *releases]
-                for task in tasks:
-                    task.cancel()
-                await asyncio.gather(*tasks, return_exceptions=True)
-            if self._opened:
-                return 0
-            if not self._told_why_not:
-                self._note(self._nothing([pod for pod in pods.all() if self._wanted.takes(pod)]))
-        return 1
-
-    def _tell_unread(self, pod: Mapping[str, Any], error: Exception) -> None:
-        self._told_why_not = True
-        self._note(f"the log of {replica_of(pod)} cannot be read: {str(error) or type(error).__name__}")
-
-    def _nothing(self, pods: Sequence[Mapping[str, Any]]) -> str:
-        if lacking := self._lacking(pods):
-            return lacking
-        if pods:
-            return (
-                f"no replica of FleetJob {self._job} has started yet; `fleetjob status {self._job}` says why"
-            )
-        if self._wanted.role is not None or self._wanted.index is not None:
-            return f"FleetJob {self._job} has no pod of this role and index"
-        return f"FleetJob {self._job} has no pods; `fleetjob status {self._job}` says why"
-
-    def _lacking(self, pods: Sequence[Mapping[str, Any]]) -> str | None:
-        """Return a message if there are pods, but none has the selected container."""
-        containers = dict.fromkeys(name for pod in pods for name in containers_of(pod))
-        wanted = self._wanted.container
-        if wanted is None or not pods or wanted in containers:
-            return None
-        there = ", ".join(containers)
-        return f"no replica of FleetJob {self._job} has a container {wanted}; there are {there}"
-
-    async def _print(self) -> None:
-        while True:
-            replica, line = await self._lines.get()
-            self._show(replica, line)
-            self._lines.task_done()
-
-    async def _mind(self, jobs: Watched, pods: Watched) -> None:
-        """Start a reader for each pod, and return once the job has finished and all readers have ended."""
-        said, first = "", True
-        while True:
-            present = [pod for pod in pods.all() if self._wanted.takes(pod)]
-            for pod in present:
-                started = has_started(pod, self._wanted.container_of(pod))
-                if started and pod["metadata"]["uid"] not in self._readings:
-                    self._start(pod, at_first=first)
-            first = False
-            self._release({pod["metadata"]["uid"] for pod in present if has_not_ended(pod)})
-            known = [Summary.of(job) for job in jobs.all()]
-            if not self._told_why_not and (lacking := self._lacking(present)):
-                self._told_why_not = True  # continue, because an ephemeral container may still be added
-                self._note(lacking)
-            if known and (line := f"{known[0].state}: {known[0].sentence}") != said:
-                said = line
-                self._note(f"{self._job} is {line}")
-            over = not known or known[0].status.finished
-            if over and not any(has_not_ended(pod) for pod in present):
-                readers = [each.reader for each in self._readings.values()]
-                await asyncio.gather(*readers, return_exceptions=True)
-                if not known:
-                    self._told_why_not = True
-                    self._note(f"FleetJob {self._job} has been deleted")
-                return
-            await _first(jobs.changed, pods.changed)
-
-    def _start(self, pod: Mapping[str, Any], *, at_first: bool) -> None:
-        replica, uid = replica_of(pod), pod["metadata"]["uid"]
-        if replica in self._seen:
-            attempt = (pod["metadata"].get("labels") or {}).get(LABEL_ATTEMPT, "")
-            self._note(f"{replica} has started again (attempt {attempt})")
-        self._seen.add(replica)
-        params = self._wanted.params(pod)
-        if not at_first:  # show the whole log of a pod that starts later
-            params.pop("tailLines", None)
-            params.pop("sinceSeconds", None)
-        following = self._follow_pod(pod, {**params, "follow": "true"})
-        self._readings[uid] = _Reading(pod, asyncio.create_task(following, name=f"read {replica}"))
-
-    def _release(self, running: set[str]) -> None:
-        """Let the readers of ended pods finish, and stop readers that no longer receive anything."""
-        for uid, reading in self._readings.items():
-            if uid not in running and reading.release is None:
-                reading.release = asyncio.create_task(self._let_go(reading), name=f"let go of {uid}")
-
-    async def _let_go(self, reading: _Reading) -> None:
-        reader = reading.reader
-        while not reader.done():
-            before = reading.lines
-            _, pending = await asyncio.wait({reader}, timeout=LAST_SECONDS)
-            if pending and reading.lines == before and not self._lines.full():
-                reader.cancel()
-                if reading.pod["metadata"]["uid"] not in self._opened:
-                    self._tell_unread(reading.pod, TimeoutError("its node does not answer"))
-                return
-
-    async def _follow_pod(self, pod: Mapping[str, Any], params: dict[str, str]) -> None:
-        """Read one pod's log to its end, reconnecting after errors."""
-        reading, last = self._readings[pod["metadata"]["uid"]], b""
-        tries_left = LAST_TRIES
-        while True:
-            problem: Exception | None = None
-            try:
-                async for line in self._read(pod, params):
-                    stamp = _stamp(line)
-                    if stamp and stamp <= last:
-                        continue  # a repeated line: sinceTime has a resolution of one second
-                    last = stamp or last
-                    reading.lines += 1
-                    await self._lines.put((replica_of(pod), self._stripped(line)))
-            except ApiError as error:
-                if error.status == 404:
-                    return  # the pod was deleted, and its log with it
-                if error.status in (401, 403):
-                    self._tell_unread(pod, error)
-                    return
-                problem = error  # even a 400: the kubelet may lag behind the pod's status
-            except (aiohttp.ClientError, TimeoutError) as error:
-                problem = error
-            if not await self._lives_on(pod):
-                if problem is None:
-                    return
-                tries_left -= 1
-                if tries_left == 0:
-                    self._tell_unread(pod, problem)
-                    return
-            if last:
-                # The API server ignores fractions of a second in sinceTime; repeated lines are skipped above.
-                params = {**params, "sinceTime": last[:19].decode() + "Z"}
-                params.pop("tailLines", None)
-                params.pop("sinceSeconds", None)
-            await asyncio.sleep(RETRY_SECONDS)
-
-    async def _lives_on(self, pod: Mapping[str, Any]) -> bool:
-        """Return whether this pod, identified by its uid, has not ended, so that more lines may follow."""
-        name, uid = pod["metadata"]["name"], pod["metadata"]["uid"]
-        try:
-            found = await self._session.client.get(f"{collection('pods', self._session.namespace)}/{name}")
-        except ApiError as error:
-            return error.status != 404
-        return bool(found["metadata"]["uid"] == uid and has_not_ended(found))
-
-    async def _read(
-        self, pod: Mapping[str, Any], params: Mapping[str, str], *, silence_seconds: float | None = None
-    ) -> AsyncIterator[bytes]:
-        path = f"{collection('pods', self._session.namespace)}/{pod['metadata']['name']}/log"
-        opened = self._session.client.chunks(path, params, silence_seconds=silence_seconds)
-        async with opened as chunks:
-            self._opened.add(pod["metadata"]["uid"])
-            async for line in lines_of(chunks):
-                yield line
-
-    def _stripped(self, line: bytes) -> bytes:
-        return line if self._wanted.timestamps else _STAMP.sub(b"", line, count=1)
-
-
-async def lines_of(chunks: AsyncIterator[bytes], limit: int = LINE_BYTES) -> AsyncIterator[bytes]:
-    """Split a stream of bytes into lines, and lines longer than `limit` into pieces."""
-    held = b""
-    async for chunk in chunks:
-        held += chunk
-        *lines, held = held.split(b"\n")
-        for line in lines:
-            for at in range(0, max(1, len(line)), limit):
-                yield line[at : at + limit]
-        while len(held) >= limit:
-            yield held[:limit]
-            held = held[limit:]
-    if held:
-        yield held
-
-
-def replica_of(pod: Mapping[str, Any]) -> str:
-    """Return the name of a pod's replica, such as ``trainer-1``."""
-    labels = pod["metadata"].get("labels") or {}
-    return f"{labels.get(LABEL_ROLE, '?')}-{labels.get(LABEL_INDEX, '?')}"
-
-
-def has_started(pod: Mapping[str, Any], container: str) -> bool:
-    """Return whether a pod's container has started, and thus has a log."""
-    status = pod.get("status", {})
-    for kind in ("containerStatuses", "initContainerStatuses", "ephemeralContainerStatuses"):
-        for each in status.get(kind) or ():
-            if each.get("name") == container:
-                state, last = each.get("state") or {}, each.get("lastState") or {}
-                return "running" in state or "terminated" in state or "terminated" in last
-    return False
-
-
-def containers_of(pod: Mapping[str, Any]) -> list[str]:
-    """Return the names of a pod's containers, followed by its init and ephemeral containers."""
-    kinds = ("containers", "initContainers", "ephemeralContainers")
-    return [each["name"] for kind in kinds for each in pod["spec"].get(kind) or ()]
-
-
-def has_not_ended(pod: Mapping[str, Any]) -> bool:
-    """Return whether a pod has not ended."""
-    return pod.get("status", {}).get("phase") not in ("Succeeded", "Failed")
-
-
-def _order(pod: Mapping[str, Any]) -> tuple[str, int]:
-    labels = pod["metadata"].get("labels") or {}
-    return labels.get(LABEL_ROLE, ""), int(labels.get(LABEL_INDEX, "0"))
-
-
-def _stamp(line: bytes) -> bytes:
-    """Return a line's timestamp in a form that compares as bytes, or b"" if the line has none."""
-    found = _STAMP.match(line)
-    return b"" if found is None else found[1] + (found[2] or b"").ljust(9, b"0")
-
-
-async def _first(*events: asyncio.Event) -> None:
-    """Wait until any of the events is set, then clear all of them."""
-    waits = [asyncio.create_task(event.wait()) for event in events]
-    try:
-        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for wait in waits:
-            wait.cancel()
-    for event in events:
-        event.clear()
-
-
-def print_with(*, prefixes: bool, colour: bool, write: Callable[[str], None]) -> Callable[[str, bytes], None]:
+def print_with(
+    *, prefixes: bool, colour: bool, write: Callable[[str], None], timestamps: bool = False
+) -> Callable[[LogLine], None]:
     """Return a function that writes a line, preceded by its replica's name in the replica's colour."""
-    colours = ("cyan", "green", "magenta", "yellow", "blue", "bright_cyan", "bright_green", "bright_magenta")
     chosen: dict[str, str] = {}
 
-    def show(replica: str, line: bytes) -> None:
-        text = line.decode(errors="replace")
+    def show(line: LogLine) -> None:
+        text = line.stamped.decode(errors="replace") if timestamps else line.text
         if not prefixes:
             write(text)
             return
-        prefix = f"[{replica}]"
+        prefix = f"[{line.replica}]"
         if colour:
-            prefix = typer.style(prefix, fg=chosen.setdefault(replica, colours[len(chosen) % len(colours)]))
+            own = chosen.setdefault(line.replica, COLOURS[len(chosen) % len(COLOURS)])
+            prefix = typer.style(prefix, fg=own)
         write(f"{prefix} {text}")
 
     return show

@@ -17,7 +17,7 @@ import typer
 from fleet_operator.errors import OperatorError
 
 if TYPE_CHECKING:
-    from fleet_operator.cli.session import Session
+    from fleet_operator.client.session import Session
 
 PATIENCE_SECONDS = 2.0
 """How long shell completion waits for the cluster, not including a credential program."""
@@ -27,7 +27,7 @@ def complete_jobs(ctx: typer.Context, incomplete: str) -> list[str]:
     """Return the names of jobs with this prefix, or no names if the cluster does not respond."""
     import asyncio
 
-    from fleet_operator.cli.session import Where, in_session
+    from fleet_operator.client.session import Where, in_session
 
     async def names(session: "Session") -> list[str]:
         async with asyncio.timeout(PATIENCE_SECONDS):
@@ -51,9 +51,7 @@ class Output(StrEnum):
 
 @contextlib.contextmanager
 def refusals_told(output: Output) -> Iterator[None]:
-    """Return a context that prints errors, such as an invalid manifest, as JSON too if the output is JSON."""
-    from fleet_operator.errors import OperatorError
-
+    """If the output is JSON, print an error from the ``with`` block as JSON too, before it is raised."""
     try:
         yield
     except (OperatorError, OSError) as error:
@@ -70,7 +68,7 @@ def _checked_name(name: str | None) -> str | None:
     from fleet_operator.api.rules import name_problem
 
     if name is not None and (expected := name_problem(name)) is not None:
-        raise typer.BadParameter(f"{name!r} is no name of a FleetJob; expected {expected}")
+        raise typer.BadParameter(f"{name!r} is not a valid name of a FleetJob; expected {expected}")
     return name
 
 
@@ -155,8 +153,9 @@ Volumes = Annotated[
     list[str] | None,
     typer.Option(
         metavar="NAME=FOLDER",
-        help="A folder on this machine that replaces a volume; checkpoint stands for spec.checkpoint. Paths"
-        " in its mount are replaced by paths in the folder, in the command, the args and the variables.",
+        help="A folder on this machine that replaces a volume; the name checkpoint stands for "
+        "spec.checkpoint. In the command, the args and the variables, paths in the volume's mount are "
+        "replaced by paths in the folder.",
     ),
 ]
 EnvFiles = Annotated[
@@ -175,5 +174,15 @@ NoRestart = Annotated[
     typer.Option(
         "--no-restart",
         help="The first failure fails the job, whatever its failurePolicy is; useful while debugging.",
+    ),
+]
+Runs = Annotated[
+    list[Path] | None,
+    typer.Option(
+        exists=True,
+        file_okay=False,
+        metavar="FOLDER",
+        help="A log folder of `fleetjob run`, or a folder that contains such folders, for runs that are not"
+        " among this user's recent ones.",
     ),
 ]

@@ -1,4 +1,4 @@
-"""Pure: renders the summary of a run as a self-contained HTML page, with pictures of its loss curves."""
+"""Pure functions that render a run's summary as a self-contained HTML page with pictures of loss curves."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
 from fleet_operator.api import ConditionType
-from fleet_operator.cli.lines import ABSENT, duration
+from fleet_operator.cli.lines import duration
+from fleet_operator.client.summary import ABSENT
 from fleet_operator.local.log import printable
 
 if TYPE_CHECKING:

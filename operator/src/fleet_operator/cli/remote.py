@@ -18,6 +18,7 @@ from fleet_operator.cli.options import (
     OptionalName,
     Output,
     Printed,
+    Runs,
     Timeout,
     refusals_told,
 )
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
     from pathlib import Path
 
-    from fleet_operator.cli.session import Session
+    from fleet_operator.client.session import Session
 
     Work = Callable[[Session], Awaitable[int]]
 
@@ -36,7 +37,7 @@ RoleName = Literal["pserver", "trainer"]
 
 def register(app: typer.Typer) -> None:
     """Register the commands with the application."""
-    for command in (submit, status, list_jobs, logs, events, suspend, resume, scale, delete):
+    for command in (submit, status, list_jobs, logs, events, suspend, resume, scale, delete, ui):
         app.command(command.__name__.partition("_")[0])(command)
 
 
@@ -62,7 +63,7 @@ def submit(
     manifest is not valid, 124 after --timeout. Ctrl-C ends the waiting, not the job.
     """
     from fleet_operator.cli.change import submit as work
-    from fleet_operator.cli.manifest import check_manifest, load_manifest
+    from fleet_operator.manifests.manifest import check_manifest, load_manifest
 
     with refusals_told(output):
         manifest = load_manifest(filename)
@@ -144,7 +145,7 @@ def logs(
     tail: Annotated[
         int | None, typer.Option(min=0, help="Only this many of the last lines of each replica.")
     ] = None,
-    since: Annotated[int | None, typer.Option(min=1, help="Only lines of this many last seconds.")] = None,
+    since: Annotated[int | None, typer.Option(min=1, help="Only lines of the last NUMBER seconds.")] = None,
     container: Annotated[
         str | None, typer.Option("--container", "-c", help="The container. Default: the main one.")
     ] = None,
@@ -160,17 +161,18 @@ def logs(
     if no log could be read; the message gives the reason.
     """
     from fleet_operator.api import Role
-    from fleet_operator.cli.logs import Logs, Wanted, print_with
+    from fleet_operator.cli.logs import print_logs, print_with
+    from fleet_operator.client.logs import Logs, Wanted
 
     if index is not None and role is None:
         raise typer.BadParameter(f"--index {index} of which role? Add --role trainer or --role pserver")
     colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
-    wanted = Wanted(None if role is None else Role(role), index, tail, since, container, timestamps)
-    show = print_with(prefixes=prefix, colour=colour, write=typer.echo)
+    wanted = Wanted(None if role is None else Role(role), index, tail, since, container)
+    show = print_with(prefixes=prefix, colour=colour, write=typer.echo, timestamps=timestamps)
 
     def work(session: Session) -> Awaitable[int]:
-        reading = Logs(session, name, wanted, show=show, note=lambda line: _aside(f"-- {line}"))
-        return reading.follow() if follow else reading.print_once()
+        reading = Logs(session, name, wanted, note=lambda line: _aside(f"-- {line}"))
+        return print_logs(reading, follow=follow, show=show)
 
     _exit_after(work, (kubeconfig, context, namespace))
 
@@ -206,7 +208,7 @@ def suspend(
 def resume(
     name: Name, namespace: Namespace = None, context: Context = None, kubeconfig: Kubeconfig = None
 ) -> None:
-    """Resume a suspended job, which starts again."""
+    """Resume a suspended job."""
     from fleet_operator.cli.change import suspend as work
 
     _exit_after(
@@ -249,9 +251,50 @@ def delete(
     )
 
 
+def ui(
+    port: Annotated[
+        int,
+        typer.Option(min=0, max=65535, help="The port on 127.0.0.1; 0 is any. Default: 8640."),
+    ] = 8640,
+    runs: Runs = None,
+    cluster: Annotated[
+        bool, typer.Option("--cluster/--no-cluster", help="Also show the jobs of the cluster.")
+    ] = True,
+    everywhere: Annotated[
+        bool, typer.Option("--all-namespaces", "-A", help="The jobs of all namespaces.")
+    ] = False,
+    namespace: Namespace = None,
+    context: Context = None,
+    kubeconfig: Kubeconfig = None,
+) -> None:
+    """Show the jobs of this machine and of the cluster on a page in your browser, until Ctrl-C.
+
+    The page shows states, curves, restarts, logs and comparisons. It changes nothing, and loads nothing from
+    the network. Only the printed address, which contains a token, opens it.
+    """
+    import asyncio
+    import contextlib
+    import secrets
+
+    from fleet_operator.cli.run_record import runs_folder
+    from fleet_operator.cli.ui.cluster import ClusterJobs
+    from fleet_operator.cli.ui.machine import LocalRuns
+    from fleet_operator.cli.ui.server import UiServer, serve
+    from fleet_operator.client.session import Where
+
+    async def work() -> None:
+        local = LocalRuns([runs_folder(os.environ), *(runs or ())])
+        where = Where(kubeconfig, context, namespace)
+        jobs = ClusterJobs(where, everywhere=everywhere) if cluster else None
+        await serve(UiServer(local, jobs, token=secrets.token_urlsafe(24)), port, typer.echo)
+
+    with contextlib.suppress(KeyboardInterrupt):
+        asyncio.run(work())
+
+
 def _exit_after(work: Work, where: tuple[Path | None, str | None, str | None]) -> NoReturn:
     """Run `work` in a session with the cluster, and exit with the status that it returns."""
-    from fleet_operator.cli.session import Where, in_session
+    from fleet_operator.client.session import Where, in_session
 
     raise typer.Exit(in_session(Where(*where), work))
 

@@ -36,6 +36,7 @@ class ReplicaView:
     role: Role
     index: int
     pod: LocalPod | None = None  # the latest attempt
+    earlier: list[LocalPod] = field(default_factory=list)  # the attempts before it, as they ended
     lives: int = 0
     restarting: bool = False
     stopped: bool = False  # whether the run or the plan stopped the latest attempt

@@ -1,4 +1,4 @@
-"""Pure: formats the result of a run, for people and for programs."""
+"""Pure functions that format the result of a run, for people and for programs."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from fleet_operator.api import JobState
 from fleet_operator.cli.lines import duration
-from fleet_operator.cli.manifest import ManifestError
 from fleet_operator.errors import InvalidJob, OperatorError
+from fleet_operator.manifests.manifest import ManifestError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -74,8 +74,8 @@ def to_text(result: RunResult) -> str:
 def _overruns(replicas: Iterable[ReplicaView]) -> list[str]:
     """Return a line about each late trainer that made steps after the other trainers had completed."""
     return [
-        f"  {replica.name} joined late and trained {past} steps past the others, on its data alone: "
-        "fleet.epochs() is a loop that goes on where the training is"
+        f"  {replica.name} joined late, and made {past} steps after the others completed, with its own data "
+        "only: a loop over fleet.epochs() resumes at the job's current step"
         for replica in replicas
         if replica.progress is not None and (past := replica.progress.steps_past)
     ]
@@ -84,7 +84,7 @@ def _overruns(replicas: Iterable[ReplicaView]) -> list[str]:
 def _non_finite(replicas: Iterable[ReplicaView]) -> list[str]:
     """Return a line about each replica whose weights contain NaN or infinity."""
     return [
-        f"  {replica.name} ended with NaN or infinity in {lost} parameters: its log names them"
+        f"  {replica.name} ended with NaN or infinity in {lost} parameters; its log names them"
         for replica in replicas
         if replica.progress is not None and (lost := replica.progress.non_finite)
     ]

@@ -24,6 +24,7 @@ from fleet_operator.api import (
 from fleet_operator.api.names import METRICS_PORT
 from fleet_operator.cli.lines import now
 from fleet_operator.cli.local_job import RunOptions, claim_port, local_settings, without_cluster
+from fleet_operator.cli.run_record import RunRecord
 from fleet_operator.cli.view import JobView
 from fleet_operator.cluster import Key
 from fleet_operator.engine import Engine, Observer, Result
@@ -200,15 +201,26 @@ async def run_job(job: FleetJob, options: RunOptions, display: Display) -> RunRe
         job = without_cluster(job)
         options.logs.mkdir(parents=True, exist_ok=True)
         display.say(f"logs: {options.logs}")
-        with tempfile.TemporaryDirectory(prefix="fleetjob-") as scratch:
+        with contextlib.ExitStack() as stack:
+            scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="fleetjob-"))
             settings = local_settings(job, options, Path(scratch))
             if missing := too_few(settings.gpus, job):
                 display.say(missing)
-            view = JobView(job, display.say)
+            record = stack.enter_context(
+                contextlib.closing(RunRecord(options.logs, job, display.say, runs=options.runs))
+            )
+
+            def say(line: str) -> None:
+                record.note(line)
+                display.say(line)
+
+            view = JobView(job, say)
             hosts = LocalHosts(dict(zip(ports, addresses.hosts, strict=True)))
             hold = tuple(descriptor for claim in claims for descriptor in claim.descriptors)
             cluster = ProcessCluster(job, hosts=hosts, settings=settings, now=now, listener=view, hold=hold)
-            return await Run(cluster, view, display, options).run()
+            result = await Run(cluster, view, display, options, record).run()
+            record.finish(view, result.state, result.message or "")
+            return result
     finally:
         for claim in claims:
             claim.release()
@@ -247,15 +259,25 @@ class Run:
         Shows the view.
     options : RunOptions
         The time-out, the folder of the logs, whether to follow one, and the receiver of scalars.
+    record : RunRecord
+        Gets the view for others to read.
     """
 
-    def __init__(self, cluster: ProcessCluster, view: JobView, display: Display, options: RunOptions) -> None:
+    def __init__(
+        self,
+        cluster: ProcessCluster,
+        view: JobView,
+        display: Display,
+        options: RunOptions,
+        record: RunRecord,
+    ) -> None:
         self._cluster = cluster
         self._view = view
         self._display = display
         self._logs = options.logs
         self._timeout_seconds = options.timeout_seconds
         self._scalars = options.scalars
+        self._record = record
         self._follower: Follower | None = None
         if options.follow:
             self._follower = Follower(options.logs / "trainer-0.log", "trainer-0", display.say)
@@ -373,7 +395,7 @@ class Run:
             self._cluster.kubelet.stop_all(grace_seconds=0)
 
     def _give_up(self) -> None:
-        self._problem = f"{MAX_FAILED_PASSES} attempts in a row to go on have failed, see above"
+        self._problem = f"{MAX_FAILED_PASSES} consecutive passes have failed, see above"
         self._stop.set()
 
     async def _poll(self) -> None:
@@ -389,6 +411,7 @@ class Run:
                 if progress is not None:
                     self._view.progressed(replica, pod.uid, progress, now())
             self._take_scalars()
+            self._record.update(self._view)
             await asyncio.sleep(POLL_SECONDS)
 
     def _take_scalars(self) -> None:

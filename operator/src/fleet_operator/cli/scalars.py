@@ -1,4 +1,7 @@
-"""``fleetjob run --tensorboard DIR``: the trainers' progress as TensorBoard event files."""
+"""``fleetjob run --tensorboard DIR``: the trainers' progress as TensorBoard event files.
+
+`NewPoints` also selects the points for the record of a run (`fleet_operator.cli.run_record`).
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from fleet_operator.api import Role
 from fleet_operator.errors import OperatorError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
 
     from fleet_operator.cli.replica import ReplicaView
@@ -69,8 +72,39 @@ class Scalars:
             file.close()
 
 
+class NewPoints:
+    """The points of one trainer that are new: each loss once, and the other values when the step changes."""
+
+    def __init__(self) -> None:
+        self._step = -1
+        self._loss_step = -1
+        self._stale: dict[int, float] = {}
+
+    def take(self, progress: Progress, step: int) -> Iterator[tuple[int, dict[str, float] | None]]:
+        """Yield the steps of new points with their values.
+
+        None in place of values means that the trainer was restarted there, from a checkpoint or from the
+        beginning: later points of its curve no longer hold.
+        """
+        if step < self._step:
+            yield step, None
+            self._step = self._loss_step = step - 1
+            self._stale = {at: loss for at, loss in progress.history.items() if at > step}
+        for at, loss in progress.history.items():
+            if self._loss_step < at <= step and self._stale.get(at) != loss:
+                yield at, {"loss": loss}
+                self._loss_step = at
+        if step > self._step:
+            self._step = step
+            values = dict(progress.metrics)
+            if progress.samples_per_second is not None:
+                values["samples_per_second"] = progress.samples_per_second
+            if values:
+                yield step, values
+
+
 class EventFile:
-    """The event file of one trainer: each loss point once, and the other values whenever the step changes.
+    """The event file of one trainer.
 
     The events are written synchronously. The package's own `EventFileWriter` uses a thread, which ends after
     a disk error and leaves a queue that blocks its writers forever.
@@ -83,27 +117,16 @@ class EventFile:
         path = folder / f"events.out.tfevents.{time.time_ns()}.fleetjob.{os.getpid()}"
         self._file = path.open("wb")
         self._records = RecordWriter(self._file)
-        self._step = -1
-        self._loss_step = -1
-        self._stale: dict[int, float] = {}
+        self._new = NewPoints()
         self._write(file_version="brain.Event:2")
 
     def take(self, progress: Progress, step: int) -> None:
-        """Write the new values in a trainer's progress."""
-        # The trainer restarted from a checkpoint or from the beginning: drop later points of the curve.
-        if step < self._step:
-            self._begin_again(step)
-            self._stale = {at: loss for at, loss in progress.history.items() if at > step}
-        for at, loss in progress.history.items():
-            if self._loss_step < at <= step and self._stale.get(at) != loss:
-                self._write_scalars(at, {"loss": loss})
-                self._loss_step = at
-        if step > self._step:
-            self._step = step
-            values = dict(progress.metrics)
-            if progress.samples_per_second is not None:
-                values["samples_per_second"] = progress.samples_per_second
-            self._write_scalars(step, values)
+        """Write out the values that are new in a trainer's progress report."""
+        for at, values in self._new.take(progress, step):
+            if values is None:
+                self._begin_again(at)
+            else:
+                self._write_scalars(at, values)
         self._file.flush()
 
     def close(self) -> None:
@@ -114,14 +137,12 @@ class EventFile:
         from tensorboard.compat.proto.event_pb2 import SessionLog
 
         self._write(step=step, session_log=SessionLog(status=SessionLog.START))
-        self._step = self._loss_step = step - 1
 
     def _write_scalars(self, step: int, values: Mapping[str, float]) -> None:
         from tensorboard.compat.proto.summary_pb2 import Summary
 
-        if values:
-            told = [Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
-            self._write(step=step, summary=Summary(value=told))
+        told = [Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
+        self._write(step=step, summary=Summary(value=told))
 
     def _write(self, **fields: Any) -> None:
         from tensorboard.compat.proto.event_pb2 import Event

@@ -1,4 +1,4 @@
-"""``fleetjob status`` and ``fleetjob events``: the current state of jobs, and what has happened to one."""
+"""``fleetjob status`` and ``fleetjob events``: the current state of jobs, and the events of one job."""
 
 from __future__ import annotations
 
@@ -12,17 +12,16 @@ from rich.table import Table
 from rich.text import Text
 
 from fleet_operator.api import JobState
-from fleet_operator.api.names import API_VERSION, KIND, PLURAL
-from fleet_operator.cli.lines import ABSENT, now
-from fleet_operator.cli.session import ClusterRefusal
-from fleet_operator.cli.summary import Summary, age, details
+from fleet_operator.api.names import API_VERSION, PLURAL
+from fleet_operator.cli.lines import now
 from fleet_operator.cli.table import STYLES
-from fleet_operator.kubernetes.client import collection
+from fleet_operator.client.session import ClusterRefusal, last_time
+from fleet_operator.client.summary import ABSENT, Summary, age, details
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from fleet_operator.cli.session import Session, Watched
+    from fleet_operator.client.session import Session, Watched
 
 
 REDRAW_SECONDS = 1.0
@@ -54,7 +53,7 @@ async def show_status(
 async def watch_status(
     session: Session, name: str | None, *, everywhere: bool, say: Callable[[str], None]
 ) -> int:
-    """Show all jobs until interrupted, or one until it has finished; return 0 if it succeeded, 1 if not."""
+    """Show all jobs until interrupted, or one job until it has finished; return 0 on success, else 1."""
     if name is not None:
         await session.job(name)  # an unknown name is a mistake, not a job to wait for
     console = Console()
@@ -126,8 +125,8 @@ def _numbers(job: Summary) -> Sequence[str]:
     loss: Any = progress.loss if progress is not None else None
     eta = progress.eta_seconds if progress is not None else None
     return (
-        status.pservers or ABSENT,
-        status.trainers or ABSENT,
+        status.columns.pservers or ABSENT,
+        status.columns.trainers or ABSENT,
         job.progress,
         ABSENT if loss is None else f"{loss:.4g}",
         ABSENT if eta is None else age(eta),
@@ -137,10 +136,7 @@ def _numbers(job: Summary) -> Sequence[str]:
 
 async def show_events(session: Session, name: str, *, as_json: bool, say: Callable[[str], None]) -> int:
     """Show the events of a job; the API server keeps them for an hour."""
-    selector = {"fieldSelector": f"involvedObject.kind={KIND},involvedObject.name={name}"}
-    with session.explained():
-        found = await session.client.get(collection("events", session.namespace), selector)
-    events = sorted(found["items"], key=lambda event: (_last(event), _version(event)))
+    events = await session.events(name)
     if not events:
         await session.job(name)  # an unknown name is a mistake
     if as_json:
@@ -151,7 +147,7 @@ async def show_events(session: Session, name: str, *, as_json: bool, say: Callab
     width = max((len(_word(event, "reason")) for event in events), default=0)
     for event in events:
         times = f" (x{event['count']})" if event.get("count", 1) > 1 else ""
-        ago = age((now() - datetime.fromisoformat(_last(event))).total_seconds())
+        ago = age((now() - datetime.fromisoformat(last_time(event))).total_seconds())
         kind, reason = _word(event, "type"), _word(event, "reason")
         say(f"{ago:>4}  {kind:7}  {reason:{width}}  {event.get('message', '')}{times}")
     return 0
@@ -160,11 +156,3 @@ async def show_events(session: Session, name: str, *, as_json: bool, say: Callab
 def _word(event: Mapping[str, Any], field: str) -> str:
     """Return an optional field of an event as text."""
     return str(event.get(field) or ABSENT)
-
-
-def _last(event: Mapping[str, Any]) -> str:
-    return str(event.get("lastTimestamp") or event["metadata"]["creationTimestamp"])
-
-
-def _version(event: Mapping[str, Any]) -> int:
-    return int(event["metadata"].get("resourceVersion") or 0)

@@ -1,4 +1,4 @@
-"""Pure: renders the live table of a run, so that it fits the terminal.
+"""Pure functions that render the live table of a run to fit the terminal.
 
 Servers and trainers have a table each, below a bar with the progress of trainer 0. Columns that do not fit
 are left out one by one, but never a replica's name, state and step. If there are more replicas than rows,
@@ -18,8 +18,8 @@ from rich.table import Table
 from rich.text import Text
 
 from fleet_operator.api import Role
-from fleet_operator.cli.lines import ABSENT, clock
-from fleet_operator.cli.summary import size
+from fleet_operator.cli.lines import clock
+from fleet_operator.client.summary import ABSENT, size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -122,7 +122,7 @@ def render(view: JobView, now: datetime, *, width: int, height: int) -> Group:
     head = [title] if bar is None else [title, bar]
     told = view.waiting(now)
     if len(told) > MOST_WAITING:
-        told = [*told[: MOST_WAITING - 1], f"and {len(told) - MOST_WAITING + 1} more wait for something"]
+        told = [*told[: MOST_WAITING - 1], f"and {len(told) - MOST_WAITING + 1} more are waiting"]
     waiting = [Text(line, style="yellow") for line in told]
     roles = [
         [replica for replica in view.replicas.values() if replica.role is role] for role in view.job.roles

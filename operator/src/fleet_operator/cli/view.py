@@ -57,7 +57,7 @@ class JobView:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The metrics that trainers reported, by name; if several report one, the lowest index is used."""
+        """The trainers' metrics, by name; if several trainers report a metric, the lowest index is used."""
         merged: dict[str, float] = {}
         for replica in reversed(self.replicas.values()):
             if replica.role is Role.TRAINER and replica.progress is not None:
@@ -111,7 +111,7 @@ class JobView:
             self._say(event.message)
 
     def tell_failures(self, older_than: datetime | None = None) -> None:
-        """Show the failures that have no consequence yet, or only those older than a given time."""
+        """Show failures that have no consequence yet: all of them, or only those older than a given time."""
         for pod in self._failures[:]:
             if older_than is None or (pod.finished_at is not None and pod.finished_at < older_than):
                 self._failures.remove(pod)
@@ -119,6 +119,8 @@ class JobView:
 
     def _new_life(self, replica: ReplicaView, before: LocalPod | None, pod: LocalPod) -> None:
         replica.begin()
+        if before is not None:
+            replica.earlier.append(before)
         if before is not None and before.attempt.job != pod.attempt.job:
             replica.progress = None  # the whole job restarts, so the curve starts over
 

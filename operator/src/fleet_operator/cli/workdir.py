@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fleet_operator.api import Mode, Role
 from fleet_operator.build import script_of
-from fleet_operator.cli.manifest import STDIN
 from fleet_operator.errors import InvalidJob, Problem
 from fleet_operator.local.container import folders_of, main_container, places, redirect
 from fleet_operator.local.limits import templates
+from fleet_operator.manifests.manifest import STDIN
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -42,7 +42,7 @@ class _Command(NamedTuple):
 
 
 def project_root(manifest: Path) -> Path:
-    """Return the root of a manifest's project, which the image has in WORKDIR.
+    """Return the root of a manifest's project, the folder that becomes WORKDIR in the image.
 
     It is the nearest folder above the manifest that holds ``.git``, ``pyproject.toml`` or ``Dockerfile``;
     without one, the manifest's own folder.
@@ -122,8 +122,8 @@ def _problem(command: _Command, folder: Path, folders: Sequence[Path]) -> Proble
     looked_in = [workdir] if command.folder else folders
     tried = " and ".join(dict.fromkeys(str(each / command.script) for each in looked_in))
     there = (
-        f"a script that is there (tried: {tried}); the working directory is {workdir}: write the path of the"
-        " script from there, or name another folder with --workdir"
+        f"an existing script (tried: {tried}); the working directory is {workdir}: write the path of the"
+        " script relative to it, or choose another folder with --workdir"
     )
     return Problem(f"{command.field}.command", repr(command.script), there)
 
@@ -135,13 +135,13 @@ def _told(folders: Mapping[Role, Path]) -> str:
 
 
 def _shared(job: FleetJob) -> tuple[str, ...]:
-    """Return a warning if trainers share the files that local rank 0 writes; on a cluster, pods do not."""
+    """Return a warning if trainers share the files that local rank 0 writes; pods on a cluster share none."""
     replicas = job.replicas(Role.TRAINER)
     if job.spec.mode is not Mode.COLLECTIVE or replicas < 2:
         return ()
     told = (
-        f"{replicas} trainers share the working directory: what a script saves where LOCAL_RANK is 0 is"
-        " written by one process of each of them, to the same files; save where RANK is 0"
+        f"{replicas} trainers share the working directory: if a script saves where LOCAL_RANK is 0, one "
+        "process of each trainer writes to the same files; save where RANK is 0"
     )
     return (told,)
 
@@ -153,5 +153,5 @@ def _twice(scripts: Sequence[str], complete: Sequence[Path]) -> tuple[str, ...]:
     runs, other = complete
     for script in scripts:
         if not (runs / script).samefile(other / script):
-            return (f"{runs / script} runs, not {other / script}: for that one, --workdir {other}",)
+            return (f"{runs / script} is used, not {other / script}; to use that one, add --workdir {other}",)
     return ()

@@ -81,7 +81,7 @@ class StatusBatching:
         return timedelta(seconds=left) if left > 0 else None
 
     def hurry(self, key: Key) -> None:
-        """Stop delaying a job's status, because a pass over the job did not succeed."""
+        """Stop delaying a job's status update, because reconciling the job failed."""
         self._waiting[key] = (float("-inf"), None)
 
     def forget(self, key: Key) -> None:
@@ -104,9 +104,10 @@ def _only_begins(job: FleetJob, plan: Plan) -> bool:
 
 def _tell_of_as_many(one: FleetJobStatus, other: FleetJobStatus) -> bool:
     """Return whether two statuses report the same number of running or completed replicas."""
-    return (_up(one.pservers), _up(one.trainers)) == (_up(other.pservers), _up(other.trainers))
+    return _ups(one) == _ups(other)
 
 
-def _up(told: str | None) -> str:
-    """Return the number of running or completed replicas: the first number in ``1/2``."""
-    return (told or "0").partition("/")[0]
+def _ups(status: FleetJobStatus) -> tuple[str, ...]:
+    """Return the numbers of running or completed replicas: the first number in ``1/2``."""
+    columns = status.columns
+    return tuple((column or "0").partition("/")[0] for column in (columns.pservers, columns.trainers))

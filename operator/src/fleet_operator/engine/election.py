@@ -34,7 +34,7 @@ from fleet_operator.engine.passes import SystemClock
 from fleet_operator.kubernetes.client import ApiError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from fleet_operator.engine.passes import Clock
     from fleet_operator.kubernetes.client import ApiClient
@@ -70,6 +70,9 @@ class Election:
         How long the lease is valid after a renewal.
     clock : Clock, optional
         This machine's clock if absent.
+    owner : callable, optional
+        Returns the owner reference of a lease that we create, or None. Kubernetes deletes the lease once its
+        owner is deleted, as by an uninstallation: the lease itself cannot be part of a chart.
     """
 
     def __init__(
@@ -81,6 +84,7 @@ class Election:
         identity: str,
         duration: timedelta = timedelta(seconds=15),
         clock: Clock | None = None,
+        owner: Callable[[], Mapping[str, Any] | None] = lambda: None,
     ) -> None:
         self._clock = clock or SystemClock()
         self._lease = Lease(
@@ -90,6 +94,7 @@ class Election:
             identity=identity,
             seconds=duration.total_seconds(),
             clock=self._clock,
+            owner=owner,
         )
         self._until = float("-inf")
         self._may_hold = False  # whether one of our writes has, or may have, acquired the lease
@@ -154,7 +159,7 @@ class Election:
         return self._lease.seconds / TRIES
 
     async def _try(self) -> bool:
-        """Acquire or renew the lease; return whether we hold it, unless it was released meanwhile."""
+        """Acquire or renew the lease; return whether we hold it, or False if it was released meanwhile."""
         releases = self._releases
         async with self._trying:
             if releases != self._releases:
@@ -195,7 +200,7 @@ class Election:
         valid = now - self._seen[1] < spec.get("leaseDurationSeconds", lease.seconds)
         ours = holder in ("", lease.identity) or (holder is None and self.leads)
         if valid and not ours:
-            holder = holder or "nobody, as it says,"
+            holder = holder or "an operator without a name"
             if holder != self._holder:
                 logger.info("standing by: %s holds the lease %s", holder, lease.name)
             self._holder = holder
@@ -203,7 +208,7 @@ class Election:
         self._may_hold = True
         await lease.take(found)
         self._holder = None
-        logger.info("leading: took the lease %s as %s", lease.name, lease.identity)
+        logger.info("leading: acquired the lease %s as %s", lease.name, lease.identity)
         return True
 
     async def _make(self) -> bool:
@@ -214,7 +219,8 @@ class Election:
         if not self.leads and now - self._gone_since < lease.seconds:
             if now == self._gone_since:
                 logger.info(
-                    "standing by: there is no lease %s; it is made in %g s unless somebody who holds it does",
+                    "standing by: there is no lease %s; it will be created in %g s unless its holder does so "
+                    "first",
                     lease.name,
                     lease.seconds,
                 )
@@ -222,7 +228,7 @@ class Election:
         self._may_hold = True
         await lease.make()
         self._gone_since = None
-        logger.info("leading: made the lease %s as %s", lease.name, lease.identity)
+        logger.info("leading: created the lease %s as %s", lease.name, lease.identity)
         return True
 
 
@@ -241,10 +247,20 @@ class Lease:
         How long it is valid after a write.
     clock : Clock
         The clock for its times, which are for people and never compared.
+    owner : callable
+        Returns the owner reference of the object that is created, or None.
     """
 
     def __init__(
-        self, client: ApiClient, *, namespace: str, name: str, identity: str, seconds: float, clock: Clock
+        self,
+        client: ApiClient,
+        *,
+        namespace: str,
+        name: str,
+        identity: str,
+        seconds: float,
+        clock: Clock,
+        owner: Callable[[], Mapping[str, Any] | None],
     ) -> None:
         self._client = client
         self._collection = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
@@ -253,6 +269,7 @@ class Lease:
         self.identity = identity
         self.seconds = seconds
         self._clock = clock
+        self._owner = owner
         self.held: dict[str, Any] | None = None
         """The object as we last wrote it; None while it is not ours, or may not be."""
 
@@ -267,7 +284,11 @@ class Lease:
 
     async def make(self) -> None:
         """Create the lease with us as the holder."""
-        self.held = await self._client.create(self._collection, self._manifest({}))
+        manifest = self._manifest({})
+        # Only here: to change an object's owners later, some clusters require the permission to delete it.
+        if (owner := self._owner()) is not None:
+            manifest["metadata"]["ownerReferences"] = [dict(owner)]
+        self.held = await self._client.create(self._collection, manifest)
 
     async def take(self, found: dict[str, Any]) -> None:
         """Take over the lease; raise an error on a conflict, because another operator has written it."""

@@ -163,7 +163,7 @@ class Engine:
         try:
             outcome = await self._reconciler.reconcile(key)
         except ClusterError as error:
-            logger.warning("a pass failed, another follows: %s", error, extra={"job": str(key)})
+            logger.warning("a pass failed and will be retried: %s", error, extra={"job": str(key)})
             outcome = Outcome(Result.FAILED, at_least=retry_after(error))
         except Exception:
             # A failed pass must never end the engine; the log has the error with its job.
@@ -197,7 +197,7 @@ class Engine:
             return
         _, late = await asyncio.wait(self._passes, timeout=STOP_SECONDS)
         for task in late:
-            logger.warning("%s took longer than %g s to end and is cut off", task.get_name(), STOP_SECONDS)
+            logger.warning("%s took longer than %g s to end and is cancelled", task.get_name(), STOP_SECONDS)
             task.cancel()
         await asyncio.gather(*late, return_exceptions=True)
 

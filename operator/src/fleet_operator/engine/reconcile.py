@@ -41,6 +41,9 @@ UNSEEN_WRITE = timedelta(seconds=5)
 REMEMBERED_TRIES = 8
 """How many failed status writes are remembered for each job."""
 
+MOST_ON_LOOP = 200
+"""Jobs with more replicas are planned in a thread, so that the event loop goes on."""
+
 AT_ONCE = 16
 """How many pods of a job are created or deleted concurrently."""
 
@@ -77,7 +80,7 @@ class Reconciler:
         self._decide = decide
         self._observer = observer or Observer()
         self._batching = StatusBatching()
-        self._untold: dict[Key, _Untold] = {}
+        self._unreported: dict[Key, _Untold] = {}
         self._refusals: dict[Key, tuple[str, str]] = {}  # the last reported refusal, with the job's uid
 
     async def reconcile(self, key: Key) -> Outcome:
@@ -90,7 +93,7 @@ class Reconciler:
         observed = self._cluster.observe(job)
         if observed is None:
             return Outcome(Result.WAITING, UNSEEN_WRITE)
-        plan = self._decide(job, observed, self._clock.now(), self._cluster.hosts(job))
+        plan = await self._plan(job, observed)
         if (wait := self._batching.wait(key, job, plan, self._clock.monotonic())) is not None:
             plan = replace(plan, requeue_after=_earlier(wait, plan.requeue_after))
             outcome = await self._act(key, job, plan)
@@ -100,14 +103,25 @@ class Reconciler:
         try:
             written = await self._write_status(job, plan)
         except ClusterError as error:  # a conflict may be with this same write, resent after a lost response
-            self._note_untold(key, job, plan)
+            self._note_unreported(key, job, plan)
             if not isinstance(error, ConflictError):
                 raise
             logger.debug("plan discarded: %s", error, extra={"job": str(key)})
             return Outcome(Result.CONFLICT)
-        self._untold.pop(key, None)
+        self._unreported.pop(key, None)
         self._batching.forget(key)
         return await self._act(key, written, plan)
+
+    async def _plan(self, job: FleetJob, observed: Observed) -> Plan:
+        """Make a plan on the event loop, or in a thread for a large job, whose logs may take long to read.
+
+        In the meantime, the loop handles other jobs and renews the lease. A change of the job itself leads to
+        another pass.
+        """
+        arguments = (job, observed, self._clock.now(), self._cluster.hosts(job))
+        if job.num_replicas <= MOST_ON_LOOP:
+            return self._decide(*arguments)
+        return await asyncio.to_thread(self._decide, *arguments)
 
     async def _write_status(self, job: FleetJob, plan: Plan) -> FleetJob:
         if plan.status == job.status:
@@ -116,24 +130,24 @@ class Reconciler:
         self._observer.status_written(job, written)
         return written
 
-    def _note_untold(self, key: Key, job: FleetJob, plan: Plan) -> None:
+    def _note_unreported(self, key: Key, job: FleetJob, plan: Plan) -> None:
         """Remember a status that may have been written in spite of an error, with its events."""
-        untold = self._untold.get(key)
+        untold = self._unreported.get(key)
         if untold is None or (untold.uid, untold.before) != (job.metadata.uid, job.status):
             untold = _Untold(job.metadata.uid, job.status, ())
         # Repeated attempts have the same events: the first ones and the last one suffice.
         tries = (*untold.tries[: REMEMBERED_TRIES - 1], (plan.status, plan.events))
-        self._untold[key] = replace(untold, tries=tries)
+        self._unreported[key] = replace(untold, tries=tries)
 
     async def _tell_late(self, key: Key) -> None:
         """Record the events of a status whose write had seemed to fail, but has taken effect.
 
         No later plan contains them: an event belongs to the first status that reports it.
         """
-        untold, job = self._untold.get(key), self._cluster.job(key)
+        untold, job = self._unreported.get(key), self._cluster.job(key)
         if untold is None or job is None or (untold.uid == job.metadata.uid and untold.before == job.status):
             return  # not observed yet, or not written: the next pass writes it again
-        del self._untold[key]
+        del self._unreported[key]
         written = (events for status, events in untold.tries if status == job.status)
         for event in next(written, ()) if untold.uid == job.metadata.uid else ():
             await self._cluster.record(job, event)
@@ -172,9 +186,9 @@ class Reconciler:
         async with asyncio.TaskGroup() as group:
             for _ in range(min(AT_ONCE, len(actions))):
                 group.create_task(work())
-        told = [(actions[number], refusal) for number, refusal in sorted(refused.items())]
+        found = [(actions[number], refusal) for number, refusal in sorted(refused.items())]
         refused.clear()  # the exception's traceback would keep every manifest of the plan alive
-        return told
+        return found
 
     async def _refused(
         self, key: Key, job: FleetJob, plan: Plan, refused: Iterable[tuple[Action, Exception]]
@@ -183,20 +197,20 @@ class Reconciler:
 
         The deadlines of the plan remain valid, because its status has been written.
         """
-        told = False
+        reported = False
         wait = timedelta()
         for action, refusal in refused:
             if isinstance(refusal, ConflictError):
                 logger.debug("%s: %s", type(action).__name__, refusal, extra={"job": str(key)})
                 continue
-            if not told:
-                await self._tell_refusal(key, job, action, refusal)
-            told = True
+            if not reported:
+                await self._report_refusal(key, job, action, refusal)
+            reported = True
             wait = max(wait, retry_after(refusal) or timedelta())
-        result = Result.FAILED if told else Result.CONFLICT
+        result = Result.FAILED if reported else Result.CONFLICT
         return Outcome(result, plan.requeue_after, at_least=wait or None)
 
-    async def _tell_refusal(self, key: Key, job: FleetJob, action: Action, refusal: Exception) -> None:
+    async def _report_refusal(self, key: Key, job: FleetJob, action: Action, refusal: Exception) -> None:
         """Log and record a refused action, unless the same refusal was reported last.
 
         No event reports an overloaded or unavailable cluster, which the job's owner could not correct.
@@ -209,20 +223,20 @@ class Reconciler:
             exc_info=unexpected,
             extra={"job": str(key)},
         )
-        told = (job.metadata.uid, message)
+        report = (job.metadata.uid, message)
         transient = isinstance(refusal, ClusterError) and refusal.transient
-        if not transient and self._refusals.get(key) != told:
-            self._refusals[key] = told
+        if not transient and self._refusals.get(key) != report:
+            self._refusals[key] = report
             await self._cluster.record(job, Event("Warning", "ActionRefused", message))
 
     def _forget(self, key: Key) -> None:
         self._batching.forget(key)
-        self._untold.pop(key, None)
+        self._unreported.pop(key, None)
         self._refusals.pop(key, None)
 
 
 def _in_order(actions: Iterable[Action]) -> Iterator[Sequence[Action]]:
-    """Split the actions into consecutive steps: adjacent pods form one step, and each other action its own.
+    """Split the actions into consecutive steps: one per run of adjacent pods, and one per other action.
 
     The pod that determines the key of a life is also a step of its own.
     """

@@ -237,7 +237,7 @@ class ApiClient:
         return await self._request("POST", path, params=params, body=manifest)
 
     async def replace(self, path: str, manifest: Mapping[str, Any]) -> dict[str, Any]:
-        """Replace the object at `path`; if the manifest has a resourceVersion, it must match."""
+        """Replace the object at `path`; if the manifest has a resourceVersion, the object's must be equal."""
         return await self._request("PUT", path, body=manifest)
 
     async def merge_patch(
@@ -352,7 +352,7 @@ class ApiClient:
         try:
             parsed: dict[str, Any] = orjson.loads(answer)
         except ValueError as error:  # a proxy responded, or the response was truncated
-            raise ApiError(0, "NoAnswer", f"{self._connection.server} answered no JSON: {error}") from error
+            raise ApiError(0, "NoAnswer", f"{self._connection.server} sent invalid JSON: {error}") from error
         return parsed
 
     @property

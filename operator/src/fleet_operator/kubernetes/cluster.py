@@ -12,8 +12,8 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from fleet_operator.api import FleetJob, FleetJobStatus, JobProgress, Role, read_job
-from fleet_operator.api.names import API_VERSION, KIND, PLURAL, pod_name, service_name
+from fleet_operator.api import FleetJob, FleetJobStatus, Gang, JobProgress, Role, read_job
+from fleet_operator.api.names import API_VERSION, KIND, KUEUE, PLURAL, pod_name, service_name
 from fleet_operator.build import ClusterHosts
 from fleet_operator.cluster import KEY_BYTES, ConflictError, Key
 from fleet_operator.kubernetes.client import FEATURES, KINDS, PODS, SERVICES, ApiError, collection
@@ -34,7 +34,7 @@ from fleet_operator.plan.model import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from fleet_operator.build import Hosts
     from fleet_operator.kubernetes.client import ApiClient, Resource
@@ -133,6 +133,7 @@ class KubernetesCluster:
                     objects[ObjectRef(resource.api_version, resource.kind, extra.key.name)] = extra.value
                 else:
                     note_other(extra, resource.kind)
+        queue_message = self._why_held_back(key, job, pods)
         progress: JobProgress | None = None
         first = self._view.owned.pods.get(Key(key.namespace, pod_name(key.name, Role.TRAINER, 0)))
         if self._progress is not None and first is not None and _is_owned(first, job):
@@ -151,8 +152,18 @@ class KubernetesCluster:
             over_quota=self._refusals.is_over_quota(job),
             rejected=self._refusals.for_good(job),
             progress=progress,
+            queue_message=queue_message,
             new_key=secrets.token_hex(KEY_BYTES),
         )
+
+    def _why_held_back(self, key: Key, job: FleetJob, pods: Iterable[ObservedPod]) -> str | None:
+        """Return why Kueue holds a job back, if it does and the operator may read its Workload."""
+        if self._view.admissions is None or job.gang is not Gang.KUEUE:
+            return None
+        if not any(gate.startswith(KUEUE) for pod in pods if pod.deleted_at is None for gate in pod.gates):
+            self._view.admissions.forget(key)
+            return None
+        return self._view.admissions.of(key, job.gang_name(job.status.job_restarts))
 
     def _departed(self, key: Key, job: FleetJob) -> tuple[ObservedPod, ...]:
         """Return the last state of each replica's latest deleted pod, and forget the other deleted pods."""
@@ -196,14 +207,14 @@ class KubernetesCluster:
         return self._view.jobs.put(answer, tells=False) or read_job(answer)
 
     async def apply(self, job: FleetJob, action: Action) -> None:
-        """Carry out one action. Repeating a completed action is not an error."""
+        """Carry out one action. It is safe to repeat a completed action."""
         match action:
             case CreateService(manifest):
                 await self._create(job, SERVICES, manifest)
-            case CreatePod(manifest, brings_key):
+            case CreatePod(manifest=manifest, brings_key=brings_key):
                 made = await self._create(job, PODS, manifest)
                 if brings_key and not made:
-                    raise ConflictError(f"pod {manifest['metadata']['name']} is there, and has the key")
+                    raise ConflictError(f"pod {manifest['metadata']['name']} already exists, and has the key")
             case DeletePod():
                 await self._delete_pod(job, action)
             case DeleteService(name):
@@ -304,7 +315,7 @@ class KubernetesCluster:
 def metrics_readers(
     namespace: str, others: Sequence[Mapping[str, Any]] = ()
 ) -> tuple[Mapping[str, Any], ...]:
-    """Return who may read the metrics of jobs with a NetworkPolicy: the operator's namespace and `others`.
+    """Return the NetworkPolicy peers that may read jobs' metrics: the operator's namespace and `others`.
 
     Parameters
     ----------
@@ -318,7 +329,7 @@ def metrics_readers(
 
 
 def _only(uid: str, version: str | None) -> dict[str, Any]:
-    """Return preconditions under which only this object, at this version if given, is deleted."""
+    """Return preconditions that restrict a deletion to this object, and to this version if given."""
     preconditions = {"uid": uid} if version is None else {"uid": uid, "resourceVersion": version}
     return {"preconditions": preconditions, "propagationPolicy": "Background"}
 

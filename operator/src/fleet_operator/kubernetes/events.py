@@ -110,7 +110,7 @@ class EventRecorder:
         return None
 
     async def _repeat(self, told: _Told, news: _News) -> bool:
-        """Increase an event's count; return False if the server no longer has the event, after an hour."""
+        """Increase an event's count; return False if the event has expired on the server, after an hour."""
         try:
             await self._client.merge_patch(told.path, {"count": told.times + 1, "lastTimestamp": news.at})
         except ApiError as error:

@@ -132,7 +132,7 @@ class Store(Generic[T]):
         return tuple(self._departed.get(job, {}).values())
 
     def let_go(self, job: Key, uids: Iterable[str] | None = None) -> None:
-        """Forget these deleted objects of a job, or all of them if None."""
+        """Forget these deleted objects of a job, or all of the job's deleted objects for None."""
         of_job = self._departed.get(job, {})
         for uid in list(of_job if uids is None else uids):
             of_job.pop(uid, None)

@@ -17,6 +17,7 @@ from fleet_operator.errors import OperatorError
 from fleet_operator.kubernetes.client import FEATURES, KINDS, PODS, RESOURCES, SERVICES, ApiError, collection
 from fleet_operator.kubernetes.indexer import Cache, Entry, Store, key_of, owner_of, version_of
 from fleet_operator.kubernetes.jobs import FleetJobs
+from fleet_operator.kubernetes.kueue import Admissions
 from fleet_operator.kubernetes.observation import observe_object, observe_pod
 from fleet_operator.kubernetes.reflector import ListWatch, Scope
 from fleet_operator.plan.observe.pods import has_ended
@@ -34,6 +35,8 @@ SELECTOR = f"{LABEL_MANAGED_BY}={MANAGED_BY},{LABEL_JOB_NAME}"
 
 FOREIGN_SECONDS = 10.0
 """How often an object of another owner that has one of our names is looked up again."""
+
+KUEUE_FEATURE = "kueue"
 
 SYNC_SECONDS = 120.0
 """How long the initial lists may take before the operator exits to be restarted."""
@@ -105,7 +108,7 @@ class OwnedObjects:
 
 
 class ForeignObjects:
-    """The objects of other owners that have names that jobs need.
+    """The objects of other owners whose names jobs need.
 
     Parameters
     ----------
@@ -129,7 +132,7 @@ class ForeignObjects:
         self._known: dict[Key, dict[str, tuple[str, str]]] = {}  # job: {"Kind/name": (resource, name)}
 
     def of(self, key: Key) -> tuple[str, ...]:
-        """Return the objects of other owners that have names that this job needs, as ``Kind/name``."""
+        """Return the objects of other owners whose names this job needs, as ``Kind/name``."""
         return tuple(self._known.get(key, ()))
 
     def forget(self, key: Key) -> None:
@@ -189,7 +192,7 @@ class ClusterView:
     namespaces : tuple of str
         The watched namespaces; all of them if empty.
     features : tuple of str
-        The enabled additional kinds, of `FEATURES`.
+        The enabled additional kinds, of `FEATURES`, and ``kueue`` to read Kueue's Workloads.
     on_deleted : callable, optional
         Called with each deleted FleetJob.
     """
@@ -206,8 +209,10 @@ class ClusterView:
         self._on_deleted = on_deleted
         self._listeners: list[Callable[[Key], None]] = []
         self.jobs = FleetJobs(client, events, on_change=self.notify, on_deleted=self._forget)
-        self.owned = OwnedObjects(client, features, self.notify)
+        self.owned = OwnedObjects(client, tuple(each for each in features if each in FEATURES), self.notify)
         self.foreign = ForeignObjects(client, self.jobs, self.owned, self.notify)
+        self.admissions = Admissions(client, self.notify) if KUEUE_FEATURE in features else None
+        """Kueue's messages, if the operator may read Workloads."""
         self._serves, self._jobs_watched = asyncio.Event(), asyncio.Event()
         self.restored = asyncio.Event()
         """Set when the API server's history has been rolled back: every watch must then start over."""
@@ -239,6 +244,9 @@ class ClusterView:
             asyncio.create_task(self.jobs.list_forever(scopes), name="list FleetJobs"),
             asyncio.create_task(self.foreign.check_forever(), name="look at foreign objects"),
         ]
+        if self.admissions is not None:
+            looks = self.admissions.look_forever()
+            self._keepers.append(asyncio.create_task(looks, name="look at Workloads of Kueue"))
         for scope in scopes:
             served = self._notify_when(scope.until_seen, scope)
             self._keepers.append(asyncio.create_task(served, name="wait for a namespace"))
@@ -255,11 +263,11 @@ class ClusterView:
         except TimeoutError:
             missing = [what for each in scopes for what in each.missing()]
             raise NotSyncedError(
-                f"not listed within {SYNC_SECONDS:g} s: {', '.join(missing)}; the log says why"
+                f"not listed within {SYNC_SECONDS:g} s: {', '.join(missing)}; the log shows why"
             ) from None
 
     async def _notify_when(self, seen: Callable[[], Awaitable[object]], scope: Scope) -> None:
-        """Enqueue every job in a scope once `seen` reports that more of their objects have been listed."""
+        """Enqueue every job in a scope once `seen` reports that more objects of jobs have been listed."""
         await seen()
         if scope.shows_what_jobs_own:
             self._serves.set()
@@ -282,7 +290,7 @@ class ClusterView:
         return self._serves.is_set() and all(each.answered for each in self._scopes.values())
 
     def ended(self) -> list[str]:
-        """Return the watches that have ended unexpectedly, so that changes are missed."""
+        """Return the watches that have ended unexpectedly, whose changes are therefore missed."""
         ended = [task for task in self._keepers if task.done() and not task.cancelled()]
         return [f"{task.get_name()} ({task.exception()})" for task in ended]
 
@@ -327,6 +335,8 @@ class ClusterView:
 
     def _forget(self, key: Key) -> None:
         self.foreign.forget(key)
+        if self.admissions is not None:
+            self.admissions.forget(key)
         if self._on_deleted is not None:
             self._on_deleted(key)
         self.notify(key)

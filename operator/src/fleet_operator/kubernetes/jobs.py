@@ -39,7 +39,7 @@ AGAIN_SECONDS = 30.0
 
 
 class FleetJobs:
-    """The cache of FleetJobs, which notifies of changes.
+    """The cache of FleetJobs, which reports changed and deleted jobs to its callbacks.
 
     Parameters
     ----------
@@ -173,7 +173,7 @@ class FleetJobs:
         return Entry(key, uid, version_of(manifest), key, owner_of(manifest), job)
 
     def _tell_invalid(self, manifest: Mapping[str, Any], error: InvalidJob) -> None:
-        """Record once per generation an event that a job cannot be parsed. The job is left unchanged."""
+        """Record, once per generation, an event that a job cannot be parsed. The job is left unchanged."""
         metadata = manifest["metadata"]
         uid, generation = metadata["uid"], metadata.get("generation", 0)
         if self._invalid.get(uid) == generation:

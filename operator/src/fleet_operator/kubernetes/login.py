@@ -13,8 +13,10 @@ account needs no loader. The loader differs from kubectl in ways that this modul
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import importlib.util
+import json
 import logging
 import os
 import ssl
@@ -88,6 +90,30 @@ class Connection:
     tls: ssl.SSLContext | None = field(default=None, repr=False)
     tls_server_name: str | None = None
     proxy: str | None = field(default=None, repr=False)
+
+
+def account_reference(connection: Connection) -> dict[str, Any] | None:
+    """Return an owner reference to our own service account, or None if we do not use one in our namespace.
+
+    The name and uid are in the token that the API server issued for the account. They are read without
+    verification, because an owner reference grants nothing.
+    """
+    _, _, token = (connection.authorization() or "").partition(" ")
+    _, _, rest = token.partition(".")
+    payload = rest.partition(".")[0]
+    try:
+        claims = json.loads(base64.urlsafe_b64decode(payload + "=" * (-len(payload) % 4)))
+        told = claims["kubernetes.io"]
+        namespace, account = told["namespace"], told["serviceaccount"]
+        reference = {
+            "apiVersion": "v1",
+            "kind": "ServiceAccount",
+            "name": account["name"],
+            "uid": account["uid"],
+        }
+    except (ValueError, KeyError, TypeError):  # the token of a person, or an opaque one
+        return None
+    return reference if namespace == connection.namespace else None
 
 
 def from_pod(environ: Mapping[str, str], folder: Path = SERVICE_ACCOUNT) -> Connection:

@@ -1,4 +1,4 @@
-"""Pure: reduces the manifests of pods and other objects to what decisions need."""
+"""Pure functions that reduce the manifests of pods and other objects to what decisions need."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fleet_operator.api.names import (
     LABEL_ROLE,
     MAIN_CONTAINER,
 )
-from fleet_operator.build import told_ports
+from fleet_operator.build import assigned_ports
 from fleet_operator.plan.model import Attempt, ObservedObject, ObservedPod, PodPhase
 from fleet_operator.plan.tell.reasons import PASSING
 
@@ -42,6 +42,7 @@ def observe_pod(manifest: Mapping[str, Any]) -> ObservedPod | None:
     conditions = {each["type"]: each for each in status.get("conditions") or ()}
     ready = conditions.get("Ready", {})
     not_ready = _why_not_ready(ready)
+    disruption, disruption_message = _disruption(conditions)
     container, state = _speaker(main_container(manifest), status)
     ended, waiting = state.get("terminated") or {}, state.get("waiting") or {}
     reason, message = _why(ended or waiting, status, conditions)
@@ -59,7 +60,8 @@ def observe_pod(manifest: Mapping[str, Any]) -> ObservedPod | None:
         ready=ready.get("status") == "True",
         not_ready_reason=not_ready,
         not_ready_since=_time(ready.get("lastTransitionTime")) if not_ready else None,
-        disruption=_disruption(conditions),
+        disruption=disruption,
+        disruption_message=disruption_message,
         deleted_at=_time(metadata.get("deletionTimestamp")),
         created_at=_time(metadata.get("creationTimestamp")),
         started_at=_time(ended.get("startedAt") or (state.get("running") or {}).get("startedAt")),
@@ -75,7 +77,7 @@ def observe_pod(manifest: Mapping[str, Any]) -> ObservedPod | None:
         ip=status.get("podIP"),
         key=variables.get(JOB_KEY) or None,
         metrics_port=int(metrics_port) if metrics_port.isdecimal() else None,
-        told_ports=told_ports(variables) if manifest["spec"].get("hostNetwork") else (),
+        assigned_ports=assigned_ports(variables) if manifest["spec"].get("hostNetwork") else (),
     )
 
 
@@ -139,19 +141,23 @@ def _why(
 
 
 def _why_not_ready(ready: Mapping[str, Any]) -> str | None:
-    """Return the reason of Ready=False. For a silent kubelet the controller sets none: return our own."""
+    """Return the reason for Ready=False; if there is none, as for a silent kubelet, return our own."""
     if ready.get("status") not in ("False", "Unknown"):
         return None
     return ready.get("reason") or "NodeNotReady"
 
 
-def _disruption(conditions: Mapping[str, Mapping[str, Any]]) -> str | None:
-    """Return the reason why Kubernetes or a controller such as Kueue terminates a pod, if it does."""
+def _disruption(conditions: Mapping[str, Mapping[str, Any]]) -> tuple[str | None, str | None]:
+    """Return the reason why Kubernetes or Kueue terminates a pod, if it does, and Kueue's message.
+
+    Kueue's reason only says that it stopped the pods; its message says why. Kubernetes' reasons say enough.
+    """
     for kind in ("DisruptionTarget", "TerminationTarget"):
         condition = conditions.get(kind, {})
         if condition.get("status") == "True":
-            return str(condition.get("reason") or kind)
-    return None
+            message = condition.get("message") if kind == "TerminationTarget" else None
+            return str(condition.get("reason") or kind), message or None
+    return None, None
 
 
 def _time(text: str | None) -> datetime | None:

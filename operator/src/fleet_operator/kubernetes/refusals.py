@@ -26,7 +26,7 @@ class Refusal:
 
     @classmethod
     def of(cls, job: FleetJob, name: str, sentence: str, *, over_quota: bool = False) -> Refusal:
-        """Return a refusal of the object of this name, which records whether a quota caused it."""
+        """Return a refusal of the object of this name, recording whether a quota caused the refusal."""
         return cls(job.metadata.uid, job.metadata.generation, name, sentence, over_quota)
 
 

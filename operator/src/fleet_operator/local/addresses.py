@@ -41,7 +41,7 @@ class AddressError(OperatorError):
 
 
 def network(number: int) -> str:
-    """Return the first three bytes of the `number`-th network; they cycle from 127.1.0 to 127.254.255."""
+    """Return the first three bytes of the `number`-th network; networks cycle from 127.1.0 to 127.254.255."""
     number %= 254 * 256
     return f"127.{1 + number // 256}.{number % 256}"
 
@@ -85,7 +85,7 @@ def _try_lock(path: Path) -> int | None:
 
 
 def bind_error(host: str, port: int) -> OSError | None:
-    """Return the error with which `host`:`port` cannot be bound, or None if it can be."""
+    """Return the error that binding `host`:`port` raises, or None if it can be bound."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         # Connections of an earlier run in TIME_WAIT do not make a port unusable.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -112,7 +112,7 @@ def job_ports(job: FleetJob) -> dict[tuple[Role, int], tuple[int, ...]]:
     metrics = (METRICS_PORT,)
     if job.spec.mode is Mode.COLLECTIVE:
         first = job.port(Role.TRAINER)
-        ports = (*range(first, first + job.slots_per_pod), *metrics)
+        ports = (*range(first, first + job.nproc_per_node), *metrics)
         return {(Role.TRAINER, index): ports for index in range(job.replicas(Role.TRAINER))}
     servers = {
         (Role.PSERVER, index): (job.port(Role.PSERVER), *metrics)
@@ -130,7 +130,7 @@ class Claim:
     port: int = 0
 
     def release(self) -> None:
-        """Release the locks. Processes that inherited their descriptors still hold them."""
+        """Release the locks. Processes that inherited the locks' descriptors still hold them."""
         for descriptor in self.descriptors:
             with contextlib.suppress(OSError):
                 os.close(descriptor)

@@ -116,13 +116,13 @@ class ProcessCluster:
         return self._job
 
     async def apply(self, job: FleetJob, action: Action) -> None:
-        """Carry out one action. Repeating a completed action is not an error."""
+        """Carry out one action. It is safe to repeat a completed action."""
         match action:
             case CreateService():
                 self._service = True
             case DeleteService():
                 self._service = False
-            case CreatePod(manifest):  # no other controller creates pods here
+            case CreatePod(manifest=manifest):  # no other controller creates pods here
                 self.kubelet.create(job, manifest)
             case DeletePod(name, uid, grace_period_seconds):
                 self.kubelet.delete(name, uid, grace_period_seconds)

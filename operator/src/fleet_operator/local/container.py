@@ -1,4 +1,4 @@
-"""Pure: determines the local process of a built pod's main container, and the folders of its volumes.
+"""Pure functions that derive, from a built pod, its main container's local process and its volumes' folders.
 
 The rules of Kubernetes apply: ``$(NAME)`` in the command, args and variable values is replaced if the
 variable is known, ``$$`` is a dollar sign, and a value can only refer to the variables before it.
@@ -37,6 +37,9 @@ _ROLE_VARIABLE = re.compile(
     r"|SLURM_(PROCID|LOCALID|NODEID|GTIDS)"
 )
 
+NVIDIA = "nvidia.com/gpu"
+"""The resource name of the only devices that a local run divides among its trainers."""
+
 CHECKPOINT = "checkpoint"
 """The name by which ``--volume`` refers to the volume of ``spec.checkpoint``."""
 
@@ -74,7 +77,7 @@ def is_mentioned(path: str, texts: Iterable[str]) -> bool:
 
 
 def redirect(text: str, places: Mapping[str, str]) -> str:
-    """Replace each path in the text that is inside one of `places` by its path on this machine."""
+    """Replace each path in the text by its path on this machine, if the path is inside one of `places`."""
     return _paths(places).sub(lambda match: places[match.group()], text) if places else text
 
 
@@ -160,7 +163,7 @@ def local_command(
     given : mapping
         The values of variables from Secrets and ConfigMaps.
     places : mapping
-        Paths of this machine by the pod's paths; see `places_of`.
+        Paths of this machine by the pod's paths; see the function `places`.
     """
     _, container = main_container(pod["spec"])
     known = container_variables(pod, container, host, given)

@@ -120,7 +120,7 @@ class Kubelet:
         self._supervisor.launch(pod.uid, argv=command.argv, env=command.env, cwd=workdir, log=pod.log)
 
     def delete(self, name: str, uid: str, grace_seconds: int | None) -> None:
-        """Stop a pod, and forget it once it has ended. If `grace_seconds` is None, the pod's own is used."""
+        """Stop a pod, within `grace_seconds` or its own grace period; forget the pod once it has ended."""
         pod = self._pods.get(name)
         if pod is None or pod.uid != uid:
             return
@@ -186,7 +186,7 @@ class Kubelet:
             if waited >= tell_at:
                 logger.warning(
                     "trainers wait for %s, which has run for %.0f s and does not listen on %s:%d yet;"
-                    " its log may say why: %s",
+                    " see its log: %s",
                     pod.replica,
                     waited,
                     pod.host,

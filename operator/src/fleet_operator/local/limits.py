@@ -1,4 +1,4 @@
-"""Pure: determines which fields of a job a run on this machine refuses, and which it ignores.
+"""Pure functions that determine which fields of a job a run on this machine refuses, and which it ignores.
 
 It refuses fields that determine what a replica does and that only a cluster can provide, such as files and
 values from other objects. It ignores fields that only concern where and how a cluster runs the replica, and
@@ -14,6 +14,7 @@ from fleet_operator.api.names import CONTROLLER
 from fleet_operator.errors import Problem
 from fleet_operator.local.container import (
     CHECKPOINT,
+    NVIDIA,
     Given,
     field_value,
     folders_of,
@@ -51,10 +52,11 @@ APPLIED_TO_CONTAINER = {
     "workingDir",  # refused if relative, applied if it is a folder here
 }
 NOT_APPLIED_TO_JOB = (
-    "nodePool",
     "scheduling",
+    "podGroupPolicy",
+    "trainer.sharedMemory",
     "network",
-    "pserver.podDisruptionBudget",
+    "pserver.disruptionBudget",
     "trainer.minReplicas",
     "trainer.maxReplicas",
     "runPolicy.ttlSecondsAfterFinished",
@@ -89,17 +91,16 @@ def refusals(document: Mapping[str, Any], given: Given | None = None) -> tuple[P
 
 
 def _job_refusals(spec: Mapping[str, Any], given: Given) -> Iterator[Problem]:
-    policy = spec.get("runPolicy") or {}
-    if policy.get("suspend"):
-        yield Problem("spec.runPolicy.suspend", "true", "false: a suspended job starts nothing")
+    if spec.get("suspend"):
+        yield Problem("spec.suspend", "true", "false: a suspended job starts nothing")
     if spec.get("checkpoint") and CHECKPOINT not in given.volumes:
         yield Problem("spec.checkpoint", "a volume", _folder_for(CHECKPOINT))
-    if (manager := policy.get("managedBy")) not in (None, CONTROLLER):
-        yield Problem("spec.runPolicy.managedBy", manager, "nothing: only a cluster has other controllers")
+    if (manager := spec.get("managedBy")) not in (None, CONTROLLER):
+        yield Problem("spec.managedBy", manager, "nothing: only a cluster has other controllers")
 
 
 def _folder_for(volume: str) -> str:
-    return f"a folder of this machine in its place: --volume {volume}=FOLDER"
+    return f"a folder on this machine instead: --volume {volume}=FOLDER"
 
 
 def _template_refusals(path: str, pod_spec: Mapping[str, Any], given: Given) -> Iterator[Problem]:
@@ -126,13 +127,13 @@ def _container_refusals(path: str, container: Mapping[str, Any], given: Given) -
     for name in ("command", "args"):
         words = container.get(name) or []
         if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
-            yield Problem(f"{path}.{name}", repr(words), "a list of texts (numbers in quotes)")
+            yield Problem(f"{path}.{name}", repr(words), "a list of strings (numbers in quotes)")
     workdir = container.get("workingDir")
     if workdir and not (isinstance(workdir, str) and workdir.startswith("/")):
         yield Problem(
             f"{path}.workingDir",
             repr(workdir),
-            "an absolute path, without which no cluster starts the container; or none, and here --workdir",
+            "an absolute path, as on a cluster; or none, and --workdir on this machine",
         )
     sources = container.get("envFrom") or []
     for index, source in enumerate(sources if isinstance(sources, list) else [sources]):
@@ -151,11 +152,11 @@ def _source_refusals(path: str, source: Any, given: Given) -> Iterator[Problem]:
         of = source.get(kind)
         if isinstance(of, dict) and (given.variables is not None or of.get("optional")):
             return
-    yield Problem(path, kind, "variables of this machine in its place: --env-file FILE")
+    yield Problem(path, kind, "variables on this machine instead: --env-file FILE")
 
 
 def _mount_refusals(path: str, container: Mapping[str, Any], given: Given) -> Iterator[Problem]:
-    """Yield a problem for each mount of a replaced volume whose folder the script could not find out."""
+    """Yield a problem for each mount of a replaced volume if the script could not find the new folder."""
     told = texts(container, given.variables)
     for index, mount in mounts(container):
         folder = given.volumes.get(mount["name"])
@@ -168,8 +169,8 @@ def _mount_refusals(path: str, container: Mapping[str, Any], given: Given) -> It
             yield Problem(
                 f"{path}[{index}].mountPath",
                 where,
-                f"a path that the command, the args or a variable tells the script, so that {folder} can be"
-                " told in its place, because a process has no mounts of its own; or a link there, and"
+                f"a path that occurs in the command, the args or a variable, where {folder} can replace it,"
+                " because a process has no mounts; or a link at this path, and"
                 f" --volume {mount['name']}={where}",
             )
 
@@ -204,9 +205,9 @@ def _at(spec: Mapping[str, Any], path: str) -> Any:
     return value
 
 
-def _is_asked(value: Any) -> bool:
-    """Return whether a field is set; the number 0 counts as set."""
-    return value is not None and value is not False and value != {}
+def _is_asked(path: str, value: Any) -> bool:
+    """Return whether a field is set; the number 0 and an empty budget count as set."""
+    return value is not None and value is not False and (value != {} or path == "pserver.disruptionBudget")
 
 
 def not_applied(
@@ -224,7 +225,9 @@ def not_applied(
         The replacements of volumes.
     """
     spec = document["spec"]
-    names = [f"spec.{path}" for path in NOT_APPLIED_TO_JOB if _is_asked(_at(spec, path))]
+    names = [f"spec.{path}" for path in NOT_APPLIED_TO_JOB if _is_asked(path, _at(spec, path))]
+    if _at(spec, "trainer.devices.resourceName") not in (None, NVIDIA):
+        names.append("spec.trainer.devices")
     for template in templates(spec).values():
         pod_spec = template["spec"]
         main_index, main = main_container(pod_spec)

@@ -14,6 +14,7 @@ from fleet_operator.api import Role
 from fleet_operator.api.names import JOB_KEY, LABEL_ATTEMPT, LABEL_INDEX, LABEL_ROLE
 from fleet_operator.local.container import (
     CHECKPOINT,
+    NVIDIA,
     Given,
     folders_of,
     local_command,
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
     from fleet_operator.local.container import LocalCommand
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
-_RESOURCE = "nvidia.com/gpu"
 _DEVICE = re.compile(r"nvidia\d+")
 
 GRACE_SECONDS = 30
@@ -224,7 +224,9 @@ def too_few(gpus: Sequence[str], job: FleetJob) -> str:
     wanted = _each(job) * job.replicas(Role.TRAINER)
     if not 0 < len(gpus) < wanted:
         return ""
-    return f"the trainers ask for {wanted} GPUs and this machine has {len(gpus)}: each of them sees all"
+    return (
+        f"the trainers request {wanted} GPUs, but this machine has {len(gpus)}: each trainer sees all of them"
+    )
 
 
 def share_of(gpus: Sequence[str], job: FleetJob, role: Role, index: int) -> dict[str, str]:
@@ -235,7 +237,7 @@ def share_of(gpus: Sequence[str], job: FleetJob, role: Role, index: int) -> dict
     gpus : sequence of str
         The GPUs, from `visible_gpus`.
     job : FleetJob
-        The job, whose `nodePool.gpusPerTrainer` or else trainer template requests NVIDIA GPUs.
+        The job, whose `trainer.devices` or else trainer template requests NVIDIA GPUs.
     role, index : Role, int
         The replica.
     """
@@ -246,10 +248,10 @@ def share_of(gpus: Sequence[str], job: FleetJob, role: Role, index: int) -> dict
 
 
 def _each(job: FleetJob) -> int:
-    """Return the number of NVIDIA GPUs that a trainer's main container requests; the pool has precedence."""
-    pool = job.spec.node_pool
-    if pool is not None and pool.gpus_per_trainer and pool.resource_name == _RESOURCE:
-        return pool.gpus_per_trainer
+    """Return the number of NVIDIA GPUs of a trainer, from `trainer.devices`, or else from its template."""
+    devices = job.spec.trainer.devices
+    if devices is not None and devices.resource_name == NVIDIA:
+        return devices.count
     resources = job.template(Role.TRAINER).main_container.resources
-    asked = str((resources.limits or {}).get(_RESOURCE, 0)) if resources is not None else "0"
+    asked = str((resources.limits or {}).get(NVIDIA, 0)) if resources is not None else "0"
     return int(asked) if asked.isdecimal() else 0

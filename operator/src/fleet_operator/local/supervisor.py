@@ -408,7 +408,7 @@ class Supervisor:
         self._pids[pid] = order["id"]
 
     def _become_keeper(self, channel: Channel, ours: socket.socket, order: dict[str, Any]) -> NoReturn:
-        """Close the inherited sockets, whose end of file must signal a death, and run as a keeper."""
+        """Close the inherited sockets, so that their end of file signals a death, and run as a keeper."""
         status = 1
         try:
             self._wake.close()
@@ -444,7 +444,7 @@ class Supervisor:
         codes = kill_all(self._wake, without=self._pids)
         if identity in self._keepers:
             self._forget(identity)
-            error = "the process that kept this pod was killed, and so the pod was"
+            error = "the process that supervises this pod was killed, and the pod with it"
             self._runner.send({"event": "exited", "id": identity, "code": KILLED_KEEPER, "error": error})
         for other in codes:
             self._lost(other)

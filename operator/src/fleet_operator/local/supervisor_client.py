@@ -157,7 +157,7 @@ class SupervisorClient:
         if not self._closing:
             self._supervisor_died = True
             self._lost(
-                SupervisorLostError("the supervisor process of this run was killed; so its replicas were")
+                SupervisorLostError("the supervisor process of this run was killed, and its replicas with it")
             )
 
 

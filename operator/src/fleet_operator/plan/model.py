@@ -11,14 +11,13 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from datetime import datetime, timedelta
 
     from fleet_operator.api import FleetJobStatus, JobProgress, Role
 
 
-@dataclass(frozen=True, order=True, slots=True)
-class Attempt:
+class Attempt(NamedTuple):
     """The attempt of a replica: the restarts of the whole job, and those of this replica.
 
     A pod with a lower attempt than the status requires is outdated, and is removed.
@@ -55,7 +54,7 @@ class PodPhase(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ObservedPod:
-    """A pod of the job, or a foreign pod with such a name, reduced to what decisions need."""
+    """A pod of the job, or another owner's pod that has the name of one, reduced to what decisions need."""
 
     name: str
     uid: str
@@ -68,6 +67,7 @@ class ObservedPod:
     not_ready_reason: str | None = None  # reason of Ready=False, e.g. NodeNotReady
     not_ready_since: datetime | None = None  # when Ready became False
     disruption: str | None = None  # reason of DisruptionTarget or TerminationTarget: evicted, preempted, …
+    disruption_message: str | None = None  # Kueue's sentence in TerminationTarget
     deleted_at: datetime | None = None  # deletionTimestamp: the moment its grace period ends
     created_at: datetime | None = None
     started_at: datetime | None = None
@@ -83,7 +83,7 @@ class ObservedPod:
     ip: str | None = None
     key: str | None = field(default=None, repr=False)  # the key of the job's life, from its main container
     metrics_port: int | None = None  # the address of its progress
-    told_ports: tuple[int, ...] = ()  # on its node's network: the first port of each listening replica
+    assigned_ports: tuple[int, ...] = ()  # on its node's network: the first port of each listening replica
     version: str | None = field(
         default=None, compare=False
     )  # resourceVersion; most changes of it are irrelevant
@@ -126,6 +126,7 @@ class Observed:
     over_quota: bool = False  # whether a quota refused a pod
     rejected: str | None = None  # the API server's message of a permanent refusal
     progress: JobProgress | None = None  # the latest progress of the current trainer 0
+    queue_message: str | None = None  # why Kueue holds the job back, as its Workload says
     one_machine: bool = False  # whether every attempt of a replica has the same files and programs
     new_key: str | None = field(default=None, repr=False, compare=False)  # random, for a life without a key
     departed: tuple[ObservedPod, ...] = ()  # the last states of own pods whose deletion was observed
@@ -146,8 +147,13 @@ class CreatePod:
     name already exists, that pod may have another key, so another pass follows.
     """
 
-    manifest: Mapping[str, Any] = field(repr=False)  # it contains the job's key
+    build: Callable[[], Mapping[str, Any]] = field(repr=False)  # the manifest contains the job's key
     brings_key: bool = False
+
+    @property
+    def manifest(self) -> Mapping[str, Any]:
+        """The manifest. Each access builds it again, so that a large plan does not hold all manifests."""
+        return self.build()
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,11 +6,26 @@ The rules of each policy are in its own module.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from fleet_operator.api import ConditionType, Gang, JobState, LastFailure, Role
-from fleet_operator.plan.decide.failure_policy import FailJob, FailReason, RestartJob, judge, next_pause
-from fleet_operator.plan.decide.failures import VANISHED, find_failures, loses_parameters
+from fleet_operator.plan.decide.failure_policy import (
+    FailJob,
+    FailReason,
+    RestartJob,
+    bounded,
+    is_counted_disruption,
+    judge,
+    next_pause,
+)
+from fleet_operator.plan.decide.failures import (
+    VANISHED,
+    failure_events,
+    find_failures,
+    is_deactivated,
+    loses_parameters,
+)
 from fleet_operator.plan.decide.quota import gives_back_at, with_pods_given_back, with_quota
 from fleet_operator.plan.decide.run_policy import (
     deadline,
@@ -41,7 +56,7 @@ __all__ = ["plan"]
 
 
 def plan(job: FleetJob, observed: Observed, now: datetime, hosts: Hosts) -> Plan:
-    """Decide the next step for a job: a pure function, without clock, API or log.
+    """Decide the next step for a job: a pure function that uses no clock, API or log.
 
     Parameters
     ----------
@@ -92,7 +107,7 @@ def finished(context: Context) -> Plan | None:
 
 def succeeded(context: Context) -> Plan | None:
     """End a job as succeeded once the trainers that successPolicy requires have completed."""
-    policy, wanted = context.job.spec.success_policy, context.job.replicas(Role.TRAINER)
+    policy, wanted = context.job.spec.success_policy.type, context.job.replicas(Role.TRAINER)
     resized = is_resized(before=context.job.status.role(Role.TRAINER).replicas, wanted=wanted)
     if resized and not context.job.elastic:
         return None
@@ -113,12 +128,14 @@ def rejected(context: Context) -> Plan | None:
     """Fail a job if the API server permanently refuses one of its objects: no retry can succeed."""
     if context.observed.rejected is None:
         return None
-    sentence = f"the API server refuses a part of this job: {context.observed.rejected}"
+    sentence = f"the API server refuses an object of this job: {context.observed.rejected}"
     return end_job(context, JobState.FAILED, FailReason.POD_REJECTED, sentence)
 
 
 def overdue(context: Context) -> Plan | None:
-    """Fail a job that takes longer than activeDeadlineSeconds."""
+    """Fail a job that takes longer than activeDeadlineSeconds, not counting its time in Kueue's queue."""
+    if context.ledger.queued_since is not None:
+        return None
     seconds = context.job.spec.run_policy.active_deadline_seconds
     end = deadline(context.job.status.start_time, seconds)
     if end is None or context.now < end:
@@ -128,16 +145,17 @@ def overdue(context: Context) -> Plan | None:
 
 
 def suspended(context: Context) -> Plan | None:
-    """Keep a job without pods while runPolicy.suspend is true; on resume it restarts, from any checkpoint."""
-    if not context.job.spec.run_policy.suspend:
+    """Keep a job without pods while spec.suspend is true; on resume it restarts, from any checkpoint."""
+    if not context.job.spec.suspend:
         return None
-    if context.ledger.has_begun:
-        context = context.with_ledger(context.ledger.with_new_life())
-    return hold(context)
+    ledger = context.ledger.with_new_life() if context.ledger.has_begun else context.ledger
+    if ledger.deactivated is not None:  # a suspension ends this: once resumed, the job queues again
+        ledger = replace(ledger, deactivated=None, queued_since=None)
+    return hold(context.with_ledger(ledger))
 
 
 def resized(context: Context) -> Plan | None:
-    """Restart a job if its desired number of trainers changes: the environment of its pods has the old one.
+    """Restart a job if its desired number of trainers changes: its pods' environment has the old number.
 
     Its PodGroup and pods that have not been observed yet also have the old number. But if no pod has been
     observed, the change is not reported as a restart. In an elastic job, the replicas need not agree on the
@@ -178,10 +196,14 @@ def failed(context: Context) -> Plan | None:
         together=job.starts_together or bool(context.completed(Role.PSERVER)) or lost,
         group=job.gang is Gang.KUEUE or lost,
     )
-    cause = verdict.cause.told
+    if any(is_counted_disruption(job.spec.failure_policy.rules, each) for each in failures):
+        ledger = ledger.with_disruption(context.now)
+        limit = job.spec.failure_policy.disruption_limit
+        verdict = bounded(verdict, disruptions=ledger.disruptions, limit=limit)
+    cause = verdict.cause.record
     vanished = VANISHED if cause.reason == VANISHED else None
-    told = None if all(each.follows for each in failures) and job.status.last_failure else cause
-    events = tuple(Event("Warning", failure.event, failure.told.message) for failure in failures)
+    last_failure = None if all(each.follows for each in failures) and job.status.last_failure else cause
+    events = failure_events(failures)
     failed_now = {*verdict.own, *(each.replica for each in failures if each.follows and each.by_peer)}
     if verdict.own and isinstance(verdict, RestartJob):  # all replicas restart, so their next failures count
         failed_now |= set(context.replicas.wanted)
@@ -192,14 +214,22 @@ def failed(context: Context) -> Plan | None:
     if isinstance(verdict, FailJob):
         context = context.with_ledger(ledger)
         return end_job(
-            context, JobState.FAILED, verdict.reason, verdict.sentence, last_failure=told, events=events
+            context,
+            JobState.FAILED,
+            verdict.reason,
+            verdict.sentence,
+            last_failure=last_failure,
+            events=events,
         )
     if isinstance(verdict, RestartJob):
         unseen = all(VANISHED in failure.reasons for failure in failures)
         fails = any(each.prolongs_pause for each in failures)
         ledger = _job_restarted(context, ledger, fails=fails, unseen=unseen)
+        if is_deactivated(context):  # new pods would form a new group, which Kueue would admit in spite of it
+            now = stamp(context.now)
+            ledger = replace(ledger, deactivated=now, queued_since=ledger.queued_since or now)
         why = "its parameters are lost, so " if lost else ""
-        restarting = (True, vanished or "JobRestarting", f"{cause.message}; {why}all replicas start anew")
+        restarting = (True, vanished or "JobRestarting", f"{cause.message}; {why}all replicas restart")
     else:
         failing = {each.replica for each in failures if each.prolongs_pause}
         for replica in verdict.replicas:
@@ -212,9 +242,9 @@ def failed(context: Context) -> Plan | None:
                 failures_in_a_row=in_a_row,
                 unseen=is_unseen(context, replica),
             )
-        restarting = (True, vanished or "ReplicaRestarting", f"{cause.message}; it is started again")
+        restarting = (True, vanished or "ReplicaRestarting", f"{cause.message}; the replica is restarted")
     context = context.with_ledger(ledger)
-    return step(context, {ConditionType.RESTARTING: restarting}, last_failure=told, events=events)
+    return step(context, {ConditionType.RESTARTING: restarting}, last_failure=last_failure, events=events)
 
 
 def stranded(context: Context) -> Plan | None:
@@ -226,7 +256,7 @@ def stranded(context: Context) -> Plan | None:
         return None
     ledger = _job_restarted(context, context.ledger, fails=True)
     names = some([context.replicas.name_of(each) for each in context.replicas.stranded])
-    sentence = f"{names} is started again, but parameter servers have completed; all replicas start anew"
+    sentence = f"{names} must be restarted, but parameter servers have completed; all replicas restart"
     context, events = context.with_ledger(ledger), (Event("Warning", "JobRestarting", sentence),)
     return step(context, {ConditionType.RESTARTING: (True, "JobRestarting", sentence)}, events=events)
 

@@ -43,16 +43,16 @@ if TYPE_CHECKING:
     from fleet_operator.api import FleetJobStatus, LastFailure
     from fleet_operator.plan.model import Action, Event
     from fleet_operator.plan.observe.context import Context
-    from fleet_operator.plan.tell.status import Told
+    from fleet_operator.plan.tell.status import ConditionChange
 
 __all__ = ["ALL_CREATED", "clean_up", "end_job", "hold", "step", "why_pending"]
 
-ALL_CREATED = (True, "PodsCreated", "the pods of all replicas are there")
+ALL_CREATED = (True, "PodsCreated", "the pods of all replicas exist")
 
 
 def step(
     context: Context,
-    told: Mapping[ConditionType, Told] | None = None,
+    changes: Mapping[ConditionType, ConditionChange] | None = None,
     *,
     last_failure: LastFailure | None = None,
     events: tuple[Event, ...] = (),
@@ -63,7 +63,7 @@ def step(
     ----------
     context : Context
         The job's state, with the ledger for the next status.
-    told : mapping, optional
+    changes : mapping, optional
         The conditions that the decision has changed.
     last_failure : LastFailure, optional
         The failure that the decision has handled, if any.
@@ -72,16 +72,16 @@ def step(
     """
     context = with_quota(context)
     before, policy = context.job.status, context.job.spec.run_policy
-    told = {**_conditions_of_suspension(context), **(told or {})}
-    restarting = ConditionType.RESTARTING in told or before.is_true(ConditionType.RESTARTING)
+    changes = {**_conditions_of_suspension(context), **(changes or {})}
+    restarting = ConditionType.RESTARTING in changes or before.is_true(ConditionType.RESTARTING)
     creation = creation_of(context)
     over = context.all_up or (context.enough_up and not _is_pausing(context, creation))
-    told |= _progress(context, creation, restarted=restarting and over)
+    changes |= _progress(context, creation, restarted=restarting and over)
     waiting_state = JobState.RESTARTING if restarting else JobState.PENDING
     runs = over or (context.enough_up and not restarting)
     state = JobState.RUNNING if runs else waiting_state
     start = before.start_time or stamp(context.now)
-    status = build_status(context, state, told, last_failure=last_failure, start=start)
+    status = build_status(context, state, changes, last_failure=last_failure, start=start)
     leaving, looks = deletions(context, context.replicas.past)
     looks += [context.ledger.not_before_of(replica) for replica in creation.backed_off]
     looks += context.silent_nodes.values()
@@ -89,7 +89,8 @@ def step(
         looks += [gives_back, context.now + AGAIN]
     if is_pausing(context) and context.ledger.quota is not None:
         looks.append(context.ledger.quota.not_before)
-    looks.append(deadline(start, policy.active_deadline_seconds))
+    if context.ledger.queued_since is None:
+        looks.append(deadline(start, policy.active_deadline_seconds))
     looks.append(pending_deadline(pending_since(status), policy.pending_deadline_seconds))
     surplus = remove(context.extras, context.observed)
     actions = (*leaving, *surplus, *create_actions(context, creation.due))
@@ -107,20 +108,20 @@ def why_pending(context: Context) -> tuple[str, str, str | None]:
 
 def hold(context: Context) -> Plan:
     """Return the plan that deletes the pods of a suspended job."""
-    sentence = "runPolicy.suspend is true"
+    sentence = "spec.suspend is true"
     pods = (*context.replicas.past, *context.replicas.present.values())
     stays = why_unended(context, pods)
     held = stays.sentence if stays is not None else "no pod of this job runs until it is false"
-    told: dict[ConditionType, Told] = {
+    changes: dict[ConditionType, ConditionChange] = {
         ConditionType.PODS_CREATED: (False, "Suspended", sentence),
         ConditionType.RUNNING: (False, "Suspended", sentence),
         ConditionType.SUSPENDED: (True, "Suspended", f"{sentence}: {held}"),
     }
     if context.job.status.is_true(ConditionType.RESTARTING):
-        told[ConditionType.RESTARTING] = (False, "Suspended", sentence)
+        changes[ConditionType.RESTARTING] = (False, "Suspended", sentence)
     leaving, looks = deletions(context, pods)
     surplus = remove((each for each in context.extras if each.while_held), context.observed)
-    status = build_status(context, JobState.SUSPENDED, told)
+    status = build_status(context, JobState.SUSPENDED, changes)
     return tell(context, status, (*leaving, *surplus), (), looks)
 
 
@@ -131,33 +132,35 @@ def _is_pausing(context: Context, creation: Creation) -> bool:
     return bool(creation.backed_off) or any(replicas.name_of(each) in leaving for each in replicas.missing)
 
 
-def _progress(context: Context, creation: Creation, *, restarted: bool) -> dict[ConditionType, Told]:
+def _progress(
+    context: Context, creation: Creation, *, restarted: bool
+) -> dict[ConditionType, ConditionChange]:
     """Return the conditions about whether all pods exist and run, and whether a restart has ended."""
     waiting = why_not_created(context, backed_off=creation.backed_off, gated=creation.gated)
-    told: dict[ConditionType, Told] = {}
+    changes: dict[ConditionType, ConditionChange] = {}
     if waiting is None:
-        told[ConditionType.PODS_CREATED] = ALL_CREATED
+        changes[ConditionType.PODS_CREATED] = ALL_CREATED
     else:
-        told[ConditionType.PODS_CREATED] = (False, waiting.reason, waiting.sentence)
+        changes[ConditionType.PODS_CREATED] = (False, waiting.reason, waiting.sentence)
     if not (context.all_up or context.enough_up):
-        told[ConditionType.RUNNING] = (False, *why_not_running(context, waiting))
-        return told
+        changes[ConditionType.RUNNING] = (False, *why_not_running(context, waiting))
+        return changes
     if context.all_up:
         sentence = f"all {len(context.replicas.wanted)} replicas run or have completed"
         sentence += too_late_sentence(asked=context.asked, had=context.job.replicas(Role.TRAINER))
     else:
         why = why_not_running(context, waiting).sentence
         sentence = f"the servers and at least trainer.minReplicas trainers run; not all replicas do: {why}"
-    told[ConditionType.RUNNING] = (True, *(why_in_doubt(context) or ("ReplicasRunning", sentence)))
+    changes[ConditionType.RUNNING] = (True, *(why_in_doubt(context) or ("ReplicasRunning", sentence)))
     if restarted:
-        told[ConditionType.RESTARTING] = (False, "Restarted", sentence)
-    return told
+        changes[ConditionType.RESTARTING] = (False, "Restarted", sentence)
+    return changes
 
 
-def _conditions_of_suspension(context: Context) -> dict[ConditionType, Told]:
+def _conditions_of_suspension(context: Context) -> dict[ConditionType, ConditionChange]:
     if context.job.status.condition(ConditionType.SUSPENDED) is None:
         return {}
-    return {ConditionType.SUSPENDED: (False, "Resumed", "runPolicy.suspend is false")}
+    return {ConditionType.SUSPENDED: (False, "Resumed", "spec.suspend is false")}
 
 
 def end_job(
@@ -185,17 +188,19 @@ def end_job(
         Events in addition to the event about the end.
     """
     before = context.job.status
-    ending = ConditionType.SUCCEEDED if state is JobState.SUCCEEDED else ConditionType.FAILED
-    told: dict[ConditionType, Told] = {
+    ending = ConditionType.COMPLETE if state is JobState.SUCCEEDED else ConditionType.FAILED
+    changes: dict[ConditionType, ConditionChange] = {
         ConditionType.PODS_CREATED: (False, reason, sentence) if context.replicas.missing else ALL_CREATED,
         ConditionType.RUNNING: (False, reason, sentence),
         ending: (True, reason, advised(reason, sentence)),
     }
     if before.is_true(ConditionType.RESTARTING):
-        told[ConditionType.RESTARTING] = (False, reason, sentence)
+        changes[ConditionType.RESTARTING] = (False, reason, sentence)
     start = before.start_time or stamp(context.now)
     completion = stamp(context.now)
-    status = build_status(context, state, told, last_failure=last_failure, start=start, completion=completion)
+    status = build_status(
+        context, state, changes, last_failure=last_failure, start=start, completion=completion
+    )
     return clean_up(context, status, events)
 
 

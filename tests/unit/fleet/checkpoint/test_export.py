@@ -32,8 +32,8 @@ from fleet.errors import CheckpointError, ConfigurationError, FleetError
 from fleet.fluid import Program
 from fleet.tables import Normal, Table, TableConfig, TimeToLive
 from fleet.tables.export import apply_delta
+from fleet.tables.ids import SHARDS, shard_of
 from fleet.tables.rules import SGD, Adagrad
-from fleet.tables.shards import SHARDS, shard_of
 from tests.support.saved_tables import saved, two_checkpoints
 
 
@@ -207,7 +207,7 @@ def test_an_earlier_checkpoint_of_another_model_is_refused_with_what_differs(fol
     commit(path / "checkpoint-0", other.to_json())
     with pytest.raises(
         CheckpointError,
-        match=r"-0 \(here\).*-1 \(there\).*: table t: of 10\*\*9 ids here, [^;]*; expected an earlier",
+        match=r"-0 \(here\).*-1 \(there\).*: table t: of 10\*\*9 ids here, [^;]*; expected `since` to be",
     ):
         export_tables(path / "checkpoint-1", path, since=path / "checkpoint-0")
 
@@ -222,7 +222,7 @@ def test_an_earlier_checkpoint_is_one_of_those_that_the_later_one_names(folder, 
     else:
         with pytest.raises(
             CheckpointError,
-            match=f"is the save save2, which is none of the {len(after)} before .*another training",
+            match=f"is the save save2, which is not one of the {len(after)} saves before .*another training",
         ):
             export_tables(path / "checkpoint-1", path, since=path / "checkpoint-0")
     export_tables(path / "checkpoint-1", path, since=path / "checkpoint-1")
@@ -238,7 +238,7 @@ def test_a_checkpoint_that_may_be_older_than_those_named_is_taken(folder, monkey
 
 def test_what_cannot_be_written_is_refused(folder):
     path, _ = folder
-    with pytest.raises(CheckpointError, match=r"checkpoint-1 is of step 19, and .* expected an earlier"):
+    with pytest.raises(CheckpointError, match=r"checkpoint-1 is of step 19, and .* expected `since` to be"):
         export_tables(path / "checkpoint-0", path, since=path / "checkpoint-1")
     with pytest.raises(ConfigurationError, match="has no table 'u'; expected some of t"):
         export_tables(path / "checkpoint-0", path, tables=["u"])

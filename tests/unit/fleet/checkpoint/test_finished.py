@@ -90,4 +90,4 @@ def test_a_trainer_ends_well_by_a_mark_that_names_it_and_says_so_in_one_line(
     assert ended.value.code == 0
     assert said == [(0, 2)]
     [line] = caplog.messages
-    assert "this training has ended before, according to finished.json in" in line
+    assert "this training run has already finished, according to finished.json in" in line

@@ -85,7 +85,7 @@ def test_a_damaged_one_is_passed_over_unless_it_is_named_and_the_newest_whole_on
     with pytest.raises(CheckpointError, match="is truncated or not a manifest") as caught:
         find_checkpoint(broken)
     assert (
-        f"The newest complete checkpoint of that folder is {folder}/checkpoint-9: name it, or {folder}"
+        f"The newest complete checkpoint of that folder is {folder}/checkpoint-9: load it, or {folder}"
         in str(caught.value)
     )
 
@@ -204,14 +204,14 @@ def test_a_number_that_no_save_gives_is_passed_over_by_name_and_is_never_counted
     assert list_numbers(folder) == [1, 2, 5, 9, 10, 11]
     assert found_in(folder) == folder / "checkpoint-10"
     assert [told.partition(";")[0] for told in damage_in(folder)] == [
-        f"{path} has a number that no save gives" for path in (folder / "checkpoint-0099", beyond)
+        f"{path} has a number that no save assigns" for path in (folder / "checkpoint-0099", beyond)
     ]
     assert found_in(beyond) == beyond
 
 
 def test_where_all_numbers_are_beyond_what_saves_give_the_error_names_one(tmp_path):
     make(tmp_path / "checkpoint-9999999999999999999999999", 12)
-    with pytest.raises(CheckpointError, match=r"checkpoint-9{25} has a number that no save gives"):
+    with pytest.raises(CheckpointError, match=r"checkpoint-9{25} has a number that no save assigns"):
         find_checkpoint(tmp_path)
 
 
@@ -469,7 +469,7 @@ def test_another_job_takes_a_folder_over_once_and_for_good(tmp_path):
     deleted, new = claims(5, uid="deleted"), claims(0, uid="new")
     deleted.hold(tmp_path)
     new.hold(tmp_path)
-    with pytest.raises(FleetError, match="each job needs a folder of its own"):
+    with pytest.raises(FleetError, match="each job needs its own folder"):
         deleted.hold(tmp_path)
     new.hold(tmp_path)
 
@@ -487,7 +487,7 @@ def test_looking_for_a_checkpoint_claims_only_where_the_job_has_written(tmp_path
     claims(0, uid="other").renew(tmp_path)
     earlier.hold(tmp_path)
     later.renew(tmp_path)
-    with pytest.raises(FleetError, match="is not written"):
+    with pytest.raises(FleetError, match="was not written"):
         earlier.hold(tmp_path)
 
 
@@ -509,7 +509,7 @@ def test_where_the_disk_refuses_a_claim_checkpoints_are_read_and_not_written(
         later.hold(tmp_path / "checkpoint-0")
     monkeypatch.undo()
     claims(0, uid="other").hold(tmp_path)
-    with pytest.raises(FleetError, match="each job needs a folder of its own"):
+    with pytest.raises(FleetError, match="each job needs its own folder"):
         later.hold(tmp_path)  # the folder was this job's when it was looked into
 
 

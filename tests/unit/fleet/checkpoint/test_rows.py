@@ -24,8 +24,8 @@ from fleet.checkpoint import (
 from fleet.errors import CheckpointError
 from fleet.tables import Constant, LocalDisk, Memory, Table, TableConfig, TableRows, snapshot
 from fleet.tables.export import dense
+from fleet.tables.ids import SHARDS
 from fleet.tables.rules import SGD, Adam
-from fleet.tables.shards import SHARDS
 from tests.support.saved_tables import CONFIG, saved, two_checkpoints
 from tests.support.tables import assert_equal
 
@@ -68,7 +68,7 @@ def test_what_has_changed_and_what_has_gone_is_read_on_top_of_all_rows(folder):
         (lambda base: (base / "manifest.json").unlink(), "which cannot be used: .* is not a checkpoint"),
         (
             lambda base: saved(Table(CONFIG), base, 7),
-            "which cannot be used: that is the save 'save7'",
+            "which cannot be used: it has the save 'save7'",
         ),
         (lambda base: next(base.glob("*.safetensors")).unlink(), "cannot be read .No such file"),
     ],
@@ -84,7 +84,7 @@ def test_a_base_that_is_not_there_any_more_is_named(harm, said, folder):
 def test_a_base_that_is_not_whole_itself_is_refused(folder):
     path, table = folder
     saved(table, path / "checkpoint-2", 20, BaseRecord("checkpoint-1", "save19"), 2)
-    with pytest.raises(CheckpointError, match="needs the rows of checkpoint-1, which is incremental itself"):
+    with pytest.raises(CheckpointError, match="needs the rows of checkpoint-1, which is itself incremental"):
         read_rows(Checkpoint(path / "checkpoint-2"), CONFIG, ALL)
 
 

@@ -157,7 +157,7 @@ def test_a_part_of_an_earlier_version_leaves_frozen_parameters_alone_and_says_so
     before = model["teacher"].weight.clone()
     restore_part(part, source_of(model))
     assert torch.equal(model["teacher"].weight, before)
-    assert "has no values of teacher.weight, teacher.bias: these keep the values" in caplog.text
+    assert "has no values of teacher.weight, teacher.bias: these parameters keep the values" in caplog.text
 
 
 def test_a_frozen_parameter_of_another_shape_is_refused_before_anything_is_changed():

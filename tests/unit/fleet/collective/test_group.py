@@ -118,8 +118,8 @@ def test_a_connection_that_hangs_logs_the_interface(monkeypatch, caplog):
     monkeypatch.setattr(group_module._log, "warning", noted)
     with group_module._logging_the_interface({"GLOO_SOCKET_IFNAME": "docker0"}):
         assert said.wait(10)
-    assert "the others must reach this trainer by the interface 'docker0'" in caplog.text
-    assert "let GLOO_SOCKET_IFNAME name another" in caplog.text
+    assert "the others must reach this trainer through the interface 'docker0'" in caplog.text
+    assert "set GLOO_SOCKET_IFNAME to another" in caplog.text
 
 
 def of_all(
@@ -160,8 +160,8 @@ def test_each_trainer_learns_of_a_different_call(monkeypatch):
         return str(raised.value)
 
     _, (first, second, third) = of_all(3, meet, monkeypatch)
-    assert first.startswith("trainer 2 has come to a barrier where this trainer, 0, has come to the end")
-    assert second.startswith("trainer 2 has come to a barrier where this trainer, 1, has come to the end")
+    assert first.startswith("trainer 2 has reached a barrier where this trainer, 0, has reached the end")
+    assert second.startswith("trainer 2 has reached a barrier where this trainer, 1, has reached the end")
     assert third.startswith(
-        "trainer 0 (127.0.0.1:1) has come to the end where this trainer, 2, has come to a"
+        "trainer 0 (127.0.0.1:1) has reached the end where this trainer, 2, has reached a"
     )

@@ -37,5 +37,5 @@ def test_steps_are_compared_even_if_all_parameters_are_sharded():
     )  # of those that are not sharded, which are averaged here
     averager = ParameterAverager(copies, torch.optim.SGD([torch.ones(1)]), LocalSGD())
     averager.on_step([])
-    averager.settle("a checkpoint")
+    averager.equalize("a checkpoint")
     assert averager.steps.number == 1

@@ -22,8 +22,8 @@ from fleet.collective.group import TextExchange, compare_facts
 from fleet.collective.rendezvous import (
     JoinWait,
     join,
-    meet,
     open_gate,
+    open_shared_store,
     open_tunnel,
     shared_world,
 )
@@ -50,7 +50,7 @@ def free_port() -> int:
 @pytest.mark.parametrize(
     ("rank", "said"),
     [
-        pytest.param(0, r"trainer 1 did not come within", id="trainer-0-waits-for-the-others"),
+        pytest.param(0, r"trainer 1 did not join within", id="trainer-0-waits-for-the-others"),
         pytest.param(1, r"did not listen at 127.0.0.1:\d+ within", id="the-others-wait-for-trainer-0"),
     ],
 )
@@ -58,7 +58,7 @@ def test_trainers_that_never_joined_have_a_deadline_of_their_own(rank, said, mon
     monkeypatch.setattr(rendezvous, "ATTEMPT_SECONDS", 0.2)
     world = World(rank, 2, "127.0.0.1", free_port())
     with pytest.raises(DeadlineExceededError, match=said) as raised:
-        meet(world, Deadlines(deadline_seconds=0.1, start_deadline_seconds=1.5))
+        open_shared_store(world, Deadlines(deadline_seconds=0.1, start_deadline_seconds=1.5))
     seconds = float(str(raised.value).split("within ")[1].split(" s")[0])
     assert seconds >= 1.0, "not that for a lost one"
     assert "FLEET_START_DEADLINE_SECONDS" in str(raised.value)
@@ -77,7 +77,7 @@ def reaches(host: str, port: int) -> bool:
 def test_the_store_of_a_local_run_listens_on_loopback_only():
     """torch's own listens on every interface, and knows no key."""
     port = free_port()
-    store = meet(World(0, 1, "127.0.0.1", port), Deadlines(deadline_seconds=5.0))
+    store = open_shared_store(World(0, 1, "127.0.0.1", port), Deadlines(deadline_seconds=5.0))
     assert reaches("127.0.0.1", port)
     assert not reaches("127.0.0.2", port)
     store.set("said", "so")
@@ -87,7 +87,7 @@ def test_the_store_of_a_local_run_listens_on_loopback_only():
 @pytest.mark.parametrize("host", ["localhost", "192.0.2.1"], ids=["a-name", "an-address-that-others-reach"])
 def test_without_a_key_the_store_listens_on_loopback_only(host, caplog):
     port = free_port()
-    store = meet(World(0, 1, host, port), Deadlines(deadline_seconds=5.0))
+    store = open_shared_store(World(0, 1, host, port), Deadlines(deadline_seconds=5.0))
     store.set("said", "so")
     assert reaches("127.0.0.1", port)
     assert not reaches("127.0.0.2", port)
@@ -111,7 +111,7 @@ def test_without_a_key_several_machines_are_refused_at_once(rank, hosts, monkeyp
     with pytest.raises(
         ConfigurationError, match=r"192\.0\.2\.9 is another machine.*set FLEET_JOB_KEY"
     ) as raised:
-        meet(world, Deadlines(deadline_seconds=30.0))
+        open_shared_store(world, Deadlines(deadline_seconds=30.0))
     assert str(raised.value).startswith("this trainer has no key of the job")
 
 
@@ -120,13 +120,13 @@ def test_a_host_is_refused_once_it_resolves_to_another_machine(monkeypatch):
     known = iter([False, True])
     monkeypatch.setattr(rendezvous, "is_elsewhere", lambda _: next(known))
     with pytest.raises(ConfigurationError, match=r"no-such-host\.invalid is another machine"):
-        meet(World(1, 2, "no-such-host.invalid", free_port()), Deadlines(deadline_seconds=30.0))
+        open_shared_store(World(1, 2, "no-such-host.invalid", free_port()), Deadlines(deadline_seconds=30.0))
 
 
 def met(worlds: list[World]) -> list[Store]:
     deadlines = Deadlines(deadline_seconds=20.0)
     with ThreadPoolExecutor(len(worlds)) as threads:
-        return list(threads.map(lambda world: meet(world, deadlines), worlds))
+        return list(threads.map(lambda world: open_shared_store(world, deadlines), worlds))
 
 
 def test_with_a_key_trainers_meet_at_a_store_behind_a_gate():
@@ -141,7 +141,7 @@ def test_with_a_key_trainers_meet_at_a_store_behind_a_gate():
 
 def test_a_gate_closes_with_its_store():
     port = free_port()
-    store = meet(World(0, 1, "127.0.0.1", port, key=KEY), Deadlines(deadline_seconds=5.0))
+    store = open_shared_store(World(0, 1, "127.0.0.1", port, key=KEY), Deadlines(deadline_seconds=5.0))
     assert reaches("127.0.0.1", port)
     del store
     gc.collect()
@@ -161,10 +161,10 @@ def test_an_error_tells_a_trainer_with_another_key_what_to_do(monkeypatch):
     others = World(1, 2, "127.0.0.1", port, key=OTHER)
     deadlines = Deadlines(deadline_seconds=0.1, start_deadline_seconds=1.5)
     with ThreadPoolExecutor(2) as threads:
-        alone = threads.submit(meet, World(0, 2, "127.0.0.1", port, key=KEY), deadlines)
+        alone = threads.submit(open_shared_store, World(0, 2, "127.0.0.1", port, key=KEY), deadlines)
         with pytest.raises(DeadlineExceededError, match="the same FLEET_JOB_KEY"):
-            meet(others, deadlines)
-        with pytest.raises(DeadlineExceededError, match="trainer 1 did not come"):
+            open_shared_store(others, deadlines)
+        with pytest.raises(DeadlineExceededError, match="trainer 1 did not join"):
             alone.result()
     (tunnel,) = tunnels
     assert not reaches("127.0.0.1", tunnel.port), "it is closed where nobody goes through it any more"
@@ -204,11 +204,11 @@ def test_a_taken_port_is_reported_with_the_reason():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(ConfigurationError, match=rf"cannot listen at 127.0.0.1:{port}: .*in use"):
-            meet(World(0, 1, "127.0.0.1", port), Deadlines(deadline_seconds=5.0))
+            open_shared_store(World(0, 1, "127.0.0.1", port), Deadlines(deadline_seconds=5.0))
 
 
 def start(size: int, facts: Callable[[int], Facts]) -> tuple[CountedStore, list[dict[int, Facts]]]:
-    """Make simulated trainers meet and compare their facts; return those that each one learns."""
+    """Make simulated trainers join and compare their facts; return those that each one learns."""
     store = CountedStore()
     worlds = [World(rank, size, "127.0.0.1", 1) for rank in range(size)]
 
@@ -241,7 +241,7 @@ def test_missing_trainers_are_summarized_whatever_their_number(monkeypatch):
     monkeypatch.setattr(rendezvous, "ATTEMPT_SECONDS", 0.01)
     store: Any = CountedStore()
     for rank in (0, 1):
-        with pytest.raises(DeadlineExceededError, match="and 991 more did not come"):
+        with pytest.raises(DeadlineExceededError, match="and 991 more did not join"):
             join(World(rank, 1000, "127.0.0.1", 1), store, JoinWait(0.05 * (1 - rank)))
     assert len(store.get("who is missing")) < 200
 

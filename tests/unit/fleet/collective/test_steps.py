@@ -70,7 +70,7 @@ def test_an_old_difference_is_reported_by_counts():
     longer, shorter = account(*since, missing=5), account(*since, missing=4)
     rank, clause = difference({0: longer, 1: shorter}, 0) or (0, "")
     assert rank == 1
-    said = "has made or left out 44 steps, and not the same as this trainer, 0, which has made or left out 45"
+    said = "has made or skipped 44 steps, which differ from those of this trainer, 0"
     assert clause.startswith(said)
 
 
@@ -100,7 +100,7 @@ def test_steps_of_local_sgd_are_counted_by_steps():
     left_out.record(None)
     rank, clause = difference({0: usual.account, 1: left_out.account}, 0, after_steps) or (0, "")
     assert clause.startswith(
-        "cleared the gradients of one backward pass on which it made no step after 1 step where this "
+        "cleared the gradients of one backward pass without a step after 1 step where this "
         "trainer, 0, cleared those of no backward pass; expected the same steps on every trainer"
     )
 

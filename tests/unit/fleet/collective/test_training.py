@@ -31,7 +31,7 @@ def training_of(
     loops: Loops | None = None,
 ) -> CollectiveTraining:
     steps = SimpleNamespace(number=step)
-    synchronizer = cast("Any", SimpleNamespace(steps=steps, settle=lambda _: None, order=None))
+    synchronizer = cast("Any", SimpleNamespace(steps=steps, equalize=lambda _: None, order=None))
     claims = Claims("trainer-0", job or JobIdentity())
     return CollectiveTraining(
         optimizer, model, synchronizer, cast("Any", GroupOfOne()), claims, loops or Loops()

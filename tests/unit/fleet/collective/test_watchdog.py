@@ -108,7 +108,7 @@ def test_a_lost_trainer_is_found_while_only_the_gpu_waits():
     store = OtherTrainer(TrainerState(), alive=False)
     error = error_of(store)
     assert isinstance(error, PeerLostError)
-    assert "trainer 1 gave no sign of life" in str(error)
+    assert "trainer 1 sent no heartbeat" in str(error)
     assert "while the average of step 0's gradients waited" in str(error)
     assert store.seen == TrainerState(
         exchanges=1, kind=WaitKind.EXCHANGE, what="the average of step 0's gradients"
@@ -208,7 +208,7 @@ def test_readers_of_a_report_find_a_lost_trainer_as_soon_as_the_observer():
         assert time.monotonic() - began >= 1.0
     for (error,) in errors[:3]:
         assert isinstance(error, PeerLostError)
-        assert str(error).startswith("trainer 3 gave no sign of life for 1 s while a barrier waited")
+        assert str(error).startswith("trainer 3 sent no heartbeat for 1 s while a barrier waited")
 
 
 def test_readers_of_a_report_find_a_deadlock():
@@ -227,7 +227,7 @@ def test_waiting_trainers_log_the_first_missing_ones_by_name(monkeypatch, caplog
     with watches(24, alive=13) as (all_, _), ExitStack() as waiting:
         for watch in all_[:2]:
             waiting.enter_context(watch.waiting("a barrier", WaitKind.CALL))
-        silent = "no sign of life from trainer 13, trainer 14, .*, trainer 20 and 3 more"
+        silent = "no heartbeat from trainer 13, trainer 14, .*, trainer 20 and 3 more"
         busy = "not there yet: trainer 2, trainer 3, .*, trainer 9 and 3 more"
         said = re.compile(f"a barrier has been waiting for 0 s; {silent}, {busy}")
         wait_for(lambda: len(said.findall(caplog.text)) >= 2, "a word of each", seconds=10)
@@ -252,6 +252,27 @@ def test_a_new_wait_is_published_before_its_deadlock_is_reported():
         )
 
 
+def test_a_trainer_that_ends_in_a_deadlock_is_not_lost_to_one_that_confirms_it():
+    class Confirming(OtherTrainer):
+        def wait(self, keys: Sequence[str], timeout: Any) -> None:
+            confirming.set()
+            assert has_ended.wait(10)
+
+    confirming, has_ended, errors = threading.Event(), threading.Event(), list[FleetError]()
+    store = Confirming(TrainerState(1, 0, WaitKind.CALL, "stop_worker()"), alive=True)
+
+    def exchange() -> None:
+        with watch.waiting("the average of step 0's gradients", WaitKind.EXCHANGE):
+            assert confirming.wait(10)
+            has_ended.set()
+            raise RuntimeError(CLOSED)
+
+    with watching(store, errors.append) as watch:
+        with pytest.raises(ConfigurationError, match=r"trainer 1 waits for stop_worker\(\)") as caught:
+            exchange()
+        assert errors == [caught.value]
+
+
 def check(found: Report) -> None:
     """Have trainer 0, which waits, judge by what another has found."""
     store = OtherTrainer(TrainerState(), alive=False)
@@ -262,7 +283,7 @@ def check(found: Report) -> None:
 
 def test_a_trainer_with_a_newer_heartbeat_is_not_lost():
     check(Report(1, absences=[Absence(1, -1, 500.0)]))
-    with pytest.raises(PeerLostError, match="trainer 1 gave no sign of life for 500 s"):
+    with pytest.raises(PeerLostError, match="trainer 1 sent no heartbeat for 500 s"):
         check(Report(1, absences=[Absence(1, 0, 500.0)]))
 
 

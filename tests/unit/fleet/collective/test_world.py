@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from fleet.collective.world import World, beside_process_group, find_world, is_here, loopback_of
+from fleet.collective.world import World, find_world, is_here, loopback_of, with_separate_port
 from fleet.errors import ConfigurationError
 from fleet.role_maker import Role, RoleKind
 
@@ -52,21 +52,21 @@ def test_names_have_index_and_address():
 
 @pytest.mark.usefixtures("process_group")
 def test_the_scripts_store_keeps_its_port_unless_it_is_the_launchers():
-    assert beside_process_group(WORLD).port != WORLD.port
+    assert with_separate_port(WORLD).port != WORLD.port
     launched = replace(WORLD, launcher_has_store=True)
-    assert beside_process_group(launched) is launched
+    assert with_separate_port(launched) is launched
 
 
 @pytest.mark.usefixtures("process_group")
 @pytest.mark.parametrize("host", ["::1", "trainer-0.invalid"], ids=["ipv6", "not-yet-known"])
 def test_a_free_port_is_found_for_any_host(host):
-    assert beside_process_group(replace(WORLD, host=host)).port > 1
+    assert with_separate_port(replace(WORLD, host=host)).port > 1
 
 
 @pytest.mark.usefixtures("process_group")
 def test_a_process_group_of_other_ranks_is_refused():
-    with pytest.raises(ConfigurationError, match=r"rank 0 of 1, but for fleet.init it is trainer 1 of 2"):
-        beside_process_group(replace(WORLD, rank=1, size=2))
+    with pytest.raises(ConfigurationError, match=r"rank 0 of 1, but to fleet.init it is trainer 1 of 2"):
+        with_separate_port(replace(WORLD, rank=1, size=2))
 
 
 @pytest.mark.parametrize(

@@ -89,19 +89,19 @@ def test_trainers_and_their_workers_share_the_lines(tmp_path, workers):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("", "of 1 fields, expected 40"),
-        (line().replace("\t", " "), "of 1 fields, expected 40"),
-        (line("2"), "labelled b'2', expected 0 or 1"),
-        (line(counts=["many", *["0"] * 12]), "no line of numbers: .*many"),
-        (line(categories=["xyz", *["0"] * 25]), "no line of numbers: .*xyz"),
-        (line(categories=["0x1f", *["0"] * 25]), "no line of numbers: it has b'x'"),
-        (line(categories=["1_f", *["0"] * 25]), "no line of numbers: it has b'_'"),
-        (line(counts=[" +1", *["0"] * 12]), "no line of numbers: it has b' \\+'"),
-        (line(categories=["100000000", *["0"] * 25]), "a number out of range in it"),
-        (line(categories=["123456789", *["0"] * 25]), "a number out of range in it"),
-        (line(categories=["-1", *["0"] * 25]), "a number out of range in it"),
-        (line(counts=["9" * 30, *["0"] * 12]), "a number out of range in it"),
-        (line(counts=["-" + "9" * 400, *["0"] * 12]), "a number out of range in it"),
+        ("", "a line of 1 fields, expected 40"),
+        (line().replace("\t", " "), "a line of 1 fields, expected 40"),
+        (line("2"), "a line with the label b'2', expected 0 or 1"),
+        (line(counts=["many", *["0"] * 12]), "not a line of numbers: .*many"),
+        (line(categories=["xyz", *["0"] * 25]), "not a line of numbers: .*xyz"),
+        (line(categories=["0x1f", *["0"] * 25]), "not a line of numbers: it has b'x'"),
+        (line(categories=["1_f", *["0"] * 25]), "not a line of numbers: it has b'_'"),
+        (line(counts=[" +1", *["0"] * 12]), "not a line of numbers: it has b' \\+'"),
+        (line(categories=["100000000", *["0"] * 25]), "a line with a number out of range"),
+        (line(categories=["123456789", *["0"] * 25]), "a line with a number out of range"),
+        (line(categories=["-1", *["0"] * 25]), "a line with a number out of range"),
+        (line(counts=["9" * 30, *["0"] * 12]), "a line with a number out of range"),
+        (line(counts=["-" + "9" * 400, *["0"] * 12]), "a line with a number out of range"),
     ],
 )
 def test_a_malformed_line_is_passed_over_counted_and_told_with_its_file_and_number(
@@ -122,7 +122,7 @@ def test_many_malformed_lines_are_told_by_their_number(tmp_path, caplog):
     assert numbers_in(dataset) == [1, 2]
     assert dataset.malformed == 30
     assert len(caplog.messages) == 4
-    assert caplog.messages[-1] == f"{path}: 30 malformed lines were skipped, the first ones are listed above"
+    assert caplog.messages[-1] == f"{path}: 30 malformed lines were skipped; the first ones are logged above"
 
 
 def test_a_file_of_another_format_ends_the_reading(tmp_path):

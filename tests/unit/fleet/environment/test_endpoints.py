@@ -31,7 +31,7 @@ def test_ranges_stand_for_their_numbers(text, expected):
     ("endpoints", "said"),
     [
         (["a:1", "b:1", "a:2"], None),
-        (["a:1", "b:1", "a:1"], "'a:1' stands in it twice"),
+        (["a:1", "b:1", "a:1"], "'a:1' occurs twice"),
         (["a:1", "b"], "'b' is not host:port"),
         (["[::1]:6174"], None),
         (["::1:6174"], "'::1:6174' has a malformed host"),

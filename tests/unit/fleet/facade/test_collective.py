@@ -1,4 +1,4 @@
-"""What collective training refuses before it meets anybody."""
+"""Settings that a collective job refuses before its trainers connect."""
 
 import pytest
 
@@ -12,6 +12,6 @@ def test_certificates_are_refused_because_gloo_does_not_encrypt(monkeypatch: pyt
     monkeypatch.setattr(lifecycle, "start", lambda _: None)
     monkeypatch.setenv("FLEET_TLS_DIR", "/etc/fleet/tls")
     with pytest.raises(
-        ConfigurationError, match="FLEET_TLS_DIR is '/etc/fleet/tls', and gloo, NCCL and torch"
+        ConfigurationError, match="FLEET_TLS_DIR is '/etc/fleet/tls', but gloo, NCCL and torch"
     ):
         Fleet().init(UserDefinedCollectiveRoleMaker(0, ["127.0.0.1:6175"]))

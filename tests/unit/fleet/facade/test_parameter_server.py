@@ -1,4 +1,4 @@
-"""The fleet of a parameter-server job: its questions, and every call that comes too early or twice."""
+"""The `fleet` of a parameter-server job: its answers, and errors for calls that are too early or repeated."""
 
 import atexit
 import logging
@@ -198,7 +198,7 @@ def test_a_scheduler_moves_the_learning_rate_and_never_warns(on_wrapped, monkeyp
             "fixed set of parameters",
             id="another-group",
         ),
-        pytest.param(lambda o: o.minimize(lambda _: 0.0), "give it, as in", id="minimize-without-a-model"),
+        pytest.param(lambda o: o.minimize(lambda _: 0.0), "so pass it, as in", id="minimize-without-a-model"),
     ],
 )
 def test_what_the_optimizer_cannot_do_says_so(call, words):
@@ -217,7 +217,7 @@ def test_what_the_optimizer_cannot_do_says_so(call, words):
         ),
         pytest.param(
             lambda model: (mean_of, None, list(model.parameters())),
-            r"parameter_list is a list, and the optimizer says what is trained",
+            r"parameter_list is a list, and the optimizer determines what is trained",
             id="parameters",
         ),
         pytest.param(
@@ -225,7 +225,7 @@ def test_what_the_optimizer_cannot_do_says_so(call, words):
         ),
         pytest.param(
             lambda model: (model(torch.ones(1, 3)).mean(),),
-            r"found a Tensor: .*give it the function.*minimize\(cost\)",
+            r"found a Tensor: .*pass the function.*minimize\(cost\)",
             id="a-tensor",
         ),
         pytest.param(lambda _: (0.5,), r"found a float: .*minimize\(cost\)", id="a-number"),
@@ -258,7 +258,7 @@ def test_a_state_is_loaded_before_the_servers_have_it_and_refused_afterwards():
     assert optimizer.param_groups is optimizer._wrapped.param_groups
     assert torch.equal(optimizer._wrapped.state[model.weight]["momentum_buffer"], torch.ones(1, 3))
     optimizer.hand_over()
-    with pytest.raises(ConfigurationError, match=r"call it before, in every role; or load a checkpoint"):
+    with pytest.raises(ConfigurationError, match=r"call it earlier, in every role, or load a checkpoint"):
         optimizer.load_state_dict(other.state_dict())
 
 
@@ -285,7 +285,7 @@ def test_a_server_has_its_programs_before_it_serves():
 def test_a_trainer_has_no_server_program():
     fleet = started()
     fleet.distributed_optimizer(sgd())
-    with pytest.raises(ConfigurationError, match=r"a parameter server's, .* fleet\.main_program"):
+    with pytest.raises(ConfigurationError, match=r"exists only on parameter servers, .* fleet\.main_program"):
         _ = fleet.server_program
 
 
@@ -356,5 +356,5 @@ def test_a_script_that_ends_without_stop_worker_is_told_so(monkeypatch, caplog, 
     ((call, *given),) = at_exit
     call(*given)
     assert (
-        "without fleet.stop_worker(): to the parameter servers trainer 1 is lost" in caplog.text
+        "without fleet.stop_worker(): the parameter servers treat trainer 1 as lost" in caplog.text
     ) is is_told

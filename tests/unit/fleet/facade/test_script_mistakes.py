@@ -1,4 +1,4 @@
-"""How a script ends that has made a mistake before anybody knows which replica it is."""
+"""A mistake before a script's role is known ends it with one sentence and a status that fails its job."""
 
 import os
 import sys
@@ -11,7 +11,7 @@ from tests.support.forked_python import ForkedPython
 pytestmark = [
     pytest.mark.programs,
     pytest.mark.timeout(110),
-    pytest.mark.skipif(sys.platform != "linux", reason="programs are forked"),
+    pytest.mark.skipif(sys.platform != "linux", reason="ForkedPython needs SOCK_SEQPACKET, as Linux has it"),
 ]
 
 COLLECTIVE = {
@@ -47,23 +47,23 @@ def ended(folder: Path, script: str, environ: dict[str, str]) -> tuple[int, str,
             "collective",
             "init()",
             COLLECTIVE | {"NPROC_PER_NODE": "2"},
-            "PADDLE_TRAINER_ID or RANK is not set, and NPROC_PER_NODE is '2'",
+            "PADDLE_TRAINER_ID or RANK is not set, but NPROC_PER_NODE is '2'",
             id="slots-without-a-launcher",
         ),
         pytest.param(
             "parameter_server",
             "init()",
             COLLECTIVE,
-            "PADDLE_PSERVERS_IP_PORT_LIST is not set, and PADDLE_TRAINER_ENDPOINTS is: this job is of mode "
-            "Collective, without parameter servers; expected `from fleet.collective import fleet`",
+            "PADDLE_PSERVERS_IP_PORT_LIST is not set, but PADDLE_TRAINER_ENDPOINTS is: this job has the "
+            "mode Collective, without parameter servers; expected `from fleet.collective import fleet`",
             id="the-fleet-beside-servers-in-a-job-without",
         ),
         pytest.param(
             "collective",
             "init()",
             SERVERS,
-            "PADDLE_TRAINER_ENDPOINTS is not set, and PADDLE_PSERVERS_IP_PORT_LIST is: this job is of mode "
-            "ParameterServer; expected `from fleet.parameter_server import fleet`",
+            "PADDLE_TRAINER_ENDPOINTS is not set, but PADDLE_PSERVERS_IP_PORT_LIST is: this job has the "
+            "mode ParameterServer; expected `from fleet.parameter_server import fleet`",
             id="the-fleet-without-servers-in-a-job-that-has-some",
         ),
         pytest.param(

@@ -1,4 +1,4 @@
-"""What an executor says to the `fleet` of a collective job."""
+"""An executor's place selects the trainer's GPU; a different one in the environment is an error."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The programs of collective training, and what they are refused for."""
+"""The programs of collective training, and errors that name arguments which it does not support."""
 
 from typing import Any
 
@@ -89,7 +89,7 @@ def test_programs_of_servers_are_refused_with_what_a_trainer_runs(name, mode):
         ({"current_endpoint": "c:1"}, {}, "trainer_id is 1 and current_endpoint 'c:1'; expected the number"),
         ({"trainer_id": 2}, {}, "trainer_id is 2 and current_endpoint"),
         ({"trainer_id": 0}, {}, "trainer_id is 0 and current_endpoint '10.0.0.2:6174'"),
-        ({}, {"nccl_comm_num": 2}, "config.nccl_comm_num = 2 is not carried out"),
+        ({}, {"nccl_comm_num": 2}, "config.nccl_comm_num = 2 is not supported"),
         ({}, {"use_hierarchical_allreduce": True}, "config.use_hierarchical_allreduce = True is not"),
         ({}, {"collective_mode": "single_process_multi_thread"}, "config.collective_mode = 'single_"),
     ],

@@ -1,4 +1,4 @@
-"""Mistakes that the original accepted, or ended on without a reason: each works here, or is a clear error."""
+"""Mistakes that the original accepts, or fails on without a reason: here they work, or raise an error."""
 
 from typing import Any
 
@@ -45,9 +45,7 @@ def config(**fields: Any) -> DistributeTranspilerConfig:
         pytest.param({"pservers": "a:port"}, {}, "port 'port'", id="endpoint-with-a-word-for-port"),
         pytest.param({"pservers": "a:0"}, {}, "port '0'", id="port-zero"),
         pytest.param({"pservers": "a:65536"}, {}, "port '65536'", id="port-too-large"),
-        pytest.param(
-            {"pservers": f"{ONE},{ONE}"}, {}, f"'{ONE}' stands in it twice", id="duplicate-endpoint"
-        ),
+        pytest.param({"pservers": f"{ONE},{ONE}"}, {}, f"'{ONE}' occurs twice", id="duplicate-endpoint"),
         pytest.param({"pservers": 6174}, {}, "'6174' is not host:port", id="servers-a-number"),
         pytest.param({}, {"mode": "nccl2"}, "config.mode = 'nccl2' .*trainers is 2", id="nccl2"),
         pytest.param({}, {"mode": "collective"}, "config.mode = 'collective'", id="collective"),
@@ -66,7 +64,7 @@ def config(**fields: Any) -> DistributeTranspilerConfig:
         pytest.param(
             {},
             {"geo_sgd_mode": True, "half_async": True},
-            "geo_sgd_mode = True and config.half_async = True ask for two modes",
+            "geo_sgd_mode = True and config.half_async = True request two modes",
             id="geo-and-half-async",
         ),
         pytest.param(
@@ -278,7 +276,7 @@ def test_an_embedding_that_bounds_its_rows_in_forward_names_itself_where_servers
     transpile(geo_sgd_mode=True)
     transpile(frozen=True)
     for geo in (False, True):  # the rows that a trainer steps are beside the weight
-        with pytest.raises(TranspileError, match=r"module 1 has max_norm=1\.5: .*what the module returns$"):
+        with pytest.raises(TranspileError, match=r"module 1 has max_norm=1\.5: .*the module's output$"):
             transpile(sparse=True, geo_sgd_mode=geo)
 
 
@@ -294,7 +292,7 @@ def test_a_block_name_that_is_taken_is_an_error():
 def test_optimizers_of_whole_parameters_are_never_cut(optimizer):
     shapes = {"w": (400, 100)}
     remedy = r"slice_var_up = False, or DistributeTranspilerConfig\(slice_var_up=False\)"
-    with pytest.raises(TranspileError, match=f"{optimizer} .* w would be cut into 2 .*{remedy}"):
+    with pytest.raises(TranspileError, match=f"{optimizer} .* w would be sliced into 2 .*{remedy}"):
         DistributeTranspiler().transpile(**GOOD, program=captured(shapes, optimizer))
     transpiler = DistributeTranspiler(config(slice_var_up=False))
     transpiler.transpile(**GOOD, program=captured(shapes, optimizer))

@@ -181,7 +181,9 @@ def test_what_becomes_of_a_fetched_number_elsewhere_is_numpys_own(model, tmp_pat
 @pytest.mark.parametrize(("name", "given"), [("feed", FEED), ("fetch_list", ["loss"])])
 def test_what_only_a_training_step_takes_is_refused_elsewhere(model, name, given):
     startup = program_of(model).startup_program
-    with pytest.raises(ConfigurationError, match=f"{name} has .*, and the program makes no training step"):
+    with pytest.raises(
+        ConfigurationError, match=f"{name} has .*, but the program does not make a training step"
+    ):
         fleet.Executor().run(startup, **{name: given})
 
 
@@ -326,7 +328,7 @@ def test_the_originals_arguments_that_change_nothing_are_told_once(model, caplog
     program, executor = program_of(model), fleet.Executor()
     for _ in range(2):
         executor.run(program, FEED, use_program_cache=True, feed_var_name="feed", scope=None)
-    said = "Executor.run: use_program_cache changes nothing: a program that has run needs no preparing"
+    said = "Executor.run: use_program_cache has no effect: a program that has run needs no preparation"
     assert [record.getMessage() for record in caplog.records] == [said]
 
 
@@ -334,7 +336,7 @@ def test_the_originals_arguments_that_change_nothing_are_told_once(model, caplog
     ("arguments", "said"),
     [
         ({"scope": "inner"}, "scope is 'inner', and values are in the model.*; leave it at None"),
-        ({"return_numpy": False}, "return_numpy is False, and what is fetched is an array"),
+        ({"return_numpy": False}, "return_numpy is False, and fetched values are arrays"),
         ({"return_merged": False}, "return_merged is False, and one process has one device"),
         ({"use_prune": True}, "use_prune is True, and each run of a training program is a whole step"),
     ],

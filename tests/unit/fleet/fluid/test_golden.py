@@ -1,4 +1,4 @@
-"""What the transpiler makes of eight programs, compared with what the original made of them."""
+"""Eight transpiled programs, compared with those of the original's transpiler."""
 
 import json
 from pathlib import Path

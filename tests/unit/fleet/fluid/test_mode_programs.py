@@ -1,4 +1,4 @@
-"""The programs of each mode, operator by operator, and that trainers and servers come to the same plan."""
+"""The programs of each mode, operator by operator; trainers and servers compute the same plan."""
 
 from typing import Any
 

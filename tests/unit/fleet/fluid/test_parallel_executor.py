@@ -3,12 +3,14 @@
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 import fleet
-from fleet import ConfigurationError, ParallelExecutor, Program
+from fleet import ConfigurationError, ParallelExecutor, Program, fluid
 from fleet.fluid import parallel_executor as parallel
+from tests.support import fluid_models
 
 
 def capture() -> Program:
@@ -112,7 +114,7 @@ def test_variables_of_another_model_are_not_shared():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"return_numpy": False}, r"ParallelExecutor\.run: return_numpy is False, and what is fetched is an"),
+        ({"return_numpy": False}, r"ParallelExecutor\.run: return_numpy is False, and fetched values are"),
         ({"feed_dict": {}}, "feed and feed_dict are given, which are one; expected feed alone"),
     ],
 )
@@ -120,3 +122,19 @@ def test_what_a_run_does_not_do_is_named(arguments, message):
     capture()
     with pytest.raises(ConfigurationError, match=message):
         ParallelExecutor(use_cuda=False).run(["loss"], {"x": torch.ones(3, 2)}, **arguments)
+
+
+def test_a_program_with_layers_trains_and_shares_its_variables():
+    own = fluid.program_guard(fluid.Program(), fluid.Program())
+    with own, fluid.unique_name.guard(), fluid.scope_guard(fluid.core.Scope()):
+        model = fluid_models.fit_a_line()
+        test = fluid.default_main_program().clone(for_test=True)
+        fluid.optimizer.SGD(learning_rate=0.01).minimize(model.loss)
+        fluid.Executor(fluid.CPUPlace()).run(fluid.default_startup_program())
+        trained = fluid.ParallelExecutor(use_cuda=False, loss_name=model.loss.name)
+        tested = fluid.ParallelExecutor(use_cuda=False, main_program=test, share_vars_from=trained)
+        feed = {"x": np.ones((4, 13), "float32"), "y": np.ones((4, 1), "float32")}
+        (before,) = tested.run([model.loss.name], feed=feed)
+        trained.run([model.loss.name], feed=feed)
+        (after,) = tested.run([model.loss.name], feed=feed)
+        assert after[0] < before[0]

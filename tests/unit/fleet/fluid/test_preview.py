@@ -7,7 +7,7 @@ import torch
 
 import fleet
 from fleet import role_maker
-from fleet.errors import ConfigurationError
+from fleet.errors import ConfigurationError, TranspileError
 from fleet.fluid import DistributeTranspiler, preview
 from fleet.parameter_server import Fleet
 from fleet.process import lifecycle
@@ -48,6 +48,16 @@ def test_a_loop_prints_both_programs_and_ends(kind, capsys):
     assert (
         capsys.readouterr().out == f"// the startup program\n{startup}\n\n// the main program\n{program}\n\n"
     )
+
+
+def test_a_loop_does_not_print_a_program_that_was_edited(capsys):
+    replica, model = Fleet(), torch.nn.Linear(3, 1)
+    replica.init(role_maker.UserDefinedRoleMaker(0, role_maker.Role.WORKER, 2, [ONE]))
+    replica.distributed_optimizer(torch.optim.SGD(model.parameters(), lr=0.1), model=model)
+    replica.main_program.global_block().append_op("print")
+    with pytest.raises(TranspileError, match="operator print"):
+        replica.init_worker()
+    assert capsys.readouterr().out == ""
 
 
 def test_an_executor_on_a_trainer_prints_each_program_once(capsys):

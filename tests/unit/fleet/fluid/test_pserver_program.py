@@ -1,4 +1,4 @@
-"""A server's programs: what it does with each slice."""
+"""The programs of a server: the operators of each slice."""
 
 import fleet
 from fleet.fluid import DistributeTranspiler

@@ -1,4 +1,4 @@
-"""A program carries its plan: it is what its plan says, or it does not run."""
+"""A program contains its plan, and does not run if its operators differ from the plan's."""
 
 import dataclasses
 from collections.abc import Callable
@@ -11,7 +11,7 @@ import torch
 import fleet
 from fleet.errors import TranspileError
 from fleet.fluid import DistributeTranspiler, OpRole, Program, Variable
-from fleet.fluid.render import server_plan, trainer_plan
+from fleet.fluid.render import check_unedited, server_plan, trainer_plan
 from fleet.plan import DistributeTranspilerConfig
 from tests.support.programs import captured
 
@@ -193,6 +193,14 @@ def test_a_program_is_checked_again_after_it_has_run():
     change_op("sgd", lr=0.5)(program)
     with pytest.raises(TranspileError, match=r"operator sgd of bias .* has lr = 0\.5, expected 0\.1"):
         executor.run(program, feed)
+
+
+def test_a_program_is_checked_again_when_its_plan_is_replaced():
+    program = transpiled().get_trainer_program()
+    check_unedited(program)
+    program.plan = None
+    with pytest.raises(TranspileError):
+        check_unedited(program)
 
 
 def test_a_startup_program_of_another_program_is_refused():

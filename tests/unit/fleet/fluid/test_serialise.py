@@ -1,4 +1,4 @@
-"""Programs as text: what is written comes back, and what is no whole program is refused with its place."""
+"""Programs as JSON: a written program is read unchanged, and an error for a damaged one has the position."""
 
 import json
 from typing import Any
@@ -35,7 +35,9 @@ def programs(draw: st.DrawFn) -> Program:
         for name in declared:
             shape = tuple(draw(st.lists(st.integers(-1, 9), max_size=3)))
             dtype = draw(st.sampled_from(["float32", "bfloat16", "any"]))
-            block.create_var(Variable(name, shape, dtype, *(draw(st.booleans()) for _ in range(3))))
+            block.create_var(
+                Variable(name, shape, dtype, draw(st.booleans()), draw(st.booleans()), draw(st.booleans()))
+            )
         slots = st.dictionaries(names, st.lists(st.sampled_from(declared), max_size=3), max_size=2)
         for _ in range(draw(st.integers(0, 3))):
             block.append_op(draw(names), draw(slots), draw(slots), draw(attributes))
@@ -107,7 +109,9 @@ def test_a_program_that_was_read_runs_again_with_a_source():
     transpiler = DistributeTranspiler()
     transpiler.transpile(0, program=program, pservers=ONE)
     read = Program.from_json(transpiler.get_pserver_program(ONE).to_json())
-    with pytest.raises(TranspileError, match=r"Mine, which .* program\.source = captured\.source"):
+    with pytest.raises(
+        TranspileError, match=r"Mine, a class that neither .* program\.source = captured\.source"
+    ):
         server_plan(read)
     read.source = program.source
     assert server_plan(read).groups[0].optimizer_class is Mine
@@ -116,9 +120,9 @@ def test_a_program_that_was_read_runs_again_with_a_source():
 def test_a_text_that_is_cut_off_anywhere_is_refused():
     text = captured({"w": (2,)}).to_json()
     for end in range(0, len(text), 7):
-        with pytest.raises(TranspileError, match=r"the text is no JSON: .*(characters long|empty)"):
+        with pytest.raises(TranspileError, match=r"the text is not JSON: .*(characters long|empty)"):
             Program.from_json(text[:end])
-    with pytest.raises(TranspileError, match=r"the text is no JSON: .*Extra data"):
+    with pytest.raises(TranspileError, match=r"the text is not JSON: .*Extra data"):
         Program.from_json(f"{text} {text}")
 
 
@@ -129,7 +133,7 @@ def first_op(document: dict[str, Any]) -> Any:
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        pytest.param(lambda d: d.pop("format"), "no program: expected .*'fleet-program'", id="foreign"),
+        pytest.param(lambda d: d.pop("format"), "not a program: expected .*'fleet-program'", id="foreign"),
         pytest.param(lambda d: d.update(version=7), "version 7 .* reads version 2", id="newer"),
         pytest.param(lambda d: d.update(version=1), "version 1 .* version 2", id="no-plans"),
         pytest.param(lambda d: d.pop("version"), "version None", id="no-version"),
@@ -157,7 +161,7 @@ def first_op(document: dict[str, Any]) -> Any:
         ),
         pytest.param(
             lambda d: d["blocks"][0]["vars"].append(d["blocks"][0]["vars"][0]),
-            "variable .: block 0 has a variable 'x' already",
+            "variable .: block 0 already has a variable 'x'",
             id="declared-twice",
         ),
         pytest.param(
@@ -186,8 +190,8 @@ def test_what_is_no_whole_program_is_refused_with_its_place(damage, message):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("[]", r"no program: .* found \[\]"),
-        ("3", "no program: .* found 3"),
+        ("[]", r"not a program: .* found \[\]"),
+        ("3", "not a program: .* found 3"),
         ('{"apiVersion": "v1"}', "found an object with apiVersion"),
         ("", "it is empty"),
         (None, "it is a NoneType"),

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from fleet.errors import TranspileError
 from fleet.fluid import DistributeTranspiler, Program
-from fleet.fluid.render import trainer_plan
+from fleet.fluid.render import check_unedited, trainer_plan
 from fleet.plan import DistributeTranspilerConfig
 from tests.support.programs import captured
 
@@ -102,6 +102,24 @@ def test_another_startup_program_is_an_error():
         pytest.raises(TranspileError, match="startup_program is not the one that was transpiled"),
     ):
         transpiler.get_startup_program(ONE, startup_program=other)
+
+
+def test_a_new_startup_program_becomes_one_that_prepares_the_trainer():
+    main, startup = captured(), Program()
+    transpiler = DistributeTranspiler()
+    transpiler.transpile(0, program=main, pservers=[ONE, TWO], trainers=2, startup_program=startup)
+    assert (startup.part, startup.source) == ("startup", main.source)
+    check_unedited(startup)
+
+
+def test_a_clone_of_the_captured_startup_program_is_accepted():
+    program = captured()
+    assert program.startup_program is not None
+    held = program.startup_program.clone()
+    transpiler = transpiled(program)
+    with pytest.warns(DeprecationWarning, match="startup_program is not needed"):
+        found = transpiler.get_startup_program(ONE, startup_program=held)
+    assert found == transpiler.get_startup_program(ONE)
 
 
 @pytest.mark.parametrize(

@@ -215,7 +215,7 @@ def test_a_node_of_paddlecloud_needs_its_flag_only():
             ("--start_port", "7000"),
             {"PADDLE_PORT": "8000"},
             "8000",
-            "PADDLE_PORT 8000 is used, which PaddleCloud gives, and not --start_port 7000",
+            "PADDLE_PORT 8000, which PaddleCloud sets, is used instead of --start_port 7000",
             id="given-against-the-flag",
         ),
         pytest.param(
@@ -242,7 +242,7 @@ def test_one_node_of_paddlecloud_is_told_by_the_flags():
 def test_paddlecloud_s_nodes_are_ignored_aloud_without_its_flag(caplog):
     [worker] = collective_commands(environ=CLOUD)
     assert worker.environ["WORLD_SIZE"] == "1"
-    assert "PADDLE_TRAINERS is '10.0.0.1,10.0.0.2', and is ignored without --use_paddlecloud" in caplog.text
+    assert "PADDLE_TRAINERS is '10.0.0.1,10.0.0.2', but is ignored without --use_paddlecloud" in caplog.text
     caplog.clear()
     collective_commands("--node_ip", "10.0.0.2", environ=CLOUD)
     collective_commands(environ=CLOUD | {"PADDLE_TRAINERS": "2"})
@@ -282,7 +282,7 @@ def test_selected_gpus_count_among_the_visible_ones():
 
 def test_selected_gpus_are_refused_on_a_machine_without_any():
     arguments = collective.parse(["--selected_gpus", "0,1,2,3", "train.py"])
-    expected = r"--selected_gpus is '0,1,2,3', and this machine has no GPU.*--worker_num 4"
+    expected = r"--selected_gpus is '0,1,2,3', but this machine has no GPU.*--worker_num 4"
     with pytest.raises(ConfigurationError, match=expected):
         collective.node(arguments, {}, lambda _: 0, lambda: False)
     alone = collective.node(collective.parse(["train.py"]), {}, lambda _: 0, lambda: False)
@@ -378,11 +378,11 @@ def test_a_launched_process_has_what_a_replica_of_a_job_has(path):
         (("--endpoints", "a:1,"), "--endpoints has ''; expected host:port"),
         (
             ("--print_program", "--log_dir", "x"),
-            "--log_dir is 'x', and --print_program prints to the",
+            "--log_dir is 'x', but --print_program prints to the",
         ),
         (
             ("--endpoints", "a:1", "--start_port", "7000"),
-            "--start_port is '7000' and --endpoints is 'a:1', which says each server's port",
+            "--start_port is '7000' and --endpoints is 'a:1', which gives each server's port",
         ),
         (
             ("--endpoints", "a:1", "--server_num", "2"),
@@ -404,7 +404,7 @@ def test_a_bad_flag_of_launch_ps_is_named(argv, message):
             {},
             "--cluster_node_ips is '10.0.0.1,10.0.0.1', which names",
         ),
-        (("--cluster_node_ips", "10.0.0.1,"), {}, "where '' is no host name"),
+        (("--cluster_node_ips", "10.0.0.1,"), {}, "where '' is not a host name"),
         (
             ("--cluster_node_ips", "10.0.0.1,10.0.0.2", "--node_ip", "10.0.0.3"),
             {},
@@ -419,12 +419,12 @@ def test_a_bad_flag_of_launch_ps_is_named(argv, message):
         (
             ("--selected_gpus", "1,2"),
             {"CUDA_VISIBLE_DEVICES": "4,5"},
-            "CUDA_VISIBLE_DEVICES '4,5'; expected numbers from 0 to 1, which count among those",
+            "CUDA_VISIBLE_DEVICES '4,5'; expected numbers from 0 to 1, which are indexes into that list",
         ),
         (
             ("--selected_gpus", "0"),
             {"CUDA_VISIBLE_DEVICES": ""},
-            "--selected_gpus is '0', and CUDA_VISIBLE_DEVICES is '', which hides every GPU",
+            "--selected_gpus is '0', but CUDA_VISIBLE_DEVICES is '', which hides every GPU",
         ),
         (
             ("--selected_gpus", "0,1,0"),
@@ -445,18 +445,18 @@ def test_a_bad_flag_of_launch_ps_is_named(argv, message):
         (
             ("--worker_num", "2", "--nproc_per_node", "3"),
             {},
-            "--worker_num is '2' and --nproc_per_node is '3', and the two are one flag",
+            "--worker_num is '2' and --nproc_per_node is '3', but the two flags are synonyms",
         ),
         (("--start_port", "x"), {}, "--start_port is 'x'; expected a whole number"),
         (
             ("--start_port", "1", "--started_port", "2"),
             {},
-            "--started_port is '2' and --start_port is '1', and",
+            "--started_port is '2' and --start_port is '1', but",
         ),
         (
             ("--use_paddlecloud", "--cluster_node_ips", "a,b"),
             POD,
-            "--use_paddlecloud is set, and --cluster_node_ips is 'a,b'; expected the scheduler's",
+            "--use_paddlecloud is set, and --cluster_node_ips is 'a,b'; expected either the scheduler's",
         ),
         (("--use_paddlecloud",), {}, "PADDLE_TRAINERS, PET_NNODES and NNODES are not"),
         (
@@ -467,7 +467,7 @@ def test_a_bad_flag_of_launch_ps_is_named(argv, message):
         (
             ("--use_paddlecloud",),
             CLOUD | {"PADDLE_TRAINERS_NUM": "1"},
-            "PADDLE_TRAINERS_NUM is '1', and PADDLE_TRAINERS '10.0.0.1,10.0.0.2' names 2 nodes",
+            "PADDLE_TRAINERS_NUM is '1', but PADDLE_TRAINERS '10.0.0.1,10.0.0.2' names 2 nodes",
         ),
         (
             ("--use_paddlecloud",),
@@ -477,7 +477,7 @@ def test_a_bad_flag_of_launch_ps_is_named(argv, message):
         (
             ("--use_paddlecloud",),
             CLOUD | {"PADDLE_TRAINER_ID": "0"},
-            "POD_IP is '10.0.0.2', and PADDLE_TRAINER_ID is 0, which is '10.0.0.1' in PADDLE_TRAINERS",
+            "POD_IP is '10.0.0.2', but PADDLE_TRAINER_ID is 0, which is '10.0.0.1' in PADDLE_TRAINERS",
         ),
         (("--use_paddlecloud",), CLOUD | {"POD_IP": ""}, "POD_IP is not; expected both"),
         (("--use_paddlecloud",), CLOUD | {"PADDLE_PORT": "x"}, "PADDLE_PORT is 'x'; expected a whole number"),

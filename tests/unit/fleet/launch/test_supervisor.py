@@ -1,5 +1,7 @@
 """The launchers' rules, case by case, and what they show of a failed process."""
 
+import os
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,6 @@ from fleet.launch.supervisor import (
     Process,
     Stop,
     decide,
-    run,
 )
 from tests.support.afterwards import DESTROY, TERMINATE, TRACKER
 
@@ -30,6 +31,14 @@ BY_RANK = "".join(f"[rank1]: {line}\n" for line in TRACE.splitlines())
 NO_DATA = "train.NoData: label 1001 is out of range"
 FAILED = "worker 1 failed with exit status 1"
 ABORTED = "worker 1 was ended by signal 6"
+LAUNCH = """
+import sys
+from fleet.launch.supervisor import Command, run
+
+command = Command("worker 1", is_server=False, argv=[sys.executable, "-c", sys.argv[1]], environ={})
+sys.exit(run([command], None))
+"""
+"""A launcher in a process of its own: it kills every child of its process, so those of the tests as well."""
 NO_PROCESS: Any = None
 """The rules look at no process itself."""
 
@@ -93,7 +102,7 @@ CASES = [
         [server(), worker(0, 12.0)],
         None,
         12.0 + SERVER_SECONDS,
-        Decision(Action.STOP, "every worker ended well; server 0 still ran 30 s later"),
+        Decision(Action.STOP, "every worker ended with status 0; server 0 still ran 30 s later"),
         id="a-server-that-stays-is-stopped-without-failing-the-job",
     ),
     pytest.param(
@@ -196,10 +205,11 @@ def test_a_short_log_is_shown_whole(tmp_path):
         pytest.param("Traceback\n  no\n  data\n\n", "sys.exit(1)", f"{FAILED}: data", id="none"),
     ],
 )
-def test_the_exception_of_the_process_that_failed_is_the_launchers_last_word(
-    tmp_path, monkeypatch, log, end, said
-):
-    monkeypatch.setenv("FLEET_TERMINATION_LOG", str(tmp_path / "words"))
+def test_the_exception_of_the_process_that_failed_is_the_launchers_last_word(tmp_path, log, end, said):
+    environ = {**os.environ, "FLEET_TERMINATION_LOG": str(tmp_path / "words")}
     script = f"import os, sys; sys.stderr.write({log!r}); sys.stderr.flush(); {end}"
-    run([Command("worker 1", is_server=False, argv=[sys.executable, "-c", script], environ={})], None)
+    ended = subprocess.run(
+        [sys.executable, "-c", LAUNCH, script], env=environ, capture_output=True, timeout=30, check=False
+    )
+    assert ended.returncode != 0
     assert (tmp_path / "words").read_text().splitlines()[-1] == said

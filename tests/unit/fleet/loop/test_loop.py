@@ -220,7 +220,7 @@ def test_loops_before_a_place_are_over_and_those_after_it_follow():
 def test_a_loop_in_the_middle_of_another_one_is_refused():
     training = Training()
     for _ in training.epochs(2, DataLoader(DATA, BATCH)):
-        with pytest.raises(ConfigurationError, match=r"fleet\.steps: an earlier loop has not come to"):
+        with pytest.raises(ConfigurationError, match=r"fleet\.steps: an earlier loop has not ended"):
             next(training.steps(range(3)))
         break
 
@@ -272,7 +272,7 @@ def test_a_scheduler_whose_state_was_loaded_is_brought_on_from_there():
         ),
         pytest.param(
             lambda: Training().epochs(1, [1], DataLoader(DATA)),
-            "found DataLoader where a scheduler belongs",
+            "found DataLoader instead of a scheduler",
             id="no-scheduler",
         ),
         pytest.param(
@@ -296,7 +296,7 @@ def test_steps_that_do_not_fit_the_batches_are_told_once(caplog):
             training.made += number % 2
     said = [each.getMessage() for each in caplog.records if each.levelno == logging.WARNING]
     (once,) = said
-    assert "epoch 0 made 3 steps where its batches are for 6" in once
+    assert "epoch 0 ran 3 steps, but its batches are for 6" in once
 
 
 def test_a_sampler_whose_order_nobody_knows_is_named_where_it_matters(caplog):

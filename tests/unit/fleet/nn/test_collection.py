@@ -177,7 +177,7 @@ def test_a_config_of_torchrec_is_taken_as_it_is():
     [
         (Jagged("ab"), r"table first: the batch has no feature 'c', only a, b"),
         (Jagged(sizes=torch.tensor([1] * 8)), r"8 lengths of 3 features"),
-        (Jagged(sizes=torch.tensor([1] * 6)), r"lengths of 6 ids in all, and 9 ids"),
+        (Jagged(sizes=torch.tensor([1] * 6)), r"lengths of 6 ids in total, but 9 ids"),
         (
             Jagged(ids=torch.tensor([3, 3, 9, 3, 0, 1, 5, 66, 5])),
             r"table first, feature c: id 66 at position \[1\]",
@@ -196,14 +196,14 @@ def test_a_weighted_collection_wants_weights():
 
 
 def test_a_mean_takes_no_weights():
-    with pytest.raises(ConfigurationError, match=r"table first: pooling is MEAN, and the collection is wei"):
+    with pytest.raises(ConfigurationError, match=r"table first: pooling is MEAN, but the collection is wei"):
         EmbeddingBagCollection(configs(), is_weighted=True)
 
 
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
-        ([], "of no tables"),
+        ([], "without tables"),
         ([EmbeddingBagConfig(10, 2, "t"), EmbeddingBagConfig(10, 2, "t")], "two tables are named 't'"),
         ([EmbeddingBagConfig(10, 2, "t", pooling="NONE")], "table t: pooling is NONE, expected SUM or MEAN"),
     ],

@@ -39,7 +39,7 @@ def test_two_modules_may_share_a_table():
         ({"max_norm": 1.0, "name": "users"}, "table users: max_norm=1.0 would change rows"),
         ({}, "a table has no name"),
         ({"padding_idx": 10, "name": "users"}, "table users: padding_idx is 10, expected -10 to 9"),
-        ({"name": "users", "options": {"lr": 1.0}}, "has options .lr. and no rule"),
+        ({"name": "users", "options": {"lr": 1.0}}, "has options .lr. but no rule"),
     ],
     ids=["max-norm", "no-name", "padding", "options"],
 )
@@ -51,7 +51,7 @@ def test_what_cannot_be_honoured_is_refused_by_name(options, words):
 def test_a_shared_table_of_another_size_is_refused():
     first = fleet.nn.DistributedEmbedding(10, 2, name="users")
     with pytest.raises(
-        ConfigurationError, match=r"has 10 embeddings of dimension 2, and the module .* 10 of 3"
+        ConfigurationError, match=r"has 10 embeddings of dimension 2, but the module .* 10 of 3"
     ):
         fleet.nn.DistributedEmbedding(10, 3, table=first.table)
 

@@ -10,7 +10,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.functional import embedding, embedding_bag
 
 from fleet.errors import ConfigurationError
-from fleet.nn.pooling import offsets_of, pool, take
+from fleet.nn.embedding import offsets_of, pool, take
 
 
 def both(shape, num_rows=7, dimension=3):

@@ -79,7 +79,7 @@ def test_any_id_is_one_where_their_number_is_not_given():
 
 
 def test_a_table_without_a_session_says_what_to_call():
-    with pytest.raises(ConfigurationError, match=r"expected fleet.init_worker\(\) before"):
+    with pytest.raises(ConfigurationError, match=r"call fleet.init_worker\(\) before"):
         DistributedTable("users", 2).look_up(torch.tensor([1]))
 
 

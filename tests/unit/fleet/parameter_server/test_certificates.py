@@ -64,10 +64,10 @@ def no_authority(folder: Path) -> None:
         (missing, "ca.crt .FLEET_TLS_DIR. cannot be read: No such file or directory; expected a file in PEM"),
         (
             of_another_key,
-            "tls.key .FLEET_TLS_DIR. is not the key of tls.crt; expected files that were made tog",
+            "tls.key .FLEET_TLS_DIR. is not the key of tls.crt; expected a certificate and a key",
         ),
         (of_another_authority, "tls.crt .FLEET_TLS_DIR. is refused with ca.crt: unable to get local issuer"),
-        (encrypted, "tls.key .FLEET_TLS_DIR. is encrypted; expected a key without a pass phrase"),
+        (encrypted, "tls.key .FLEET_TLS_DIR. is encrypted; expected a key without a passphrase"),
         (no_certificate, "tls.crt .FLEET_TLS_DIR. and tls.key hold no certificate with its key"),
         (no_authority, "ca.crt .FLEET_TLS_DIR. holds no certificate; expected the authority's, in PEM"),
     ],
@@ -94,7 +94,7 @@ def test_certificates_that_nobody_would_take(
 ):
     folder = authority.issue(tmp_path, days=days, usages=usages)
     with pytest.raises(
-        ConfigurationError, match=f"{expected}; expected a certificate that holds now, issued"
+        ConfigurationError, match=f"{expected}; expected a currently valid certificate, issued"
     ):
         certificates_of(Settings(tls_dir=str(folder)))
 
@@ -108,7 +108,7 @@ def test_a_file_of_another_user_is_named_with_how_a_pod_may_read_it(
         raise PermissionError(13, "Permission denied", str(path))
 
     monkeypatch.setattr(Path, "read_bytes", refused)  # the superuser, who runs tests, may read any file
-    with pytest.raises(ConfigurationError, match="have a runAsUser or fsGroup that may"):
+    with pytest.raises(ConfigurationError, match="a runAsUser or fsGroup that can"):
         certificates_of(Settings(tls_dir=str(folder)))
 
 

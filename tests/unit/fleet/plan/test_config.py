@@ -29,6 +29,7 @@ def test_the_fields_and_defaults_are_the_original_s():
         "use_hierarchical_allreduce": False,
         "hierarchical_allreduce_inter_nranks": 0,
         "collective_mode": None,
+        "remote_prefetch": True,
     }
     config.check()
 

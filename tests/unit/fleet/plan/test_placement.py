@@ -89,12 +89,12 @@ def of_w(change):
         ),
         pytest.param(
             of_w(lambda part: (replace(part, block=0),)),
-            "number two of their blocks alike",
+            "announce two blocks with the same id",
             id="a-number-that-is-taken",
         ),
         pytest.param(
             [told()[0], replace(told()[1], version=3)],
-            r"different versions .*: 10\.0\.0\.1:6174 of 0, 10\.0\.0\.2:6174 of 3; expected one",
+            r"different placement versions: 10\.0\.0\.1:6174 of 0, 10\.0\.0\.2:6174 of 3; expected the same",
             id="two-versions",
         ),
         pytest.param([Placement(()), Placement(())], "hold these elements of .*: none", id="nothing"),

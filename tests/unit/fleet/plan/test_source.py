@@ -1,6 +1,7 @@
 """The module whose names an optimizer's parameters have, where the script has not given it."""
 
 import gc
+import threading
 
 import pytest
 import torch
@@ -63,3 +64,25 @@ def test_two_modules_that_share_all_parameters_leave_it_open():
     one, two = nn.Linear(1, 1), nn.Linear(1, 1)
     two.weight, two.bias = one.weight, one.bias
     assert find_module(sgd(one)) is None
+
+
+def test_other_threads_build_tuples_meanwhile():
+    """`gc.get_objects` would hold their tuples, which CPython then refuses to resize: SystemError."""
+    model, done, errors = nn.Sequential(nn.Linear(2, 2)), threading.Event(), []
+
+    def build() -> None:
+        try:
+            while not done.is_set():
+                tuple(number for number in range(1000))
+        except SystemError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=build)
+    thread.start()
+    try:
+        for _ in range(10):
+            assert find_module(sgd(model)) is model
+    finally:
+        done.set()
+        thread.join()
+    assert not errors

@@ -101,7 +101,7 @@ def test_what_the_end_tells_of_weights_has_the_tables_whose_rows_were_lost(caplo
     tell_of_weights({"head": torch.ones(2)}, 9, check.lost_rows)
     assert progress.snapshot()["counters"][COUNTER] == before + 1
     assert (
-        "the training ends after step 9 with NaN or infinity in 1 of 2 parameters: "
+        "training ends after step 9 with NaN or infinity in 1 of 2 parameters: "
         "table clicks (row 10 in step 6)" in caplog.text
     )
 

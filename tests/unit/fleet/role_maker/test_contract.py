@@ -30,7 +30,7 @@ def test_the_contract_covers_both_modes():
 def test_the_environment_makes_the_role(job, replica):
     spec, env = job["spec"], replica["env"]
     is_collective = spec["mode"] == "Collective"
-    slots = spec["trainer"].get("slotsPerPod", 1) if is_collective else 1
+    slots = spec["trainer"].get("nprocPerNode", 1) if is_collective else 1
     maker = PaddleCloudRoleMaker(is_collective=is_collective)
     if slots > 1:
         # Such a pod's command is a launcher, which gives each of its processes a rank.

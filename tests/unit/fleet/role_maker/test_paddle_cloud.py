@@ -72,6 +72,31 @@ def test_servers_on_one_host_are_told_apart_by_their_ports():
     assert role(environ).index == 1
 
 
+@pytest.mark.parametrize(
+    ("listed", "port", "last"),
+    [
+        pytest.param({"PADDLE_PSERVER_IPS": "s-[0-699].job"}, 6174, 6174, id="by-their-hosts"),
+        pytest.param(
+            {"PADDLE_PSERVER_IPS": "s-[0-699].job", "PADDLE_PSERVERS_IP_PORT_LIST": "s-[0-699].job:6174"},
+            6174,
+            6174,
+            id="by-both-variables",
+        ),
+        pytest.param(
+            {"PADDLE_PSERVERS_IP_PORT_LIST": "s-[0-699].job:[20000-20000+2]"},
+            20010,
+            21398,
+            id="of-nodes-that-pods-share",
+        ),
+    ],
+)
+def test_hundreds_of_servers_come_by_a_pattern(listed, port, last):
+    environ = {"TRAINING_ROLE": "PSERVER", "POD_IP": "s-5.job", "PADDLE_PORT": str(port), **listed}
+    found = role(environ | {"PADDLE_TRAINERS_NUM": "1000", "PADDLE_PSERVER_ID": "5"})
+    assert (found.index, found.current_endpoint) == (5, f"s-5.job:{port}")
+    assert (len(found.server_endpoints), found.server_endpoints[-1]) == (700, f"s-699.job:{last}")
+
+
 def test_the_port_is_6174_when_nobody_says():
     environ = {name: value for name, value in QUICK_SERVER.items() if name != "PADDLE_PSERVER_PORT"}
     assert role(environ).current_endpoint == TWO
@@ -176,8 +201,8 @@ def test_the_endpoints_of_thousands_of_workers_come_by_a_pattern(ports, own, las
         ),
         pytest.param(
             WORKER,
-            "PADDLE_PSERVERS_IP_PORT_LIST is not set, and PADDLE_TRAINER_ENDPOINTS is: this job is of mode "
-            "Collective, without parameter servers; expected `from fleet.collective import fleet`",
+            "PADDLE_PSERVERS_IP_PORT_LIST is not set, but PADDLE_TRAINER_ENDPOINTS is: this job has the "
+            "mode Collective, without parameter servers; expected `from fleet.collective import fleet`",
             id="a-collective-job",
         ),
         pytest.param(
@@ -192,7 +217,7 @@ def test_the_endpoints_of_thousands_of_workers_come_by_a_pattern(ports, own, las
         ),
         pytest.param(
             TRAINER | {"PADDLE_PSERVERS_IP_PORT_LIST": f"{ONE},{ONE}"},
-            f"'{ONE}' stands in it twice",
+            f"'{ONE}' occurs twice",
             id="server-twice",
         ),
         pytest.param(
@@ -200,8 +225,8 @@ def test_the_endpoints_of_thousands_of_workers_come_by_a_pattern(ports, own, las
         ),
         pytest.param(
             QUICK_TRAINER | {"PADDLE_PSERVER_IPS": "10.0.0.1,10.0.0.1"},
-            "PADDLE_PSERVER_IPS is '10.0.0.1,10.0.0.1' and PADDLE_PSERVER_PORT '6174': "
-            "'10.0.0.1:6174' stands in it twice",
+            "PADDLE_PSERVER_IPS is '10.0.0.1,10.0.0.1' and PADDLE_PSERVER_PORT '6174': '10.0.0.1:6174' "
+            "occurs twice",
             id="ip-twice",
         ),
         pytest.param(
@@ -298,11 +323,13 @@ def test_a_mistake_in_parameter_server_mode_is_named(environ, message):
     ("environ", "message"),
     [
         pytest.param(
-            {}, "PADDLE_TRAINER_ENDPOINTS is not set; expected all workers: host:port", id="nothing-is-set"
+            {"FLEET_JOB_NAME": "digits"},
+            "PADDLE_TRAINER_ENDPOINTS is not set; expected all workers: host:port",
+            id="nothing-but-a-name-is-set",
         ),
         pytest.param(
             QUICK_SERVER,
-            "PADDLE_TRAINER_ENDPOINTS is not set, and PADDLE_PSERVER_IPS is: this job is of mode "
+            "PADDLE_TRAINER_ENDPOINTS is not set, but PADDLE_PSERVER_IPS is: this job has the mode "
             "ParameterServer; expected `from fleet.parameter_server import fleet`",
             id="a-job-with-servers",
         ),
@@ -310,7 +337,7 @@ def test_a_mistake_in_parameter_server_mode_is_named(environ, message):
             WORKER | {"PADDLE_TRAINER_ENDPOINTS": ""}, "PADDLE_TRAINER_ENDPOINTS is empty", id="empty"
         ),
         pytest.param(
-            WORKER | {"PADDLE_TRAINER_ENDPOINTS": "a:1,a:1"}, "'a:1' stands in it twice", id="endpoint-twice"
+            WORKER | {"PADDLE_TRAINER_ENDPOINTS": "a:1,a:1"}, "'a:1' occurs twice", id="endpoint-twice"
         ),
         pytest.param(
             WORKER | {"PADDLE_TRAINING_ROLE": "PSERVER"},
@@ -330,7 +357,7 @@ def test_a_mistake_in_parameter_server_mode_is_named(environ, message):
         ),
         pytest.param(
             without(WORKER, "PADDLE_TRAINER_ID") | {"NPROC_PER_NODE": "2"},
-            "expected the script to be started by torchrun SCRIPT, or python -m fleet.launch SCRIPT",
+            "start the script with torchrun SCRIPT, or python -m fleet.launch SCRIPT",
             id="slots-without-a-launcher",
         ),
         pytest.param(
@@ -398,3 +425,19 @@ def test_a_server_answers_for_itself():
     made = maker.generate_role(SERVER)
     assert maker.role is made
     assert (maker.is_server(), maker.server_index()) == (True, 1)
+
+
+@pytest.mark.parametrize("is_collective", [False, True])
+@pytest.mark.parametrize("environ", [{}, {"POD_IP": "10.0.0.7", "FLEET_CHECKPOINT_DIR": "/data"}])
+def test_without_any_variable_of_a_job_a_process_is_alone(environ, is_collective):
+    found = role(environ, is_collective=is_collective)
+    assert found.is_alone
+    assert (found.is_worker, found.index, found.worker_num) == (True, 0, 1)
+    assert found.server_num == (0 if is_collective else 1)
+
+
+@pytest.mark.parametrize("name", sorted(TRAINER.keys() | WORKER.keys() - {"POD_IP"}))
+def test_any_variable_of_a_job_means_one(name):
+    environ = (WORKER | TRAINER)[name]
+    with pytest.raises(RoleError, match="is not set"):
+        role({name: environ})

@@ -71,7 +71,7 @@ user_defined_collective: Any = UserDefinedCollectiveRoleMaker
         ),
         pytest.param(
             lambda: user_defined(0, Role.WORKER, 1, [SERVERS[0]] * 2),
-            "stands in it twice",
+            "occurs twice",
             id="twice",
         ),
         pytest.param(

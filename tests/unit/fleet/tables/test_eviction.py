@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from fleet.errors import ConfigurationError
 from fleet.tables import Constant, LeastRecentlyUsed, LowestScore, Table, TableConfig, TimeToLive
 from fleet.tables.eviction import capacity_of
+from fleet.tables.ids import SHARDS, shard_of
 from fleet.tables.rules import SGD
-from fleet.tables.shards import SHARDS, shard_of
 from tests.support.tables import Servers, assert_equal, crowd, updates
 
 

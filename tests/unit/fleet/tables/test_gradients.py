@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from fleet.tables import Constant, Table, TableConfig
 from fleet.tables.gradients import RowGradients, merge
+from fleet.tables.ids import Placement
 from fleet.tables.rules import SGD
-from fleet.tables.shards import Placement
 
 IDS = st.lists(st.integers(-5, 5), max_size=20)
 

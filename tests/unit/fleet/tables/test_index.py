@@ -1,7 +1,5 @@
 """Indexes of rows, beside dictionaries."""
 
-import shutil
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -11,7 +9,6 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from fleet.tables import Constant, Table, TableConfig
 from fleet.tables.index import MISSING, DirectIndex, RowIndex, RowNumbers, find_among
-from fleet.tables.kernels import compiled_find
 from fleet.tables.rules import SGD
 from tests.support.tables import Servers, assert_equal, updates
 
@@ -94,11 +91,6 @@ def test_most_ids_are_in_their_first_bucket_even_when_an_index_is_about_to_grow(
     buckets, marks = index._hash(ids)
     _, found = index._candidates(index._read(buckets), marks)
     assert found.mean() > 0.8
-
-
-@pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler to build it with")
-def test_ids_are_found_by_what_was_compiled():
-    assert compiled_find() is not None
 
 
 def test_ids_that_lie_apart_in_memory_are_found():

@@ -8,7 +8,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleet.tables.kernels import add_rows, add_rows_by_torch, distinct_by_numpy, distinct_ids, library
+from fleet.tables.gradients import add_rows, add_rows_by_torch
+from fleet.tables.ids import distinct_by_numpy, distinct_ids
+from fleet.tables.kernels import library
 
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler to build it with")

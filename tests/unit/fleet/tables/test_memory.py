@@ -6,9 +6,9 @@ import torch
 
 from fleet.errors import ConfigurationError
 from fleet.tables import Table, TableConfig, memory
+from fleet.tables.ids import SHARDS, shard_of
 from fleet.tables.memory import RowMemory
 from fleet.tables.rules import SGD
-from fleet.tables.shards import SHARDS, shard_of
 
 
 def test_a_row_too_many_is_refused_before_anything_changes(monkeypatch):

@@ -27,8 +27,8 @@ from fleet.tables import (
     row_log,
     storage,
 )
+from fleet.tables.ids import SHARDS
 from fleet.tables.rules import FTRL, SGD, Adagrad, Adam, Momentum, RMSprop, RowwiseAdagrad
-from fleet.tables.shards import SHARDS
 from tests.support.tables import CROWDED, Servers, assert_equal, crowd, updates
 
 PER_SHARD = 24
@@ -120,7 +120,7 @@ class Trainer:
         self.servers = Servers(config, number)
         self.steps = 0
 
-    def look_up(self, name, ids):
+    def fetch(self, name, ids):
         return self.servers.look_up(ids)
 
     def prefetch(self, name, ids):

@@ -97,6 +97,22 @@ def test_a_kernel_without_room_for_more_reads_has_them_made_through_the_cache(
     assert log.num_live == places.size
 
 
+def test_a_segment_whose_flush_failed_is_flushed_again(monkeypatch, direct):
+    def fails(*_: Any) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    log, _ = filled(3)
+    begun = log._flushing
+    assert begun is not None
+    log._durable[begun] = False
+    with monkeypatch.context() as patch:
+        patch.setattr(DirectReads, "flush", fails)
+        with pytest.raises(OSError, match="Input/output"):
+            log._flush(begun + 1)
+    log._flush(begun + 1)
+    assert log._durable[begun]
+
+
 def test_a_disk_that_fails_is_named(monkeypatch, direct):
     def fails(*_: Any) -> None:
         raise OSError(errno.EIO, "Input/output error")
@@ -111,8 +127,6 @@ def test_a_disk_that_fails_is_named(monkeypatch, direct):
 
 ODD_RECORD = np.dtype((np.void, 124))
 PAGES = 300
-
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has these system calls")
 
 
 @pytest.fixture

@@ -6,9 +6,9 @@ import torch
 
 from fleet.errors import ConfigurationError
 from fleet.tables import Constant, CountFilter, Table, TableConfig
+from fleet.tables.ids import shard_of
 from fleet.tables.rows import part, warm_start
 from fleet.tables.rules import Adagrad
-from fleet.tables.shards import shard_of
 
 CONFIG = TableConfig(
     "t",
@@ -39,7 +39,11 @@ def test_a_server_takes_its_own():
     [
         ([1, 2], [[1.0, 2.0]], r"vectors of shape \[1, 2\], expected \[2, 2\]"),
         ([1, 1], [[1.0, 2.0]] * 2, r"id 1 is given twice"),
-        ([1.5], [[1.0, 2.0]], r"ids of type float64 and shape \[1\], expected whole numbers"),
+        (
+            [1.5],
+            [[1.0, 2.0]],
+            r"ids of type float64 and shape \[1\], expected one dimension of whole numbers",
+        ),
         ([3, 9], [[1.0, 2.0], [0.0, float("nan")]], r"the vector of id 9 at position 1 is not finite"),
     ],
 )

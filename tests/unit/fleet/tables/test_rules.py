@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from fleet import optim
 from fleet.errors import ConfigurationError
 from fleet.tables import Constant, Table, TableConfig, Uniform
 from fleet.tables.rules import FTRL, SGD, Adagrad, Adam, Momentum, RMSprop, RowwiseAdagrad, rule_of
@@ -180,8 +181,26 @@ def group_of(optimizer: type, **options: object) -> dict[str, object]:
         (torch.optim.SparseAdam, {"lr": 0.5}, "Adam"),
         (torch.optim.AdamW, {"lr": 0.5, "weight_decay": 0.0}, "Adam"),
         (torch.optim.RMSprop, {"lr": 0.5}, "RMSprop"),
+        (optim.SGD, {"lr": 0.5, "l1_decay": 0.1}, "PaddleSGD"),
+        (optim.Momentum, {"lr": 0.5, "use_nesterov": True}, "PaddleMomentum"),
+        (optim.Adagrad, {"lr": 0.5, "initial_accumulator_value": 0.1}, "PaddleAdagrad"),
+        (optim.Adam, {"lr": 0.5, "lazy_mode": True}, "PaddleAdam"),
+        (optim.RMSProp, {"lr": 0.5, "centered": True, "momentum": 0.9}, "PaddleRMSProp"),
     ],
-    ids=["sgd", "momentum", "adagrad", "adam", "sparse-adam", "adamw-without-decay", "rmsprop"],
+    ids=[
+        "sgd",
+        "momentum",
+        "adagrad",
+        "adam",
+        "sparse-adam",
+        "adamw-without-decay",
+        "rmsprop",
+        "paddles-sgd",
+        "paddles-momentum",
+        "paddles-adagrad",
+        "paddles-adam",
+        "paddles-rmsprop",
+    ],
 )
 def test_a_class_has_a_rule_with_its_options(optimizer, options, rule):
     found, of_rule = rule_of("users", optimizer, group_of(optimizer, **options))
@@ -193,7 +212,7 @@ def test_a_class_has_a_rule_with_its_options(optimizer, options, rule):
 @pytest.mark.parametrize(
     ("optimizer", "options", "words"),
     [
-        (torch.optim.Adadelta, {}, "as torch.optim.adadelta.Adadelta does it; expected SGD"),
+        (torch.optim.Adadelta, {}, "as torch.optim.adadelta.Adadelta does; expected SGD"),
         (torch.optim.Adam, {"amsgrad": True}, "amsgrad=True"),
         (torch.optim.AdamW, {"weight_decay": 0.1}, "weight_decay=0.1"),
         (torch.optim.AdamW, {"weight_decay": 0.0, "amsgrad": True}, "amsgrad=True"),

@@ -27,9 +27,9 @@ from fleet.tables import (
 )
 from fleet.tables import snapshot as module
 from fleet.tables.export import apply_delta
+from fleet.tables.ids import SHARDS
 from fleet.tables.rows import join
 from fleet.tables.rules import SGD, Adagrad
-from fleet.tables.shards import SHARDS
 from tests.support.tables import assert_equal, crowd, updates
 
 

@@ -65,9 +65,9 @@ def test_a_visitor_from_the_web_is_shown_as_it_came():
     [
         pytest.param(4, VERSION - 1, f"version {VERSION - 1} .* version {VERSION}", id="an-older-version"),
         pytest.param(4, VERSION + 1, f"version {VERSION + 1} .* version {VERSION}", id="a-newer-version"),
-        pytest.param(5, 0, "kind 0", id="no-kind"),
-        pytest.param(5, 200, "kind 200", id="an-unknown-kind"),
-        pytest.param(6, 2, "shared 2", id="neither-shared-nor-not"),
+        pytest.param(5, 0, "kind is 0", id="no-kind"),
+        pytest.param(5, 200, "kind is 200", id="an-unknown-kind"),
+        pytest.param(6, 2, "shared is 2", id="neither-shared-nor-not"),
     ],
 )
 def test_a_broken_header_is_refused_by_what_is_broken(offset, value, words):
@@ -239,7 +239,7 @@ def test_a_direction_knows_its_state_and_the_step_that_began_last():
 def test_a_step_that_is_sent_again_is_the_same_step():
     made = conversation(Side.TRAINER, State.OPEN)
     made.resume(State.IN_STEP, 7)
-    with pytest.raises(RemoteProtocolError, match="of step 8, expected the step that began, 7"):
+    with pytest.raises(RemoteProtocolError, match="to step 8, expected the step that has begun, 7"):
         made.advance(frame(Kind.GRAD, step=8))
     made.advance(frame(Kind.GRAD, step=7))
 
@@ -247,7 +247,7 @@ def test_a_step_that_is_sent_again_is_the_same_step():
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        pytest.param({"job": 12}, "job 000000000000000c.*of job 000000000000000b", id="another-job"),
+        pytest.param({"job": 12}, r"job 0+c.* this connection, job 0+b", id="another-job"),
         pytest.param({"trainer": 0}, "trainer 0.*trainer 1", id="another-trainer"),
         pytest.param({"attempt": 1}, "attempt 1.*attempt 2", id="an-older-attempt"),
         pytest.param({"block": 4}, "block 4, expected one of the 2 blocks", id="another-servers-block"),
@@ -257,7 +257,7 @@ def test_a_step_that_is_sent_again_is_the_same_step():
         pytest.param(
             {"block": 5}, "of block 5 carries 400 bytes, expected 8", id="the-size-of-another-block"
         ),
-        pytest.param({"step": 1}, "of step 1, expected the step that began, 0", id="another-step"),
+        pytest.param({"step": 1}, "to step 1, expected the step that has begun, 0", id="another-step"),
     ],
 )
 @pytest.mark.parametrize("remote", [True, False])
@@ -304,7 +304,7 @@ def test_steps_go_forward():
 def test_a_tensor_in_shared_memory_carries_nothing(side, kind):
     state = State.IN_STEP if side is Side.TRAINER else State.OPEN
     made = conversation(side, state)
-    with pytest.raises(RemoteProtocolError, match=r"is in shared memory.*no memory is shared"):
+    with pytest.raises(RemoteProtocolError, match=r"is in shared memory.*this connection shares no memory"):
         made.advance(frame(kind, shared=True, payload_bytes=0))
     made.shares = True
     made.advance(frame(kind, shared=True, payload_bytes=0))
@@ -317,7 +317,7 @@ def test_a_tensor_in_shared_memory_carries_nothing(side, kind):
 def test_what_is_no_tensor_follows_its_header():
     made = conversation(Side.TRAINER, State.OPEN)
     made.shares = True
-    with pytest.raises(RemoteProtocolError, match=r"HYPER frame is in shared memory.*it is no tensor"):
+    with pytest.raises(RemoteProtocolError, match=r"HYPER frame is in shared memory.*it is not a tensor"):
         made.advance(frame(Kind.HYPER, shared=True, payload_bytes=0))
 
 
@@ -331,7 +331,9 @@ def test_what_is_no_tensor_follows_its_header():
             Kind.LOOK_UP, {"payload_bytes": 12}, "carries 12 bytes, expected 0 or 16 to", id="half-an-id"
         ),
         pytest.param(Kind.ROW_GRADIENT, {"payload_bytes": 24}, "expected 0 or 28 to", id="half-a-row"),
-        pytest.param(Kind.ROW_GRADIENT, {"step": 1}, "expected the step that began, 0", id="another-step"),
+        pytest.param(
+            Kind.ROW_GRADIENT, {"step": 1}, "expected the step that has begun, 0", id="another-step"
+        ),
         pytest.param(
             Kind.ROW_GRADIENT,
             {"payload_bytes": MOST_GRADIENT_BYTES + 1},
@@ -344,7 +346,7 @@ def test_what_is_no_tensor_follows_its_header():
             f"0 or 16 to {MOST_LOOK_UP_BYTES}",
             id="more-rows-than-the-answers-frame-may-carry",
         ),
-        pytest.param(Kind.LOOK_UP, {"shared": True}, "no memory is shared", id="in-shared-memory"),
+        pytest.param(Kind.LOOK_UP, {"shared": True}, "connection shares no memory", id="in-shared-memory"),
     ],
 )
 def test_a_frame_of_a_table_carries_whole_ids_and_rows_within_a_bound(kind, changes, words):

@@ -55,6 +55,17 @@ def test_what_is_rendered_is_what_was_built():
     assert yaml.safe_load(render_crd()) == build_crd()
 
 
+@pytest.mark.parametrize("part", ["spec", "status"])
+def test_kubectl_explain_describes_every_field(schema, part):
+    nameless = [
+        f"{path}.{name}"
+        for path, node in nodes(schema["properties"][part], f".{part}")
+        for name, child in node.get("properties", {}).items()
+        if not child.get("description", "").endswith(".")
+    ]
+    assert nameless == []
+
+
 def test_small_enough_for_client_side_apply():
     assert len(COMMITTED.read_bytes()) < 262_144
 
@@ -69,7 +80,7 @@ def test_is_structural(schema):
 def test_unknown_fields_of_the_spec_are_kept_in_templates_only(schema):
     open_paths = [path for path, node in nodes(schema) if node.get("x-kubernetes-preserve-unknown-fields")]
     assert open_paths
-    others = (".spec.nodePool.tolerations[]", ".spec.checkpoint.volumeClaimTemplate.spec")
+    others = (".spec.scheduling.tolerations[]", ".spec.checkpoint.volumeClaimTemplate.spec")
     assert all(".template.spec" in path or path in others for path in open_paths if path.startswith(".spec"))
 
 
@@ -95,13 +106,14 @@ def test_everything_left_out_is_written_out_by_the_schema(schema):
     del filled["template"]
     assert filled == {
         "mode": "ParameterServer",
-        "pserver": {"replicas": 1, "port": 6174, "podDisruptionBudget": False},
+        "suspend": False,
+        "pserver": {"replicas": 1, "port": 6174},
         "trainer": {"replicas": 1, "port": 6175},
         "syncMode": "Sync",
         "failurePolicy": {"rules": []},
-        "successPolicy": "All",
-        "startupPolicy": "InOrder",
-        "runPolicy": {"suspend": False, "backoffLimit": 6, "cleanPodPolicy": "Running"},
+        "successPolicy": {"type": "All"},
+        "startupPolicy": {"order": "InOrder"},
+        "runPolicy": {"backoffLimit": 6, "cleanPodPolicy": "Running"},
     }
 
 
@@ -136,19 +148,36 @@ def test_whatever_cel_goes_through_has_a_bound(schema):
             assert {"maxItems", "maxProperties"} & node.keys(), path
 
 
+def test_what_the_operator_remembers_is_one_field_that_the_schema_does_not_open(schema):
+    ledger = dict(schema["properties"]["status"]["properties"]["ledger"])
+    assert ledger.pop("description")
+    assert ledger == {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+
+
 def test_only_the_operator_writes_a_status_and_nobody_notes_which_of_its_fields(schema):
     assert schema["properties"]["status"]["x-kubernetes-map-type"] == "atomic"
 
 
-def test_all_but_the_run_policy_is_immutable(schema):
+def test_all_but_the_run_policy_suspend_and_the_placement_is_immutable(schema):
     spec = schema["properties"]["spec"]
     whole = {each.field for each in IMMUTABLE if "." not in each.field}
-    assert whole == set(spec["properties"]) - {"runPolicy", "trainer"}
-    parts = {each.field for each in IMMUTABLE if each.field.startswith("trainer.")}
-    assert parts == {f"trainer.{name}" for name in spec["properties"]["trainer"]["properties"]} - {
-        "trainer.replicas"
+    parts = {"trainer": {"replicas"}, "pserver": set()}
+    changeable = {each.field for each in CHANGES}
+    assert changeable == {
+        "trainer.replicas",
+        "scheduling",
+        "template",
+        *(f"{part}.template" for part in parts),
     }
-    for part, prefix in ((spec, ""), (spec["properties"]["trainer"], "trainer.")):
+    assert whole == set(spec["properties"]) - {"runPolicy", "suspend", "scheduling", *parts}
+    for part, free in parts.items():
+        fixed = {
+            each.field.removeprefix(f"{part}.") for each in IMMUTABLE if each.field.startswith(f"{part}.")
+        }
+        assert {each for each in fixed if "." not in each} == set(
+            spec["properties"][part]["properties"]
+        ) - free
+    for part, prefix in ((spec, ""), *((spec["properties"][each], f"{each}.") for each in parts)):
         there = {*part.get("required", ())} | {
             name for name, node in part["properties"].items() if "default" in node
         }

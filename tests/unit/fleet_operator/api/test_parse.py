@@ -46,7 +46,8 @@ def test_tells_all_problems_at_once_in_whole_sentences():
         Problem(
             "spec.trainer.ports",
             "an unknown field",
-            "one of replicas, minReplicas, maxReplicas, port, template, slotsPerPod (did you mean port?)",
+            "one of replicas, minReplicas, maxReplicas, port, template, nprocPerNode, devices, sharedMemory"
+            " (did you mean port?)",
         ),
         Problem("spec.syncMode", "'Eager'", "one of 'Sync', 'Async', 'HalfAsync', 'Geo'"),
     )
@@ -54,8 +55,8 @@ def test_tells_all_problems_at_once_in_whole_sentences():
         "FleetJob digits is not valid:\n"
         "  spec.trainer.replicas: found 0, expected at least 1\n"
         "  spec.trainer.ports: found an unknown field,"
-        " expected one of replicas, minReplicas, maxReplicas, port, template, slotsPerPod"
-        " (did you mean port?)\n"
+        " expected one of replicas, minReplicas, maxReplicas, port, template, nprocPerNode, devices,"
+        " sharedMemory (did you mean port?)\n"
         "  spec.syncMode: found 'Eager', expected one of 'Sync', 'Async', 'HalfAsync', 'Geo'"
     )
 
@@ -150,18 +151,18 @@ def test_default_of_the_failure_policy(document, expected):
 @pytest.mark.parametrize(
     ("document", "expected"),
     [
-        pytest.param(jobs.manifest(nodePool={"gpusPerTrainer": 4}), 1, id="one-process-with-servers"),
+        pytest.param(jobs.manifest(trainer={"devices": {"count": 4}}), 1, id="one-process-with-servers"),
         pytest.param(jobs.collective_manifest(), 1, id="one-by-default"),
-        pytest.param(jobs.collective_manifest(nodePool={"gpusPerTrainer": 4}), 4, id="one-per-gpu"),
+        pytest.param(jobs.collective_manifest(trainer={"devices": {"count": 4}}), 4, id="one-per-gpu"),
         pytest.param(
-            jobs.collective_manifest(trainer={"slotsPerPod": 2}, nodePool={"gpusPerTrainer": 4}),
+            jobs.collective_manifest(trainer={"nprocPerNode": 2, "devices": {"count": 4}}),
             2,
             id="as-asked",
         ),
     ],
 )
-def test_slots_per_pod(document, expected):
-    assert parse_job(document).slots_per_pod == expected
+def test_nproc_per_node(document, expected):
+    assert parse_job(document).nproc_per_node == expected
 
 
 def test_a_jobs_roles_in_their_order():

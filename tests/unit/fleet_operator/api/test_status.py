@@ -11,7 +11,10 @@ from fleet_operator.api import (
     ReplicaRestarts,
     Role,
     RoleStatus,
+    StoredLedger,
+    StoredRole,
 )
+from tests.support.plans import Story, trainer
 
 NOON = datetime(2026, 11, 21, 12, 0, 0, tzinfo=UTC)
 
@@ -31,9 +34,12 @@ def test_reads_back_as_it_was_written():
         roles=(
             RoleStatus(
                 role=Role.TRAINER,
-                restarts=(ReplicaRestarts(index=1, count=2, not_before=NOON),),
                 completed_indexes="0",
             ),
+        ),
+        ledger=StoredLedger(
+            not_before=NOON,
+            roles={"trainer": StoredRole(restarts=(ReplicaRestarts(index=1, count=2, not_before=NOON),))},
         ),
     )
     assert FleetJobStatus.model_validate(status.to_manifest()) == status
@@ -47,8 +53,10 @@ def test_times_are_written_as_kubernetes_writes_them():
 def test_what_is_unknown_is_left_out():
     assert FleetJobStatus().to_manifest() == {
         "conditions": [],
+        "columns": {},
         "restarts": 0,
         "failures": 0,
+        "disruptions": 0,
         "jobRestarts": 0,
         "roles": [],
     }
@@ -61,3 +69,18 @@ def test_a_role_that_is_not_told_of_has_nothing():
 def test_only_two_states_are_final():
     assert {state for state in JobState if state.final} == {JobState.SUCCEEDED, JobState.FAILED}
     assert not FleetJobStatus().finished
+
+
+def test_what_a_later_build_remembers_is_written_back_as_it_was():
+    ledger = {
+        "queueSince": "2026-11-21T12:00:00Z",
+        "quotaBackOff": {"times": 1, "by": "team-a"},
+        "roles": {
+            "trainer": {"created": "0", "since": 3, "restarts": [{"index": 0, "count": 1, "why": "x"}]},
+            "evaluator": {"created": "0-1"},
+        },
+    }
+    story = Story()
+    story.job = story.job.with_status(FleetJobStatus.model_validate({"ledger": ledger}))
+    story.sees(trainer(0, attempt="0.1"))
+    assert story.job.status.to_manifest()["ledger"] == ledger

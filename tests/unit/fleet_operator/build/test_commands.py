@@ -37,7 +37,7 @@ def test_the_script_of_a_command(command, script):
 def said_of(command: object, slots: int = 8, **container: object) -> str | None:
     words = command.split() if isinstance(command, str) else command
     document = jobs.collective_manifest(
-        trainer={"slotsPerPod": slots}, template=template({"command": words, **container})
+        trainer={"nprocPerNode": slots}, template=template({"command": words, **container})
     )
     return unlaunched_sentence(jobs.job(document))
 
@@ -45,8 +45,8 @@ def said_of(command: object, slots: int = 8, **container: object) -> str | None:
 def test_a_script_that_python_starts_once_for_several_slots_is_told_with_what_to_write_instead():
     assert said_of("python -u src/train.py --epochs 2") == (
         "spec.template.spec.containers[0].command: python starts src/train.py once in each pod, which has 8"
-        " slots and so no RANK of its own; write [torchrun, src/train.py] or [python, -m, fleet.launch,"
-        " src/train.py], which start it in each slot with its rank, or set trainer.slotsPerPod: 1 where one"
+        " processes and so no RANK of its own; write [torchrun, src/train.py] or [python, -m, fleet.launch,"
+        " src/train.py], which start each process with its rank, or set trainer.nprocPerNode: 1 where one"
         " process of a pod does all"
     )
 
@@ -78,15 +78,15 @@ def test_one_slot_needs_no_launcher():
     assert said_of("python train.py", slots=1) is None
 
 
-def test_the_slots_may_be_a_pools_and_the_main_container_the_second_of_the_trainers_own_template():
+def test_devices_count_as_processes_and_the_main_container_may_be_the_second_of_the_trainers_template():
     fleet = {"name": "fleet", "image": "none", "command": ["python"], "args": ["train.py"]}
     containers = [{"name": "sidecar", "image": "none"}, fleet]
     document = jobs.collective_manifest(
-        nodePool={"gpusPerTrainer": 2}, trainer={"template": {"spec": {"containers": containers}}}
+        trainer={"devices": {"count": 2}, "template": {"spec": {"containers": containers}}}
     )
-    told = unlaunched_sentence(jobs.job(document)) or ""
-    assert told.startswith("spec.trainer.template.spec.containers[1].command: python starts train.py once")
-    assert "which has 2 slots" in told
+    text = unlaunched_sentence(jobs.job(document)) or ""
+    assert text.startswith("spec.trainer.template.spec.containers[1].command: python starts train.py once")
+    assert "which has 2 processes" in text
 
 
 def said_of_pods(command: str, pods: int = 2) -> str | None:
@@ -98,12 +98,13 @@ def said_of_pods(command: str, pods: int = 2) -> str | None:
 
 def test_a_launcher_of_one_machine_in_several_pods_is_told_with_what_to_write_instead():
     assert said_of_pods("torchrun --standalone train.py", pods=3) == (
-        "spec.template.spec.containers[0].command: --standalone is for one machine, and the job has 3 pods,"
-        " each of which would train or wait alone; leave it out, as the job tells torchrun of all pods"
+        "spec.template.spec.containers[0].command: --standalone is for one machine, but the job has 3 pods,"
+        " each of which would train or wait alone; leave it out, because the job configures torchrun for"
+        " all pods"
     )
     assert said_of_pods("accelerate launch --multi_gpu --num_processes=2 train.py") == (
         "spec.template.spec.containers[0].command: accelerate launch without --num_machines is for one"
-        " machine, and the job has 2 pods, each of which would train or wait alone; add"
+        " machine, but the job has 2 pods, each of which would train or wait alone; add"
         " --num_machines=$(NNODES), --machine_rank=$(NODE_RANK), --num_processes=$(WORLD_SIZE),"
         " --main_process_ip=$(MASTER_ADDR) and --main_process_port=$(MASTER_PORT)"
     )

@@ -11,6 +11,7 @@ from fleet_operator.api import FleetJob, Role, parse_job
 from fleet_operator.build import (
     ClusterHosts,
     Start,
+    assigned_ports,
     build_pod,
     overwritten_sentence,
     replica_ports,
@@ -100,7 +101,7 @@ def test_a_replica_knows_how_often_it_was_started_before():
 
 
 def test_a_pod_of_several_processes_gets_nothing_that_differs_between_them():
-    job = jobs.job(jobs.collective_manifest(nodePool={"gpusPerTrainer": 8}))
+    job = jobs.job(jobs.collective_manifest(trainer={"replicas": 2, "devices": {"count": 8}}))
     env = role_env(job, Role.TRAINER, 1, ClusterHosts(job))
     assert not {"RANK", "LOCAL_RANK", "PADDLE_TRAINER_ID", "PADDLE_CURRENT_ENDPOINT"} & env.keys()
     assert (env["WORLD_SIZE"], env["LOCAL_WORLD_SIZE"], env["PET_NPROC_PER_NODE"]) == ("16", "8", "8")
@@ -108,7 +109,7 @@ def test_a_pod_of_several_processes_gets_nothing_that_differs_between_them():
 
 @pytest.mark.parametrize(("replicas", "slots", "port"), [(1000, 8, "[6175-6182]"), (1000, 1, "6175")])
 def test_thousands_of_processes_are_told_by_a_pattern(replicas, slots, port):
-    job = jobs.job(jobs.collective_manifest(trainer={"replicas": replicas, "slotsPerPod": slots}))
+    job = jobs.job(jobs.collective_manifest(trainer={"replicas": replicas, "nprocPerNode": slots}))
     hosts = ClusterHosts(job)
     env = role_env(job, Role.TRAINER, 7, hosts)
     listed = env["PADDLE_TRAINER_ENDPOINTS"]
@@ -122,7 +123,7 @@ def test_thousands_of_processes_are_told_by_a_pattern(replicas, slots, port):
 @pytest.mark.parametrize(("replicas", "slots"), [(1000, 8), (1000, 1), (88, 8)])
 def test_thousands_are_told_ports_that_differ_from_pod_to_pod(replicas, slots):
     network = {"hostNetwork": True, "portRange": {"first": 20000, "last": 28999}}
-    trainer = {"replicas": replicas, "slotsPerPod": slots}
+    trainer = {"replicas": replicas, "nprocPerNode": slots}
     job = jobs.job(jobs.collective_manifest(network=network, trainer=trainer))
     hosts = ClusterHosts(job)
     env = role_env(job, Role.TRAINER, 7, hosts)
@@ -132,11 +133,32 @@ def test_thousands_are_told_ports_that_differ_from_pod_to_pod(replicas, slots):
         for node in range(replicas)
         for slot in range(slots)
     ]
-    assert len(env["PADDLE_TRAINER_ENDPOINTS"]) <= 32 << 10
+    assert len(env["PADDLE_TRAINER_ENDPOINTS"]) <= 4 << 10
+
+
+@pytest.mark.parametrize("network", [{}, {"hostNetwork": True, "portRange": {"first": 20000, "last": 29999}}])
+@pytest.mark.parametrize("replicas", [50, 700])
+def test_a_pattern_stands_for_hundreds_of_servers(replicas, network):
+    job = jobs.job(jobs.manifest(pserver={"replicas": replicas}, network=network))
+    hosts = ClusterHosts(job)
+    env = role_env(job, Role.TRAINER, 0, hosts)
+    servers = range(replicas)
+    assert split_endpoints(env["PADDLE_PSERVERS_IP_PORT_LIST"]) == [
+        f"{hosts(Role.PSERVER, server)}:{replica_ports(job, Role.PSERVER, server).first}"
+        for server in servers
+    ]
+    if not network:
+        names = [hosts(Role.PSERVER, server) for server in servers]
+        assert split_endpoints(env["PADDLE_PSERVER_IPS"]) == names
+    assert len(str(env)) < 8 << 10
+    assert ("[" in env["PADDLE_PSERVERS_IP_PORT_LIST"]) is (replicas == 700)
+    ports = tuple(replica_ports(job, Role.PSERVER, server).first for server in servers)
+    if network:
+        assert assigned_ports(env) == ports
 
 
 def test_names_that_no_pattern_can_tell_stay_a_list():
-    job = jobs.job(jobs.collective_manifest(trainer={"replicas": 1000, "slotsPerPod": 8}))
+    job = jobs.job(jobs.collective_manifest(trainer={"replicas": 1000, "nprocPerNode": 8}))
     env = role_env(job, Role.TRAINER, 0, lambda _, index: f"10.{index >> 8}.{index & 255}.1")
     assert len(set(env["PADDLE_TRAINER_ENDPOINTS"].split(","))) == 8000
 

@@ -6,19 +6,16 @@ from fleet_operator.api import Role
 from tests.support import jobs
 from tests.support.pods import Manifest, env_of, main_of, pod_of, template
 
-POOL = {
-    "nodeSelector": {"accelerator": "h100"},
-    "tolerations": [{"key": "gpu", "operator": "Exists"}],
-    "gpusPerTrainer": 8,
-    "sharedMemory": "2Gi",
-}
+NODES = {"nodeSelector": {"accelerator": "h100"}, "tolerations": [{"key": "gpu", "operator": "Exists"}]}
+GPUS = {"replicas": 2, "devices": {"count": 8}, "sharedMemory": "2Gi"}
 GPU = {"resources": {"limits": {"nvidia.com/gpu": 1}}}
 CLAIM = {"resources": {"claims": [{"name": "gpu"}]}}
 
 
-def test_a_trainer_gets_its_share_of_the_node_pool():
+def test_a_trainer_gets_its_share_of_its_node():
     spec = pod_of(
-        nodePool=POOL,
+        scheduling=NODES,
+        trainer=GPUS,
         template=template(
             {"resources": {"limits": {"cpu": "4"}}},
             nodeSelector={"zone": "a"},
@@ -38,7 +35,7 @@ def test_a_trainer_gets_its_share_of_the_node_pool():
 
 def test_collectives_say_what_goes_wrong_unless_the_template_says_otherwise():
     asked = {"env": [{"name": "NCCL_DEBUG", "value": "INFO"}]}
-    values = [env_of(main_of(pod_of(nodePool=POOL, template=each))) for each in (template(), template(asked))]
+    values = [env_of(main_of(pod_of(trainer=GPUS, template=each))) for each in (template(), template(asked))]
     assert [each["NCCL_DEBUG"] for each in values] == ["WARN", "INFO"]
     assert "NCCL_DEBUG" not in env_of(main_of(pod_of()))
     assert "NCCL_DEBUG" not in env_of(main_of(pod_of(Role.PSERVER, template=template(GPU))))
@@ -47,20 +44,20 @@ def test_collectives_say_what_goes_wrong_unless_the_template_says_otherwise():
 def test_torch_writes_down_which_collectives_came_before_one_that_timed_out():
     recorder = {"TORCH_FR_BUFFER_SIZE": "2000", "TORCH_NCCL_DUMP_ON_TIMEOUT": "1"}
     kept = {"TORCH_FR_DUMP_TEMP_FILE": "/state/nccl_trace_rank_"}
-    plain = jobs.collective_manifest(nodePool=POOL)
+    plain = jobs.collective_manifest(trainer=GPUS)
     checkpoint = {"claimName": "state", "mountPath": "/state"}
-    saving = jobs.collective_manifest(nodePool=POOL, checkpoint=checkpoint)
+    saving = jobs.collective_manifest(trainer=GPUS, checkpoint=checkpoint)
     asking = [jobs.collective_manifest(template=template(each)) for each in (GPU, CLAIM)]
     for document, expected in (*((each, recorder) for each in (plain, *asking)), (saving, recorder | kept)):
         env = env_of(main_of(pod_of(document=document)))
         assert {name: env[name] for name in env if name.startswith("TORCH_")} == expected
-    assert "TORCH_FR_BUFFER_SIZE" not in env_of(main_of(pod_of(nodePool=POOL)))
+    assert "TORCH_FR_BUFFER_SIZE" not in env_of(main_of(pod_of(trainer=GPUS)))
 
 
 def test_shared_memory_of_the_template_wins():
     own = {"name": "shm", "mountPath": "/dev/shm"}  # noqa: S108  not a temporary file
     spec = pod_of(
-        nodePool=POOL,
+        trainer=GPUS,
         template=template({"volumeMounts": [own]}, volumes=[{"name": "shm", "emptyDir": {}}]),
     )["spec"]
     assert spec["volumes"] == [{"name": "shm", "emptyDir": {}}]
@@ -70,29 +67,29 @@ def test_shared_memory_of_the_template_wins():
 @pytest.mark.parametrize(
     ("document", "expected"),
     [
-        pytest.param(jobs.manifest(nodePool={"gpusPerTrainer": 1}), {}, id="gpus-of-a-pool"),
+        pytest.param(jobs.manifest(trainer={"devices": {"count": 1}}), {}, id="gpus-of-the-job"),
         pytest.param(jobs.manifest(template=template(GPU)), {}, id="gpus-of-the-template"),
         pytest.param(jobs.manifest(template=template(CLAIM)), {}, id="devices-of-a-claim"),
-        pytest.param(jobs.collective_manifest(trainer={"slotsPerPod": 2}), {}, id="several-slots"),
-        pytest.param(jobs.manifest(nodePool={"sharedMemory": "1Gi"}), {"sizeLimit": "1Gi"}, id="asked-for"),
+        pytest.param(jobs.collective_manifest(trainer={"nprocPerNode": 2}), {}, id="several-processes"),
+        pytest.param(jobs.manifest(trainer={"sharedMemory": "1Gi"}), {"sizeLimit": "1Gi"}, id="asked-for"),
         pytest.param(
-            jobs.manifest(nodePool={"gpusPerTrainer": 1, "sharedMemory": "1Gi"}),
+            jobs.manifest(trainer={"devices": {"count": 1}, "sharedMemory": "1Gi"}),
             {"sizeLimit": "1Gi"},
             id="gpus-and-a-size",
         ),
         pytest.param(jobs.manifest(), None, id="one-process-on-the-cpu"),
-        pytest.param(jobs.collective_manifest(trainer={"slotsPerPod": 1}), None, id="one-slot"),
+        pytest.param(jobs.collective_manifest(trainer={"nprocPerNode": 1}), None, id="one-process"),
         pytest.param(
             jobs.manifest(template=template({"resources": {"limits": {"cpu": "4", "nvidia.com/gpu": 0}}})),
             None,
             id="no-device",
         ),
         pytest.param(
-            jobs.manifest(nodePool={"gpusPerTrainer": 1, "sharedMemory": "0Gi"}), None, id="refused"
+            jobs.manifest(trainer={"devices": {"count": 1}, "sharedMemory": "0Gi"}), None, id="refused"
         ),
         pytest.param(
             jobs.collective_manifest(
-                trainer={"slotsPerPod": 2},
+                trainer={"nprocPerNode": 2},
                 template=template(
                     {"volumeMounts": [{"name": "shm", "mountPath": "/dev/shm/"}]},  # noqa: S108  not a temporary file
                     volumes=[{"name": "shm", "emptyDir": {}}],
@@ -117,8 +114,8 @@ def test_a_path_that_is_no_text_is_left_to_the_api_server():
     assert spec["containers"][0]["volumeMounts"] == mounts
 
 
-def test_a_server_stands_in_the_pool_but_takes_no_device():
-    spec = pod_of(Role.PSERVER, nodePool=POOL)["spec"]
+def test_a_server_runs_on_the_same_nodes_but_takes_no_device():
+    spec = pod_of(Role.PSERVER, scheduling=NODES, trainer=GPUS)["spec"]
     assert spec["nodeSelector"] == {"accelerator": "h100"}
     assert "resources" not in spec["containers"][0]
     assert "volumes" not in spec
@@ -161,7 +158,7 @@ def test_collective_trainers_on_their_nodes_network_are_told_their_address():
 
 
 def test_the_scheduler_is_told_every_port_that_is_taken_on_a_node():
-    document = jobs.collective_manifest(network=HOST, trainer={"slotsPerPod": 3})
+    document = jobs.collective_manifest(network=HOST, trainer={"nprocPerNode": 3})
     ports = main_of(pod_of(document=document))["ports"]
     numbers = [each["containerPort"] for each in ports]
     assert numbers == list(range(numbers[0], numbers[0] + 4))

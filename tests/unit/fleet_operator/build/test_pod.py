@@ -219,21 +219,21 @@ def test_threads_of_the_template_win():
 
 def test_the_processes_of_a_pod_share_its_cores():
     document = jobs.collective_manifest(
-        trainer={"slotsPerPod": 4}, template=template({"resources": {"limits": {"cpu": "10"}}})
+        trainer={"nprocPerNode": 4}, template=template({"resources": {"limits": {"cpu": "10"}}})
     )
     assert env_of(main_of(pod_of(document=document)))["OMP_NUM_THREADS"] == "3"
 
 
-POOL = {"tolerations": [{"key": "gpu", "operator": "Exists"}], "gpusPerTrainer": 8}
+NODES = {"tolerations": [{"key": "gpu", "operator": "Exists"}]}
 
 
 def test_building_changes_nothing_in_the_job():
-    job = jobs.job(jobs.manifest(nodePool=POOL))
+    job = jobs.job(jobs.manifest(scheduling=NODES))
     first = build_pod(job, Role.TRAINER, 0, Attempt(), ClusterHosts(job))
     first["spec"]["tolerations"][0]["key"] = "changed"
     first["spec"]["containers"][0]["command"].append("changed")
     again = build_pod(job, Role.TRAINER, 0, Attempt(), ClusterHosts(job))
-    assert again["spec"]["tolerations"] == POOL["tolerations"]
+    assert again["spec"]["tolerations"] == NODES["tolerations"]
     assert again["spec"]["containers"][0]["command"] == ["python", "train.py"]
 
 

@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fleet_operator.api import FleetJob, Role
-from fleet_operator.build import ClusterHosts, ReplicaPorts, Start, replica_ports, role_env, told_ports
+from fleet_operator.api import FleetJob, FleetJobStatus, PortBlocks, Role, StoredLedger, StoredRole
+from fleet_operator.build import ClusterHosts, ReplicaPorts, Start, assigned_ports, replica_ports, role_env
+from fleet_operator.build.ports import first_ports
 from tests.support import jobs
 
 
@@ -63,7 +64,7 @@ def test_the_environment_lists_each_servers_own_port():
 
 def test_processes_find_each_other_at_their_own_ports():
     network = {"hostNetwork": True, "portRange": {"first": 20000, "last": 20999}}
-    job = jobs.job(jobs.collective_manifest(network=network, trainer={"replicas": 2, "slotsPerPod": 2}))
+    job = jobs.job(jobs.collective_manifest(network=network, trainer={"replicas": 2, "nprocPerNode": 2}))
     env = role_env(job, Role.TRAINER, 1, ClusterHosts(job))
     first, second = (replica_ports(job, Role.TRAINER, index).first for index in (0, 1))
     assert [each.rpartition(":")[2] for each in env["PADDLE_TRAINER_ENDPOINTS"].split(",")] == [
@@ -76,9 +77,9 @@ def test_processes_find_each_other_at_their_own_ports():
     ("servers", "trainer"),
     [
         pytest.param(2, {"replicas": 2}, id="servers"),
-        pytest.param(0, {"replicas": 2, "slotsPerPod": 2}, id="processes"),
-        pytest.param(0, {"replicas": 1000, "slotsPerPod": 8}, id="thousands-by-a-pattern"),
-        pytest.param(0, {"replicas": 1000, "slotsPerPod": 1}, id="thousands-of-one-slot"),
+        pytest.param(0, {"replicas": 2, "nprocPerNode": 2}, id="processes"),
+        pytest.param(0, {"replicas": 1000, "nprocPerNode": 8}, id="thousands-by-a-pattern"),
+        pytest.param(0, {"replicas": 1000, "nprocPerNode": 1}, id="thousands-of-one-slot"),
     ],
 )
 def test_what_pods_were_told_is_read_back_and_told_to_those_that_come_later(
@@ -89,20 +90,33 @@ def test_what_pods_were_told_is_read_back_and_told_to_those_that_come_later(
     network = {"hostNetwork": True, "portRange": {"first": 20000, "last": 39999}}
     job = jobs.job(made(network=network, trainer=trainer))
     hosts = ClusterHosts(job)
-    told = told_ports(role_env(job, Role.TRAINER, 1, hosts))
+    told = assigned_ports(role_env(job, Role.TRAINER, 1, hosts))
     assert list(told) == [replica_ports(job, role, index).first for index in range(len(told))]
     assert len(told) == job.replicas(role)
     other = tuple(port + 7 for port in told)
     env = role_env(job, Role.TRAINER, 0, hosts, Start(ports=other))
-    assert told_ports(env) == other
+    assert assigned_ports(env) == other
     own = replica_ports(job, role, 1, other)
-    assert own == ReplicaPorts(other[1], other[1] + job.slots_per_pod)
+    assert own == ReplicaPorts(other[1], other[1] + job.nproc_per_node)
     uneven = (*other[:-1], other[-1] + 5000)
-    assert told_ports(role_env(job, Role.TRAINER, 0, hosts, Start(ports=uneven))) == uneven
+    assert assigned_ports(role_env(job, Role.TRAINER, 0, hosts, Start(ports=uneven))) == uneven
 
 
 def test_ports_of_another_number_of_replicas_are_of_no_use():
     job = on_host()
     assert replica_ports(job, Role.PSERVER, 0, (30000,)) == replica_ports(job, Role.PSERVER, 0)
-    assert told_ports({"PADDLE_PSERVERS_IP_PORT_LIST": "elsewhere"}) == ()
-    assert told_ports({}) == ()
+    assert assigned_ports({"PADDLE_PSERVERS_IP_PORT_LIST": "elsewhere"}) == ()
+    assert assigned_ports({}) == ()
+
+
+def test_the_ledgers_ports_are_the_jobs_whatever_this_build_would_choose():
+    job = jobs.job(jobs.manifest(network={"hostNetwork": True, "portRange": {"first": 20000, "last": 20999}}))
+    roles = {
+        "pserver": StoredRole(ports=PortBlocks(first=20500, apart=2)),
+        "trainer": StoredRole(ports=PortBlocks(first=20600, apart=2)),
+    }
+    started = job.with_status(FleetJobStatus(ledger=StoredLedger(roles=roles)))
+    assert first_ports(started, Role.PSERVER) == [20500, 20502]
+    assert replica_ports(started, Role.PSERVER, 1) == ReplicaPorts(20502, 20503)
+    assert replica_ports(started, Role.TRAINER, 1) == ReplicaPorts(20602, 20603)
+    assert replica_ports(started, Role.PSERVER, 1, (20010, 20020)).first == 20020, "peers know that one"

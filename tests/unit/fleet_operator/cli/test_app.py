@@ -94,7 +94,7 @@ def test_a_variable_that_the_job_overwrites_is_warned_of(fleetjob, write):
 
 def test_slots_without_a_launcher_are_warned_of(fleetjob, write):
     job = job_manifest("pass", server=None)
-    job["spec"]["trainer"]["slotsPerPod"] = 2
+    job["spec"]["trainer"]["nprocPerNode"] = 2
     main = job["spec"]["trainer"]["template"]["spec"]["containers"][0]
     main["command"] = ["python", "train.py"]
     status, out, err = fleetjob("validate", "-f", write(job))
@@ -210,7 +210,7 @@ def test_an_alias_bomb_is_refused(fleetjob, write):
     levels = [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 9)]
     status, out, err = fleetjob("validate", "-f", write("\n".join(["a0: &a0 [x, x, x]", *levels])))
     assert (status, out) == (2, "")
-    assert "the document unfolds to more than" in err
+    assert "the document expands to more than" in err
 
 
 def test_the_version(fleetjob):
@@ -264,10 +264,10 @@ def test_render_prints_what_a_job_has_beside_its_pods(fleetjob, write):
     job = job_manifest("pass")
     job["spec"] |= {
         "checkpoint": {"volumeClaimTemplate": {"spec": {"accessModes": ["ReadWriteOnce"]}}},
-        "network": {"policy": True},
-        "scheduling": {"gang": "Volcano", "queue": "night"},
+        "network": {"policy": {"type": "Isolated"}},
+        "podGroupPolicy": {"volcano": {"queue": "night"}},
     }
-    job["spec"]["pserver"] |= {"replicas": 2, "podDisruptionBudget": True}
+    job["spec"]["pserver"] |= {"replicas": 2, "disruptionBudget": {}}
     _, out, _ = fleetjob("render", "-f", write(job))
     documents = list(yaml.safe_load_all(out))
     assert [each["kind"] for each in documents] == [
@@ -288,10 +288,10 @@ def test_a_mistake_of_our_own_is_a_sentence_too(fleetjob, write, monkeypatch):
     def broken(document, **_):
         raise ZeroDivisionError("by zero")
 
-    monkeypatch.setattr(sys.modules["fleet_operator.cli.manifest"], "check_manifest", broken)
+    monkeypatch.setattr(sys.modules["fleet_operator.manifests.manifest"], "check_manifest", broken)
     status, _, err = fleetjob("validate", "-f", write(job_manifest("pass")))
     assert status == 1
-    assert err.startswith("fleetjob: a mistake in fleetjob itself: ZeroDivisionError: by zero (")
+    assert err.startswith("fleetjob: internal error in fleetjob: ZeroDivisionError: by zero (")
 
 
 @pytest.mark.parametrize("verb", ["delete", "suspend", "resume", "status", "logs", "events"])
@@ -300,7 +300,7 @@ def test_what_is_no_name_reaches_no_server(fleetjob, verb, name):
     """An empty one would be the path of all jobs of the namespace."""
     status, out, err = fleetjob(verb, name)
     assert (status, out) == (2, "")
-    assert f"{name!r} is no name of a FleetJob" in " ".join(err.replace("│", " ").split())
+    assert f"{name!r} is not a valid name of a FleetJob" in " ".join(err.replace("│", " ").split())
 
 
 def test_a_missing_option_is_named(fleetjob):

@@ -3,7 +3,7 @@
 import pytest
 
 from fleet_operator.cli.change import scale, submit, suspend
-from fleet_operator.cli.session import MANAGER, ClusterRefusal, Session
+from fleet_operator.client.session import MANAGER, ClusterRefusal, Session
 from fleet_operator.kubernetes.client import ApiError
 from tests.support.fake_api import FakeApi
 from tests.support.jobs import manifest
@@ -45,7 +45,7 @@ async def test_a_job_that_has_finished_is_neither_suspended_nor_resumed(suspende
     api = FakeApi()
     finished = {"type": "Succeeded", "status": "True", "reason": "AllSucceeded", "message": "done"}
     moment = {"lastTransitionTime": "2026-01-01T00:00:00Z"}
-    document = manifest(runPolicy={"suspend": not suspended})
+    document = manifest(suspend=not suspended)
     api.put(JOB, {**document, "status": {"state": "Succeeded", "conditions": [{**finished, **moment}]}})
     session = Session(api, "https://fake", "default")
     with pytest.raises(ClusterRefusal, match=f"has finished: there is nothing to {verb}$"):

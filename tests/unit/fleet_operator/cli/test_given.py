@@ -94,4 +94,4 @@ def test_lines_that_count_for_nothing_are_told(tmp_path):
     (tmp_path / "x.env").write_text("EPOCHS=9\nOTHER=1\n")
     job = job_with()
     said = list(describe(job, read_given([], [tmp_path / "x.env"])))
-    assert said == ["--env-file: the manifest's own value counts of EPOCHS"]
+    assert said == ["--env-file: the manifest's own values of EPOCHS take precedence"]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, cast
 
-from fleet_operator.cli.session import Session
 from fleet_operator.cli.status import show_events
+from fleet_operator.client.session import Session
 
 if TYPE_CHECKING:
     from fleet_operator.kubernetes.client import ApiClient

@@ -21,7 +21,8 @@ from fleet_operator.api import (
     JobState,
     ReplicaRestarts,
     Role,
-    RoleStatus,
+    StoredLedger,
+    StoredRole,
     TableStatistics,
     parse_job,
 )
@@ -120,8 +121,8 @@ def test_a_failure_is_told_with_what_the_plan_does_about_it():
     watched = Watched()
     watched.live(a_pod(index=1), 137)
     assert not any("killed" in line for line in watched.said)
-    restarts = RoleStatus(role=Role.TRAINER, restarts=(ReplicaRestarts(index=1, count=1),))
-    watched.status(state=JobState.RESTARTING, failures=1, roles=(restarts,))
+    restarts = StoredRole(restarts=(ReplicaRestarts(index=1, count=1),))
+    watched.status(state=JobState.RESTARTING, failures=1, ledger=StoredLedger(roles={"trainer": restarts}))
     assert watched.said[-2:] == [
         "trainer-1 was ended by SIGKILL (exit code 137); restarting (1 of 6)",
         "the job is Restarting",
@@ -528,8 +529,8 @@ def test_the_result_names_who_trained_past_the_others():
     watched.live(a_pod(index=0), 0, message='{"step": 200, "counters": {}}')
     watched.live(a_pod(index=1), 0, message='{"step": 273, "counters": {"steps_past_the_others": 73}}')
     watched.status(state=JobState.SUCCEEDED)
-    (line,) = [line for line in to_text(result(watched)).splitlines() if "past the others" in line]
-    assert line.startswith("  trainer-1 joined late and trained 73 steps past the others")
+    (line,) = [line for line in to_text(result(watched)).splitlines() if "after the others completed" in line]
+    assert line.startswith("  trainer-1 joined late, and made 73 steps after the others completed")
 
 
 def test_the_result_names_whose_weights_are_lost():

@@ -84,9 +84,9 @@ def test_the_working_directory_is_the_root_or_beside_the_manifest(
 def test_trainers_that_share_a_folder_are_told_who_saves(manifest):
     def said(trainers: int, server: str | None = None, slots: int = 1) -> bool:
         document = job_manifest("", server=server, trainers=trainers)
-        document["spec"]["trainer"]["slotsPerPod"] = slots
+        document["spec"]["trainer"]["nprocPerNode"] = slots
         remark = choose_workdirs(parse_job(document), manifest).remarks[-1]
-        return "where LOCAL_RANK is 0 is written by one process of each" in remark
+        return "one process of each trainer writes to the same files" in remark
 
     assert said(2)
     assert said(2, slots=4), "its launcher gives each trainer one such process"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from fleet_operator.api import Condition, ConditionStatus, ConditionType, FleetJobStatus, JobState
+from fleet_operator.api import Columns, Condition, ConditionStatus, ConditionType, FleetJobStatus, JobState
 from fleet_operator.cluster import Key
 from fleet_operator.engine.batching import (
     COMING_UP,
@@ -33,11 +33,11 @@ if TYPE_CHECKING:
     from fleet_operator.plan.model import Action
 
 KEY = Key("default", "digits")
-PENDING = FleetJobStatus(state=JobState.PENDING, trainers="0/2")
-ONE_RUNS = FleetJobStatus(state=JobState.PENDING, trainers="1/2")
-RUNNING = FleetJobStatus(state=JobState.RUNNING, trainers="2/2")
+PENDING = FleetJobStatus(state=JobState.PENDING, columns=Columns(trainers="0/2"))
+ONE_RUNS = FleetJobStatus(state=JobState.PENDING, columns=Columns(trainers="1/2"))
+RUNNING = FleetJobStatus(state=JobState.RUNNING, columns=Columns(trainers="2/2"))
 SAID = Event("Warning", "NameTaken", "another has the name")
-CREATIONS = (CreateService({}), CreatePod({}))
+CREATIONS = (CreateService({}), CreatePod(dict))
 
 
 class Waiting:
@@ -88,7 +88,7 @@ def test_of_the_first_replicas_that_run_is_told_within_half_a_second_at_most(wai
         pytest.param(PENDING, (DeletePod("digits-trainer-0", "u0"),), (), id="pods-that-go"),
         pytest.param(PENDING, (DeleteService("digits"),), (), id="a-service-that-goes"),
         pytest.param(PENDING, (EnsureObject({}), *CREATIONS), (), id="what-may-outlive-the-job"),
-        pytest.param(PENDING, (CreatePod({}),) * (MOST_OBJECTS + 1), (), id="many-pods"),
+        pytest.param(PENDING, (CreatePod(dict),) * (MOST_OBJECTS + 1), (), id="many-pods"),
         pytest.param(PENDING, CREATIONS, (SAID,), id="something-to-tell"),
         pytest.param(FleetJobStatus(state=JobState.SUSPENDED), (), (), id="a-job-that-is-held"),
         pytest.param(FleetJobStatus(state=JobState.FAILED), (), (), id="a-job-that-can-never-run"),
@@ -127,7 +127,7 @@ def test_a_status_that_there_is_goes_before_what_is_created(waiting: Waiting):
 def test_mere_counts_wait_since_the_first_of_them(waiting: Waiting):
     waiting.written = PENDING
     assert waiting.wait(0, ONE_RUNS) == COUNTS
-    two = ONE_RUNS.model_copy(update={"trainers": "2/2"})
+    two = ONE_RUNS.model_copy(update={"columns": Columns(trainers="2/2")})
     assert waiting.wait(0.25, two) == COUNTS - timedelta(seconds=0.25)
     assert waiting.wait(COUNTS.total_seconds(), two) is None
 
@@ -137,7 +137,7 @@ def test_what_tells_of_no_more_replicas_waits_longer_and_does_not_shorten_what_f
     there = PENDING.model_copy(update={"trainer_replicas": 2})
     assert waiting.wait(0, there) == QUIET
     assert waiting.wait(1, there) == QUIET - timedelta(seconds=1)
-    one_runs = there.model_copy(update={"trainers": "1/2"})
+    one_runs = there.model_copy(update={"columns": Columns(trainers="1/2")})
     assert waiting.wait(1.25, one_runs) == COUNTS
     assert waiting.wait(1.5, there) == QUIET - timedelta(seconds=1.5)  # it has ended again
     assert waiting.wait(1.75, one_runs) == timedelta(seconds=0.25)  # the two seconds are over first

@@ -55,6 +55,16 @@ def spec(api: FakeApi) -> Mapping[str, Any]:
     return found
 
 
+@pytest.mark.parametrize("owner", [None, {"kind": "ServiceAccount", "name": "fleet", "uid": "5"}])
+async def test_a_lease_refers_to_its_owner(owner: Mapping[str, Any] | None):
+    api, clock = FakeApi(), FakeClock()
+    election = Election(api, namespace="ns", name="fleet", identity="one", clock=clock, owner=lambda: owner)
+    assert not await election._try()
+    clock.seconds += 15
+    assert await election._try()
+    assert api.objects[LEASE]["metadata"].get("ownerReferences") == (None if owner is None else [owner])
+
+
 async def test_the_first_to_ask_leads_and_the_second_stands_by(api: FakeApi):
     one, two = Candidate(api, "one"), Candidate(api, "two")
     assert not one.election.asked

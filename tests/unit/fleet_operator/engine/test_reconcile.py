@@ -2,19 +2,21 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import threading
 import weakref
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
 
-from fleet_operator.api import FleetJobStatus, JobState
+from fleet_operator.api import Columns, FleetJobStatus, JobState
 from fleet_operator.cluster import ConflictError, Key
 from fleet_operator.engine import Observer, Reconciler, Result
 from fleet_operator.engine.batching import COUNTS, FIRST
 from fleet_operator.engine.passes import Outcome
-from fleet_operator.engine.reconcile import AT_ONCE, UNSEEN_WRITE
+from fleet_operator.engine.reconcile import AT_ONCE, MOST_ON_LOOP, UNSEEN_WRITE
 from fleet_operator.kubernetes.client import ApiError
 from fleet_operator.plan.model import (
     CreatePod,
@@ -26,7 +28,7 @@ from fleet_operator.plan.model import (
     Plan,
 )
 from tests.support.clusters import FakeClock, FakeCluster
-from tests.support.jobs import job
+from tests.support.jobs import job, manifest
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,7 +39,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.timeout(20)
 
 RUNNING = FleetJobStatus(state=JobState.RUNNING)
-COUNTED = FleetJobStatus(state=JobState.RUNNING, trainers="1/2")
+COUNTED = FleetJobStatus(state=JobState.RUNNING, columns=Columns(trainers="1/2"))
 PENDING = FleetJobStatus(state=JobState.PENDING)
 DELETIONS = (DeletePod("digits-trainer-0", "u0"), DeletePod("digits-trainer-1", "u1"))
 STARTED = Event("Normal", "Started", "all replicas run")
@@ -121,6 +123,22 @@ async def test_the_status_is_written_before_the_actions_and_the_events_last(fixt
     assert await fixture.reconcile() == Outcome(Result.DONE, timedelta(minutes=1))
     assert fixture.cluster.done == [RUNNING, *DELETIONS, STARTED]
     assert fixture.observer.seen == [(None, JobState.RUNNING), *DELETIONS]
+
+
+@pytest.mark.parametrize(("trainers", "waited"), [(MOST_ON_LOOP - 2, False), (MOST_ON_LOOP, True)])
+async def test_planning_a_large_job_does_not_block_the_event_loop(
+    fixture: Fixture, trainers: int, waited: bool
+):
+    went_on = threading.Event()
+
+    def decide(*_: object) -> Plan:
+        return Plan(FleetJobStatus(state=JobState.RUNNING if went_on.wait(0.2) else JobState.FAILED))
+
+    fixture.cluster.add(job(manifest(trainer={"replicas": trainers})))
+    reconciler = Reconciler(fixture.cluster, clock=fixture.clock, decide=decide)
+    asyncio.get_running_loop().call_soon(went_on.set)
+    await reconciler.reconcile(fixture.key)
+    assert (fixture.cluster.jobs[fixture.key].status.state is JobState.RUNNING) is waited
 
 
 async def test_a_status_that_is_there_already_is_not_written_again(fixture: Fixture):
@@ -303,7 +321,9 @@ async def test_a_cluster_that_asks_to_be_left_alone_is_left_alone(fixture: Fixtu
 
 
 def pods(number: int) -> tuple[CreatePod, ...]:
-    return tuple(CreatePod({"metadata": {"name": f"digits-trainer-{index}"}}) for index in range(number))
+    return tuple(
+        CreatePod(partial(dict, metadata={"name": f"digits-trainer-{index}"})) for index in range(number)
+    )
 
 
 class Slow:

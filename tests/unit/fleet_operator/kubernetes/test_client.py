@@ -172,7 +172,7 @@ async def test_an_answer_that_is_no_json_is_no_answer():
         return web.Response(text="<html>Welcome</html>")
 
     async with served(handler) as (client, _):
-        with pytest.raises(ApiError, match="answered no JSON") as raised:
+        with pytest.raises(ApiError, match="sent invalid JSON") as raised:
             await client.get(PODS)
         assert raised.value.transient
 

@@ -59,7 +59,7 @@ async def test_a_pod_that_was_to_bring_the_key_and_is_there_already_is_a_conflic
     """An operator that was killed has created it, maybe unanswered: its key counts, not ours."""
     async with started(api) as world:
         await world.cluster.apply(world.job, world.pod(key="aa" * 32))
-        with pytest.raises(ConflictError, match="pod digits-trainer-0 is there, and has the key"):
+        with pytest.raises(ConflictError, match="pod digits-trainer-0 already exists, and has the key"):
             await world.cluster.apply(world.job, replace(world.pod(key="bb" * 32), brings_key=True))
         assert [pod.key for pod in world.observe().pods] == ["aa" * 32]
 

@@ -33,8 +33,8 @@ def beside(api: FakeApi) -> tuple[SeenCluster, EnsureObject, EnsureObject]:
         JOB,
         {
             **manifest(
-                network={"policy": False},
-                scheduling={"gang": "Volcano"},
+                network={"policy": {"type": "None"}},
+                podGroupPolicy={"volcano": {}},
                 checkpoint={"volumeClaimTemplate": {"spec": {}}, "scope": "Job"},
             ),
             "metadata": {"generation": 1},
@@ -59,7 +59,7 @@ async def test_what_a_job_has_beside_its_pods_is_made_seen_and_deleted(api: Fake
         for ref in refs:
             await world.cluster.apply(world.job, DeleteObject(ref))
         assert f"{GROUPS}/digits-0" not in api.objects
-        assert f"{CLAIMS}/digits-checkpoint" in api.objects, "it is nobody's own"
+        assert f"{CLAIMS}/{claim.manifest['metadata']['name']}" in api.objects, "it has no owner"
         other = {("networking.k8s.io/v1", "NetworkPolicy"), ("policy/v1", "PodDisruptionBudget")}
         assert world.observe().unserved == {*other, ("scheduling.x-k8s.io/v1alpha1", "PodGroup")}
     finally:
@@ -124,13 +124,14 @@ async def test_a_kind_of_object_that_the_cluster_does_not_know_holds_nobody_else
 async def test_a_claim_that_can_never_be_is_told_as_one(api: FakeApi):
     world, claim, _ = beside(api)
     await world.view.start()
+    name = claim.manifest["metadata"]["name"]
     try:
         api.refusals["POST", CLAIMS] = ApiError(
-            422, "Invalid", "spec.resources: Required value", details={"name": "digits-checkpoint"}
+            422, "Invalid", "spec.resources: Required value", details={"name": name}
         )
         with pytest.raises(ConflictError):
             await world.cluster.apply(world.job, claim)
-        told = "PersistentVolumeClaim digits-checkpoint: spec.resources: Required value"
+        told = f"PersistentVolumeClaim {name}: spec.resources: Required value"
         assert world.observe().rejected == told
     finally:
         await world.view.close()
@@ -146,7 +147,7 @@ async def test_a_claim_that_can_never_be_is_told_as_one(api: FakeApi):
 async def test_a_policy_that_the_settings_spoil_is_refused_for_now_and_ends_no_job(
     api: FakeApi, error: ApiError
 ):
-    api.put(JOB, {**manifest(network={"policy": True}), "metadata": {"generation": 1}})
+    api.put(JOB, {**manifest(network={"policy": {"type": "Isolated"}}), "metadata": {"generation": 1}})
     world = SeenCluster(api, features=("networkPolicies",))
     world.taken()
     (policy,) = (EnsureObject(each.manifest) for each in build_extras(world.job, 0))

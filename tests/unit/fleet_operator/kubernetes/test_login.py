@@ -25,6 +25,7 @@ from fleet_operator.kubernetes.client import ApiClient, ApiError
 from fleet_operator.kubernetes.login import (
     Connection,
     ConnectionSettingsError,
+    account_reference,
     connect,
     connect_user,
     from_kubeconfig,
@@ -70,6 +71,27 @@ def test_in_a_pod_the_service_account_is_used(tmp_path: Path, host: str, expecte
     assert found.authorization() == "Bearer the token"
     (tmp_path / "token").write_text("the next\n")
     assert found.authorization() == "Bearer the next"
+
+
+@pytest.mark.parametrize(
+    ("claims", "is_ours"),
+    [
+        ({"namespace": "fleet-system", "serviceaccount": {"name": "fleet", "uid": "5"}}, True),
+        ({"namespace": "default", "serviceaccount": {"name": "fleet", "uid": "5"}}, False),
+        ({"namespace": "fleet-system"}, False),
+        ("a person", False),
+    ],
+)
+def test_a_token_names_a_service_account_of_the_operators_namespace(claims: Any, is_ours: bool):
+    payload = base64.urlsafe_b64encode(json.dumps({"kubernetes.io": claims}).encode()).decode().rstrip("=")
+    connection = Connection("https://10.0.0.1", "fleet-system", lambda: f"Bearer e30.{payload}.c2ln")
+    expected = {"apiVersion": "v1", "kind": "ServiceAccount", "name": "fleet", "uid": "5"}
+    assert account_reference(connection) == (expected if is_ours else None)
+
+
+@pytest.mark.parametrize("header", [None, "Bearer opaque", "Bearer a.b!.c", "Basic dXNlcjpwYXNz"])
+def test_another_credential_names_no_service_account(header: str | None):
+    assert account_reference(Connection("https://10.0.0.1", "fleet-system", lambda: header)) is None
 
 
 def test_in_a_pod_without_a_service_account_the_error_says_so(tmp_path: Path):
@@ -590,7 +612,7 @@ async def test_a_program_that_does_not_end_is_not_waited_for_for_ever(
 def test_nothing_is_imported_for_what_needs_no_kubeconfig(tmp_path: Path):
     """The package has 2,700 modules, and takes longer to import than all else of `fleetjob --help`."""
     code = (
-        "import sys, fleet_operator.cli.app, fleet_operator.cli.command, fleet_operator.cli.session\n"
+        "import sys, fleet_operator.cli.app, fleet_operator.cli.command, fleet_operator.client.session\n"
         "from fleet_operator.kubernetes.login import connect\n"
         "import contextlib, fleet_operator.errors as errors\n"
         "with contextlib.suppress(errors.OperatorError):\n"

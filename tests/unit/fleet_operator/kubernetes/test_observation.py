@@ -58,7 +58,7 @@ def test_ports_are_those_that_the_pod_was_told(on_host: bool, told: tuple[int, .
     built = build_pod(one, Role.TRAINER, 1, Attempt(), ClusterHosts(one), Start(ports=told))
     seen = observe_pod({**built, "metadata": {**built["metadata"], "uid": "u"}})
     assert seen is not None
-    assert seen.told_ports == told
+    assert seen.assigned_ports == told
     assert seen.metrics_port == replica_ports(one, Role.TRAINER, 1).metrics
 
 
@@ -217,6 +217,12 @@ def test_the_pods_own_reason_outweighs_the_containers():
 def test_a_disruption_counts_only_while_it_holds(kind: str, reason: str, holds: bool):
     disrupted = {"type": kind, "status": str(holds), "reason": reason}
     assert observed({"phase": "Running", "conditions": [disrupted]}).disruption == (reason if holds else None)
+
+
+def test_kueues_message_about_a_stop_is_kept():
+    why = {"reason": "WorkloadEvicted", "message": "The workload is deactivated"}
+    seen = observed({"conditions": [{"type": "TerminationTarget", "status": "True", **why}]})
+    assert (seen.disruption, seen.disruption_message) == tuple(why.values())
 
 
 def test_who_disrupts_a_pod_without_a_reason_is_known_by_the_condition():

@@ -303,9 +303,7 @@ def test_a_trainer_that_has_run_for_a_while_is_asked_whatever_its_nodes_clock_sa
     [
         pytest.param(running(), {"started_at": NOW - timedelta(seconds=3)}, id="a-trainer-that-just-began"),
         pytest.param(job(), {}, id="a-job-that-does-not-run"),
-        pytest.param(
-            running(runPolicy={"managedBy": "example.com/other"}), {}, id="a-job-of-another-controller"
-        ),
+        pytest.param(running(managedBy="example.com/other"), {}, id="a-job-of-another-controller"),
         pytest.param(running(), {"ip": None}, id="a-pod-without-an-address"),
         pytest.param(running(), {"phase": PodPhase.SUCCEEDED}, id="a-pod-that-has-ended"),
         pytest.param(running(), {"deleted_at": NOW}, id="a-pod-on-its-way-out"),

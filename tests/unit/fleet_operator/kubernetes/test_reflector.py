@@ -176,7 +176,7 @@ async def test_a_server_that_was_restored_from_a_backup_is_followed_from_where_i
         assert (watched.relists, watched.restored) == (1, 1)
 
 
-async def test_a_watch_is_dead_and_nobody_notices(api: FakeApi, monkeypatch: pytest.MonkeyPatch):
+async def test_a_watch_ends_without_being_noticed(api: FakeApi, monkeypatch: pytest.MonkeyPatch):
     asked: list[float] = []
     stream = api.stream
 

@@ -137,7 +137,7 @@ def test_the_ports_of_a_parameter_server_job():
 
 def test_the_ports_of_a_collective_job_are_one_per_slot():
     manifest = job_manifest("pass", server=None)
-    manifest["spec"]["trainer"]["slotsPerPod"] = 3
+    manifest["spec"]["trainer"]["nprocPerNode"] = 3
     assert job_ports(parse_job(manifest)) == {(Role.TRAINER, 0): (6175, 6176, 6177, 6180)}
 
 

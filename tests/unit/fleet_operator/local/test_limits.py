@@ -109,14 +109,14 @@ def test_a_plain_job_is_not_refused():
             id="a-volume-that-is-no-emptyDir",
         ),
         pytest.param(
-            job_manifest("pass", runPolicy={"suspend": True}),
-            "spec.runPolicy.suspend",
+            job_manifest("pass", suspend=True),
+            "spec.suspend",
             "true",
             id="a-suspended-job",
         ),
         pytest.param(
-            job_manifest("pass", runPolicy={"managedBy": "kueue.x-k8s.io/multikueue"}),
-            "spec.runPolicy.managedBy",
+            job_manifest("pass", managedBy="kueue.x-k8s.io/multikueue"),
+            "spec.managedBy",
             "kueue.x-k8s.io/multikueue",
             id="a-job-of-another-controller",
         ),
@@ -145,17 +145,23 @@ def test_what_is_left_out_is_listed_once():
     job = with_container(resources={"limits": {"cpu": 1}}, livenessProbe={})
     job["spec"]["trainer"]["template"]["spec"]["affinity"] = {}
     job["spec"]["trainer"]["template"]["spec"]["containers"].append({"name": "proxy", "image": "p"})
-    job["spec"]["nodePool"] = {"gpusPerTrainer": 1}
-    job["spec"]["scheduling"] = {"gang": "Volcano"}
-    job["spec"]["network"] = {"policy": True}
-    job["spec"]["pserver"]["podDisruptionBudget"] = True
+    job["spec"]["trainer"] |= {
+        "devices": {"count": 1, "resourceName": "example.com/gpu"},
+        "sharedMemory": "1Gi",
+    }
+    job["spec"]["scheduling"] = {"nodeSelector": {"gpu": "h100"}}
+    job["spec"]["podGroupPolicy"] = {"volcano": {}}
+    job["spec"]["network"] = {"policy": {"type": "Isolated"}}
+    job["spec"]["pserver"]["disruptionBudget"] = {}
     job["spec"]["runPolicy"] = {"ttlSecondsAfterFinished": 0}
     assert not_applied(job) == (
-        "spec.nodePool",
         "spec.scheduling",
+        "spec.podGroupPolicy",
+        "spec.trainer.sharedMemory",
         "spec.network",
-        "spec.pserver.podDisruptionBudget",
+        "spec.pserver.disruptionBudget",
         "spec.runPolicy.ttlSecondsAfterFinished",
+        "spec.trainer.devices",
         "image",
         "resources",
         "livenessProbe",

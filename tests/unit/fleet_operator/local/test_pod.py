@@ -10,12 +10,11 @@ from tests.support import jobs
 from tests.support.pods import template
 
 
-def job_of(each: int, **pool: Any) -> FleetJob:
-    return jobs.job(
-        jobs.collective_manifest(
-            trainer={"replicas": 2, "slotsPerPod": 1}, nodePool={"gpusPerTrainer": each, **pool}
-        )
-    )
+def job_of(each: int, **devices: Any) -> FleetJob:
+    trainer: dict[str, Any] = {"replicas": 2, "nprocPerNode": 1}
+    if each:
+        trainer["devices"] = {"count": each, **devices}
+    return jobs.job(jobs.collective_manifest(trainer=trainer))
 
 
 def asking(count: object, **spec: Any) -> FleetJob:
@@ -39,7 +38,12 @@ def test_all_gpus_are_seen_unless_the_environment_chooses(environ, expected):
 
 
 def test_each_trainer_gets_gpus_of_its_own():
-    for job in (job_of(2), asking(2), asking("2"), asking(8, nodePool={"gpusPerTrainer": 2})):
+    for job in (
+        job_of(2),
+        asking(2),
+        asking("2"),
+        asking(8, trainer={"replicas": 2, "devices": {"count": 2}}),
+    ):
         shares = [share_of(("0", "1", "4", "5"), job, Role.TRAINER, index) for index in (0, 1)]
         assert shares == [{"CUDA_VISIBLE_DEVICES": "0,1"}, {"CUDA_VISIBLE_DEVICES": "4,5"}]
 
@@ -60,7 +64,7 @@ def test_others_see_what_there_is(job, role):
 
 def test_too_few_are_told_unless_there_are_none_at_all():
     assert too_few(("0",), job_of(1)) == (
-        "the trainers ask for 2 GPUs and this machine has 1: each of them sees all"
+        "the trainers request 2 GPUs, but this machine has 1: each trainer sees all of them"
     )
     assert too_few(("0",), asking(1)) == too_few(("0",), job_of(1))
     assert too_few((), job_of(1)) == too_few(("0", "1"), job_of(1)) == ""

@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from fleet_operator.api import ConditionType, FleetJobStatus, Role, SuccessPolicy
+from fleet_operator.api import ConditionType, FleetJobStatus, Role, SuccessPolicyType
 from fleet_operator.build import ClusterHosts
 from fleet_operator.plan import plan
 from fleet_operator.plan.formats import parse_indexes
@@ -49,22 +49,22 @@ class Cluster(RuleBasedStateMachine):
 
     @initialize(
         policy=st.sampled_from(["RestartReplica", "RestartJob", "FailJob"]),
-        success=st.sampled_from(list(SuccessPolicy)),
+        success=st.sampled_from(list(SuccessPolicyType)),
         clean=st.sampled_from(["Running", "All", "None"]),
         startup=st.sampled_from(["InOrder", "AnyOrder"]),
         limit=st.integers(0, 3),
         sync=st.sampled_from(["Sync", "Async"]),
     )
     def create_job(
-        self, policy: str, success: SuccessPolicy, clean: str, startup: str, limit: int, sync: str
+        self, policy: str, success: SuccessPolicyType, clean: str, startup: str, limit: int, sync: str
     ) -> None:
         self.job = jobs.job(
             jobs.manifest(
                 syncMode=sync,
                 trainer={"replicas": 2, "minReplicas": 1, "maxReplicas": 3},
                 failurePolicy={"action": policy},
-                successPolicy=success.value,
-                startupPolicy=startup,
+                successPolicy={"type": success.value},
+                startupPolicy={"order": startup},
                 runPolicy={"backoffLimit": limit, "cleanPodPolicy": clean},
             )
         )
@@ -105,7 +105,7 @@ class Cluster(RuleBasedStateMachine):
                 self.service = True
             case DeleteService():
                 self.service = False
-            case CreatePod(manifest):
+            case CreatePod(manifest=manifest):
                 self.create(manifest)
             case DeletePod(name, uid, grace):
                 assert self.pods[name].uid == uid
@@ -198,8 +198,7 @@ class Cluster(RuleBasedStateMachine):
 
     @rule(suspend=st.booleans())
     def suspend_or_resume(self, suspend: bool) -> None:
-        policy = self.job.spec.run_policy.model_copy(update={"suspend": suspend})
-        spec = self.job.spec.model_copy(update={"run_policy": policy})
+        spec = self.job.spec.model_copy(update={"suspend": suspend})
         self.job = self.job.model_copy(update={"spec": spec})
 
     @rule(trainers=st.integers(1, 3))
@@ -223,7 +222,7 @@ class Cluster(RuleBasedStateMachine):
     @invariant()
     def success_and_failure_exclude_each_other(self) -> None:
         status = self.job.status
-        assert status.is_true(ConditionType.SUCCEEDED) == (status.state == "Succeeded")
+        assert status.is_true(ConditionType.COMPLETE) == (status.state == "Succeeded")
         assert status.is_true(ConditionType.FAILED) == (status.state == "Failed")
 
     @invariant()

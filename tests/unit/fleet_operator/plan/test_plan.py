@@ -6,17 +6,18 @@ import pytest
 
 from fleet_operator.api import ConditionType, Role
 from fleet_operator.api.names import CONTROLLER
+from fleet_operator.plan.model import CreatePod
 from tests.support import jobs
 from tests.support.plans import Story, ended, pending, pserver, trainer
 from tests.support.pods import template
 
 WAITING_FOR_BOTH = (
     "WaitingForParameterServers: trainers are created once all parameter servers are ready:"
-    " digits-pserver-0 (and 1 more) is not created yet"
+    " digits-pserver-0 (and 1 more) does not exist yet"
 )
 
 
-ALL_THERE = "PodsCreated True PodsCreated: the pods of all replicas are there"
+ALL_THERE = "PodsCreated True PodsCreated: the pods of all replicas exist"
 
 
 ALL_RUN = "Running True ReplicasRunning: all 4 replicas run or have completed"
@@ -44,7 +45,7 @@ def test_a_variable_that_is_set_in_vain_is_told_once():
 
 
 def test_slots_without_a_launcher_are_told_once():
-    story = Story(jobs.collective_manifest(trainer={"slotsPerPod": 2}))
+    story = Story(jobs.collective_manifest(trainer={"nprocPerNode": 2}))
     [told] = [line for line in story.sees() if line.startswith("tell")]
     assert told.startswith("tell Warning NoLauncher: spec.template.spec.containers[0].command: python starts")
     assert not [line for line in story.sees(trainer(0)) if line.startswith("tell Warning")]
@@ -168,7 +169,7 @@ def test_succeeds_when_all_trainers_have_completed_and_leaves_the_servers_time_t
         "Succeeded pservers 2/2 trainers 2/2 restarts 0 failures 0",
         ALL_THERE,
         "Running False TrainersCompleted: all 2 trainers have completed",
-        "Succeeded True TrainersCompleted: all 2 trainers have completed",
+        "Complete True TrainersCompleted: all 2 trainers have completed",
         "tell Normal Succeeded: all 2 trainers have completed",
         "look again after 30 s",
     ]
@@ -176,7 +177,7 @@ def test_succeeds_when_all_trainers_have_completed_and_leaves_the_servers_time_t
         "Succeeded pservers 2/2 trainers 2/2 restarts 0 failures 0",
         ALL_THERE,
         "Running False TrainersCompleted: all 2 trainers have completed",
-        "Succeeded True TrainersCompleted: all 2 trainers have completed",
+        "Complete True TrainersCompleted: all 2 trainers have completed",
     ]
 
 
@@ -189,7 +190,7 @@ def test_succeeds_when_all_trainers_have_completed_and_leaves_the_servers_time_t
     ],
 )
 def test_nothing_leads_out_of_success(pods):
-    story = Story(successPolicy="RankZero")
+    story = Story(successPolicy={"type": "RankZero"})
     story.sees(pserver(0), pserver(1), ended(trainer(0)), trainer(1))
     told = story.job.status
     story.sees(*pods, after=10)
@@ -224,10 +225,10 @@ def test_a_pod_that_the_api_server_refuses_fails_the_job_with_its_sentence():
     then = "; correct the template and create the job again"
     assert Story().sees(rejected=sentence) == [
         "Failed pservers 0/2 trainers 0/2 restarts 0 failures 0",
-        f"PodsCreated False PodRejected: the API server refuses a part of this job: {sentence}",
-        f"Running False PodRejected: the API server refuses a part of this job: {sentence}",
-        f"Failed True PodRejected: the API server refuses a part of this job: {sentence}{then}",
-        f"tell Warning Failed: the API server refuses a part of this job: {sentence}{then}",
+        f"PodsCreated False PodRejected: the API server refuses an object of this job: {sentence}",
+        f"Running False PodRejected: the API server refuses an object of this job: {sentence}",
+        f"Failed True PodRejected: the API server refuses an object of this job: {sentence}{then}",
+        f"tell Warning Failed: the API server refuses an object of this job: {sentence}{then}",
     ]
 
 
@@ -246,7 +247,7 @@ def test_a_job_whose_trainers_have_completed_succeeds_though_a_server_can_no_lon
 )
 def test_an_object_of_somebody_else_is_never_adopted_and_named_once(observed):
     taken = (
-        "NameTaken: Pod/digits-trainer-0 has a name of this job but belongs to somebody else;"
+        "NameTaken: Pod/digits-trainer-0 has a name that this job needs, but another owner;"
         " delete it, or create the job under another name"
     )
     pods, foreign = observed.get("pods", ()), observed.get("foreign", ())
@@ -271,8 +272,8 @@ def test_an_object_that_only_has_our_labels_is_in_nobodys_way():
 def test_what_a_deleted_job_of_the_same_name_left_is_waited_for_without_alarm():
     pod = trainer(0, owned=False)
     waiting = (
-        "PredecessorTerminating: Pod/digits-trainer-0 (and 1 more) of a deleted job of this name is still"
-        " there; it is being removed"
+        "PredecessorTerminating: Pod/digits-trainer-0 (and 1 more) of a deleted job with this name still"
+        " exists, and is being removed"
     )
     story = Story()
     left_over = ("Service/digits", "Pod/digits-trainer-0")
@@ -304,7 +305,7 @@ def test_only_counts_can_wait():
 
 
 def test_that_pods_are_on_their_way_can_wait():
-    story = Story(startupPolicy="AnyOrder")
+    story = Story(startupPolicy={"order": "AnyOrder"})
     story.sees()
     assert story.plan.urgent
     everything = pending(pserver(0)), pending(pserver(1)), pending(trainer(0)), pending(trainer(1))
@@ -323,7 +324,7 @@ def test_the_time_of_a_condition_is_that_of_its_last_change():
     assert times == {"PodsCreated": 10, "Running": 0}
 
 
-FOREIGN = {"managedBy": "kueue.x-k8s.io/multikueue"}
+FOREIGN = "kueue.x-k8s.io/multikueue"
 
 
 @pytest.mark.parametrize(
@@ -335,22 +336,22 @@ FOREIGN = {"managedBy": "kueue.x-k8s.io/multikueue"}
     ],
 )
 def test_nothing_is_done_and_no_status_written(pods):
-    story = Story(runPolicy={**FOREIGN, "suspend": True, "activeDeadlineSeconds": 1})
+    story = Story(managedBy=FOREIGN, suspend=True, runPolicy={"activeDeadlineSeconds": 1})
     before = story.job.status
     assert story.sees(*pods, service=False, after=60)[1:] == []
     assert story.job.status == before
 
 
 def test_the_operators_own_name_is_as_good_as_none():
-    story = Story(runPolicy={"managedBy": CONTROLLER})
+    story = Story(managedBy=CONTROLLER)
     assert "create Service digits" in story.sees(service=False)
 
 
-HELD = "runPolicy.suspend is true"
+HELD = "spec.suspend is true"
 
 
 def test_a_job_created_suspended_creates_nothing():
-    story = Story(runPolicy={"suspend": True})
+    story = Story(suspend=True)
     assert story.sees(service=False) == [
         "Suspended pservers 0/2 trainers 0/2 restarts 0 failures 0",
         f"PodsCreated False Suspended: {HELD}",
@@ -377,11 +378,47 @@ def test_a_suspended_job_loses_its_pods_and_begins_anew_when_resumed():
     lines = story.sees(after=20)
     assert lines[0] == "Pending pservers 0/2 trainers 0/2 restarts 0 failures 0"
     assert lines[3:] == [
-        "Suspended False Resumed: runPolicy.suspend is false",
+        "Suspended False Resumed: spec.suspend is false",
         "create digits-pserver-0 1.0",
         "create digits-pserver-1 1.0",
-        "tell Normal Resumed: runPolicy.suspend is false",
+        "tell Normal Resumed: spec.suspend is false",
     ]
+
+
+def queues(story: Story) -> set[str | None]:
+    """Return the queues of the pods that the last plan creates."""
+    made = [
+        action.manifest["metadata"]["labels"]
+        for action in story.plan.actions
+        if isinstance(action, CreatePod)
+    ]
+    assert made
+    return {labels.get("kueue.x-k8s.io/queue-name") for labels in made}
+
+
+def test_the_queue_of_a_jobs_label_is_that_of_its_start_until_it_is_suspended():
+    story = Story()
+    story.label(**{"kueue.x-k8s.io/queue-name": "research"})
+    assert sum(line.startswith("create digits-") for line in story.sees()) == 4, "all at once"
+    assert queues(story) == {"research"}
+    story.label(**{"kueue.x-k8s.io/queue-name": "night"})
+    story.sees(pserver(0), pserver(1), trainer(0), ended(trainer(1), 1))
+    story.sees(after=5)
+    assert queues(story) == {"research"}, "the other replicas' queue, although another is asked for"
+    story.edit(suspend=True)
+    story.sees(after=6)
+    story.edit(suspend=False)
+    story.sees(after=7)
+    assert queues(story) == {"night"}
+
+
+def test_a_label_that_a_running_job_gets_holds_none_of_its_pods_back():
+    story = Story()
+    story.sees(pserver(0), pserver(1), trainer(0), trainer(1))
+    story.label(**{"kueue.x-k8s.io/queue-name": "night"})
+    story.sees(pserver(0), pserver(1), trainer(0), ended(trainer(1), 1), after=1)
+    story.sees(pserver(0), pserver(1), trainer(0), after=5)
+    assert queues(story) == {None}
 
 
 def test_a_job_that_has_finished_cannot_be_suspended():
@@ -397,4 +434,4 @@ def test_suspending_while_restarting_ends_the_restart():
     story = Story()
     story.sees(pserver(0), pserver(1), trainer(0), ended(trainer(1), 1))
     story.edit(suspend=True)
-    assert "Restarting False Suspended: runPolicy.suspend is true" in story.sees(after=1)
+    assert "Restarting False Suspended: spec.suspend is true" in story.sees(after=1)

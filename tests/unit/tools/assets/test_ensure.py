@@ -59,12 +59,23 @@ def test_without_a_checksum_it_is_built_once_and_says_so(
     assert len(machine.builds) == 1
     assert "example.dev/kwok@v0.8.0" in machine.builds[0]
     assert not site.asked
-    building, built, found = capsys.readouterr().err.splitlines()
+    told, building, built, found = capsys.readouterr().err.splitlines()
+    assert re.fullmatch(r"assets: building kwok from Go modules, once: about 1 minutes on .*", told)
     assert re.fullmatch(
         r"assets: kwok 0\.8\.0: building .*, because assets\.lock has no checksum .*", building
     )
     assert re.fullmatch(rf"assets: kwok 0\.8\.0: built into {machine.cache} \(\d+\.\d s\)", built)
     assert re.fullmatch(rf"assets: kwok: found at {machine.cache}/kwok \(\d+\.\d s\)", found)
+
+
+def test_without_go_what_is_there_is_found_and_the_rest_is_left_out(
+    machine: BareMachine, capsys: pytest.CaptureFixture[str]
+):
+    etcd = machine.put_program("etcd", "etcd Version: 3.6.5")
+    assert assets.ensure(["etcd", "kwok"], machine.environ, without_go=True) == {"etcd": etcd}
+    assert "The tests that start kwok are skipped" in capsys.readouterr().err
+    with pytest.raises(assets.MissingError, match="Go, which would build kwok, is not on PATH"):
+        assets.ensure(["etcd", "kwok"], machine.environ)
 
 
 def test_a_build_that_takes_long_says_that_it_goes_on(

@@ -46,6 +46,26 @@ def test_which_versions_will_do(machine: BareMachine, name: str, prints: str, wi
     assert lookup.installed(name, machine.environ) == (path if will_do else None)
 
 
+@pytest.mark.parametrize(
+    ("listed", "will_do"),
+    [("sigs.k8s.io/kueue\tv0.19.3", True), ("sigs.k8s.io/kueue\tv0.18.1", False), ("", False)],
+)
+def test_a_program_that_cannot_say_its_version_is_known_by_gos_build_information(
+    machine: BareMachine, listed: str, will_do: bool
+):
+    path = machine.put_program("kueue", "no version")
+    path.write_bytes(f"\x7fELF\0path\tsigs.k8s.io/kueue/cmd/kueue\nmod\t{listed}\th1:sum=\n".encode())
+    assert lookup.installed("kueue", machine.environ) == (path if will_do else None)
+    path.write_bytes(b"")
+    assert lookup.installed("kueue", machine.environ) is None
+
+
+def test_programs_that_take_long_to_build_are_got_by_those_who_name_them(machine: BareMachine):
+    assert {"kueue", "coscheduling"} == set(programs.PROGRAMS) - set(programs.USUAL)
+    with pytest.raises(assets.MissingError, match=r"kueue 0\.19: .* run `python -m tools\.assets kueue`"):
+        assets.find(["kueue"], machine.environ)
+
+
 def test_what_is_nowhere_is_named_at_once_and_never_built(machine: BareMachine):
     machine.put_go()
     machine.put_program("kubectl", "Client Version: v1.34.4")
@@ -55,7 +75,7 @@ def test_what_is_nowhere_is_named_at_once_and_never_built(machine: BareMachine):
 
 
 def test_an_unknown_name_is_refused(machine: BareMachine):
-    with pytest.raises(assets.AssetError, match="no such program: minikube; there are etcd"):
+    with pytest.raises(assets.AssetError, match="no such program: minikube; there are actionlint, cosch"):
         assets.find(["minikube"], machine.environ)
 
 

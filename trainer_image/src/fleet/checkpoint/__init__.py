@@ -1,4 +1,4 @@
-"""Checkpoints: files with a model, its optimizers' state and the progress of the training.
+"""Checkpoints: files with a model, its optimizers' state and the progress of the training run.
 
 A checkpoint is a directory with a manifest. Each writer creates separate files, under temporary names until
 they are complete and durable. The manifest, which names all files with sizes and digests, is written last and

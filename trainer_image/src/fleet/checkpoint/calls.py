@@ -1,4 +1,4 @@
-"""The public calls that save, load and export, with Paddle's signatures and short forms."""
+"""The public calls that save, load and export, with Paddle's signatures and with short forms."""
 
 import os
 from abc import ABC, abstractmethod
@@ -20,11 +20,11 @@ __all__ = ["Savable", "SavingCalls"]
 
 
 class Savable(Protocol):
-    """One trainer's training, as the calls use it."""
+    """The interface of a trainer's training run that the calls use."""
 
     @property
     def current_step(self) -> int:
-        """The number of steps made since the beginning of the job."""
+        """The number of steps run since the beginning of the job."""
 
     def save(self, directory: str, status: TrainStatus) -> None:
         """Save a checkpoint; see `Saver.save`."""
@@ -32,8 +32,8 @@ class Savable(Protocol):
     def save_numbered(self, folder: str, status: TrainStatus, *, keep: int, incremental: bool = False) -> int:
         """Save a checkpoint under the next number of a folder; see `Saver.save_numbered`."""
 
-    def hand_in(self, status: TrainStatus) -> None:
-        """Hand in the status of a trainer other than 0, for the following checkpoints."""
+    def submit_status(self, status: TrainStatus) -> None:
+        """Submit the status of a trainer other than trainer 0, to be stored in later checkpoints."""
 
     def clean(self, folder: str, keep: int) -> None:
         """Remove all checkpoints of a folder except the newest; see `Saver.clean`."""
@@ -42,26 +42,26 @@ class Savable(Protocol):
         """Continue from the newest checkpoint of a directory; None if there is none."""
 
     def export(self, table_ids: Mapping[str, Any] | None = None) -> dict[str, Tensor]:
-        """Return the model's state dict, and the rows of some ids of tables on servers."""
+        """Return the model's state dict, with the rows of the given ids of tables on the servers."""
 
 
 class SavingCalls(ABC):
-    """Saves, loads and exports the training of this process."""
+    """Saves, loads and exports this process's training run."""
 
     @abstractmethod
     def _checkpoint_root(self) -> str | None:
-        """Return the default directory of checkpoints; ConfigurationError before ``init``."""
+        """Return the default directory of checkpoints; raise ConfigurationError before ``init``."""
 
     @abstractmethod
     def _training(self, program: "Program | None") -> Savable:
-        """Return this trainer's training; ConfigurationError if there is none, or it has another program."""
+        """Return this trainer's training run; raise ConfigurationError if it has none, or another program."""
 
     @abstractmethod
     def is_first_worker(self) -> bool:
-        """Return whether this process is trainer 0, which saves for all."""
+        """Return whether this process is trainer 0, which saves for all trainers."""
 
     def _before_export(self, call: str) -> None:  # noqa: B027 (optional: servers hold a single model)
-        """Average the models if each trainer has its own; every trainer that makes `call` must call this."""
+        """Average the models if each trainer has its own; every trainer must make the same `call`."""
 
     def _load(self, directory: str, program: "Program | None") -> TrainStatus | None:
         return self._training(program).load(directory)
@@ -76,9 +76,9 @@ class SavingCalls(ABC):
     ) -> None:
         """Save a checkpoint to exactly this directory. It is complete when this returns.
 
-        Every trainer makes this call. Trainer 0 saves, and every server writes its own part; another trainer
-        hands in its `state` for the following checkpoints. If the disk is full, the save is skipped with a
-        warning. The short form is ``save_persistables(dirname)``.
+        Every trainer makes this call. Trainer 0 saves, and every server writes its own part; on another
+        trainer the call submits its `state`, which later checkpoints will hold. If the disk is full, the save
+        is skipped with a warning. The short form is ``save_persistables(dirname)``.
 
         Parameters
         ----------
@@ -104,7 +104,7 @@ class SavingCalls(ABC):
         if self.is_first_worker():
             training.save(directory, status)
         else:
-            training.hand_in(status)
+            training.submit_status(status)
 
     def load_persistables(
         self,
@@ -112,7 +112,7 @@ class SavingCalls(ABC):
         dirname: str | os.PathLike[str] | None = None,
         main_program: "Program | None" = None,
     ) -> TrainStatus:
-        """Continue from a checkpoint: on a server before it serves, or on all trainers before the first step.
+        """Continue from a checkpoint: on a server before it serves, or on all trainers before any step.
 
         A trainer that was restarted while the others trained keeps the servers' values; `step` is then the
         servers' step. The short form is ``load_persistables(dirname)``.
@@ -135,7 +135,7 @@ class SavingCalls(ABC):
         directory = _directory_of("load_persistables", executor, dirname, self._checkpoint_root())
         status = self._load(directory, main_program)
         if status is None:
-            raise CheckpointError(f"{directory} has no checkpoint; expected what save_persistables wrote")
+            raise CheckpointError(f"{directory} has no checkpoint; expected one that save_persistables wrote")
         return status
 
     def save_check_point(
@@ -153,8 +153,8 @@ class SavingCalls(ABC):
 
         Every trainer makes this call. Trainer 0 has the servers copy their values. The copy is written in the
         background, and becomes a checkpoint when its manifest is durable; `stop_worker` and the next save
-        wait for it. Another trainer hands in its status for the following checkpoints. The short form is
-        ``save_check_point(path, status)``.
+        wait for it. On another trainer the call submits its status, which later checkpoints will hold. The
+        short form is ``save_check_point(path, status)``.
 
         Parameters
         ----------
@@ -170,9 +170,9 @@ class SavingCalls(ABC):
         remain_all_checkpoint : bool
             False removes all older checkpoints of the folder.
         incremental : bool
-            True saves only those rows of tables on the servers that have changed since the last checkpoint of
-            all rows that this job wrote into the folder; that checkpoint stays as long as it is needed. If
-            there is none, all rows are saved. Everything else is always saved in full.
+            True saves only those rows of tables on the servers that have changed since the last full
+            checkpoint that this job wrote into the folder. That checkpoint stays as long as others need it.
+            If there is none, all rows are saved. Everything else is always saved in full.
 
         Raises
         ------
@@ -189,7 +189,7 @@ class SavingCalls(ABC):
             keep = 0 if remain_all_checkpoint else 1
             training.save_numbered(directory, status, keep=keep, incremental=incremental)
         else:
-            training.hand_in(status)
+            training.submit_status(status)
 
     def load_check_point(
         self,
@@ -200,7 +200,7 @@ class SavingCalls(ABC):
         fs: object = None,
         ignore_empty: bool = True,
     ) -> TrainStatus:
-        """Continue from the newest checkpoint of a folder, if there is one; otherwise as `load_persistables`.
+        """Continue from the newest checkpoint of a folder, if there is one, as `load_persistables` does.
 
         Parameters
         ----------
@@ -227,7 +227,7 @@ class SavingCalls(ABC):
         directory = _directory_of("load_check_point", executor, path, self._checkpoint_root())
         status = self._load(directory, main_program)
         if status is None and not ignore_empty:
-            raise CheckpointError(f"{directory} has no checkpoint; expected what save_check_point wrote")
+            raise CheckpointError(f"{directory} has no checkpoint; expected one that save_check_point wrote")
         return status if status is not None else TrainStatus()
 
     def clean_redundant_check_points(
@@ -268,13 +268,14 @@ class SavingCalls(ABC):
         """Fetch the model's state dict, on the CPU, for ``load_state_dict`` in one PyTorch process.
 
         Any trainer may call it. With LocalSGD the trainers' models differ between two averages, so every
-        trainer must call it after the same step; all trainers then export the mean, and continue from it.
+        trainer must call it after the same step; all trainers then export the mean of the models and continue
+        from it.
 
         Raises
         ------
         ConfigurationError
             The parameters have no names; the message says how to name them. Or, with LocalSGD, another
-            trainer has made a different call.
+            trainer is making a different call.
         """
         training = self._training(None)
         self._before_export("export_state_dict")
@@ -305,7 +306,8 @@ class SavingCalls(ABC):
             only.
         feeded_var_names : sequence of str, optional
         target_vars : sequence, optional
-            Names of the inputs, and names or Variables of the outputs; recorded in the file's metadata.
+            Names of the inputs, and names or Variables of the outputs. They are recorded in the file's
+            metadata.
         main_program : Program, optional
             As in `save_persistables`.
         table_ids : mapping of str to int[n], optional
@@ -348,7 +350,7 @@ def _directory_of(call: str, executor: Any, dirname: Any, default: str | None = 
     if executor is not None and not hasattr(executor, "run"):
         raise ConfigurationError(
             f"fleet.{call}: the executor is {executor!r}; expected a fleet.Executor or None before the "
-            "directory, or the directory alone"
+            "directory, or only the directory"
         )
     expected = "a path" if default == "" else "a path, or FLEET_CHECKPOINT_DIR to be set"
     if dirname is None:
@@ -361,7 +363,7 @@ def _directory_of(call: str, executor: Any, dirname: Any, default: str | None = 
 
 
 def _status_of(call: str, status: object) -> TrainStatus:
-    """Return a call's status, or a new one for None; ConfigurationError if it could not be read back."""
+    """Return a call's status, or a new one for None; raise ConfigurationError if it cannot be read back."""
     if status is None:
         return TrainStatus()
     if not isinstance(status, TrainStatus):

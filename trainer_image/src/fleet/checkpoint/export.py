@@ -1,6 +1,6 @@
 """Export for other programs: a model's state dict, and tables of a checkpoint as files of ids and rows.
 
-Of a table only the ids are read as a whole, because the table may be larger than memory.
+Only a table's ids are read all at once, because its rows may be larger than memory.
 """
 
 import json
@@ -25,9 +25,9 @@ from fleet.checkpoint.reader import TRAINERS_STATE, Checkpoint
 from fleet.checkpoint.rows import parts_of, row_files
 from fleet.errors import CheckpointError, ConfigurationError
 from fleet.plan import Source, describe_difference
+from fleet.tables.ids import SHARDS
 from fleet.tables.index import find_among
 from fleet.tables.rows import TableRows, rows_at
-from fleet.tables.shards import SHARDS
 
 if TYPE_CHECKING:
     from fleet.tables.snapshot import Snapshot
@@ -55,7 +55,7 @@ def named_state(source: Source, values: Mapping[str, Tensor]) -> dict[str, Tenso
     """
     if not source.named:
         raise ConfigurationError(
-            "the parameters have no names to export, only positions (param_0_0, …); give them theirs: "
+            "the parameters have no names to export, only positions (param_0_0, …); name them: "
             "fleet.distributed_optimizer(optimizer, model=model), or build the optimizer from "
             "model.named_parameters()"
         )
@@ -106,7 +106,7 @@ def export_tables(
     tables: Sequence[str] = (),
     dtype: str = "float32",
 ) -> dict[str, Path]:
-    """Write tables of a checkpoint as safetensors files of ``ids``, ``rows`` and ``removed``.
+    """Write a checkpoint's tables as safetensors files with ``ids``, ``rows`` and ``removed``.
 
     Parameters
     ----------
@@ -115,8 +115,8 @@ def export_tables(
     directory : path
         Receives ``{table}.safetensors`` for each table; created if it is missing.
     since : path, optional
-        An earlier checkpoint of the same training. The files then have only the rows that have changed since,
-        and in ``removed`` the ids whose rows were removed.
+        An earlier checkpoint of the same training. The files then have only the rows that have changed since
+        that checkpoint, and ``removed`` has the ids whose rows were removed.
     tables : sequence of str
         The tables to write; all if empty.
     dtype : str
@@ -134,7 +134,7 @@ def export_tables(
     ConfigurationError
         There is no such table or dtype.
     FleetError
-        The disk refuses; the message names the file.
+        A disk operation fails; the message names the file.
     """
     if dtype not in _DTYPES:
         raise ConfigurationError(f"rows as {dtype!r}, expected {' or '.join(_DTYPES)}")
@@ -158,7 +158,7 @@ def export_tables(
 def write_table_file(path: Path, rows: "Snapshot | _SavedTable", dtype: torch.dtype = torch.float32) -> None:
     """Write rows to a safetensors file, with one part in memory at a time.
 
-    The file has ``ids``, int64[n], and ``rows``, of `dtype` and shape [n, dimension], in no order.
+    The file has ``ids``, int64[n], and ``rows``, of `dtype` and shape [n, dimension], in no particular order.
     ``removed``, int64[m], are the ids whose rows were removed since the step ``since`` in its metadata.
 
     Parameters
@@ -172,7 +172,7 @@ def write_table_file(path: Path, rows: "Snapshot | _SavedTable", dtype: torch.dt
     Raises
     ------
     FleetError
-        The disk refuses; the message names the file.
+        A disk operation fails; the message names the file.
     """
 
     def columns(part: TableRows) -> dict[str, Tensor]:
@@ -262,7 +262,7 @@ class _SavedTable:
 
     @cached_property
     def _superseded(self) -> NDArray[np.int64]:
-        """The ids, ascending, whose rows in a base have since changed or been removed."""
+        """The ids, ascending, whose rows in the base have since changed or been removed."""
         changed = [np.zeros(0, dtype=np.int64)]
         for found, file, record in self._files:
             if found is self._checkpoint and record.base is not None:
@@ -276,24 +276,25 @@ def _check_earlier(earlier: Checkpoint, found: Checkpoint) -> None:
     if earlier.manifest.step > found.manifest.step:
         raise CheckpointError(
             f"{earlier.directory} is of step {earlier.manifest.step}, and {found.directory} of step "
-            f"{found.manifest.step}; expected an earlier checkpoint of the same training as since"
+            f"{found.manifest.step}; expected `since` to be an earlier checkpoint of the same training run"
         )
     after = found.manifest.after
     # A full list has dropped the oldest saves, and `earlier` may be one of them.
     before = None if after is None or len(after) >= MOST_BEFORE else (*after, found.manifest.save)
     if before is not None and earlier.manifest.save not in before:
         raise CheckpointError(
-            f"{earlier.directory} is the save {earlier.manifest.save}, which is none of the "
-            f"{len(before) - 1} before {found.directory}: another training has made it, or this one has gone "
-            "back to a checkpoint before it; expected an earlier checkpoint of the same training as since"
+            f"{earlier.directory} is the save {earlier.manifest.save}, which is not one of the "
+            f"{len(before) - 1} saves before {found.directory}: another training run wrote it, or this run "
+            "has since resumed from an older checkpoint; expected `since` to be an earlier checkpoint of "
+            "the same training run"
         )
     here, there = dict(earlier.manifest.facts), dict(found.manifest.facts)
     for facts in (here, there):
         facts.pop(TRAINERS_STATE, None)  # a trainer has no state before its first step
     if difference := describe_difference(here, there):
         raise CheckpointError(
-            f"{earlier.directory} (here) and {found.directory} (there) are of two trainings: {difference}; "
-            "expected an earlier checkpoint of the same training as since"
+            f"{earlier.directory} (here) and {found.directory} (there) are from different training runs: "
+            f"{difference}; expected `since` to be an earlier checkpoint of the same training run"
         )
 
 

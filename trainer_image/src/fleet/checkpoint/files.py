@@ -1,4 +1,4 @@
-"""Files that appear complete or not at all: temporary name, fsync, rename.
+"""Files that appear complete or not at all: written under a temporary name, flushed and renamed.
 
 Every file gets the mode of any new file of this process (its umask).
 """
@@ -90,7 +90,7 @@ def write_bytes(path: Path, data: bytes | bytearray) -> str:
 
 
 def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: Mapping[str, str]) -> tuple[int, str]:
-    """Write a safetensors file, and free each tensor once it is written.
+    """Write a safetensors file, freeing each tensor once it is written.
 
     Parameters
     ----------
@@ -136,9 +136,9 @@ def write_parts(
     whole : mapping of name to Tensor
         Tensors that are written as they are.
     none : mapping of name to Tensor
-        The columns without any rows, which give names, dtypes and shapes.
+        The columns, without rows, which define names, dtypes and shapes.
     num_rows : int
-        The number of rows of all parts.
+        The total number of rows in the parts.
     parts : iterable of mapping of name to Tensor
         Consecutive rows of every column.
     metadata : mapping of str to str
@@ -182,14 +182,14 @@ def sha256_of(path: Path) -> str:
 
 @contextlib.contextmanager
 def disk_errors(path: Path) -> Iterator[None]:
-    """Convert disk errors to errors that name the file, and remove its temporary files.
+    """Convert disk errors to errors that name the file; after an error, remove the file's temporary files.
 
     Raises
     ------
     DiskFullError
         The disk or the process has no room for the file.
     FleetError
-        Any other refusal.
+        Any other disk error.
     """
     try:
         yield

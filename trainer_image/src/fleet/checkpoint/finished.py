@@ -1,9 +1,9 @@
 """The mark of a finished training run in the job's checkpoint folder.
 
-All pods of a job may be gone before the operator has observed how they ended. The operator then starts them
-again with the same training (``FLEET_LIFE``), and they find here that no work is left. The mark does not
-apply to a restart after a failure, a suspension or a change of the number of trainers, which begins another
-training run, nor to another job, which has another uid.
+All pods of a job may be gone before the operator has observed how they ended. The operator then restarts them
+with the same identity of the training run (``FLEET_LIFE``), and the mark shows them that no work is left. The
+mark does not apply to a restart after a failure, a suspension or a change of the number of trainers, which
+begins another training run. Nor does it apply to another job, which has another uid.
 
 In a parameter-server job a trainer receives ``FLEET_LIFE`` only if the end of its previous pod was not
 observed. Otherwise a trainer that failed to save its result, after all trainers had completed the training,
@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from fleet.checkpoint.files import open_file, write_bytes
+from fleet.errors import DiskFullError
 from fleet.process import lifecycle
 
 __all__ = ["FINISHED_NAME", "end_if_finished", "leave_mark", "read_mark"]
@@ -28,7 +29,7 @@ _log = logging.getLogger(__name__)
 
 
 def leave_mark(environ: Mapping[str, str], completed: Collection[int]) -> None:
-    """Record that these trainers have completed the training; log a warning if the write fails."""
+    """Record that these trainers have completed the training run; log a warning if the write fails."""
     training = _training(environ)
     if training is None:
         return
@@ -39,7 +40,7 @@ def leave_mark(environ: Mapping[str, str], completed: Collection[int]) -> None:
         text = json.dumps({**identity, "completedTrainers": sorted(completed)})
         write_bytes(folder / FINISHED_NAME, text.encode())
     except OSError as error:
-        _log.warning("the end of the training could not be recorded in %s: %s", folder, error)
+        _log.warning("the end of the training run could not be recorded in %s: %s", folder, error)
 
 
 def read_mark(environ: Mapping[str, str]) -> tuple[int, ...] | None:
@@ -51,7 +52,7 @@ def read_mark(environ: Mapping[str, str]) -> tuple[int, ...] | None:
     try:
         with open_file(folder / FINISHED_NAME) as file:
             found = json.loads(file.read(_MOST_BYTES))
-    except (OSError, ValueError, RecursionError):
+    except (DiskFullError, OSError, ValueError, RecursionError):
         return None
     if not isinstance(found, dict) or any(found.get(key) != value for key, value in identity.items()):
         return None
@@ -61,14 +62,14 @@ def read_mark(environ: Mapping[str, str]) -> tuple[int, ...] | None:
 
 
 def end_if_finished(environ: Mapping[str, str], trainer: int | None = None) -> None:
-    """End this process successfully if its training has finished before; `lifecycle` must have started.
+    """End this process successfully if its training run has finished; `lifecycle` must have started.
 
     Parameters
     ----------
     environ : mapping of str to str
     trainer : int, optional
-        The index of this trainer, which must have completed: the training may have ended without it, as a
-        lost trainer.
+        The index of this trainer, which must be among those that completed: the run may have finished without
+        a lost trainer.
 
     Raises
     ------
@@ -79,7 +80,7 @@ def end_if_finished(environ: Mapping[str, str], trainer: int | None = None) -> N
     if completed is None or (trainer is not None and trainer not in completed):
         return
     _log.warning(
-        "this training has ended before, according to %s in %s: nothing is left to do",
+        "this training run has already finished, according to %s in %s: nothing is left to do",
         FINISHED_NAME,
         environ["FLEET_CHECKPOINT_DIR"],
     )

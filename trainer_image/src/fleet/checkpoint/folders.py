@@ -1,10 +1,10 @@
 """Folders of numbered checkpoints, ``checkpoint-0``, ``checkpoint-1``, …, and the claims of their writers.
 
-The checkpoint with the highest number is the newest. A claim keeps a replaced process from writing: the pod
-on a lost node is replaced while the old one may still run, with the same folder mounted. Each writer records
+The checkpoint with the highest number is the newest. A claim keeps a replaced process from writing: when the
+pod on a lost node is replaced, the old pod may still run, with the same folder mounted. Each writer records
 its attempt in the folder before it writes, and checks for a higher one before every step of a save. The check
 and the write are two calls, so a write that was allowed just before the successor's claim may end just after
-it. Its checkpoint is then complete, or no checkpoint at all; files of two saves never mix.
+it. The resulting checkpoint is either complete or none at all; files of two saves never mix.
 """
 
 import contextlib
@@ -47,13 +47,13 @@ _STALE_SECONDS: Final = 60.0
 
 
 def list_numbers(folder: Path) -> list[int]:
-    """Return the numbers in use, ascending, whether the checkpoints are complete or not."""
+    """Return the numbers in use, in ascending order, including those of incomplete checkpoints."""
     matches = (_NUMBERED.fullmatch(name) for name in _names_in(folder))
     return sorted(int(match[1]) for match in matches if match)
 
 
 def find_checkpoint(folder: Path, read: Callable[[Checkpoint], object] = bool) -> Checkpoint | None:
-    """Return the newest complete checkpoint in a folder, or the folder if it is one; None if there is none.
+    """Return the newest complete checkpoint in a folder, or the folder itself if it is a checkpoint, or None.
 
     Parameters
     ----------
@@ -64,7 +64,7 @@ def find_checkpoint(folder: Path, read: Callable[[Checkpoint], object] = bool) -
     Raises
     ------
     CheckpointError
-        There are checkpoints, and none is complete.
+        There are checkpoints, but none is complete.
     """
     found, damage = list_checkpoints(folder)
     for checkpoint in found:
@@ -82,7 +82,7 @@ def find_checkpoint(folder: Path, read: Callable[[Checkpoint], object] = bool) -
 def list_checkpoints(
     folder: Path, check: Callable[[Checkpoint], object] = bool
 ) -> tuple[list[Checkpoint], list[CheckpointError]]:
-    """List the checkpoint that a folder itself is, or the checkpoints in it.
+    """List the checkpoints in a folder; if the folder is itself a checkpoint, list only this one.
 
     Parameters
     ----------
@@ -102,7 +102,7 @@ def list_checkpoints(
     found = []
     damage = [
         CheckpointError(
-            f"{folder / name} has a number that no save gives; expected {CHECKPOINT_PREFIX}0 and so on: "
+            f"{folder / name} has a number that no save assigns; expected {CHECKPOINT_PREFIX}0 and so on: "
             "rename it, or load it by its own path"
         )
         for name in sorted(_names_in(folder))
@@ -152,13 +152,13 @@ def no_complete_checkpoint(
         if (complete := find_checkpoint(folder.parent, read)) is not None:
             found = complete.directory
             reasons += (
-                f". The newest complete checkpoint of that folder is {found}: name it, or {folder.parent}"
+                f". The newest complete checkpoint of that folder is {found}: load it, or {folder.parent}"
             )
     return CheckpointError(reasons)
 
 
 def warn_of_skipped(damage: Sequence[CheckpointError | str], used: str) -> None:
-    """Log one warning about the damaged checkpoints, if there are any, and about the one that is used."""
+    """Log one warning that names the damaged checkpoints, if any, and the checkpoint that is used instead."""
     if damage:
         reasons = "; ".join(map(str, damage))
         _log.warning("skipped a damaged checkpoint: %s. Training continues from %s", reasons, used)
@@ -184,7 +184,7 @@ def list_complete_numbers(folder: Path, check: Callable[[Checkpoint], object]) -
             checkpoint.check_here()
             check(checkpoint)
         except CheckpointError as error:
-            _log.warning("a damaged checkpoint does not count as one of those to keep: %s", error)
+            _log.warning("a damaged checkpoint does not count towards the number to keep: %s", error)
         else:
             complete.append(number)
     return complete
@@ -201,7 +201,7 @@ def removable_numbers(numbers: Sequence[int], complete: Sequence[int], keep: int
 
 
 def remove_numbers(folder: Path, numbers: Iterable[int]) -> None:
-    """Remove numbered checkpoints, except those with rows that others need; see `remove_checkpoint`."""
+    """Remove numbered checkpoints unless other checkpoints need their rows; see `remove_checkpoint`."""
     numbers = set(numbers)
     needed = _numbers_needed_by(folder, set(list_numbers(folder)) - numbers)
     for number in sorted(numbers):
@@ -223,7 +223,7 @@ class Claims:
         The replica, such as ``server-0``. Replicas of a job write to the same folder, and may restart
         individually.
     job : JobIdentity
-        The job and attempt. A process outside any job claims nothing, because nothing replaces it.
+        The job and attempt. A process outside a job claims nothing, because no other process replaces it.
     """
 
     def __init__(self, writer: str, job: JobIdentity) -> None:
@@ -254,7 +254,7 @@ class Claims:
     def renew(self, directory: Path) -> None:
         """Claim a folder before a read, if this job has written there.
 
-        From then on an earlier attempt can add no checkpoint. If the disk is full or read-only, the
+        From then on, no earlier attempt can add a checkpoint. If the disk is full or read-only, the
         checkpoints are read anyway: `hold` claims the folder before the first write.
 
         Raises
@@ -271,7 +271,9 @@ class Claims:
         if found is None or found.uid != self._job.uid or found == self._job:
             return
         self._check_may_write(directory, folder, found)
-        self._held.add(folder)  # even if the write below fails: another job that claims it now is an intruder
+        self._held.add(
+            folder
+        )  # even if the write below fails, so that `hold` refuses another job that claims the folder later
         try:
             self._write(folder)
         except FleetError as error:
@@ -283,10 +285,10 @@ class Claims:
         same_job = found.uid == self._job.uid
         if found.attempt > self._job.attempt if same_job else folder in self._held:
             raise FleetError(
-                f"{directory} is not written: {self._writer} of job {found.name} ({found.uid}) has claimed "
+                f"{directory} was not written: {self._writer} of job {found.name} ({found.uid}) has claimed "
                 f"{folder} with attempt {found.attempt}, and this process is of job {self._job.name} "
-                f"({self._job.uid}), attempt {self._job.attempt}; a replaced process writes no more, and "
-                "each job needs a folder of its own"
+                f"({self._job.uid}), attempt {self._job.attempt}; a replaced process must not write, and "
+                "each job needs its own folder"
             )
 
     def _write(self, folder: Path) -> None:
@@ -325,7 +327,7 @@ class Claims:
                 error, f"{path} could not be read: {error}; nothing is written until the claim can be read"
             ) from error
         except PARSE_ERRORS:
-            _log.warning("%s is not a claim; expected the JSON that a save writes: it is replaced", path)
+            _log.warning("%s is not a claim, and is replaced; expected the JSON that a save writes", path)
             return None
 
     def _path(self, folder: Path) -> Path:

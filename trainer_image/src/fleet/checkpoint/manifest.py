@@ -11,7 +11,7 @@ from typing import Any, Final
 from fleet.checkpoint.files import open_file
 from fleet.checkpoint.values import PARSE_ERRORS, as_count, as_list, as_mapping, as_text
 from fleet.errors import CheckpointError
-from fleet.tables.shards import SHARDS
+from fleet.tables.ids import SHARDS
 
 __all__ = [
     "BEGUN_SUFFIX",
@@ -32,14 +32,14 @@ BEGUN_SUFFIX: Final = ".begun"
 """The suffix of a manifest that announces one file before it is written."""
 FORMAT: Final = "fleet-checkpoint-2"
 MOST_BEFORE: Final = 1000
-"""How many earlier saves a manifest names at most."""
+"""Maximum number of earlier saves that a manifest names."""
 _READABLE: Final = {"fleet-checkpoint-1", FORMAT}
 """Format 1 has no `Manifest.here`."""
 
 
 @dataclass(frozen=True, slots=True)
 class BlockRecord:
-    """One `Piece` of a parameter, as a file holds it."""
+    """One `Piece` of a parameter, as stored in a file."""
 
     param: str
     begin: int
@@ -53,7 +53,7 @@ class BlockRecord:
 
     @classmethod
     def from_fields(cls, fields: object) -> "BlockRecord":
-        """Parse a record; raises as `FileRecord.from_fields`."""
+        """Parse a record; raise the same errors as `FileRecord.from_fields`."""
         found = as_mapping("a block", fields)
         shape = tuple(as_count("shape", each) for each in as_list("shape", found["shape"]))
         begin = as_count("begin", found["begin"])
@@ -75,26 +75,26 @@ class BaseRecord:
 
     @classmethod
     def from_fields(cls, fields: object) -> "BaseRecord":
-        """Parse a record; raises as `FileRecord.from_fields`."""
+        """Parse a record; raise the same errors as `FileRecord.from_fields`."""
         found = as_mapping("a base", fields)
         return cls(_plain_name(as_text("directory", found["directory"])), as_text("save", found["save"]))
 
 
 @dataclass(frozen=True, slots=True)
 class RowsRecord:
-    """Rows of a table, as a file holds them."""
+    """Rows of a table, as stored in a file."""
 
     table: str
     shards: tuple[int, ...]
     """The virtual shards whose rows are all in the file."""
     updates: int
-    """The number of updates that the table had received."""
+    """The number of updates that the table had received when it was saved."""
     base: BaseRecord | None = None
     """Set for an incremental file: the checkpoint that holds the unchanged rows."""
 
     @classmethod
     def from_fields(cls, fields: object) -> "RowsRecord":
-        """Parse a record; raises as `FileRecord.from_fields`."""
+        """Parse a record; raise the same errors as `FileRecord.from_fields`."""
         found = as_mapping("rows", fields)
         shards = tuple(as_count("a shard", each) for each in as_list("shards", found["shards"]))
         if any(shard >= SHARDS for shard in shards):
@@ -162,7 +162,7 @@ class Manifest:
     save : str
         The random name of the save. Every file name contains it.
     step : int
-        The number of steps that every block had made.
+        The number of steps that every block had received.
     facts : mapping of str to str
         The facts that must be equal in the saving and the loading process: names, shapes and dtypes of the
         parameters, and the optimizer classes.
@@ -170,13 +170,13 @@ class Manifest:
     trainer_part : str
         The name of the file with trainer 0's part; empty if there is none.
     here : tuple of str
-        The files that were in this directory when the manifest was written. A missing one is damage; all
-        other files are in directories of other servers.
+        The files that were in this directory when the manifest was written. If one is missing, the checkpoint
+        is damaged. All other files are in the directories of other servers.
     steps : mapping of str to int
         The number of steps of each trainer, by index, in modes without a common step.
     after : tuple of str or None
-        The random names of the earlier saves of this training, oldest first, at most `MOST_BEFORE`. None if
-        they are unknown.
+        The random names of the earlier saves of this training run, oldest first, at most `MOST_BEFORE`. None
+        if they are unknown.
     """
 
     save: str
@@ -191,7 +191,7 @@ class Manifest:
 
     @property
     def bases(self) -> frozenset[BaseRecord]:
-        """The other checkpoints that have rows which this one needs."""
+        """The other checkpoints whose rows this checkpoint needs."""
         found = (file.rows.base for file in self.files if file.rows is not None)
         return frozenset(base for base in found if base is not None)
 
@@ -252,8 +252,8 @@ class Manifest:
             ) from error
         if not isinstance(found, str) or found not in _READABLE:
             raise CheckpointError(
-                f"{path} has the format {found!r}; expected {FORMAT!r}: another program or another version "
-                "wrote it; load another checkpoint"
+                f"{path} has the format {found!r}; expected {FORMAT!r}: another program or version wrote it; "
+                "load another checkpoint"
             )
         if recorded != digest:
             raise CheckpointError(
@@ -303,7 +303,7 @@ class Manifest:
 def _plain_name(name: str) -> str:
     # A manifest is untrusted input, and the files that it names are opened and deleted.
     if name in {"", ".", ".."} or "\0" in name or PurePath(name).name != name:
-        raise ValueError(f"the file name {name!r} leads out of the directory")
+        raise ValueError(f"the file name {name!r} points outside the directory")
     return name
 
 

@@ -1,4 +1,4 @@
-"""Reading a checkpoint: any elements of a parameter, regardless of how they were divided when saved.
+"""Reads any elements of a parameter from a checkpoint, regardless of how they were divided when saved.
 
 A process reads only the files that it needs, and verifies size and digest of each before it uses the content.
 Every error names the file.
@@ -38,7 +38,7 @@ class Piece:
     end: int
     """One past the last element."""
     value: Tensor
-    """Of the parameter's shape, cut along the first dimension."""
+    """The parameter's shape, with the first dimension reduced to these elements."""
     state: Mapping[str, Any] = field(default_factory=dict)
     """The optimizer's entries for these elements: tensors, or plain values such as a step count."""
 
@@ -46,7 +46,7 @@ class Piece:
 def cut_state(
     state: Mapping[str, Any], whole: tuple[int, ...], begin: int, end: int, shape: tuple[int, ...]
 ) -> dict[str, Any]:
-    """Slice an optimizer's state to some elements of a tensor.
+    """Slice an optimizer's state to a range of a tensor's elements.
 
     Parameters
     ----------
@@ -76,7 +76,7 @@ def join_pieces(pieces: Sequence[Piece]) -> Sequence[Piece]:
     Returns
     -------
     sequence of Piece
-        One piece; the given pieces if they differ in an entry that belongs to each as a whole.
+        One piece; or the given pieces, if an entry that is not sliced differs between them.
     """
     first = pieces[0]
     if len(pieces) == 1 or any(piece.state.keys() != first.state.keys() for piece in pieces):
@@ -153,9 +153,9 @@ class Checkpoint:
         difference = describe_difference(facts, theirs)
         if difference:
             raise CheckpointError(
-                f"{self.directory} is a checkpoint of another training: {difference} (here: this process; "
-                "there: the checkpoint); load it into the model and the optimizer that it was made of, or "
-                "begin with the values alone: fleet.save_inference_model, then load_state_dict"
+                f"{self.directory} is a checkpoint of another model or optimizer: {difference} (here: this "
+                "process; there: the checkpoint); load it into the model and the optimizer from which it "
+                "was saved, or load only the values: fleet.save_inference_model, then load_state_dict"
             )
 
     def piece(self, param: str, begin: int, end: int, shape: tuple[int, ...]) -> Piece:
@@ -172,7 +172,7 @@ class Checkpoint:
         Raises
         ------
         CheckpointError
-            A file is missing, truncated, changed or of another checkpoint; or no file has the elements.
+            A file is missing, truncated, changed or from another checkpoint; or no file has the elements.
         """
         found = [
             (block, self._read(block, file))
@@ -185,7 +185,7 @@ class Checkpoint:
                 covered = max(covered, block.end)
         if covered < end or not found:
             raise CheckpointError(
-                f"{self.directory} has the elements of {param} up to {covered}, expected {begin} to {end}; "
+                f"{self.directory} has elements of {param} only up to {covered}, expected {begin} to {end}; "
                 "its manifest names no file with the rest"
             )
         if len(found) == 1 and (found[0][0].begin, found[0][0].end) == (begin, end):
@@ -228,7 +228,7 @@ class Checkpoint:
             self.part_of(trainer)
 
     def files_with(self, spans: Iterable[tuple[str, int, int]]) -> list[FileRecord]:
-        """Return the files with some elements of parameters, and the trainers' parts in this directory.
+        """Return the files with the given elements of parameters, and the trainers' parts in this directory.
 
         Parameters
         ----------
@@ -243,7 +243,7 @@ class Checkpoint:
         return [*found.values(), *filter(self._is_part_here, self.manifest.files)]
 
     def check_here(self) -> None:
-        """Check presence and size of every file that was in this directory when the manifest was written.
+        """Check that the files that the manifest records in this directory are present with their sizes.
 
         Raises
         ------
@@ -283,7 +283,7 @@ class Checkpoint:
                 known[identity] = file.sha256
 
     def check_size(self, file: FileRecord) -> None:
-        """Check that a file is present and has the recorded size; CheckpointError otherwise."""
+        """Check that a file is present and has the recorded size; raise CheckpointError otherwise."""
         path = self.directory / file.name
         try:
             with open_file(path) as opened:
@@ -293,12 +293,12 @@ class Checkpoint:
         if size != file.bytes:
             raise CheckpointError(
                 f"{path} has {size} bytes, expected {file.bytes}: it is "
-                f"{'truncated' if size < file.bytes else 'another file'}; load another checkpoint, or "
-                "copy the file again from where it was written"
+                f"{'truncated' if size < file.bytes else 'another file'}; load another checkpoint, or copy "
+                "the file again from its original"
             )
 
     def verify_file(self, file: FileRecord) -> Path:
-        """Verify a file's digest, once, and return its path; CheckpointError if the digest differs."""
+        """Verify a file's digest, once, and return its path; raise CheckpointError if the digest differs."""
         path = self.directory / file.name
         if file.name in self._verified:
             return path
@@ -310,7 +310,7 @@ class Checkpoint:
         if digest != file.sha256:
             raise CheckpointError(
                 f"{path} has the SHA-256 {digest}, expected {file.sha256}: {self._explain(path)}; load "
-                "another checkpoint, or copy the file again from where it was written"
+                "another checkpoint, or copy the file again from its original"
             )
         self._verified.add(file.name)
         return path
@@ -351,14 +351,13 @@ class Checkpoint:
             state = {name: decode(entry, tensors) for name, entry in block.state.items()}
         except (SafetensorError, OSError, *PARSE_ERRORS) as error:
             raise CheckpointError(
-                f"{path} does not hold what its manifest says of {block.param}: {error}; load another "
-                "checkpoint"
+                f"{path} does not match its manifest in {block.param}: {error}; load another checkpoint"
             ) from error
         found = str(value.dtype).removeprefix("torch."), tuple(value.shape)
         if found != (block.dtype, block.shape):
             raise CheckpointError(
                 f"{path} has {block.param} as {found[0]}{list(found[1])}; expected "
-                f"{block.dtype}{list(block.shape)}, as its manifest says"
+                f"{block.dtype}{list(block.shape)}, as in its manifest"
             )
         return Piece(block.param, block.begin, block.end, value, state)
 
@@ -370,7 +369,7 @@ class Checkpoint:
         shape: tuple[int, ...],
         found: list[tuple[BlockRecord, Piece]],
     ) -> Piece:
-        """Slice the wanted elements from every piece, and join them."""
+        """Slice the requested elements from every piece, and join them."""
         values: list[Tensor] = []
         states = []
         for block, piece in found:
@@ -380,9 +379,9 @@ class Checkpoint:
             states.append(cut_state(piece.state, block.shape, first, last, (last - first,)))
         if any(part.keys() != states[0].keys() for part in states):
             raise CheckpointError(
-                f"{self.directory} has other optimizer state for some elements of {param} than for others, "
-                "so they cannot be joined; load it with the number of servers and the slicing that it was "
-                "saved with"
+                f"{self.directory} has different optimizer state for some elements of {param} than for "
+                "others, so they cannot be joined; load it with the number of servers and the slicing with "
+                "which it was saved"
             )
         state = dict(states[0])  # entries that belong to a piece as a whole come from the first piece
         for name, entry in found[0][1].state.items():
@@ -394,12 +393,12 @@ class Checkpoint:
 def check_files(
     files: Iterable[tuple[Checkpoint, FileRecord]], check: Callable[[Checkpoint, FileRecord], object]
 ) -> None:
-    """Check files, each with the checkpoint that has it.
+    """Check files, each in the checkpoint that contains it.
 
     Raises
     ------
     CheckpointError
-        `check` raised it for some files; the message joins the messages of all of them.
+        `check` raised it for some files; the message joins all their messages.
     """
     damage = []
     for checkpoint, file in files:
@@ -428,9 +427,9 @@ def _is_equal(one: object, other: object) -> bool:
 
 def _unreadable(path: Path, error: OSError) -> CheckpointError:
     return CheckpointError(
-        f"{path} cannot be read ({error.strerror}), and is needed here: expected every file of the "
-        "checkpoint in a directory that all processes see; where each server has a directory of its own, "
-        "load with the number of servers and the slicing that it was saved with"
+        f"{path} cannot be read ({error.strerror}), but is needed here: expected every file of the "
+        "checkpoint in a directory that all processes see; if each server has its own directory, load with "
+        "the number of servers and the slicing with which it was saved"
     )
 
 
@@ -441,10 +440,9 @@ def _check_cuttable(directory: Path, block: BlockRecord, piece: Piece) -> None:
         for shape in map(tuple, _shapes_in(entry)):
             if math.prod(shape) > 1:
                 raise CheckpointError(
-                    f"{directory}: the optimizer's {name} of {block.param} has the shape "
-                    f"{list(shape)} and belongs to {list(block.shape)} elements as a whole, so it "
-                    "cannot be cut differently; load it with the number of servers and the slicing that it "
-                    "was saved with"
+                    f"{directory}: the optimizer's {name} of {block.param} has the shape {list(shape)} and "
+                    f"belongs to {list(block.shape)} elements as a whole, so it cannot be sliced "
+                    "differently; load it with the number of servers and the slicing with which it was saved"
                 )
 
 

@@ -58,7 +58,7 @@ def write_rows(
     Raises
     ------
     FleetError
-        The disk refuses; the message names the file.
+        A disk operation fails; the message names the file.
     """
     whole = {"removed": torch.from_numpy(snapshot.removed)}
     whole |= {
@@ -90,7 +90,7 @@ def read_rows(checkpoint: Checkpoint, config: TableConfig, shards: Collection[in
     Raises
     ------
     CheckpointError
-        A file is missing, damaged or of another checkpoint; or no file has one of the shards.
+        A file is missing, damaged or from another checkpoint; or no file has one of the shards.
     """
     files = row_files(checkpoint, config.name, shards)
     updates = max(record.updates for _, _, record in files)
@@ -103,7 +103,7 @@ def read_rows(checkpoint: Checkpoint, config: TableConfig, shards: Collection[in
 
 
 def rows_have_state(checkpoint: Checkpoint, table: str, shards: Collection[int]) -> bool:
-    """Return whether the rows of some shards of a table have optimizer state; raises as `read_rows`."""
+    """Return whether the rows of some shards have optimizer state; raise the same errors as `read_rows`."""
     for found, file, _ in row_files(checkpoint, table, shards):
         found.check_size(file)
         try:
@@ -120,7 +120,7 @@ def rows_have_state(checkpoint: Checkpoint, table: str, shards: Collection[int])
 def row_files(
     checkpoint: Checkpoint, table: str, shards: Collection[int]
 ) -> list[tuple[Checkpoint, FileRecord, RowsRecord]]:
-    """Return the files that hold some shards of a table, in reading order: those of a base come first.
+    """Return the files that hold the given shards of a table, in reading order: the base's files first.
 
     Raises
     ------
@@ -148,8 +148,8 @@ def row_files(
         of_base = row_files(open_base(checkpoint, base), table, of)
         if any(record.base is not None for _, _, record in of_base):
             raise CheckpointError(
-                f"{checkpoint.directory} needs the rows of {base.directory}, which is incremental itself; "
-                "expected a checkpoint of all rows: load another checkpoint"
+                f"{checkpoint.directory} needs the rows of {base.directory}, which is itself incremental; "
+                "expected a checkpoint with all rows: load another checkpoint"
             )
         of_bases += of_base
     return of_bases + found
@@ -171,7 +171,7 @@ def open_base(checkpoint: Checkpoint, base: BaseRecord) -> Checkpoint:
     else:
         if found.manifest.save == base.save:
             return found
-        reason = f"that is the save {found.manifest.save!r}"
+        reason = f"it has the save {found.manifest.save!r}"
     raise CheckpointError(
         f"{checkpoint.directory} has only the rows that have changed since the save {base.save!r} in "
         f"{directory}, which cannot be used: {reason}; copy it there again, or load another checkpoint"
@@ -231,7 +231,7 @@ def parts_of(
                 removed = removed[:0]
     except (SafetensorError, OSError, *PARSE_ERRORS) as error:
         raise CheckpointError(
-            f"{path} does not hold what its manifest says of table {table}: {error}; load another checkpoint"
+            f"{path} does not match its manifest in table {table}: {error}; load another checkpoint"
         ) from error
 
 

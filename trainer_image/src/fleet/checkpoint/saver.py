@@ -1,7 +1,7 @@
-"""Saving while training continues: a copy now, and the write in a background thread.
+"""Saving while training continues: values are copied first, and written in a background thread.
 
-The trainers of both runtimes save through this flow. A full disk never ends the training: the save is skipped
-with a warning, the previous checkpoint stays, and the next save tries again.
+The trainers of both runtimes save through this flow. A full disk never ends the training run: the save is
+skipped with a warning, the previous checkpoint stays, and the next save tries again.
 """
 
 import contextlib
@@ -23,26 +23,26 @@ _LONG_SECONDS = 1.0
 
 
 class Saver(ABC):
-    """Saves the checkpoints of one training, one at a time.
+    """Saves the checkpoints of one training run, one at a time.
 
     A subclass makes the copy, and lists and removes the checkpoints of a folder. Its methods may raise a
-    FleetError; the save raises it, or if the error occurs in the background, the next call.
+    FleetError. The save raises it; if the error occurs in the background, the next call raises it.
     """
 
     def __init__(self) -> None:
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
         self._skipped = ""
-        """The directory of the last save, if that found no room."""
+        """The directory of the last save, if the disk had no room for it."""
 
     @property
     @abstractmethod
     def current_step(self) -> int:
-        """The number of steps made since the beginning of the job."""
+        """The number of steps run since the beginning of the job."""
 
     @abstractmethod
     def _copy(self, directory: str, status: TrainStatus, *, incremental: bool = False) -> Callable[[], None]:
-        """Copy what the checkpoint will hold; return the function that writes and commits it."""
+        """Copy the content of the checkpoint; return the function that writes and commits the checkpoint."""
 
     @abstractmethod
     def _list_numbers(self, folder: str) -> list[int]:
@@ -64,7 +64,7 @@ class Saver(ABC):
         directory : str
             The path as the writing process sees it.
         status : TrainStatus
-            The script's status; the step is filled in.
+            The script's status. The save fills in the step.
 
         Raises
         ------
@@ -131,7 +131,7 @@ class Saver(ABC):
         self._keep_newest(folder, keep)
 
     def wait(self) -> None:
-        """Wait until the last save is written; raise its error if it failed."""
+        """Wait until the last save has been written; raise its error if it failed."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -140,7 +140,7 @@ class Saver(ABC):
             raise failure
 
     def finish(self) -> None:
-        """Wait for the last save at the end of the training; log an error if the disk was full."""
+        """Wait for the last save at the end of the training run; log an error if the disk was full."""
         self.wait()
         if self._skipped:
             _log.error("training ends without its last checkpoint: there was no room for %s", self._skipped)
@@ -155,7 +155,7 @@ class Saver(ABC):
         return began
 
     def _start(self, directory: str, began: float, copy: Callable[[], Callable[[], None]]) -> None:
-        """Make the copy now, and write it in the background."""
+        """Copy the values, and start writing them in the background."""
         step = self.current_step
         write: Callable[[], None] | None = None
         with self._skip_if_full(directory):

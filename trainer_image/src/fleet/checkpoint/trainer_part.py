@@ -1,7 +1,7 @@
 """A trainer's part of a checkpoint: everything that is not in a server's shard.
 
 The script's status, the module's buffers, parameters that no server steps, and the options of the param
-groups. Trainers that step by themselves add the optimizer state.
+groups. Trainers that have their own optimizers add the optimizer state.
 """
 
 import json
@@ -37,8 +37,8 @@ __all__ = [
 _METADATA: Final = "trainer"
 """The key of the JSON in the file's metadata."""
 _MOST_NAMES: Final = 3
-"""How many parameters a message names."""
-# A param group's list of parameters and their names belong to the process, and are no options.
+"""Maximum number of parameters that a message names."""
+# A param group's list of parameters and their names belong to the process; they are not options.
 _NOT_OPTIONS: Final = frozenset({"params", "param_names"})
 _log = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ class TrainStatus:
     epoch_no : int
         The last completed epoch; -1 before the end of the first one.
     step : int
-        The number of steps made when the checkpoint was saved. The save fills it in.
+        The number of steps run when the checkpoint was saved. The save fills it in.
     state : mapping
         Further values to restore, such as ``{"scheduler": scheduler.state_dict()}``: numbers, strings, None,
         tensors, arrays, and lists, tuples and dicts of these.
@@ -73,17 +73,17 @@ class TrainStatus:
 
 @dataclass(frozen=True, slots=True)
 class OwnRows:
-    """The optimizer state of the rows that a trainer itself steps."""
+    """The optimizer state of the rows that a trainer steps itself, as in GEO."""
 
     steps: int = 0
-    """The number of steps made."""
+    """The number of steps run."""
     tables: Mapping[str, TableRows] = field(default_factory=dict)
     """By table, with ascending ids. The values are empty: the servers have them."""
 
 
 @dataclass(frozen=True, slots=True)
 class GradientOrder:
-    """The order in which gradients are reduced; the last bits of a sum of three or more depend on it."""
+    """The order in which gradients are reduced. Sums over three or more trainers can depend on it."""
 
     names: tuple[str | None, ...]
     """The parameters; None stands for the trainers' control data."""
@@ -101,15 +101,15 @@ class TrainerPart:
     groups: Sequence[Mapping[str, Any]] = ()
     """The options of each param group, such as the learning rate."""
     optimizer_state: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """By parameter, if trainers step by themselves; otherwise the shards have it."""
+    """Optimizer state by parameter, if trainers have their own optimizers; otherwise the shards have it."""
     loop: tuple[int, int, int] | None = None
-    """The position of a collective training in its loops, as a `fleet.loop.Place`; None if unknown."""
+    """The position of a collective training run in its loops, as a `fleet.loop.Place`; None if unknown."""
     own_rows: OwnRows = field(default_factory=OwnRows)
-    """The optimizer state of tables, if trainers step by themselves."""
+    """The optimizer state of tables, if trainers step them."""
     order: GradientOrder | None = None
     """Set for collective training that averages gradients."""
     parameters: Mapping[str, Tensor] = field(default_factory=dict)
-    """The parameters in no shard, by name: frozen ones, and those that no optimizer has."""
+    """The parameters that are in no shard, by name: frozen ones, and those of no optimizer."""
 
     def to_bytes(self) -> bytes:
         """Return the part as a safetensors file.
@@ -206,7 +206,7 @@ def capture_part(
     others = _parameters_in_no_shard(source)
     parameters = {name: value for name, value in others.items() if _is_storable(value)}
     _warn(
-        "a checkpoint leaves out %s: a file of tensors cannot hold sharded, sparse or quantized ones",
+        "a checkpoint leaves out %s: a file of tensors cannot hold sharded, sparse or quantized tensors",
         [name for name in others if name not in parameters],
     )
     return TrainerPart(
@@ -227,7 +227,7 @@ def restore_part(part: TrainerPart, source: Source) -> None:
     Raises
     ------
     CheckpointError
-        Names, shapes or dtypes of buffers or parameters differ, or the number of param groups does.
+        Names, shapes or dtypes of buffers or parameters differ, or the numbers of param groups do.
     """
     module, optimizer = source.module, source.optimizer
     buffers = _buffers_of(module)
@@ -241,12 +241,12 @@ def restore_part(part: TrainerPart, source: Source) -> None:
     for name, value in kept.items():
         value.copy_(part.parameters[name])
     _warn(
-        "the checkpoint has no values of %s: these keep the values that the script gave them",
+        "the checkpoint has no values of %s: these parameters keep the values that the script gave them",
         [name for name in others if name not in kept],
     )
     if len(part.groups) != len(optimizer.param_groups):
         raise CheckpointError(
-            f"the checkpoint has {len(part.groups)} param groups and the optimizer "
+            f"the checkpoint has {len(part.groups)} param groups and the optimizer has "
             f"{len(optimizer.param_groups)}; expected the optimizer that was saved"
         )
     for group, options in zip(optimizer.param_groups, part.groups, strict=True):
@@ -256,7 +256,7 @@ def restore_part(part: TrainerPart, source: Source) -> None:
 
 
 def restore_states(states: Mapping[str, Mapping[str, Any]], source: Source) -> None:
-    """Set the optimizer state of parameters, on the devices where torch keeps it.
+    """Set the optimizer state of parameters, placing each entry on the device where torch expects it.
 
     That is the parameter's device. Only the step count stays on the CPU, unless a fused or capturable kernel
     needs it on the device; see ``torch.optim.Optimizer.load_state_dict``.
@@ -280,7 +280,7 @@ def restore_states(states: Mapping[str, Mapping[str, Any]], source: Source) -> N
 
 
 def _laid_out_as(parameter: Tensor, kept: Any) -> Any:
-    """Return an entry with its tensors on the parameter's device and in its memory format."""
+    """Return an entry with its tensors on the parameter's device and in the parameter's memory format."""
     if isinstance(kept, Tensor):
         if kept.shape != parameter.shape:
             return kept.to(parameter.device)

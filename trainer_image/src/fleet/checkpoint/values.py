@@ -1,4 +1,4 @@
-"""Values as JSON: exact encoding of the values of scripts and optimizers, and checks on parsed fields.
+"""JSON values: the exact encoding of script and optimizer values, and checks of parsed fields.
 
 JSON has no tensors, tuples, infinities or integer keys. `encode` tags them, and collects the tensors for the
 safetensors file that carries the JSON in its metadata.
@@ -111,28 +111,28 @@ def decode(value: Any, tensors: Mapping[str, Tensor]) -> Any:
 
 
 def as_count(name: str, value: object, least: int = 0) -> int:
-    """Return an integer from `least` to `LARGEST`; ValueError for any other value, and for booleans."""
+    """Return `value`; raise ValueError if it is not an integer from `least` to `LARGEST`, or is a boolean."""
     if type(value) is not int or not least <= value <= LARGEST:
         raise ValueError(f"{name} is {_shown(value)}; expected a whole number from {least} to {LARGEST}")
     return value
 
 
 def as_text(name: str, value: object) -> str:
-    """Return a string; TypeError for any other type."""
+    """Return `value`; raise TypeError if it is not a string."""
     if not isinstance(value, str):
         raise TypeError(f"{name} is {_shown(value)}; expected a string")
     return value
 
 
 def as_list(name: str, value: object) -> Sequence[Any]:
-    """Return a list or tuple; TypeError for any other type."""
+    """Return `value`; raise TypeError if it is neither a list nor a tuple."""
     if not isinstance(value, list | tuple):
         raise TypeError(f"{name} is {_shown(value)}; expected a list")
     return value
 
 
 def as_mapping(name: str, value: object) -> Mapping[str, Any]:
-    """Return a mapping; TypeError for any other type."""
+    """Return `value`; raise TypeError if it is not a mapping."""
     if not isinstance(value, Mapping):
         raise TypeError(f"{name} is {_shown(value)}; expected an object")
     return value

@@ -1,9 +1,9 @@
 """Writing and cleaning the directory of one checkpoint.
 
 A save announces each file in a separate small manifest (``….begun``), then writes the file, and writes the
-manifest last. So an interrupted save leaves the previous checkpoint intact, and all files that it wrote are
-known by name. Cleaning removes only files that a manifest names, and follows no link below the directory. Any
-other file stays, and so does the directory that contains it.
+manifest last. An interrupted save therefore leaves the previous checkpoint intact, and all files that it
+wrote are known by name. Cleaning removes only files that a manifest names, and follows no link below the
+directory. Any other file stays, and so does the directory that contains it.
 """
 
 import contextlib
@@ -69,7 +69,7 @@ def write_shard(directory: Path, save_name: str, shard: str, pieces: list[Piece]
     Raises
     ------
     FleetError
-        The disk refuses; the message names the file.
+        A disk operation fails; the message names the file.
     """
     tensors: dict[str, Tensor] = {}
     blocks = []
@@ -93,7 +93,7 @@ def write_shard(directory: Path, save_name: str, shard: str, pieces: list[Piece]
 def write_trainer_part(
     directory: Path, save_name: str, data: bytes | bytearray, trainer: int = 0
 ) -> FileRecord:
-    """Write a trainer's part, which already is a safetensors file; otherwise as `write_shard`."""
+    """Write a trainer's part, given as the bytes of a safetensors file, in the same way as `write_shard`."""
     path = directory / f"trainer-{f'{trainer}-' if trainer else ''}{save_name}.safetensors"
     with disk_errors(path):
         announce(path, save_name)
@@ -111,7 +111,7 @@ def commit(directory: Path, manifest: str) -> None:
     """Write the manifest, which makes the written files a checkpoint.
 
     The replaced manifest and its files are kept under `REPLACED_NAME` until `tidy`. The new manifest records
-    which of its files are in this directory: all of them if the servers share it.
+    which of its files are in this directory; if the servers share it, all of them are.
 
     Parameters
     ----------
@@ -122,7 +122,7 @@ def commit(directory: Path, manifest: str) -> None:
     Raises
     ------
     FleetError
-        The disk refuses; the message names the file.
+        A disk operation fails; the message names the file.
     """
     path = directory / MANIFEST_NAME
     whole = Manifest.parse(manifest, str(path))
@@ -149,7 +149,7 @@ def tidy(directory: Path) -> None:
     CheckpointError
         There is no manifest.
     FleetError
-        The disk refuses; the message names the directory and the file.
+        A disk operation fails; the message names the directory and the file.
     """
     kept = {MANIFEST_NAME, *(file.name for file in Manifest.read(directory).files)}
     try:
@@ -176,7 +176,7 @@ def remove_checkpoint(directory: Path) -> str:
     Raises
     ------
     FleetError
-        The disk refuses; the message names the directory.
+        A disk operation fails; the message names the directory.
     """
     try:
         with _opened(directory, os.O_NOFOLLOW) as folder:
@@ -220,7 +220,7 @@ def _opened(directory: Path, flags: int = 0) -> Iterator[int]:
 
 
 def _demote_replaced(folder: int, path: str) -> None:
-    """Turn the replaced manifest into an announcement, as its files are about to be removed."""
+    """Turn the replaced manifest into an announcement, because its files are about to be removed."""
     files = sorted(_files_named_by(folder, REPLACED_NAME, path) - {REPLACED_NAME})
     if files:
         with contextlib.suppress(FileNotFoundError):  # another server has already renamed it
@@ -253,7 +253,7 @@ def _final_name(name: str) -> str:
 
 
 def _files_named_by(folder: int, name: str, path: str) -> set[str]:
-    """Return the files that a manifest in an open directory names, itself included; none for other files."""
+    """Return the files that a manifest names, and the manifest itself; none if the file is not a manifest."""
     if name not in _MANIFESTS and not name.endswith(BEGUN_SUFFIX):
         return set()
     try:

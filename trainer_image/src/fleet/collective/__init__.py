@@ -8,6 +8,10 @@ scaling, schedulers and the optimizer work as in one process.
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from fleet.installation import refuse_another
+
+refuse_another()
+
 if TYPE_CHECKING:
     from fleet.facade.collective import Fleet, fleet
 

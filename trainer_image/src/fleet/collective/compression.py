@@ -26,18 +26,18 @@ _ROUNDED: Final = {
 }
 _ROUNDED_BYTES: Final = 2
 _EPSILON: Final = 1e-8
-"""Added to the divisor of a factor's columns, which is zero for a matrix that no trainer has used."""
+"""Added to the divisor of a factor's columns, which is zero for a matrix that no trainer uses."""
 
 
 def rounding(wire_dtype: str, channel: dist.ProcessGroup | None) -> "CommHook":
-    """Return a hook that averages buckets in a shorter dtype, and counts the bytes.
+    """Return a hook that averages buckets in a 16-bit dtype, and counts the bytes.
 
     Parameters
     ----------
     wire_dtype : str
         ``bfloat16`` or ``float16``.
     channel : ProcessGroup or None
-        None stands for the default process group of torch.distributed.
+        None for the default process group of torch.distributed.
     """
     average = _ROUNDED[wire_dtype]
 
@@ -61,9 +61,9 @@ def factorizing(power_sgd: "PowerSGD", group: Group, channel: dist.ProcessGroup 
     ----------
     power_sgd : PowerSGD
     group : Group
-        Names the trainers that delay an average.
+        The trainers' group, which reports the trainers that delay an average.
     channel : ProcessGroup or None
-        None stands for the default process group of torch.distributed.
+        None for the default process group of torch.distributed.
     """
     state = powerSGD_hook.PowerSGDState(
         channel,
@@ -85,8 +85,8 @@ def factorizing(power_sgd: "PowerSGD", group: Group, channel: dist.ProcessGroup 
         if not whole:
             future = future.then(partial(_forget_unless_finite, state, bucket.index()))
         if not buffer.is_cuda:
-            # gloo's threads send a bucket's parts in any order: parts of two concurrent buckets could be
-            # mixed up.
+            # gloo's threads send a bucket's parts in any order, so the parts of two concurrent buckets could
+            # be mixed up.
             with group.waiting("an average by PowerSGD"):
                 future.wait()
         return future
@@ -95,7 +95,7 @@ def factorizing(power_sgd: "PowerSGD", group: Group, channel: dist.ProcessGroup 
 
 
 def _without_scalars(bucket: Any) -> Any:
-    """Return a bucket whose gradients have at least one dimension, as torch's hook requires."""
+    """Return the bucket with scalar gradients as one-dimensional views, as torch's hook requires."""
     given = [each.view(each.shape or (1,)) for each in bucket.gradients() if each.numel()]
     return SimpleNamespace(
         buffer=bucket.buffer, index=bucket.index, is_last=bucket.is_last, gradients=lambda: given
@@ -105,10 +105,10 @@ def _without_scalars(bucket: Any) -> Any:
 def _forget_unless_finite(
     state: powerSGD_hook.PowerSGDState, index: int, future: torch.futures.Future[torch.Tensor]
 ) -> torch.Tensor:
-    """Return a bucket's average; if it holds NaN or infinity, delete torch's state of the bucket.
+    """Return a bucket's average; if it holds NaN or infinity, delete torch's state for the bucket.
 
-    All trainers read the same average, so all delete the state after the same pass, and draw the same new
-    factors. Reading it delays nothing: on a GPU, torch has waited for the device just before.
+    All trainers read the same average, so all delete the state after the same pass and draw the same new
+    factors. Reading the average causes no further wait, because torch has just waited for the device.
     """
     average = future.value()
     extremes = torch.stack(torch.aminmax(average))  # both are NaN if any number is

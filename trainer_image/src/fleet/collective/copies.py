@@ -1,4 +1,4 @@
-"""The tensors of which every trainer has a copy: an optimizer's parameters, and the rest of its model."""
+"""The tensors of which every trainer has a copy: an optimizer's parameters, and the rest of the model."""
 
 import logging
 import sys
@@ -17,7 +17,7 @@ _NAMED: Final = 3
 _log = logging.getLogger(__name__)
 
 _Shape = tuple[str, torch.Size, torch.dtype]
-"""Of a buffer, with its name."""
+"""The shape of a buffer, with the buffer's name."""
 
 
 class _Slot(NamedTuple):
@@ -35,12 +35,12 @@ class Copies:
     Parameters
     ----------
     named_parameters : sequence of (str, Tensor)
-        The optimizer's, in the same order on every trainer.
+        The optimizer's parameters, in the same order on every trainer.
     model : torch.nn.Module, optional
-        Has buffers, and parameters that no optimizer steps.
+        Provides buffers, and parameters that no optimizer steps.
     group : Group
     broadcast_buffers : bool
-        True if trainer 0's buffers replace those of the other trainers throughout the training.
+        True if trainer 0's buffers replace those of the other trainers throughout training.
 
     Raises
     ------
@@ -58,7 +58,7 @@ class Copies:
     ) -> None:
         self.group = group
         self.named_parameters = list(named_parameters)
-        """All of the optimizer's, including frozen ones."""
+        """All parameters of the optimizer, including frozen ones."""
         self._slots = _slots(model) if model is not None else []
         self._buffers = [slot for slot in self._slots if slot.is_buffer] if broadcast_buffers else []
         if self._buffers and group.world.size > 1:
@@ -77,7 +77,7 @@ class Copies:
 
     @property
     def others(self) -> list[tuple[str, torch.Tensor]]:
-        """The rest of the model as it is now: it takes trainer 0's values as well, but is not averaged."""
+        """The rest of the model as it is now: it also receives trainer 0's values, but it is not averaged."""
         seen = {id(parameter) for _, parameter in self.named_parameters}
         found: list[tuple[str, torch.Tensor]] = []
         for name, value in _present(self._slots):
@@ -87,12 +87,12 @@ class Copies:
         return found
 
     def log_sharded(self) -> None:
-        """Log which parameters are averaged by the library that has sharded them."""
+        """Log which parameters fleet leaves to the library that has sharded them."""
         names = [name for name, parameter in self.named_parameters if is_sharded(parameter)]
         if names:
             more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
             _log.info(
-                "%d of %d parameters are sharded (DTensor), and left to what has sharded them: %s%s",
+                "%d of %d parameters are sharded (DTensor), so fleet does not average them: %s%s",
                 len(names),
                 len(self.named_parameters),
                 ", ".join(names[:_NAMED]),
@@ -100,7 +100,7 @@ class Copies:
             )
 
     def describe(self) -> list[str]:
-        """Return a line of text for each tensor; the lines must be the same on every trainer."""
+        """Return a line of text per tensor; the lines must be the same on every trainer."""
         lines = [
             f"{name} {tuple(parameter.shape)} {parameter.dtype}"
             + ("" if parameter.is_contiguous() else f" in memory as {parameter.stride()}")
@@ -110,7 +110,7 @@ class Copies:
         return [*lines, "no more parameters", *_forms(self.others)]
 
     def share(self, what: str) -> None:
-        """Copy every value from trainer 0, except sparse buffers."""
+        """Copy every value from trainer 0, except sparse buffers and sharded tensors."""
         if self.group.world.size == 1:
             return
         for name, value in (*self.named_parameters, *self.others):
@@ -118,14 +118,14 @@ class Copies:
                 self.group.broadcast_(value.detach(), f"{what}: {name}")
 
     def push(self, what: str) -> None:
-        """Copy every value from trainer 0 if all have the same tensors; every trainer must call this.
+        """Copy every value from trainer 0, after comparing the tensors; every trainer must call this.
 
         Raises
         ------
         ConfigurationError
-            Another trainer's model now has other buffers or frozen parameters.
+            Another trainer's model has different buffers or frozen parameters now.
         """
-        found = self._difference(f"what {what} shares", _forms(self.others))
+        found = self._difference(f"the tensors that {what} shares", _forms(self.others))
         if found is not None:
             raise ConfigurationError(
                 f"{found}; expected the same in every trainer's model: {what} sends them"
@@ -150,7 +150,7 @@ class Copies:
 
     @property
     def digest(self) -> int:
-        """32 bits for the shapes of the buffers that `share_buffers` sends; 0 for the first shapes."""
+        """A 32-bit digest of the shapes of the buffers that `share_buffers` sends; 0 for the first shapes."""
         shapes = self._shapes()
         return 0 if shapes == self._first_shapes else zlib.crc32("\n".join(_lines(shapes)).encode())
 
@@ -160,17 +160,17 @@ class Copies:
         Raises
         ------
         ConfigurationError
-            Another trainer's shapes differ, so its values would be written to the wrong buffers.
+            Another trainer's shapes differ, so values would be written to the wrong buffers.
         """
         found = self._difference("the shapes of buffers", _lines(self._shapes()))
         if found is not None:
             raise ConfigurationError(
                 f"{found}; expected buffers of the same shapes on every trainer: give them shapes that do "
-                "not follow a trainer's own batches, or set DistributedStrategy(broadcast_buffers=False)"
+                "not depend on a trainer's batches, or set DistributedStrategy(broadcast_buffers=False)"
             )
 
     def _difference(self, what: str, lines: Sequence[str]) -> str | None:
-        """Return a clause that lists the tensors that only another trainer or only this one has."""
+        """Return a clause that names the first tensor in which two trainers differ; None if all agree."""
         ours, world = "\n".join(lines), self.group.world
         for rank, theirs in self.group.agree(what, ours).items():
             if theirs != ours:
@@ -184,9 +184,9 @@ class Copies:
         for name, value in self._present_buffers().items():
             if value.layout is not torch.strided:
                 raise ConfigurationError(
-                    f"the buffer {name} is {value.layout}, and only dense ones follow trainer 0's; expected "
-                    "a dense one, or DistributedStrategy(broadcast_buffers=False), with which it stays as "
-                    "each trainer's script has built it"
+                    f"the buffer {name} is {value.layout}, and only dense buffers can be copied from trainer "
+                    "0; expected a dense buffer, or DistributedStrategy(broadcast_buffers=False), with "
+                    "which each trainer keeps its own"
                 )
 
     def _shapes(self) -> list[_Shape]:
@@ -205,7 +205,7 @@ def _lines(shapes: Iterable[_Shape]) -> list[str]:
 
 
 def is_sharded(value: torch.Tensor) -> bool:
-    """Return True if each trainer holds only a shard of the tensor, as with FSDP2, which averages it."""
+    """Return True if each trainer holds only a shard of the tensor, as with FSDP2."""
     module = sys.modules.get("torch.distributed.tensor")  # if not imported, there is no DTensor
     return module is not None and isinstance(value, module.DTensor)
 

@@ -1,8 +1,8 @@
 """The devices of a job's trainers: choice of the backend, progress of a GPU, and attribution of errors.
 
-NCCL carries CUDA tensors if each trainer has its own GPU; it refuses two trainers on one GPU. gloo carries
-all other tensors, and CUDA tensors through host memory. So several processes may train on the CPU or share a
-GPU on any machine.
+NCCL carries CUDA tensors if each trainer has its own GPU, because NCCL refuses two trainers on one GPU. gloo
+carries all other tensors, and CUDA tensors through host memory otherwise. Several processes can therefore
+train on the CPU, or share a GPU, on any machine.
 """
 
 import json
@@ -35,15 +35,15 @@ __all__ = [
 ]
 
 _MARKS: Final = 64
-"""So many marks are in use at once; streams may reach theirs in any order."""
+"""The number of marks that can be in use at the same time; streams may reach theirs in any order."""
 _BY_KERNEL: Final = "CUDA_LAUNCH_BLOCKING=1 shows which operation failed"
 _OWN_FAULTS: Final = {
-    "out of memory": "make the batch or the model smaller, or see who else computes on this device",
+    "out of memory": "make the batch or the model smaller, or check which other processes use this device",
     "CUDA error": _BY_KERNEL,
     "ncclUnhandledCudaError": _BY_KERNEL,
     "ncclInvalid": "NCCL_DEBUG=INFO shows what NCCL refuses",
 }
-"""Texts that mark an error as this trainer's own, and what helps."""
+"""Texts that mark an error as this trainer's own, and how to fix it."""
 _TRANSPORT: Final = ("gloo", "nccl", "connect", "socket", "broken pipe", "timed out", "timeout", "abort")
 _OURS: Final = tuple(f"{each}{os.sep}" for each in (Path(torch.__file__).parent, Path(__file__).parents[1]))
 """The folders of torch and fleet: all other code is the script's."""
@@ -51,14 +51,14 @@ _OURS: Final = tuple(f"{each}{os.sep}" for each in (Path(torch.__file__).parent,
 
 @dataclass(frozen=True)
 class Facts:
-    """A trainer's versions and GPU, which trainers compare before they connect.
+    """A trainer's library versions and GPU, which trainers compare before they connect.
 
     Attributes
     ----------
     torch, nccl : str
         Versions; `nccl` is empty without NCCL or a GPU.
     gpu : str
-        The GPU's UUID; empty if this trainer has none of its own.
+        The GPU's UUID; empty if this trainer has no GPU of its own.
     model : str
         The GPU's product name.
     """
@@ -79,15 +79,15 @@ class Facts:
 
 
 def local_facts(environ: Mapping[str, str]) -> Facts:
-    """Return this trainer's facts, and make its GPU, if it has one, the current device."""
-    version = torch.__version__.partition("+")[0]  # the rest names the build
+    """Make this trainer's GPU, if it has one, the current device, and return the trainer's facts."""
+    version = torch.__version__.partition("+")[0]  # the rest identifies the build
     if not (torch.cuda.is_available() and dist.is_nccl_available()):
         return Facts(version)
     nccl = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
     number = gpu_number(environ, torch.cuda.device_count())
     if number is None:
         return Facts(version, nccl)
-    if number:  # the first is current already, and choosing it would make a context that may stay unused
+    if number:  # the first GPU is already current, and setting it would create a context that may stay unused
         torch.cuda.set_device(number)
     properties = torch.cuda.get_device_properties(number)
     return Facts(version, nccl, str(properties.uuid), properties.name)
@@ -126,9 +126,9 @@ def difference(facts: Mapping[int, Facts], rank: int) -> tuple[int, str] | None:
 
 
 def samples(facts: Mapping[int, Facts]) -> dict[int, Facts]:
-    """Return the facts of a few trainers that, with a trainer's own, lead to the same decision as all facts.
+    """Return the facts of a few trainers; they lead to the same decisions as the facts of all trainers.
 
-    They are those of the first trainers with each version and model, and of those that prevent NCCL: few,
+    These are the first trainers with each version and GPU model, and those that rule out NCCL. They are few
     even if each of many GPUs has its own UUID.
     """
     first = {(each.torch, each.nccl, each.model): rank for rank, each in sorted(facts.items())[::-1]}
@@ -163,16 +163,16 @@ def backend_of(facts: Mapping[int, Facts]) -> str:
 
 
 def is_capturing(device: torch.device) -> bool:
-    """Return True while a CUDA graph is being captured: nothing can be read from the device then."""
+    """Return True while a CUDA graph is being captured, when nothing can be read from the device."""
     return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
 class Mark:
     """A point in a stream's work; any thread can check, without a CUDA call, whether the GPU has reached it.
 
-    Querying a `torch.cuda.Event` is such a call: it creates a context on the thread's current device, and
-    while any thread captures a graph, it may end the capture. Here the GPU itself writes a number to host
-    memory when it reaches the point, and the host reads it there.
+    Querying a `torch.cuda.Event` is a CUDA call: it creates a context on the thread's current device, and may
+    abort the capture of a graph in another thread. A mark instead has the GPU write a number to host memory
+    when it reaches the point.
 
     Parameters
     ----------
@@ -214,10 +214,10 @@ class Marks:
 
 
 def own_fault(error: BaseException) -> str:
-    """Return how to fix an error of this trainer's device; empty if another trainer may be the cause.
+    """Return how to fix an error of this trainer's device; empty if another trainer may have caused it.
 
-    torch raises both kinds of errors from the same calls: an error of this device may come from any earlier
-    kernel.
+    torch raises both kinds of errors from the same calls, because an error of this device may come from any
+    earlier kernel.
     """
     text = str(error)
     for mark, help_ in _OWN_FAULTS.items():
@@ -232,7 +232,7 @@ def is_from_script(error: BaseException) -> bool:
     Parameters
     ----------
     error : BaseException
-        Caught around the wait, so that its traceback has all that was called in there.
+        Caught around the wait, so that its traceback contains all calls in the wait.
     """
     text = str(error).lower()
     if isinstance(error, dist.DistError) or any(word in text for word in _TRANSPORT):
@@ -242,6 +242,6 @@ def is_from_script(error: BaseException) -> bool:
 
 
 def reason_of(error: BaseException) -> str:
-    """Return the most useful line of an error: its first, or the last that NCCL has logged."""
+    """Return the most useful line of an error: the first, or the last that NCCL has logged."""
     text = str(error).strip()
     return (text.partition("Last error:\n")[2] or text).partition("\n")[0]

@@ -1,10 +1,10 @@
 """GradAllReduce: average the gradients of all trainers while the backward pass still runs.
 
-torch's reducer does it, in buckets that are sent as soon as they are full. It needs a gradient of every
-parameter in every pass. When autograd has ended, a second small pass supplies zeros for the parameters that
-were not reached, and the flags (`fleet.collective.reducer.Flags`). If only some trainers used a parameter,
-the others contribute zeros to its average. A parameter that no trainer used keeps no gradient, as in one
-process.
+torch's reducer averages them, in buckets that are sent as soon as they are full. The reducer needs a gradient
+of every parameter in every pass. When autograd has finished, a second, small pass supplies zeros for the
+parameters that were not reached, and the flags (`fleet.collective.reducer.Flags`). If only some trainers used
+a parameter, the others contribute zeros to its average. A parameter that no trainer used keeps no gradient,
+as in one process.
 
 All optimizers share that second pass. The optimizer whose gradients are last in a pass may differ between
 trainers, so every optimizer's last gradients must be sent before the trainer waits for any average. Otherwise
@@ -37,12 +37,12 @@ __all__ = ["AverageCheck", "BackwardPass", "GradientAverager"]
 
 
 class BackwardPass:
-    """The running backward pass, and its end for all optimizers that its gradients reach.
+    """The running backward pass; completes the exchange of every optimizer whose parameters it reaches.
 
     Parameters
     ----------
     group : Group
-        Names the trainers that delay the averages.
+        The trainers' group, which reports the trainers that delay the averages.
     """
 
     def __init__(self, group: Group) -> None:
@@ -52,16 +52,16 @@ class BackwardPass:
         self._end: weakref.ref[PassEnd] | None = None
 
     def add(self, averager: "GradientAverager") -> None:
-        """Add an optimizer's averager; all trainers must add theirs in the same order."""
+        """Add an optimizer's averager; all trainers must add averagers in the same order."""
         self._averagers.append(averager)
 
     def reach(self, averager: "GradientAverager") -> None:
-        """Include an averager in the end of this pass, at its first gradient.
+        """Register an averager for the end of this pass; called at its first gradient.
 
         Raises
         ------
         ConfigurationError
-            The gradient came from a pass within the pass, which would end too early.
+            The gradient came from a nested pass, which would end too early.
         """
         if not self._reached:
             refuse_reentrant()
@@ -74,13 +74,13 @@ class BackwardPass:
         Raises
         ------
         FleetError
-            An error ended it, which the script has caught.
+            An error ended the pass, and the script has caught the error.
         """
         if self._end is not None and self._end() is None:
             step = self._reached[0].steps.number
             raise FleetError(
                 f"the backward pass of step {step} was ended by an error, and the other trainers wait for "
-                "the gradients that it had still to give; expected the script to end with that error, too"
+                "its remaining gradients; expected the script to end with that error"
             )
 
     def _finish(self) -> None:
@@ -100,7 +100,7 @@ class BackwardPass:
 
 
 class AverageCheck:
-    """Checks that steps use only averages: a step with a local gradient would make this copy differ.
+    """Checks that steps use only averages: a step with a local gradient would make the copies differ.
 
     Parameters
     ----------
@@ -112,14 +112,14 @@ class AverageCheck:
         self._named = named
         self._all = frozenset(range(len(named)))
         self._own = set(self._all)
-        """The parameters whose gradients may be this trainer's own."""
+        """The parameters whose gradients may be local to this trainer."""
         self._addresses: dict[int, int] = {}
-        """The address of each average that was handed back last."""
+        """The address of each parameter's latest average."""
         self._accumulated = False
         self._captured = False
 
     def accumulate(self, position: int) -> None:
-        """Handle a gradient that a later pass averages; it may have changed an average in place."""
+        """Record a local gradient for a later pass to average; it may have changed an average in place."""
         self._accumulated = True
         gradient = self._named[position][1].grad
         if gradient is not None and gradient.data_ptr() == self._addresses.get(position):
@@ -129,10 +129,10 @@ class AverageCheck:
     def average(
         self, averages: Sequence[torch.Tensor], unused: Collection[int] = (), *, captured: bool
     ) -> None:
-        """Handle the averages of all parameters except the unused ones.
+        """Record the averages of all parameters except the unused ones.
 
-        After a captured pass nothing can be checked: the graph's replays make other averages, which run no
-        Python.
+        After a captured pass nothing can be checked, because replays of the graph compute new averages
+        without running Python.
         """
         self._captured |= captured
         self._accumulated = False
@@ -142,14 +142,14 @@ class AverageCheck:
         self._own.intersection_update(unused)
 
     def step(self) -> bool:
-        """Handle a step; return whether it can have changed something."""
+        """Record a step; return whether it can have changed a parameter."""
         if self._own == self._all and all(each.grad is None for _, each in self._named):
             return False
         self._own = set(self._all)
         return True
 
     def check(self) -> None:
-        """Check that all trainers have the gradients of the next step in common.
+        """Check that the gradients of the next step are the same on all trainers.
 
         The averages of the previous step may be reused, and zeros are the same on every trainer.
 
@@ -169,13 +169,13 @@ class AverageCheck:
             if is_dense and (gradient.data_ptr() == self._addresses.get(position) or not gradient.any()):
                 continue
             found = (
-                f"the gradient of {name} is this trainer's own, "
-                "and a step on it would make this copy of the model differ"
+                f"the gradient of {name} is local to this trainer, and a step on it would make this copy of "
+                "the model differ"
             )
             if self._accumulated:
                 raise ConfigurationError(
-                    f"{found}: the last backward passes that reached it were in no_sync(); "
-                    "expected the last one before optimizer.step() to be outside of it"
+                    f"{found}: the last backward passes that reached it were in no_sync(); expected the last "
+                    "pass before optimizer.step() to be outside of it"
                 )
             raise ConfigurationError(
                 f"{found}: only backward() averages gradients over the trainers, and this one does not come "
@@ -186,7 +186,7 @@ class AverageCheck:
 
 @dataclass(frozen=True)
 class _Ending:
-    """A pass that is ending: its parameters without a gradient, and those that were frozen since."""
+    """A pass that is ending: its parameters without a gradient, and the temporarily unfrozen parameters."""
 
     absent: list[int]
     thawed: list[torch.Tensor]
@@ -227,7 +227,7 @@ class GradientAverager(Synchronizer):
             stateful=stateful,
         )
         self._arrived: dict[int, None] = {}
-        """The parameters whose gradients have arrived in this pass, in their order."""
+        """The parameters whose gradients have arrived in this pass, in order of arrival."""
         self._unseen = set(range(len(self._parameters)))
         """The parameters that have had no gradient in any pass."""
         self._ending: _Ending | None = None
@@ -255,7 +255,7 @@ class GradientAverager(Synchronizer):
 
     @property
     def order(self) -> GradientOrder | None:
-        """See `Synchronizer`; the flags have the name None."""
+        """See `Synchronizer`; the entry None stands for the flags."""
         order, unused = self._reducer.order, self._reducer.once_unused
         if order is None:
             return None
@@ -268,7 +268,7 @@ class GradientAverager(Synchronizer):
         positions[None] = FLAGS
         if sorted(positions, key=str) != sorted(order.names, key=str):  # other parameters are frozen here
             return
-        self._ending = _Ending([], [])  # the zeros that the reducer is given are no gradients of the script
+        self._ending = _Ending([], [])  # the zeros given to the reducer are not gradients of the script
         self._reducer.resume(
             [positions[name] for name in order.names], [positions[name] for name in order.once_unused]
         )
@@ -285,21 +285,21 @@ class GradientAverager(Synchronizer):
             self._check.check()
 
     def on_step(self, groups: Sequence[Mapping[str, Any]]) -> None:
-        """Record a step, whose digest travels with the next exchange. See `Synchronizer`."""
-        if not self._named:  # all are sharded, so there is no exchange that counts
+        """Record a step, whose digest is sent with the next exchange. See `Synchronizer`."""
+        if not self._named:  # all are sharded, so no exchange counts the steps
             self.steps.number += 1
         if self._check.step():
             self.steps.record(groups)
 
     def _on_gradient(self, position: int, parameter: torch.Tensor) -> None:
-        """Handle a parameter's gradient before torch's reducer does; it may be undefined.
+        """Handle a parameter's gradient, which may be undefined, before torch's reducer does.
 
         Raises
         ------
         ConfigurationError
             It cannot be averaged.
         FleetError
-            This pass had one of the parameter already, or an error ended the previous pass.
+            This pass already had a gradient of the parameter, or an error ended the previous pass.
         """
         if self._paused:
             self._check.accumulate(position)
@@ -307,7 +307,9 @@ class GradientAverager(Synchronizer):
         if self._ending is None:  # otherwise it is one of the remaining gradients
             if not self._arrived or position in self._arrived:
                 self._begin(position)
-            if position in self._unseen:  # once: making a gradient's Python object takes longer than all this
+            if (
+                position in self._unseen
+            ):  # read once: creating a gradient's Python object takes longer than the rest of this hook
                 gradient = parameter.grad
                 if gradient is not None and gradient.layout is not torch.strided:
                     raise ConfigurationError(
@@ -327,15 +329,15 @@ class GradientAverager(Synchronizer):
             )
         if torch.is_grad_enabled():
             raise ConfigurationError(
-                "backward(create_graph=True) gives gradients that have gradients of their own, which an "
-                "average over trainers does not have; expected torch.autograd.grad(..., create_graph=True) "
-                "for what the loss is made of, and loss.backward()"
+                "backward(create_graph=True) gives differentiable gradients, and an average over trainers "
+                "is not differentiable; expected torch.autograd.grad(..., create_graph=True) to compute "
+                "parts of the loss, and then loss.backward()"
             )
         self._backward.reach(self)
         self._reducer.begin()
 
     def remaining_gradients(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Return the leaves that the pass has not reached, each with the gradient to give to the reducer."""
+        """Return the leaves that the pass has not reached, each with the gradient to pass to the reducer."""
         flags = self._reducer.flags
         absent = [position for position, each in enumerate(self._parameters) if each.grad is None]
         missing = [each for position, each in enumerate(self._parameters) if position not in self._arrived]
@@ -343,13 +345,13 @@ class GradientAverager(Synchronizer):
         for parameter in thawed:
             parameter.requires_grad_(True)
         self._ending = _Ending(absent, thawed)
-        if self._reducer.order is None:  # this pass decides the order, of the flags as well
+        if self._reducer.order is None:  # this pass determines the order, including that of the flags
             flags.leaf.register_post_accumulate_grad_hook(lambda _: self._arrived.setdefault(FLAGS))  # type: ignore[no-untyped-call]
         zeros = [(each, torch.zeros_like(each)) for each in missing]
         return [*zeros, (flags.leaf, flags.gradient(absent, self.steps.digest ^ self._copies.digest))]
 
     def hand_back(self) -> None:
-        """Set the gradients to the averages, once they have arrived."""
+        """Set the gradients to the averages, which have arrived."""
         flags = self._reducer.flags
         ending, self._ending = cast("_Ending", self._ending), None
         for parameter in ending.thawed:

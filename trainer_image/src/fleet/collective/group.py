@@ -1,13 +1,14 @@
-"""The process groups of a collective job: how they start and end, and the calls that all trainers make.
+"""The process groups of a collective job: connection, shutdown, and the calls that all trainers make.
 
-Gradients have one set of connections, and the calls that all trainers make (barriers, small sums, the end)
-another: if one trainer made a call while the others exchanged gradients, its numbers would be added to
-theirs, and gloo ends the process if the two differ in size. For the same reason the gradients of each
-optimizer have connections of their own: which of two optimizers' gradients are sent first may differ.
+Gradients use one set of connections, and the calls that all trainers make (barriers, small sums, the end) use
+another. On shared connections, a call by one trainer during the others' exchange of gradients would add its
+numbers to theirs, and gloo ends the process if the two differ in size. For the same reason the gradients of
+each optimizer have separate connections: trainers may send the gradients of two optimizers in a different
+order.
 
 Every call is compared with the other trainers' before any of its data is sent. Two numbers, over the
-connections for calls, tell whether all are equal. Only if they are not, the trainers exchange texts through
-trainer 0's store. Trainer 0 reads all of them and publishes the few that all trainers need. The traffic thus
+connections for calls, show whether all calls are equal. Only if they are not, the trainers exchange texts
+through trainer 0's store. Trainer 0 reads all texts and publishes the few that all trainers need, so traffic
 grows linearly with the number of trainers, not quadratically.
 """
 
@@ -30,9 +31,9 @@ from torch._C._distributed_c10d import PrefixStore, Store
 
 from fleet.collective.devices import Facts, Marks, backend_of, difference, local_facts, samples, why_not_nccl
 from fleet.collective.heartbeats import WaitKind
-from fleet.collective.rendezvous import meet, shared_world
+from fleet.collective.rendezvous import open_shared_store, shared_world
 from fleet.collective.watchdog import Watchdog
-from fleet.collective.world import World, beside_process_group
+from fleet.collective.world import World, with_separate_port
 from fleet.environment.deadlines import Deadlines
 from fleet.environment.network import choose_interface
 from fleet.errors import ConfigurationError, FleetError
@@ -44,7 +45,7 @@ _OPERATIONS: Final = {"sum": dist.ReduceOp.SUM, "min": dist.ReduceOp.MIN, "max":
 _log = logging.getLogger(__name__)
 
 Chooser = Callable[[Mapping[int, str]], Iterable[int]]
-"""Given the texts of all trainers, returns the ranks of those that all trainers need."""
+"""Selects, from the texts of all trainers, the ranks of those that all trainers need."""
 
 
 class TextExchange:
@@ -64,7 +65,7 @@ class TextExchange:
         self._patience = timedelta(seconds=patience_seconds)
 
     def choose(self, key: str, ours: str, choose: Chooser) -> dict[int, str]:
-        """Publish this trainer's text; return it and the texts that trainer 0 chooses from all of them."""
+        """Publish this trainer's text; return it, with the texts that trainer 0 selects."""
         self._store.set(f"{key}/{self._world.rank}", ours)
         if self._world.rank == 0:
             found = self._store.multi_get([f"{key}/{rank}" for rank in range(self._world.size)])
@@ -76,15 +77,15 @@ class TextExchange:
         return {int(rank): text for rank, text in chosen.items()} | {self._world.rank: ours}
 
     def leave(self, point: str) -> None:
-        """Announce that this trainer has passed a point; trainer 0, which hosts the store, waits for all."""
+        """Announce that this trainer has passed a point; on trainer 0, wait for all trainers."""
         self._store.set(f"{point}/{self._world.rank}", "")
         if self._world.rank == 0 and not self._world.launcher_has_store:
-            with contextlib.suppress(dist.DistError):  # a trainer that has ended is past it as well
+            with contextlib.suppress(dist.DistError):  # a trainer that has ended has passed the point as well
                 self._store.wait([f"{point}/{rank}" for rank in range(self._world.size)], self._patience)
 
 
 class Group:
-    """All trainers of a job, connected. Its callers need not know which backend carries their tensors.
+    """The connected trainers of a job. Callers need not know which backend carries their tensors.
 
     Parameters
     ----------
@@ -92,11 +93,11 @@ class Group:
     deadlines : Deadlines
     texts : TextExchange
     watchdog : Watchdog
-        Names the trainers for which this one is waiting.
+        Reports the trainers for which this one is waiting.
     facts : mapping of int to Facts
         The facts of a few trainers, from which all trainers make the same decisions.
     tensors : ProcessGroup or None
-        Carries tensors; that of torch.distributed if it is None.
+        Carries tensors; None for the default group of torch.distributed.
     calls : ProcessGroup or None
         Compares calls, and carries their numbers.
     owns_default : bool
@@ -139,15 +140,15 @@ class Group:
         ------
         ConfigurationError
             The address or device cannot be used, the script has made a process group of other processes, or
-            another trainer has another version of PyTorch or NCCL.
+            another trainer has a different version of PyTorch or NCCL.
         DeadlineExceededError
             A trainer did not join; the message names it.
         """
         owns_default = not dist.is_initialized()
         if not owns_default:
-            world = beside_process_group(world)
+            world = with_separate_port(world)
         ours = local_facts(environ)
-        store = meet(world, deadlines)
+        store = open_shared_store(world, deadlines)
         world = shared_world(world, store)
         choose_interface(world.host, world.port, environ)
         watchdog = Watchdog(store.clone(), world, deadlines, _end_this_thread)
@@ -185,7 +186,7 @@ class Group:
         return group
 
     def close(self) -> None:
-        """Leave once all trainers have called this: trainer 0's store must outlive the others' calls."""
+        """Disconnect once all trainers have called this: trainer 0's store must outlive the others' calls."""
         self.barrier("stop_worker()")
         self._watchdog.close()
         if self._owns_default:
@@ -198,7 +199,7 @@ class Group:
         Raises
         ------
         ConfigurationError
-            Another trainer has made another call.
+            Another trainer is making a different call.
         """
         with self._watchdog.waiting(what, WaitKind.CALL):
             self._compare_calls(what)
@@ -209,37 +210,37 @@ class Group:
         Raises
         ------
         ConfigurationError
-            Another trainer has made another call; `what` includes everything that must be the same.
+            Another trainer is making a different call; `what` includes everything that must be the same.
         """
         with self._watchdog.waiting(what, WaitKind.CALL):
             self._compare_calls(what)
             dist.all_reduce(values, _OPERATIONS[operation], group=self._calls, async_op=True).wait()
 
     def agree(self, key: str, value: str) -> dict[int, str]:
-        """Compare a value with every trainer's; return it, and if any differ, some of the others, by rank.
+        """Compare a value on all trainers; return it and, if any differ, some of the others, by rank.
 
-        The others are trainer 0's value and the first value that differs from trainer 0's. So each trainer
-        receives a value that differs from its own, if there is one.
+        The others are trainer 0's value and the first value that differs from trainer 0's. Each trainer
+        therefore receives a value that differs from its own, if there is one.
 
         Raises
         ------
         ConfigurationError
-            Another trainer has made another call.
+            Another trainer is making a different call.
         """
         return self._compare_texts(key, value, _two_unlike)
 
     def gather(self, key: str, value: str) -> dict[int, str]:
-        """Return every trainer's value, by rank; only this trainer's if all are the same.
+        """Return every trainer's value, by rank; only this trainer's if all values are equal.
 
         Raises
         ------
         ConfigurationError
-            Another trainer has made another call.
+            Another trainer is making a different call.
         """
         return self._compare_texts(key, value, set)
 
     def channel(self) -> dist.ProcessGroup | None:
-        """Return connections for one caller's use only; every trainer must call this."""
+        """Return connections for the exclusive use of one caller; every trainer must call this."""
         self._num_channels += 1
         if self._num_channels == 1:
             return self._tensors
@@ -251,7 +252,7 @@ class Group:
         return cast("dist.ProcessGroup", channel)
 
     def use(self, parameters: Iterable[torch.Tensor], channel: dist.ProcessGroup | None = None) -> None:
-        """Prepare to exchange tensors like these; every trainer must call this before it does.
+        """Prepare to exchange tensors like these; every trainer must call this before the exchange.
 
         Raises
         ------
@@ -268,8 +269,8 @@ class Group:
             if theirs != ours:
                 raise ConfigurationError(
                     f"{self.world.name(rank)} has its parameters as {theirs} where this trainer, "
-                    f"{self.world.rank}, has them as {ours}; move and convert the model alike in every "
-                    "trainer, before the first backward()"
+                    f"{self.world.rank}, has them as {ours}; move and convert the model in the same way "
+                    "on every trainer, before the first backward()"
                 )
         for device in used:
             if device.type == "cuda" and (device, channel) not in self._connected:
@@ -290,12 +291,14 @@ class Group:
     def waiting(
         self, what: str, kind: WaitKind = WaitKind.OTHER, device: torch.device | None = None
     ) -> Iterator[None]:
-        """Watch over a block that exchanges tensors of a device; see `Watchdog.waiting`.
+        """Monitor a block that exchanges tensors of a device; see `Watchdog.waiting`.
 
-        Only the GPU waits for its operations: the block ends immediately, and the watchdog keeps watching.
+        On a GPU the block ends immediately, and the watchdog monitors the device's wait.
         """
         marks = self._marks.get(device) if device is not None else None
-        if marks is None or torch.cuda.is_current_stream_capturing():  # a captured graph waits in its replays
+        if (
+            marks is None or torch.cuda.is_current_stream_capturing()
+        ):  # operations of a captured graph run, and wait, only in its replays
             with self._watchdog.waiting(what, kind):
                 yield
             return
@@ -305,15 +308,15 @@ class Group:
             mark.put()
 
     def _compare_calls(self, what: str) -> None:
-        """Wait until every trainer makes this call; raise if it is not the same one."""
+        """Wait until every trainer makes a call; raise if the calls differ."""
         self._num_calls += 1
         if self._is_equal(what):
             return
         for rank, theirs in self._texts.choose(f"call {self._num_calls}", what, _two_unlike).items():
             if theirs != what:
                 raise ConfigurationError(
-                    f"{self.world.name(rank)} has come to {theirs} where this trainer, {self.world.rank}, "
-                    f"has come to {what}; expected the same calls, in the same order, on every trainer"
+                    f"{self.world.name(rank)} has reached {theirs} where this trainer, {self.world.rank}, "
+                    f"has reached {what}; expected the same calls, in the same order, on every trainer"
                 )
 
     def _compare_texts(self, key: str, ours: str, choose: Chooser) -> dict[int, str]:
@@ -332,14 +335,14 @@ class Group:
         return bounds.tolist() == [digest, -digest]
 
     def _connect(self, device: torch.device, channel: dist.ProcessGroup | None = None) -> None:
-        """Connect the trainers' GPUs by running the first operation on them."""
+        """Connect the trainers' GPUs by running a first operation on them."""
         carrier = "NCCL"
         if reason := why_not_nccl(self._facts):
             carrier = "gloo"
             _log.warning("CUDA tensors travel through the host's memory, which is slow: %s", reason)
         elif len({facts.model for facts in self._facts.values()}) > 1:
             models = ", ".join(f"trainer {rank}: {facts.model}" for rank, facts in self._facts.items())
-            _log.warning("the trainers' GPUs differ, and all wait for the slowest (%s)", models)
+            _log.warning("the trainers' GPUs differ, so all wait for the slowest (%s)", models)
         before = _sockets()
         self._check(device, f"connecting the trainers' GPUs by {carrier}", channel or self._tensors)
         self._connected.add((device, channel))
@@ -355,7 +358,7 @@ class Group:
 
 
 def compare_facts(world: World, texts: TextExchange, ours: Facts) -> dict[int, Facts]:
-    """Exchange facts before any connection is made; raise if the trainers could not train together."""
+    """Compare facts before any connection is made; raise if the trainers cannot train together."""
 
     def parsed(found: Mapping[int, str]) -> dict[int, Facts]:
         return {rank: Facts.from_text(text) for rank, text in found.items()}
@@ -364,7 +367,7 @@ def compare_facts(world: World, texts: TextExchange, ours: Facts) -> dict[int, F
     if (found := difference(facts, world.rank)) is not None:
         rank, how = found
         raise ConfigurationError(
-            f"{world.name(rank)} {how}; expected the same on every trainer: give all one image"
+            f"{world.name(rank)} {how}; expected the same on every trainer: use one image for all"
         )
     return facts
 
@@ -376,12 +379,13 @@ def _two_unlike(texts: Mapping[int, str]) -> set[int]:
 
 @contextlib.contextmanager
 def _logging_the_interface(environ: Mapping[str, str]) -> Iterator[None]:
-    """Log the network interface in use if connecting takes long: it may be unreachable for other trainers."""
+    """Log the network interface if connecting takes long: other trainers may be unable to reach it."""
     interface = environ.get("GLOO_SOCKET_IFNAME", "")
     by = f"the interface {interface!r}" if interface else "the interface of this host's name"
     text = (
-        "connecting to the other trainers takes more than %.0f s; the others must reach this trainer by %s: "
-        "if they do not, let GLOO_SOCKET_IFNAME name another, and NCCL_SOCKET_IFNAME for GPUs"
+        "connecting to the other trainers takes more than %.0f s; the others must reach this trainer "
+        "through %s: if they cannot, set GLOO_SOCKET_IFNAME to another interface, and NCCL_SOCKET_IFNAME "
+        "for GPUs"
     )
     timer = threading.Timer(LOG_AFTER_SECONDS, _log.warning, (text, LOG_AFTER_SECONDS, by))
     timer.daemon = True
@@ -393,7 +397,7 @@ def _logging_the_interface(environ: Mapping[str, str]) -> Iterator[None]:
 
 
 def _end_this_thread(error: FleetError) -> None:
-    """Raise in the watchdog's thread, to end the process with this error while its main thread waits."""
+    """Raise an error in the watchdog's thread; this ends the process even while its main thread waits."""
     raise error
 
 
@@ -415,7 +419,7 @@ _registered = threading.Event()
 
 
 def _keep_from_children(sockets: set[tuple[int, int]]) -> None:
-    """Close these sockets in forked children: a copy would hide the death of this process from its peers."""
+    """Close these sockets in forked children: a copy would keep connections open after this process ends."""
     _private_sockets.update(sockets)
     if not _registered.is_set():
         _registered.set()

@@ -1,10 +1,10 @@
-"""Heartbeats, each with the event for which its trainer waits, and reports on all trainers. Pure.
+"""Pure functions for heartbeats, with the event that a trainer awaits, and for reports on all trainers.
 
 Trainers wait for each other in two ways: in the exchange of a backward pass's gradients, and in calls that
-all of them make (a barrier, the end of the job). Each kind of wait has connections of its own, so the two
-never mix. But if one trainer waits in a call while another waits in an exchange, both wait forever. Every
-heartbeat therefore carries how many calls and exchanges its trainer has begun, so that the others can detect
-the deadlock.
+all of them make (a barrier, the end of the job). Each kind uses separate connections, so their data never
+mix. But if one trainer waits in a call while another waits in an exchange, both wait forever. Every heartbeat
+therefore carries how many calls and exchanges its trainer has begun, so that the others can detect the
+deadlock.
 """
 
 import functools
@@ -17,7 +17,7 @@ from typing import Final
 __all__ = ["SHOWN", "Absence", "Cohort", "Heartbeat", "Report", "TrainerState", "WaitKind", "report_of"]
 
 SHOWN: Final = 8
-"""The number of trainers that a message names."""
+"""The maximum number of trainers that a message names."""
 MAX_COHORTS: Final = 16
 
 
@@ -27,7 +27,7 @@ class WaitKind(StrEnum):
     CALL = "call"
     EXCHANGE = "exchange"
     OTHER = ""
-    """A part of a call that all trainers have already begun, so none can be elsewhere."""
+    """A part of a call that all trainers have already begun, so none can be waiting in an exchange."""
 
 
 @dataclass(frozen=True)
@@ -69,10 +69,10 @@ class TrainerState:
         return cls(calls, exchanges, WaitKind(kind), what)
 
     def deadlocks_with(self, other: "TrainerState") -> bool:
-        """Return True if the two trainers wait for each other, one in a call and one in an exchange.
+        """Return True if two trainers wait for each other, one in a call and the other in an exchange.
 
-        The other's state may be older than this one, but not newer: a trainer that waited for a call or
-        exchange that this trainer has not begun since is still waiting for it.
+        The other's state may be older than this one, but not newer. If the other waited for a call or
+        exchange that this trainer has not begun, it is still waiting.
         """
         if {self.kind, other.kind} != {WaitKind.CALL, WaitKind.EXCHANGE}:
             return False
@@ -100,7 +100,7 @@ class Heartbeat:
 
 @dataclass(frozen=True)
 class Absence:
-    """A trainer's absence: the number of its last heartbeat, and the seconds since."""
+    """A trainer's absence: the number of its last heartbeat, and the seconds since then."""
 
     rank: int
     number: int
@@ -117,7 +117,7 @@ class Cohort:
     alive : int
         The number of those trainers that are not silent.
     ranks : sequence of int
-        The first of those that are not silent, then the first of the others.
+        The first ranks that are not silent, then the first silent ones.
     """
 
     state: TrainerState
@@ -151,7 +151,7 @@ class Report:
     cohorts: Sequence[Cohort] = ()
 
     def aged(self, seconds: float) -> "Report":
-        """Return the report with all absences extended by some seconds, for a time without new heartbeats."""
+        """Return the report with all absences extended by a time without new heartbeats."""
         absences = [replace(each, seconds=each.seconds + seconds) for each in self.absences]
         return replace(self, absences=absences)
 
@@ -178,13 +178,13 @@ class Report:
 def report_of(
     observer: int, heartbeats: Mapping[int, Heartbeat], absences: Mapping[int, float], silent_seconds: float
 ) -> Report:
-    """Summarize the heartbeats of all trainers, in a size that does not depend on their number.
+    """Summarize the heartbeats of all trainers, in a size that is independent of their number.
 
     Parameters
     ----------
     observer : int
     heartbeats : mapping of int to Heartbeat
-        Those of all trainers, in the order of their ranks.
+        The heartbeats of all trainers, in the order of their ranks.
     absences : mapping of int to float
         Seconds since the last heartbeat, by rank of each trainer that has missed one.
     silent_seconds : float

@@ -22,7 +22,7 @@ __all__ = ["ParameterAverager"]
 class ParameterAverager(Synchronizer):
     """Averages an optimizer's parameters after some of its steps; see `Synchronizer`.
 
-    Gradients and the optimizer's state stay each trainer's own; `settle` averages the state as well.
+    Gradients and the optimizer's state stay local to each trainer; `equalize` averages the state as well.
 
     Parameters
     ----------
@@ -40,7 +40,7 @@ class ParameterAverager(Synchronizer):
         self._plan = plan
         self._channel: dist.ProcessGroup | None = None
         self._stepped = False
-        """True if there was a step since gradients were cleared."""
+        """True if there was a step since gradients were last cleared."""
         self._closed = False
 
     def start(self) -> None:
@@ -53,7 +53,7 @@ class ParameterAverager(Synchronizer):
         self._closed = True
 
     def on_zero_grad(self) -> None:
-        """Record gradients that were cleared without a step, as after one that a GradScaler has skipped."""
+        """Record gradients that are cleared without a step, as when a GradScaler skips the step."""
         if not self._stepped and any(_is_nonzero(parameter.grad) for _, parameter in self._named):
             self.steps.record(None)
         self._stepped = False
@@ -64,12 +64,12 @@ class ParameterAverager(Synchronizer):
         Raises
         ------
         ConfigurationError
-            Always: a trainer's own gradients decide whether it skips a step.
+            Always, because each trainer's local gradients would decide whether it skips a step.
         """
         raise ConfigurationError(
-            "a GradScaler makes a fused optimizer skip a step if this trainer's own gradients overflow, and "
-            "with LocalSGD each trainer makes as many steps as the others; expected no scaler: "
-            "use torch.bfloat16, which needs none, or leave strategy.local_sgd at None"
+            "a GradScaler makes a fused optimizer skip a step if this trainer's own gradients overflow, but "
+            "with LocalSGD all trainers must make the same number of steps; expected no scaler: use "
+            "torch.bfloat16, which needs none, or leave strategy.local_sgd at None"
         )
 
     @property
@@ -78,7 +78,7 @@ class ParameterAverager(Synchronizer):
         return self.steps.number
 
     def on_step(self, groups: Sequence[Mapping[str, Any]]) -> None:
-        """Average the parameters, if an average is due; see `Synchronizer`."""
+        """Average the parameters if an average is due; see `Synchronizer`."""
         if self._closed:
             return
         self._stepped = True
@@ -89,16 +89,16 @@ class ParameterAverager(Synchronizer):
             what = f"the average of the parameters after step {self.steps.number}"
             self._average([parameter for _, parameter in self._named], what)
 
-    def settle(self, what: str) -> None:
+    def equalize(self, what: str) -> None:
         """Average the parameters and the optimizer's state; see `Synchronizer`.
 
-        A checkpoint has one part for all trainers. With trainer 0's own momentum, a resumed job would train
-        differently from one that was not interrupted.
+        A checkpoint has one part for all trainers. With only trainer 0's momentum, a resumed job would train
+        differently from an uninterrupted one.
 
         Raises
         ------
         ConfigurationError
-            Another trainer's optimizer keeps other tensors.
+            Another trainer's optimizer keeps different tensors.
         """
         kept = {
             f"{name}: {key}": value
@@ -108,10 +108,10 @@ class ParameterAverager(Synchronizer):
         }
         ours = "\n".join(f"{name} {tuple(value.shape)}" for name, value in kept.items())
         world = self._group.world
-        for rank, theirs in self._group.agree(f"what optimizers keep at {what}", ours).items():
+        for rank, theirs in self._group.agree(f"the state of the optimizers at {what}", ours).items():
             if theirs != ours:
                 raise ConfigurationError(
-                    f"the optimizer of {world.name(rank)} keeps other tensors than that of this trainer, "
+                    f"the optimizer of {world.name(rank)} keeps different tensors from this trainer's, "
                     f"{world.rank}, so {what} cannot average them; expected every trainer's loss to reach "
                     "the same parameters"
                 )
@@ -149,7 +149,7 @@ class ParameterAverager(Synchronizer):
 
 
 def _is_averaged(key: str, value: torch.Tensor, parameter: torch.Tensor) -> bool:
-    """Return True if an optimizer state value depends on gradients, and is not a step count."""
+    """Return True if a value of the optimizer's state depends on gradients, unlike a step count."""
     like_the_parameter = value.shape == parameter.shape and key != "step"
     return (value.is_floating_point() or value.is_complex()) and (value.dim() > 0 or like_the_parameter)
 

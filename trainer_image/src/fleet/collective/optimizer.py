@@ -13,17 +13,25 @@ from fleet.errors import ConfigurationError
 from fleet.plan.source import LeftOut
 from fleet.process.finite import FiniteCheck
 
-__all__ = ["distribute", "named_parameters"]
+__all__ = ["Distributed", "distribute", "named_parameters"]
 
 
-class _Distributed:
-    """Mixed into the class of the script's optimizer."""
+class Distributed:
+    """A mix-in for the class of the script's optimizer.
+
+    Attributes
+    ----------
+    fleet_synchronizer : Synchronizer
+    fleet_minimize : callable
+        The implementation of ``minimize``. The `fleet` object sets it; an `Executor` does not, because it
+        does not return the optimizer to the script.
+    """
 
     fleet_synchronizer: Synchronizer
     fleet_minimize: Callable[..., None]
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Copy and pickle as an optimizer of the script's class: the gradients of a copy are not averaged."""
+        """Copy and pickle as an instance of the script's class; the gradients of a copy are not averaged."""
         return object.__new__, (type(self).__bases__[1],), cast("Any", self).__getstate__()
 
     @contextlib.contextmanager
@@ -53,12 +61,11 @@ def distribute(
     optimizer: torch.optim.Optimizer,
     copies: Copies,
     synchronizer: Synchronizer,
-    minimize: Callable[..., None],
     model: torch.nn.Module | None = None,
     *,
     finite: FiniteCheck,
 ) -> torch.optim.Optimizer:
-    """Return an optimizer of the same class that shares everything with `optimizer`, and has more methods.
+    """Return an optimizer that shares all state with `optimizer`; its class is a subclass with more methods.
 
     ``backward()`` has averaged the gradients when it returns, so nothing else has to change: state, parameter
     groups and hooks are the same objects in both. Each step first checks that all trainers have its gradients
@@ -66,10 +73,9 @@ def distribute(
     are set to None: they are averages, so all trainers skip the step.
     """
     kind = type(optimizer)
-    distributed: Any = object.__new__(type(kind.__name__, (_Distributed, kind), {}))
+    distributed: Any = object.__new__(type(kind.__name__, (Distributed, kind), {}))
     distributed.__dict__ = optimizer.__dict__
     distributed.fleet_synchronizer = synchronizer
-    distributed.fleet_minimize = minimize
     trained = [parameter for _, parameter in copies.named_parameters if parameter.requires_grad]
     left_out = LeftOut(optimizer, trained, model)
     whole = copies.whole
@@ -88,7 +94,7 @@ def distribute(
         left_out.check()
         synchronizer.check_averaged()
         if getattr(optimizer, "found_inf", None) is not None:
-            synchronizer.check_scaled()  # a GradScaler has checked the gradients; the kernel skips the step
+            synchronizer.check_scaled()  # a GradScaler's kernel may skip this step
             return None
         (itself, closure) = (*given, options.get("closure"))[:2]
         if closure is None:
@@ -103,7 +109,7 @@ def distribute(
         return (itself, checked_closure), {}
 
     def after_step(*_: Any) -> None:
-        synchronizer.check_averaged()  # the gradients of a closure, which has run inside step()
+        synchronizer.check_averaged()  # again, because a closure computes its gradients inside step()
         synchronizer.on_step(hyper_parameters(optimizer))
 
     optimizer.register_step_pre_hook(before_step)

@@ -1,8 +1,8 @@
 """torch's own reducer, applied to an optimizer's parameters independently of how a script calls its model.
 
 It is the reducer of `torch.nn.parallel.DistributedDataParallel`, over a module that holds the parameters and
-computes nothing. The work that that class does around a model's forward pass is done here when the first
-gradient of a backward pass arrives. ADR 0054 has the alternatives.
+computes nothing. DistributedDataParallel prepares its reducer around the model's forward pass; here this
+happens when the first gradient of a backward pass arrives. ADR 0054 has the alternatives.
 """
 
 import contextlib
@@ -24,10 +24,10 @@ __all__ = ["BUCKET_BYTES", "FLAGS", "FLAG_BITS", "Buckets", "CommHook", "Compres
 
 BUCKET_BYTES: Final = 25 << 20
 FLAGS: Final = -1
-"""The position of the flags among those of parameters."""
+"""The position that stands for the flags among the positions of parameters."""
 FLAG_BITS: Final = 32
 _DELAY: Final = 4
-"""The number of exchanges after which a GPU's flags are read; they have arrived by then, without a wait."""
+"""The number of exchanges after which a GPU's flags are read, so that reading does not wait for the GPU."""
 _MOST_IN_FLOAT32: Final = 1024
 """Up to this number of trainers, the error of a float32 sum is small compared with one trainer's part."""
 _BATCHED: Final = "batched_grad_copy"
@@ -36,18 +36,18 @@ _BATCHED: Final = "batched_grad_copy"
 _DTYPE_AND_DEVICE: Final = attrgetter("dtype", "device")
 
 CommHook = Callable[[Any, Any], torch.futures.Future[torch.Tensor]]
-"""From a state and a bucket to its average, as `DistributedDataParallel.register_comm_hook` takes it."""
+"""Maps a state and a bucket to the bucket's average; see `DistributedDataParallel.register_comm_hook`."""
 
 Compression = Callable[[dist.ProcessGroup | None], CommHook]
 """Given the connections, returns an object that averages a bucket of gradients and counts its bytes."""
 
 
 class Flags:
-    """A leaf that is averaged like a parameter's gradient, and carries control data of each trainer.
+    """A leaf that is averaged like a parameter's gradient, and carries each trainer's control data.
 
-    A reducer returns averages only. So every element is 0 or 1: for each parameter, whether this trainer has
-    a gradient of it; and each bit of a number. All trainers have the same number if the average of each bit
-    is 0 or 1. All trainers read the same averages, so all reach the same conclusion.
+    A reducer returns only averages, so every element is 0 or 1. There is one for each parameter, whether this
+    trainer has a gradient of it, and one for each bit of a number. All trainers have the same number if the
+    average of each bit is 0 or 1. All trainers read the same averages, so all reach the same conclusion.
 
     Parameters
     ----------
@@ -58,8 +58,8 @@ class Flags:
     separate : bool
         Use a separate dtype, because hooks compress the other gradients.
     delay : int, optional
-        The number of further exchanges before the number's bits are read; by default the number that suits
-        the device.
+        The number of further exchanges before the number's bits are read; by default it depends on the
+        device.
     """
 
     def __init__(
@@ -80,9 +80,9 @@ class Flags:
         self._bits: deque[tuple[torch.Tensor, torch.cuda.Event | None]] = deque()
 
     def gradient(self, absent: Sequence[int], number: int) -> torch.Tensor:
-        """Return this trainer's flags: the parameters without a gradient, and a number of 32 bits."""
+        """Return this trainer's flags: the parameters without a gradient, and a 32-bit number."""
         self.leaf.grad = None
-        if not is_capturing(self.leaf.device):  # a captured graph sends the same flags in each replay
+        if not is_capturing(self.leaf.device):  # a captured graph would send the same number in each replay
             bits = [number >> bit & 1 for bit in range(FLAG_BITS)]
             given = torch.ones(len(self.leaf), dtype=self.leaf.dtype)
             given[self._num_parameters :] = torch.tensor(bits)
@@ -125,17 +125,17 @@ class Flags:
 
 
 class Buckets:
-    """torch's reducer over leaves in their present state; gradients become views of its buckets.
+    """torch's reducer over leaves in their current state; gradients become views of its buckets.
 
     Parameters
     ----------
     leaves : sequence of Tensor
         On devices of one type. In the first pass all are sent in one bucket, later in the order of that pass.
     channel : ProcessGroup or None
-        That of torch.distributed if it is None.
+        None for the default process group of torch.distributed.
     bucket_bytes : int
     hook : CommHook, optional
-        Makes a bucket's average; by default an all-reduce.
+        Computes a bucket's average; by default an all-reduce does.
     """
 
     def __init__(
@@ -159,11 +159,11 @@ class Buckets:
         self._leaves = list(leaves)
         self._forms = self._current_forms()
         self._views: list[torch.Tensor] = []
-        """The reducer's own gradients; kept, because making their Python objects again takes longer."""
+        """The reducer's own gradients; kept, because recreating their Python objects would be slower."""
         self._averages: list[torch.Tensor] = []
         self._addresses: list[int] = []
         self.num_bytes = sum(leaf.numel() * leaf.element_size() for leaf in leaves)
-        """The bytes that a pass averages."""
+        """The number of bytes that a pass averages."""
         self.ordered = False
         """True once the buckets follow the order in which gradients arrive."""
 
@@ -173,7 +173,7 @@ class Buckets:
 
     @torch.enable_grad()
     def begin(self) -> None:
-        """Average the gradients that arrive from now on, until each leaf has one."""
+        """Start averaging the gradients that arrive, until each leaf has one."""
         self._parallel()
 
     @torch.enable_grad()
@@ -211,7 +211,7 @@ class _Holder(torch.nn.Module):
 
 
 class Reducer:
-    """Averages the gradients of an optimizer's parameters, and flags, over dedicated connections.
+    """Averages the gradients of an optimizer's parameters, and the flags, over dedicated connections.
 
     Parameters
     ----------
@@ -227,7 +227,7 @@ class Reducer:
     """
 
     buckets: Buckets
-    """Made at the beginning of the first pass, as a model may move before it; so are `flags`."""
+    """Created at the beginning of the first pass, as `flags` are, because the model may move before it."""
     flags: Flags
 
     def __init__(
@@ -251,7 +251,7 @@ class Reducer:
         self._order: list[int] | None = None
 
     def connect(self) -> None:
-        """Make the connections; every trainer must call this."""
+        """Open the connections; every trainer must call this."""
         self._channel = self._group.channel()
         self._group.use(self._parameters, self._channel)
 
@@ -280,26 +280,27 @@ class Reducer:
     def order(self) -> list[int] | None:
         """The positions of parameters, and `FLAGS`, in the order of the buckets.
 
-        None if the next pass, which sends all in one bucket, decides the order.
+        None if the next pass determines the order; that pass sends all of them in one bucket.
         """
         return None if self._is_outdated else self._order
 
     @property
     def once_unused(self) -> list[int]:
-        """The parameters that no trainer has used in some pass."""
+        """The parameters that no trainer used in at least one pass."""
         return sorted(self._once_unused)
 
     @property
     def num_bytes(self) -> int:
-        """The bytes that a pass averages, unless the compression counts them."""
+        """The number of bytes that a pass averages, unless the compression counts them."""
         return self.buckets.num_bytes if self._compression is None else 0
 
     def end(self, order: Iterable[int], unused: Collection[int]) -> None:
         """End an exchange, whose gradients arrived in this order; every trainer must call this.
 
-        The first exchange decides the order of the buckets. It is decided again after an exchange in which no
-        trainer used a parameter that was always used before: its bucket would delay all later buckets until
-        the end of each pass. Buckets of a captured graph, and those of a stateful compression, stay.
+        The first exchange determines the order of the buckets. It is determined again after an exchange in
+        which no trainer used a parameter that was always used before, because this parameter's bucket would
+        delay all later buckets until the end of each pass. Buckets of a captured graph, and those of a
+        stateful compression, keep their order.
         """
         if not self.buckets.ordered:
             self._order = list(order)
@@ -310,9 +311,9 @@ class Reducer:
         self._once_unused.update(unused)
 
     def resume(self, order: Sequence[int], once_unused: Iterable[int]) -> None:
-        """Lay out the buckets in an earlier order; every trainer must call this.
+        """Lay out the buckets in the order of a checkpoint; every trainer must call this.
 
-        The last bits of a sum of three or more depend on where in a bucket it is made.
+        The exact value of a sum over three or more trainers depends on its position in a bucket.
         """
         if self._fixed:
             return
@@ -330,7 +331,7 @@ class Reducer:
             parameter.grad = gradient
 
     def release(self) -> None:
-        """Delete the buckets, which have hooks on the parameters."""
+        """Delete the buckets, and remove their hooks from the parameters."""
         if self._is_laid_out:
             self._is_laid_out = False
             del self.buckets, self.flags
@@ -340,7 +341,7 @@ class Reducer:
         if len(kinds) > 1:
             raise ConfigurationError(
                 f"the optimizer's parameters are on {' and on '.join(kinds)}; expected all on devices of one "
-                "kind: give each kind an optimizer of its own, and each its fleet.distributed_optimizer"
+                "kind: use a separate optimizer for each kind, each with its own fleet.distributed_optimizer"
             )
         hook = self._compression(self._channel) if self._compression is not None else None
         number, device = len(self._parameters), self._parameters[0].device

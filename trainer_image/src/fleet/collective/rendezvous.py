@@ -2,9 +2,9 @@
 
 torch's store does not authenticate its clients. If the job has a key, the store therefore listens on trainer
 0's loopback address, and a gate listens at `World.port` instead. It forwards a connection once both ends have
-proven the key, by a MAC over a random number of each. Every other trainer opens a tunnel: a port on its own
-loopback address, whose connections prove the key to the gate. Gate and tunnel forward bytes unchanged, so
-client and store are torch's own. Without a key the store listens on a loopback address only.
+proven the key, by a MAC over a random number from each end. Every other trainer opens a tunnel: a port on its
+own loopback address, whose connections prove the key to the gate. Gate and tunnel forward bytes unchanged, so
+client and store are torch's own. Without a key, the store listens only on a loopback address.
 
 Under torchrun the agent's store is used as it is, without authentication.
 
@@ -25,6 +25,7 @@ from typing import Final
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from torch.distributed import DistError
 
+from fleet.collective.devices import reason_of
 from fleet.collective.world import World, is_elsewhere, is_here, listen_at, loopback_of
 from fleet.environment.deadlines import Deadlines
 from fleet.errors import ConfigurationError, DeadlineExceededError, PeerLostError
@@ -32,14 +33,14 @@ from fleet.process.connections import HalfOpen, Relay
 from fleet.wire import Side
 from fleet.wire.proof import CHALLENGE_BYTES, MAC_BYTES, greeting_mac
 
-__all__ = ["JoinWait", "join", "meet", "open_gate", "open_tunnel", "shared_world"]
+__all__ = ["JoinWait", "join", "open_gate", "open_shared_store", "open_tunnel", "shared_world"]
 
 ATTEMPT_SECONDS = 5.0
 LOG_SECONDS = 300.0
 PAUSE_SECONDS = 0.1
 DIAL_SECONDS: Final = 5.0
 LOOPBACK: Final = "127.0.0.1"
-_ALL_JOINED: Final = "everybody has joined"
+_ALL_JOINED: Final = "all trainers have joined"
 _MISSING: Final = "who is missing"
 _LISTED: Final = "in the order of their endpoints"
 
@@ -70,7 +71,7 @@ class JoinWait:
         return max(0.0, self._limit - self.seconds)
 
     def is_over(self, who: str) -> bool:
-        """Return True after the limit; until then, log the missing trainers from time to time."""
+        """Return whether the limit has passed; until then, log the missing trainers from time to time."""
         waited = self.seconds
         if waited > self._limit:
             return True
@@ -80,7 +81,7 @@ class JoinWait:
         return False
 
 
-def meet(world: World, deadlines: Deadlines) -> Store:
+def open_shared_store(world: World, deadlines: Deadlines) -> Store:
     """Open the store and wait until every trainer has joined.
 
     Raises
@@ -90,7 +91,7 @@ def meet(world: World, deadlines: Deadlines) -> Store:
     DeadlineExceededError
         A trainer did not join before the deadline; the message names it.
     PeerLostError
-        Trainer 0, which holds the store, had joined and is lost.
+        Trainer 0, which hosts the store, had joined and is lost.
     """
     _check_machine(world)
     wait = JoinWait(deadlines.starting_seconds)
@@ -100,7 +101,7 @@ def meet(world: World, deadlines: Deadlines) -> Store:
             store = _open_store(world, seconds)
         except (DistError, RuntimeError, OSError) as error:
             raise ConfigurationError(
-                f"trainer 0 cannot listen at {world.host}:{world.port}: {_first_line(error)}; "
+                f"trainer 0 cannot listen at {world.host}:{world.port}: {reason_of(error)}; "
                 "expected an address of this machine and a free port"
             ) from error
     else:
@@ -113,28 +114,32 @@ def meet(world: World, deadlines: Deadlines) -> Store:
 def join(world: World, store: Store, wait: JoinWait) -> None:
     """Register this trainer in the store, and wait until all trainers are registered.
 
-    Trainer 0 waits for all others, and publishes the missing ones. The number of reads thus grows linearly
-    with the number of trainers, not quadratically.
+    Trainer 0 waits for all others, and publishes the missing ones, so the number of reads grows linearly with
+    the number of trainers, not quadratically.
 
     Raises
     ------
     DeadlineExceededError
         A trainer did not join; the message names it.
     PeerLostError
-        Trainer 0, which holds the store, had joined and is lost.
+        Trainer 0, which hosts the store, had joined and is lost.
     """
     store.set(f"joined/{world.rank}", world.name(world.rank))
     for who in _missing(world, store):
         if wait.is_over(who):
             raise DeadlineExceededError(
-                f"{who} did not come within {wait.seconds:.0f} s; expected {world.size} trainers to meet at "
-                f"{world.host}:{world.port}: see the logs of those that are missing, or raise "
-                "runPolicy.pendingDeadlineSeconds (FLEET_START_DEADLINE_SECONDS; without, FLAGS_rpc_deadline)"
+                f"{who} did not join within {wait.seconds:.0f} s; expected {world.size} trainers to connect "
+                f"to {world.host}:{world.port}: see the logs of the missing ones, or raise "
+                "runPolicy.pendingDeadlineSeconds (FLEET_START_DEADLINE_SECONDS; if unset, "
+                "FLAGS_rpc_deadline)"
             )
 
 
 def shared_world(world: World, store: Store) -> World:
-    """Return the world, without endpoints if the launcher orders ranks differently; call it after `meet`."""
+    """Wait until the store is open, then return the world to use for connecting.
+
+    It has no endpoints if the launcher orders ranks differently.
+    """
     if not (world.launcher_has_store and world.endpoints) or store.get(_ALL_JOINED).decode() == _LISTED:
         return world
     return replace(world, endpoints=())
@@ -153,16 +158,16 @@ def _missing(world: World, store: Store) -> Iterator[str]:
             who = store.get(_MISSING).decode() if store.check([_MISSING]) else world.name(0)
         except (DistError, RuntimeError) as error:
             raise PeerLostError(
-                f"{world.name(0)} was there and is gone, before all trainers had come: {_first_line(error)}; "
-                "see its log"
+                f"{world.name(0)} had joined, but is lost before all trainers had joined: "
+                f"{reason_of(error)}; see its log"
             ) from error
-        yield who or world.name(0)  # all have joined, but trainer 0 has not published it yet
+        yield who or world.name(0)  # trainer 0 has not published yet that all have joined
     if world.rank == 0:
         store.set(_ALL_JOINED, _LISTED if _are_as_listed(world, store) else "")
 
 
 def _has_keys(store: Store, keys: list[str]) -> bool:
-    """Wait a few seconds for keys; return whether all are there."""
+    """Wait a few seconds for keys; return whether all exist."""
     try:
         store.wait(keys, timedelta(seconds=ATTEMPT_SECONDS))
     except DistError:
@@ -171,7 +176,7 @@ def _has_keys(store: Store, keys: list[str]) -> bool:
 
 
 def _are_as_listed(world: World, store: Store) -> bool:
-    """Return True if every trainer's name, which contains its endpoint, is the one that trainer 0 knows."""
+    """Return whether every trainer's name, which contains its endpoint, is the one that trainer 0 expects."""
     if not (world.launcher_has_store and world.endpoints):
         return False
     names = store.multi_get([f"joined/{rank}" for rank in range(world.size)])
@@ -179,11 +184,11 @@ def _are_as_listed(world: World, store: Store) -> bool:
 
 
 def _check_machine(world: World) -> None:
-    """Raise if the job has no key and a trainer is on another machine: it could never connect.
+    """Raise if the job has no key and a trainer is on another machine: such a trainer could never connect.
 
     Checks the hosts of trainer 0 and of the last trainer: endpoints are listed by machine, so if there are
     several machines, one of the two hosts is on another machine than this trainer. A host that does not
-    resolve yet decides nothing.
+    resolve yet is ignored.
     """
     if world.key or world.launcher_has_store or world.size == 1 or loopback_of(world.host) is not None:
         return
@@ -191,9 +196,9 @@ def _check_machine(world: World) -> None:
     for host in (world.host, *last):
         if is_elsewhere(host):
             raise ConfigurationError(
-                f"this trainer has no key of the job, and {host} is another machine, with which it does not "
-                "communicate then; set FLEET_JOB_KEY to the same value on all trainers: what one call of "
-                "openssl rand -hex 32 prints"
+                f"this trainer has no key of the job, and {host} is another machine, with which it may "
+                "communicate only with a key; set FLEET_JOB_KEY to the same value on all trainers, such as "
+                "the output of one call of openssl rand -hex 32"
             )
 
 
@@ -204,8 +209,8 @@ def _open_store(world: World, seconds: timedelta) -> Store:
         if host is None:
             host = LOOPBACK
             _log.warning(
-                "this process has no key of the job (FLEET_JOB_KEY), so the store listens on %s only and not "
-                "on %s: without a key, whoever reaches it could change or end the training",
+                "this process has no key of the job (FLEET_JOB_KEY), so the store listens only on %s, not "
+                "on %s: without a key, any process that reaches it could change or end the training",
                 host,
                 world.host,
             )
@@ -219,7 +224,7 @@ def _open_store(world: World, seconds: timedelta) -> Store:
 
 
 def _store_at(listener: socket.socket, host: str, seconds: timedelta) -> Store:
-    """Open a store that listens only on this socket; it takes over the descriptor."""
+    """Open a store that listens only on this socket, whose descriptor it takes over."""
     return TCPStore(
         host,
         listener.getsockname()[1],
@@ -234,7 +239,7 @@ def _connect(world: World, wait: JoinWait) -> Store:
     """Connect to the store of trainer 0, or of torchrun's agent, once it listens."""
     host, port, tunnel = world.host, world.port, None
     if world.key and not world.launcher_has_store:
-        # This wait ends before that of torch's client, which would log a stack trace.
+        # This wait ends earlier than the wait of torch's client, which would log a stack trace.
         tunnel = open_tunnel(host, port, world.key, min(0.8 * ATTEMPT_SECONDS, wait.left))
         host, port = LOOPBACK, tunnel.port
     elif not world.launcher_has_store and loopback_of(host) is None and is_here(host):
@@ -246,17 +251,18 @@ def _connect(world: World, wait: JoinWait) -> Store:
         except (DistError, RuntimeError) as error:
             _check_machine(world)  # the host may resolve to an address by now
             if wait.is_over(world.name(0)):
-                reason = _first_line(error)
+                reason = reason_of(error)
                 if tunnel is not None:
                     tunnel.close()
                     reason = tunnel.refusal or reason
                 raise DeadlineExceededError(
-                    f"{world.name(0)} did not listen at {world.host}:{world.port} within "
-                    f"{wait.seconds:.0f} s: {reason}. See its log, or raise "
-                    "runPolicy.pendingDeadlineSeconds (FLEET_START_DEADLINE_SECONDS; without, "
-                    "FLAGS_rpc_deadline)"
+                    f"{world.name(0)} did not listen at {world.host}:{world.port} within {wait.seconds:.0f} "
+                    f"s: {reason}. See its log, or raise runPolicy.pendingDeadlineSeconds "
+                    "(FLEET_START_DEADLINE_SECONDS; if unset, FLAGS_rpc_deadline)"
                 ) from error
-            time.sleep(PAUSE_SECONDS)  # a tunnel accepts at once, even if nothing listens at its other end
+            time.sleep(
+                PAUSE_SECONDS
+            )  # a tunnel accepts immediately, even if nothing listens at its other end
         else:
             if tunnel is not None:
                 weakref.finalize(store, tunnel.close)
@@ -266,16 +272,16 @@ def _connect(world: World, wait: JoinWait) -> Store:
 
 
 def open_gate(port: int, listener: socket.socket, key: bytes, half_open: HalfOpen | None = None) -> Relay:
-    """Forward connections to a store on this machine once the client has proven the key of the job.
+    """Forward connections to a store on this machine once the client has proven that it has the job's key.
 
     Parameters
     ----------
     port : int
-        The store's, on the loopback address.
+        The store's port, on the loopback address.
     listener : socket.socket
         Where the other trainers connect.
     key : bytes
-        The job's.
+        The key of the job.
     half_open : HalfOpen, optional
         Limits the connections that have not proven the key.
     """
@@ -290,17 +296,17 @@ def open_gate(port: int, listener: socket.socket, key: bytes, half_open: HalfOpe
 
 
 def open_tunnel(host: str, port: int, key: bytes, patience_seconds: float = 0.0) -> Relay:
-    """Forward connections from this machine to the gate on another machine, and prove the key for them.
+    """Forward connections from this machine to the gate on another machine; authenticate them by the key.
 
     Parameters
     ----------
     host, port : str, int
         Where the gate listens, or will listen.
     key : bytes
-        The job's.
+        The key of the job.
     patience_seconds : float
-        How long to dial a gate that does not listen yet. The client waits meanwhile, because torch's client
-        would log a stack trace for each connection that ends.
+        How long to dial a gate that does not listen yet. The client waits meanwhile: torch's client would log
+        a stack trace for each connection that is closed.
     """
 
     def forward(_: socket.socket) -> socket.socket:
@@ -320,29 +326,36 @@ def _dial(host: str, port: int, patience_seconds: float) -> socket.socket:
     while True:
         try:
             return socket.create_connection((host, port), DIAL_SECONDS)
-        except (ConnectionRefusedError, socket.gaierror):  # it does not listen yet, or has no address yet
+        except (
+            ConnectionRefusedError,
+            socket.gaierror,
+        ):  # the gate does not listen yet, or its host has no address yet
             if time.monotonic() >= deadline:
                 raise
             time.sleep(PAUSE_SECONDS)
 
 
 def _verify(connected: socket.socket, key: bytes) -> None:
-    """Verify that a client has the key, and prove it in turn; raise ConnectionError if it does not."""
+    """Verify that a client has the key, and prove the same in turn; raise ConnectionError if it does not."""
     challenge = secrets.token_bytes(CHALLENGE_BYTES)
     connected.sendall(challenge)
     answer, mac = _receive(connected, CHALLENGE_BYTES), _receive(connected, MAC_BYTES)
     if not hmac.compare_digest(mac, greeting_mac(key, Side.TRAINER, challenge, answer, of="store")):
-        raise ConnectionError("it has another key than this job; give all trainers the same FLEET_JOB_KEY")
+        raise ConnectionError(
+            "it does not have the key of this job; give all trainers the same FLEET_JOB_KEY"
+        )
     connected.sendall(greeting_mac(key, Side.SERVER, challenge, answer, of="store"))
 
 
 def _prove(dialled: socket.socket, key: bytes) -> None:
-    """Prove the key to the gate, and verify its proof before any other byte is sent."""
+    """Prove to the gate that this end has the key, and verify the gate's proof before any other exchange."""
     challenge, answer = _receive(dialled, CHALLENGE_BYTES), secrets.token_bytes(CHALLENGE_BYTES)
     dialled.sendall(answer + greeting_mac(key, Side.TRAINER, challenge, answer, of="store"))
     expected = greeting_mac(key, Side.SERVER, challenge, answer, of="store")
     if not hmac.compare_digest(_receive(dialled, MAC_BYTES), expected):
-        raise ConnectionError("what listens there does not have the key of this job (FLEET_JOB_KEY)")
+        raise ConnectionError(
+            "the process that listens there does not have the key of this job (FLEET_JOB_KEY)"
+        )
 
 
 def _receive(connected: socket.socket, count: int) -> bytes:
@@ -356,7 +369,3 @@ def _receive(connected: socket.socket, count: int) -> bytes:
             )
         received += part
     return received
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().partition("\n")[0]

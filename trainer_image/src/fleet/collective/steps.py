@@ -2,8 +2,8 @@
 
 Every trainer steps its own copy of the model. If gradients are averaged, the copies stay equal as long as all
 step after the same averages, with the same hyper-parameters. If parameters are averaged, all averaged copies
-have made the same number of steps. A digest of all steps is therefore sent with the averaged tensors; if
-digests differ, the trainers compare their last steps themselves, and name the first difference.
+must have made the same number of steps. A digest of all steps is therefore sent with the averaged tensors. If
+digests differ, the trainers compare their last steps in full, and report the first difference.
 """
 
 import json
@@ -23,14 +23,15 @@ if TYPE_CHECKING:
 __all__ = ["Account", "Step", "Steps", "after_average", "after_steps", "difference", "hyper_parameters"]
 
 _RECENT: Final = 16
-"""The number of steps that are kept: more than are made before a difference is found."""
+"""The number of steps that are kept; it exceeds the number of steps until a difference is found."""
 _SAME_OPTIONS: Final = (
-    "expected the same on every trainer, as each steps its own copy of the model: give all the same "
-    "hyper-parameters, and a scheduler that follows a metric the metric of all (fleet.all_reduce_worker)"
+    "expected the same on every trainer, because each steps its own copy of the model: use the same "
+    "hyper-parameters everywhere, and give a scheduler that follows a metric the mean over all trainers "
+    "(fleet.all_reduce_worker)"
 )
 _SAME_STEPS: Final = (
-    "expected the same steps on every trainer: decide from numbers of all trainers (fleet.all_reduce_worker) "
-    "whether to skip a step"
+    "expected the same steps on every trainer: to decide whether to skip a step, combine the trainers' "
+    "numbers first (fleet.all_reduce_worker)"
 )
 
 Groups = Sequence[Mapping[str, Any]]
@@ -50,14 +51,14 @@ def after_steps(number: int) -> str:
 
 @dataclass(frozen=True)
 class Step:
-    """One ``optimizer.step()``, or gradients that were cleared instead.
+    """One ``optimizer.step()``, or gradients that were cleared without a step.
 
     Attributes
     ----------
     before : int
         The number of averages of gradients before it; with LocalSGD, which has none, the number of steps.
     groups : sequence of mapping, or None
-        Each param group's options; None if no step was made.
+        Each param group's options; None if gradients were cleared without a step.
     """
 
     before: int
@@ -66,7 +67,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Account:
-    """The number of steps that a trainer has made or skipped, their digest, and the last of them."""
+    """The number of steps that a trainer has made or skipped, their digest, and the last of these steps."""
 
     count: int
     digest: int
@@ -91,14 +92,14 @@ class Steps:
     ----------
     group : Group
     after : callable, optional
-        Says what preceded a step, given `Step.before`.
+        Describes what preceded a step, given `Step.before`.
 
     Attributes
     ----------
     number : int
-        The number of averages, or with LocalSGD of steps, since the job's beginning.
+        The number of averages since the job's beginning; with LocalSGD, the number of steps.
     digest : int
-        Of all steps of this process; 32 bits.
+        A 32-bit digest of all steps of this process.
     """
 
     def __init__(self, group: Group, after: Callable[[int], str] = after_average) -> None:
@@ -139,8 +140,8 @@ class Steps:
 def hyper_parameters(optimizer: "torch.optim.Optimizer") -> list[dict[str, Any]]:
     """Return the options of each param group that must be the same on every trainer.
 
-    Options that choose a kernel depend on the device, and entries that are not the optimizer's own options (a
-    scheduler's, the script's) change no step.
+    Left out are options that select a kernel, which depend on the device, and entries that are not the
+    optimizer's own (a scheduler's, the script's), which do not affect a step.
     """
     names = [name for name in optimizer.defaults if name not in KERNEL_FLAGS]
     return [{name: _plain(group[name]) for name in names} for group in optimizer.param_groups]
@@ -154,10 +155,10 @@ def difference(
     Parameters
     ----------
     accounts : mapping of int to Account
-        By rank, trainer `rank`'s among them.
+        By rank, including that of trainer `rank`.
     rank : int
     after : callable
-        Says what preceded a step, given `Step.before`.
+        Describes what preceded a step, given `Step.before`.
     """
     ours = accounts[rank]
     for other, theirs in accounts.items():
@@ -167,8 +168,8 @@ def difference(
         found = _other_number(theirs, ours, rank, first) or _other_options(theirs, ours, rank, first)
         if found is None:
             return other, (
-                f"has made or left out {theirs.count} steps, and not the same as this trainer, {rank}, which "
-                f"has made or left out {ours.count}; {_SAME_STEPS}"
+                f"has made or skipped {theirs.count} steps, which differ from those of this trainer, {rank}, "
+                f"which has made or skipped {ours.count}; {_SAME_STEPS}"
             )
         before, what, where = found
         return other, f"{what} {after(before)} where {where}"
@@ -176,7 +177,7 @@ def difference(
 
 
 def _known_from(account: Account) -> int:
-    """Return the first `Step.before` from which an account is certain to have all steps."""
+    """Return the first `Step.before` from which an account has all steps."""
     return 0 if account.count == len(account.recent) else account.recent[0].before + 1
 
 
@@ -189,7 +190,7 @@ def _other_number(theirs: Account, ours: Account, rank: int, first: int) -> tupl
         kind = before, skipped
         if before >= first and found[kind] != expected[kind]:
             if skipped:
-                what = f"cleared the gradients of {_counted(found[kind])} on which it made no step"
+                what = f"cleared the gradients of {_counted(found[kind])} without a step"
                 ours_is = f"this trainer, {rank}, cleared those of {_counted(expected[kind])}"
                 return before, what, f"{ours_is}; {_SAME_STEPS}"
             what = f"made {_times(found[kind])}"
@@ -221,7 +222,7 @@ def _counted(number: int) -> str:
 def _plain(value: object) -> Any:
     """Convert an option to a JSON value."""
     if isinstance(value, float):
-        return float(f"{value:.9g}")  # a scheduler's last digits may differ between processors
+        return float(f"{value:.9g}")  # the last digits of a schedule may differ between processors
     if value is None or isinstance(value, int | str):
         return value
     if isinstance(value, tuple | list):

@@ -1,4 +1,4 @@
-"""Synchronizers, which keep the trainers' copies of a model equal; the strategy determines the class.
+"""Synchronizers, which keep the trainers' copies of a model equal. The strategy determines the class.
 
 `Alone` is for a job with one trainer, where there is nothing to average: it only counts backward passes.
 """
@@ -21,7 +21,7 @@ from fleet.errors import ConfigurationError
 __all__ = ["LEARNING_PASSES", "Alone", "PassEnd", "Synchronizer", "refuse_reentrant"]
 
 LEARNING_PASSES: Final = 16
-"""A parameter that so many passes have all reached is assumed to be reached by every pass."""
+"""A parameter that this many consecutive passes have reached is assumed to be reached by every pass."""
 _REENTRANT: Final[CodeType] = CheckpointFunction.backward.__code__
 
 
@@ -31,15 +31,15 @@ class Synchronizer:
     Parameters
     ----------
     steps : Steps
-        Counted by the subclass.
+        The optimizer's steps, which the subclass counts.
     """
 
     def __init__(self, steps: Steps) -> None:
         self.steps = steps
         self.apart = False
-        """True while the copies differ, on all trainers alike."""
+        """True while the copies differ; the same on all trainers."""
         self._paused = False
-        """True while gradients accumulate and are not averaged yet."""
+        """True while gradients accumulate without being averaged."""
 
     def start(self) -> None:
         """Connect, and hook the parameters; every trainer must call this."""
@@ -55,7 +55,7 @@ class Synchronizer:
 
     @property
     def order(self) -> GradientOrder | None:
-        """The order in which gradients are sent, for a checkpoint; None if the next pass decides it."""
+        """The order in which gradients are sent, for a checkpoint; None if the next pass determines it."""
         return None
 
     def resume(self, order: GradientOrder) -> None:
@@ -81,8 +81,8 @@ class Synchronizer:
     def on_step(self, groups: Sequence[Mapping[str, Any]]) -> None:
         """Handle a step of the optimizer, with its hyper-parameters."""
 
-    def settle(self, what: str) -> None:
-        """Make the copies equal, if they are not after each step; every trainer must call this."""
+    def equalize(self, what: str) -> None:
+        """Make the copies equal, if they may differ between steps; every trainer must call this."""
 
     def close(self) -> None:
         """Remove the hooks from the parameters."""
@@ -94,7 +94,7 @@ class PassEnd:
     Parameters
     ----------
     finish : callable
-        Called by the autograd engine when the pass ends, unless an error ends it.
+        Called by the autograd engine when the pass ends without an error.
     """
 
     def __init__(self, finish: Callable[[], None]) -> None:
@@ -113,14 +113,14 @@ class PassEnd:
 
 
 def refuse_reentrant() -> None:
-    """Refuse a nested pass of torch.utils.checkpoint, because each pass would exchange all gradients."""
+    """Raise in a nested pass of torch.utils.checkpoint, because each pass would exchange all gradients."""
     frame = sys._getframe()  # noqa: SLF001
     while (caller := frame.f_back) is not None:
         if caller.f_code is _REENTRANT:
             raise ConfigurationError(
-                "the first gradient of a backward pass came from within a reentrant checkpoint, so that each "
-                "checkpoint would exchange the gradients of the whole model; expected one exchange a pass: "
-                "pass use_reentrant=False to torch.utils.checkpoint"
+                "the first gradient of a backward pass came from within a reentrant checkpoint, so each "
+                "checkpoint would exchange the gradients of the whole model; expected one exchange per "
+                "pass: pass use_reentrant=False to torch.utils.checkpoint"
             )
         frame = caller
 

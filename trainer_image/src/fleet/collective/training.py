@@ -1,4 +1,4 @@
-"""Saves, loads and exports the training of a trainer in a collective job."""
+"""Saving, loading and exporting in a trainer of a collective job."""
 
 import json
 import logging
@@ -53,10 +53,10 @@ _log = logging.getLogger(__name__)
 
 
 class CollectiveTraining(Saver):
-    """One optimizer and what it steps; see `fleet.checkpoint.Savable`.
+    """One optimizer with the tensors that it steps; see `fleet.checkpoint.Savable`.
 
-    Every trainer holds the whole model, so a checkpoint has one shard. It is the checkpoint of a job with one
-    parameter server, and either kind of job loads the other's.
+    Every trainer holds the whole model, so a checkpoint has one shard. Its format is that of a job with one
+    parameter server, and either kind of job can load the other's.
 
     Parameters
     ----------
@@ -69,7 +69,7 @@ class CollectiveTraining(Saver):
     claims : Claims
         This trainer's claims on the folders that it writes to.
     loops : Loops
-        The script's; they resume where a checkpoint was made.
+        The script's loops, which resume where a checkpoint was made.
     """
 
     def __init__(
@@ -85,8 +85,8 @@ class CollectiveTraining(Saver):
         self._claims = claims
         self._loops = loops
         self._optimizer = optimizer
-        # Collected once: the script may freeze some for a while, but every checkpoint must hold the same
-        # ones.
+        # Collected once: the script may freeze some parameters for a while, but every checkpoint must hold
+        # the same.
         self._trained = frozenset(
             each for group in optimizer.param_groups for each in group["params"] if each.requires_grad
         )
@@ -102,29 +102,32 @@ class CollectiveTraining(Saver):
         return self._synchronizer.steps.number
 
     def log_unsavable(self) -> None:
-        """Log problems now that would make every save and export fail, perhaps after hours of training."""
+        """Log early the problems that would make every save and export fail."""
         if _has_sharded(self._optimizer):  # the reason has been logged already
             return
         try:
             _, source = self._described()
-        except Exception as error:  # noqa: BLE001 - training continues, and a script may save by itself
+        except Exception as error:  # noqa: BLE001 - training continues, and the script may save in another way
             _log.warning(
-                "fleet cannot save, load or export what this optimizer trains, and each such call will fail: "
-                "%s. Training continues; save state_dict()s in the script",
+                "fleet cannot save, load or export the parameters of this optimizer, and each such call "
+                "will fail: %s. Training continues; save the state_dict() of model and optimizer in the "
+                "script",
                 error,
             )
             return
         if not source.named:
-            _log.info("%s; without, fleet.export_state_dict and save_inference_model fail", WITHOUT_NAMES)
+            _log.info(
+                "%s; without names, fleet.export_state_dict and save_inference_model fail", WITHOUT_NAMES
+            )
 
     def save(self, directory: str, status: TrainStatus) -> None:
-        """Save a checkpoint; every trainer settles its gradients first. See `Saver.save`."""
-        self._synchronizer.settle("a checkpoint")
+        """Save a checkpoint, after all trainers have made their copies equal. See `Saver.save`."""
+        self._synchronizer.equalize("a checkpoint")
         super().save(directory, status)
 
     def save_numbered(self, folder: str, status: TrainStatus, *, keep: int, incremental: bool = False) -> int:
         """Save a checkpoint under the next number of a folder; see `Saver.save_numbered`."""
-        self._synchronizer.settle("a checkpoint")
+        self._synchronizer.equalize("a checkpoint")
         return super().save_numbered(folder, status, keep=keep, incremental=incremental)
 
     def _copy(
@@ -151,7 +154,9 @@ class CollectiveTraining(Saver):
         def write() -> None:
             shard = write_shard(path, save, "0-of-1", pieces)
             trainer = write_trainer_part(path, save, part_bytes)
-            self._claims.hold(path)  # checked again: a successor may have come while the files were written
+            self._claims.hold(
+                path
+            )  # checked again, because a successor may have started while the files were written
             commit(path, Manifest(save, step, facts, (shard, trainer), trainer.name).to_json())
             tidy(path)
 
@@ -170,9 +175,9 @@ class CollectiveTraining(Saver):
         whole = list_complete_numbers(path, lambda checkpoint: checkpoint.verify(self._verified, spans))
         remove_numbers(path, removable_numbers(list_numbers(path), whole, keep))
 
-    def hand_in(self, status: TrainStatus) -> None:  # noqa: ARG002 (trainer 0's counts)
-        """Finish the exchange of gradients for trainer 0's save; this trainer's own status is not saved."""
-        self._synchronizer.settle("a checkpoint")
+    def submit_status(self, status: TrainStatus) -> None:  # noqa: ARG002 (trainer 0's counts)
+        """Make the copies equal for trainer 0's save; this trainer's own status is not saved."""
+        self._synchronizer.equalize("a checkpoint")
 
     @for_saves.lent()
     @torch.no_grad()
@@ -184,14 +189,14 @@ class CollectiveTraining(Saver):
         Raises
         ------
         CheckpointError
-            The checkpoint is of another training, none is complete, or the trainers found different ones.
+            The checkpoint is of another model, none is complete, or the trainers found different ones.
         """
         self.wait()
         spec, source = self._described()
         facts, folder = facts_of_training(spec.agreement()), Path(directory)
         self._loads += 1
         self._group.agree(
-            f"what was saved before load {self._loads}", "durable"
+            f"the saves before load {self._loads}", "durable"
         )  # trainer 0 must have finished its save first
         self._claims.renew(folder)
         shared, damage = self._shared(folder, source)
@@ -199,14 +204,14 @@ class CollectiveTraining(Saver):
             try:
                 checkpoint.check(facts, trainers_step=True)
             except CheckpointError:
-                self._tell(damage, "nothing: the next one is refused")
+                self._log_damage(damage, "nothing: the next one is refused")
                 raise
             reasons = []
             try:
                 pieces, part = _read(checkpoint, source)
             except CheckpointError as error:
                 reasons.append(str(error))
-            key = f"what was read of the save {checkpoint.manifest.save} for load {self._loads}"
+            key = f"the result of reading the save {checkpoint.manifest.save} for load {self._loads}"
             texts = self._group.gather(key, json.dumps(reasons))
             by_rank = {rank: json.loads(text) for rank, text in texts.items()}
             if not any(by_rank.values()):
@@ -216,7 +221,7 @@ class CollectiveTraining(Saver):
             if damage:
                 raise no_complete_checkpoint(folder, damage, lambda beside: _read(beside, source))
             return None
-        self._tell(damage, str(checkpoint.directory))
+        self._log_damage(damage, str(checkpoint.directory))
         for name, value in source.parameters.items():
             value.copy_(pieces[name].value)
         restore_states({name: piece.state for name, piece in pieces.items()}, source)
@@ -230,7 +235,7 @@ class CollectiveTraining(Saver):
         return part.status
 
     def _shared(self, folder: Path, source: Source) -> tuple[list[Checkpoint], list[str]]:
-        """Return the checkpoints that all trainers see, newest first, and the defects of others."""
+        """Return the checkpoints that all trainers see, newest first, and the damage found in the others."""
 
         def check(checkpoint: Checkpoint) -> None:
             files = ((checkpoint, file) for file in checkpoint.files_with(_spans(source)))
@@ -258,7 +263,7 @@ class CollectiveTraining(Saver):
         return [next(each for each in found if each.manifest.save == save) for save in shared], reasons
 
     def _with_trainers(self, by_rank: Mapping[int, Sequence[str]]) -> list[str]:
-        """Return each reason once; name the trainers that found it, unless all of them did."""
+        """Return each reason once, with the trainers that found it unless all did."""
         ranks: dict[str, list[int]] = {}
         for rank, reasons in by_rank.items():
             for reason in reasons:
@@ -268,7 +273,7 @@ class CollectiveTraining(Saver):
             for reason, having in ranks.items()
         ]
 
-    def _tell(self, damage: Sequence[str], used: str) -> None:
+    def _log_damage(self, damage: Sequence[str], used: str) -> None:
         """Log damage once for all trainers."""
         if self._group.world.rank == 0:
             warn_of_skipped(damage, used)
@@ -277,8 +282,8 @@ class CollectiveTraining(Saver):
         """Return the model's state dict for ``load_state_dict`` in one process; see `named_state`."""
         if table_ids:
             raise ConfigurationError(
-                f"table_ids are of {', '.join(table_ids)}, and a collective job has no tables on servers; "
-                "expected none"
+                f"table_ids names {', '.join(table_ids)}, but a collective job has no tables on servers; "
+                "expected no table_ids"
             )
         source = self._described()[1]
         values = {name: value.detach().cpu().clone() for name, value in source.parameters.items()}
@@ -287,7 +292,7 @@ class CollectiveTraining(Saver):
     def _described(self) -> tuple[TrainingSpec, Source]:
         if _has_sharded(self._optimizer):
             raise ConfigurationError(
-                "parameters are sharded (DTensor), of which this trainer has a part only; expected "
+                "parameters are sharded (DTensor), and this trainer has only a part of them; expected "
                 "torch.distributed.checkpoint to save and load them"
             )
         return capture_loop(self._optimizer, self._model, trained=self._trained)

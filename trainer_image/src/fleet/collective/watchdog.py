@@ -1,13 +1,13 @@
 """The watchdog of collective training, which detects lost trainers and names those that delay this one.
 
 Every trainer writes heartbeats to trainer 0's store from a thread that never waits for a step, and reads the
-others' only while its own training waits. A healthy job thus costs one small write per trainer and heartbeat,
-and one small read per trainer that waits.
+others' only while its own training waits. In a healthy job this costs one small write per trainer and
+heartbeat, and one small read per waiting trainer.
 
-One of the waiting trainers, the observer, reads all heartbeats and publishes a report, which the others read.
-The number of reads thus grows linearly with the number of trainers, not quadratically. A trainer that finds
-no observer, or a report that is two heartbeats old, becomes the observer itself. So no trainer is special,
-and the loss of an observer is detected as quickly as that of any other trainer.
+One of the waiting trainers, the observer, reads all heartbeats and publishes a report for the others, so the
+number of reads grows linearly with the number of trainers, not quadratically. A trainer that finds no
+observer, or a report that is two heartbeats old, becomes the observer itself. The loss of an observer is
+therefore detected as quickly as that of any other trainer.
 """
 
 import contextlib
@@ -78,7 +78,7 @@ class Heartbeats:
         self._searches = 0
 
     def start(self) -> None:
-        """Write the first heartbeat, so that the others find this trainer."""
+        """Write the first heartbeat, so that the others can find this trainer."""
         self._store.set_timeout(timedelta(seconds=STORE_SECONDS))
         self.beat(TrainerState())
 
@@ -110,7 +110,7 @@ class Heartbeats:
             self._publish(self._text, ended, self._clock.now())
 
     def still_absent(self, absences: Sequence[Absence]) -> list[Absence]:
-        """Return those of the given absences that continue."""
+        """Return the given absences that continue."""
         found = self._read([each.rank for each in absences])
         return [each for each in absences if found[each.rank].number == each.number]
 
@@ -168,11 +168,11 @@ class Heartbeats:
 
     @property
     def _patience_seconds(self) -> float:
-        """The age at which a report, or a heartbeat, is overdue."""
+        """The age at which the next report or heartbeat is overdue."""
         return 2 * self._deadlines.heartbeat_seconds
 
     def _take_over(self, absences: Sequence[Absence], now: float) -> None:
-        """Become the observer unless another trainer has become it first; keep the known absences."""
+        """Become the observer, unless another trainer was first; keep the known absences."""
         if self._publish(self._text, self._claim(absences), now):
             self._seen = {each.rank: (each.number, now - each.seconds) for each in absences}
 
@@ -192,7 +192,7 @@ class Heartbeats:
         )
 
     def _publish(self, expected: str, report: Report, now: float) -> bool:
-        """Replace the expected report and read the current one; return whether that is this trainer's."""
+        """Replace the expected report; return whether this trainer's report is the current one."""
         text = report.to_text()
         there = self._exchange(_REPORT, expected, text)
         if there != self._text:
@@ -205,13 +205,13 @@ class Heartbeats:
         return {rank: Heartbeat.from_text(text.decode()) for rank, text in zip(ranks, found, strict=True)}
 
     def _exchange(self, key: str, expected: str, text: str) -> str:
-        """Replace the value of a key if it is missing or the expected one; return the current value."""
+        """Replace a key's value if it is missing or as expected; return the current value."""
         with self._one_call():
             return self._store.compare_set(key, expected, text).decode()
 
     @contextlib.contextmanager
     def _one_call(self) -> Iterator[None]:
-        # A store in a stopped process never answers, and the client's time-out does not end the call.
+        # A store in a stopped process never answers, and the client's timeout does not end the call.
         if not self._lock.acquire(timeout=2 * STORE_SECONDS):
             raise DistStoreError(f"an earlier call had no answer for {2 * STORE_SECONDS:.0f} s")
         try:
@@ -221,7 +221,7 @@ class Heartbeats:
 
 
 class _Wait(NamedTuple):
-    """A wait of this trainer and its start time; `is_over` is for a wait that continues on a GPU."""
+    """A wait of this trainer; `is_over` reports the end of a wait that continues on a GPU."""
 
     state: TrainerState
     since: float
@@ -229,7 +229,7 @@ class _Wait(NamedTuple):
 
 
 class Watchdog:
-    """Writes heartbeats in a background thread, and reports the trainer for which this one is waiting.
+    """Writes heartbeats in a background thread, and reports the trainers for which this one is waiting.
 
     Parameters
     ----------
@@ -251,7 +251,7 @@ class Watchdog:
         on_failure: Callable[[FleetError], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        # A watchdog that is not frozen reads the clock after a heartbeat and two failing calls at most.
+        # Unless the process is frozen, the clock is read at least once per heartbeat and two failing calls.
         most_seconds = deadlines.heartbeat_seconds + 2 * STORE_SECONDS
         self._clock = WatchClock(min(most_seconds, deadlines.deadline_seconds / 2), clock)
         self._world = world
@@ -259,6 +259,7 @@ class Watchdog:
         self._on_failure = on_failure
         self._state = TrainerState()
         self._wait: _Wait | None = None
+        self._deadlock: ConfigurationError | None = None
         self._stop = threading.Event()
         self._heartbeats = Heartbeats(store, world, deadlines, self._clock)
         self._thread = threading.Thread(target=self._run, name="fleet-watch", daemon=True)
@@ -278,7 +279,7 @@ class Watchdog:
     def waiting(
         self, what: str, kind: WaitKind = WaitKind.OTHER, until: Callable[[], bool] | None = None
     ) -> Iterator[None]:
-        """Watch over a block that waits for other trainers.
+        """Monitor a block that waits for other trainers.
 
         If the wait is long, log the awaited trainers. If an operation of torch.distributed fails in the
         block, the error names the trainer that caused it.
@@ -289,15 +290,17 @@ class Watchdog:
             The awaited event, for messages.
         kind : WaitKind
         until : callable, optional
-            The wait continues after the block until this is true: that of a GPU, while the script runs on.
-            Called in the watchdog's thread, where no device is current: it must not call CUDA.
+            The wait continues after the block until this is true, as a GPU's wait does while the script
+            continues. Called in the watchdog's thread, where no device is current: it must not call CUDA.
 
         Raises
         ------
         PeerLostError
             Another trainer has vanished; the message names it.
+        ConfigurationError
+            All trainers have detected a deadlock, and the operation failed because another one ended first.
         DeadlineExceededError
-            The operation failed though all trainers are alive.
+            The operation failed although all trainers are alive.
         FleetError
             This trainer's own device failed.
         """
@@ -306,7 +309,7 @@ class Watchdog:
         try:
             yield
         except BaseException as error:
-            self._end_wait(None)  # now, because the search for silent trainers takes a while
+            self._end_wait(None)  # recorded now, because the search for silent trainers takes a while
             if isinstance(error, DistError | RuntimeError) and (found := self._explained(what, error)):
                 raise found from error
             raise
@@ -323,11 +326,16 @@ class Watchdog:
             return FleetError(f"this trainer's device failed in {what}: {reason}; {help_}")
         if is_from_script(error):
             return None
+        if (deadlock := self._deadlock) is not None:
+            # All have detected it, and the first one that ended closed the connection. The watchdog's thread
+            # reports it.
+            self._thread.join(self._deadlines.silent_seconds + 2 * STORE_SECONDS)
+            return deadlock
         if silent := self.silent_now():
             return PeerLostError(f"{self._world.names(silent)} vanished while {what} waited: {reason}")
         return DeadlineExceededError(
-            f"{what} failed though every trainer is alive: {reason}; a trainer may have taken longer than "
-            f"{self._deadlines.stalled_seconds:.0f} s, or have lost its connections"
+            f"{what} failed although every trainer is alive: {reason}; a trainer may have taken longer than "
+            f"{self._deadlines.stalled_seconds:.0f} s, or lost its connections"
         )
 
     def silent_now(self) -> list[int]:
@@ -356,17 +364,15 @@ class Watchdog:
                 self._report_unreachable(self._clock.now() - unreachable_since, error)
 
     def _current_wait(self) -> _Wait | None:
-        """Return the current wait of this trainer or its GPU; None if there is none."""
+        """Return the current wait of this trainer or of its GPU; None if there is none."""
         wait = self._wait
         if wait is None or wait.is_over is None:
             return wait
         if not wait.is_over():
-            # The script still runs and may reach another call; eventually it must wait for its GPU too.
+            # The script still runs and may reach another call; it will have to wait for its GPU eventually.
             lasting = self._clock.now() - wait.since > self._deadlines.silent_seconds
             return wait if lasting else wait._replace(state=replace(wait.state, kind=WaitKind.OTHER))
-        if self._wait is wait:
-            self._wait = None
-        return None
+        return None  # the next wait replaces this one; clearing it here could erase a wait that begins now
 
     def _check(self, report: Report) -> None:
         """Log which trainers are silent; raise if one has vanished, or if this one waits in a deadlock."""
@@ -380,24 +386,24 @@ class Watchdog:
         vanished = [each for each in silent if each.seconds > self._deadlines.deadline_seconds]
         if vanished and (vanished := self._heartbeats.still_absent(vanished)):
             raise PeerLostError(
-                f"{self._names(vanished, report)} gave no sign of life for {vanished[0].seconds:.0f} s while "
+                f"{self._names(vanished, report)} sent no heartbeat for {vanished[0].seconds:.0f} s while "
                 f"{wait.state.what} waited; see its log for why it ended"
             )
         if now - wait.since > LOG_AFTER_SECONDS and report.cohorts:
             about = "every trainer is alive"
             if silent:
-                about = f"no sign of life from {self._names(silent, report)}"
+                about = f"no heartbeat from {self._names(silent, report)}"
             if elsewhere := self._names_elsewhere(wait.state, report.cohorts):
                 about += f", not there yet: {elsewhere}"
             _log.warning("%s has been waiting for %.0f s; %s", wait.state.what, now - wait.since, about)
 
     def _names(self, absences: Sequence[Absence], report: Report) -> str:
-        """Name absent trainers; a report lists only the first ones, but includes the total number."""
+        """Name absent trainers; a report lists only the first ones and the total number."""
         number = max(len(absences), report.silent) if len(absences) >= SHOWN else len(absences)
         return self._world.names([each.rank for each in absences], number)
 
     def _names_elsewhere(self, mine: TrainerState, cohorts: Sequence[Cohort]) -> str:
-        """Name the trainers that are alive and do not wait for what this trainer waits for."""
+        """Name the trainers that are alive and do not wait for the same event as this trainer."""
         ranks, number = [], 0
         for cohort in cohorts:
             if cohort.state.what != mine.what:
@@ -411,26 +417,27 @@ class Watchdog:
             others = [rank for rank in cohort.ranks if rank != self._world.rank]
             if not others or not mine.deadlocks_with(cohort.state):
                 continue
-            # The first trainer that ends would look lost to the others, so all must have detected the
-            # deadlock before.
+            self._deadlock = ConfigurationError(
+                f"{self._world.name(others[0])} waits for {cohort.state.what} after "
+                f"{_exchanges(cohort.state)}, and this trainer, {self._world.rank}, for {mine.what} after "
+                f"{_exchanges(mine)}: neither wait would ever end; give every trainer the same number of "
+                "batches, and make the same calls on each"
+            )
+            # The first trainer that ends would look lost to the others, so all must detect the deadlock
+            # first.
             with contextlib.suppress(DistError, RuntimeError):
                 self._heartbeats.beat(mine)  # this wait may have begun after the last heartbeat
                 self._heartbeats.observe()
                 self._heartbeats.confirm_deadlock()
-            raise ConfigurationError(
-                f"{self._world.name(others[0])} waits for {cohort.state.what} after "
-                f"{_exchanges(cohort.state)}, and this trainer, {self._world.rank}, for {mine.what} after "
-                f"{_exchanges(mine)}: neither wait would ever end; give every trainer the same number of "
-                "batches, and let each make the same calls"
-            )
+            raise self._deadlock
 
     def _report_unreachable(self, seconds: float, error: Exception) -> None:
-        reason, trainer = str(error).strip().partition("\n")[0], self._world.name(0)
+        reason, trainer = reason_of(error), self._world.name(0)
         if seconds > self._deadlines.deadline_seconds:
-            self._on_failure(PeerLostError(f"{trainer} was not reachable for {seconds:.0f} s: {reason}"))
+            self._on_failure(PeerLostError(f"{trainer} has been unreachable for {seconds:.0f} s: {reason}"))
             self._stop.set()
         else:
-            _log.warning("%s has not been reachable for %.0f s: %s", trainer, seconds, reason)
+            _log.warning("%s has been unreachable for %.0f s: %s", trainer, seconds, reason)
 
 
 def _key(rank: int) -> str:

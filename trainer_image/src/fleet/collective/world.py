@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 __all__ = [
     "World",
-    "beside_process_group",
     "find_world",
     "is_elsewhere",
     "is_here",
     "listen_at",
     "loopback_of",
+    "with_separate_port",
 ]
 
 
@@ -73,13 +73,13 @@ class World:
         return f"trainer {rank} ({self.host}:{self.port})" if rank == 0 else f"trainer {rank}"
 
     def names(self, ranks: Sequence[int], number: int | None = None) -> str:
-        """Return the names of several trainers for messages, which list at most eight.
+        """Return the names of some trainers for messages: at most eight names.
 
         Parameters
         ----------
         ranks : sequence of int
         number : int, optional
-            How many trainers there are, if `ranks` has only the first.
+            The total number of trainers, if `ranks` has only the first ones.
         """
         shown = ranks[:SHOWN]
         more = (len(ranks) if number is None else number) - len(shown)
@@ -93,15 +93,15 @@ def find_world(role: "Role", environ: Mapping[str, str]) -> World:
     Raises
     ------
     ConfigurationError
-        Neither is given, or the port is invalid; the message names the variable.
+        Neither is set, or the port is invalid; the message names the variable.
     """
     endpoints = tuple(role.worker_endpoints)
     address, port = environ.get("MASTER_ADDR"), environ.get("MASTER_PORT")
     if not address or not port:
         if not endpoints:
             raise ConfigurationError(
-                "MASTER_ADDR and MASTER_PORT are not set and the role names no trainer endpoints; "
-                "expected either, to know where trainer 0 is"
+                "MASTER_ADDR and MASTER_PORT are not set and the role has no trainer endpoints; expected "
+                "one of the two, to find trainer 0"
             )
         address, _, port = endpoints[0].rpartition(":")
     if not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
@@ -118,7 +118,7 @@ def find_world(role: "Role", environ: Mapping[str, str]) -> World:
     )
 
 
-def beside_process_group(world: World) -> World:
+def with_separate_port(world: World) -> World:
     """Return the world with another port, because the store of the script's process group uses this one.
 
     Every trainer must call this. Trainer 0 chooses the port, and the script's process group carries it.
@@ -131,9 +131,9 @@ def beside_process_group(world: World) -> World:
     rank, size = dist.get_rank(), dist.get_world_size()
     if (rank, size) != (world.rank, world.size):
         raise ConfigurationError(
-            f"the script's init_process_group has made this process rank {rank} of {size}, but for "
-            f"fleet.init it is trainer {world.rank} of {world.size}; expected the same: make that group of "
-            "all trainers of the job in their order, or leave it to fleet.init"
+            f"init_process_group in the script has made this process rank {rank} of {size}, but to "
+            f"fleet.init it is trainer {world.rank} of {world.size}; expected the same: create that group "
+            "from all trainers of the job, in order, or leave it to fleet.init"
         )
     if world.launcher_has_store:
         return world
@@ -148,7 +148,7 @@ def beside_process_group(world: World) -> World:
 
 
 def listen_at(host: str, port: int) -> socket.socket:
-    """Listen at a host's address if this machine has it; otherwise, as for a Service, at all addresses.
+    """Listen at a host's address if it is this machine's; otherwise, as for a Service, at all addresses.
 
     Raises
     ------
@@ -166,7 +166,7 @@ def listen_at(host: str, port: int) -> socket.socket:
 
 
 def loopback_of(host: str) -> str | None:
-    """Return the loopback address to which a host resolves; None if it has any other address, or none."""
+    """Return the loopback address to which a host resolves; None if it has other addresses, or none."""
     found = _addresses(host)
     if not found or not all(ipaddress.ip_address(each).is_loopback for each in found):
         return None
@@ -189,7 +189,7 @@ def is_elsewhere(host: str) -> bool:
 
 
 def _addresses(host: str) -> list[str]:
-    """Resolve a host; an unknown one has no addresses."""
+    """Resolve a host; return no addresses if it is unknown."""
     try:
         return [str(each[4][0]).partition("%")[0] for each in socket.getaddrinfo(host, None)]
     except OSError:

@@ -40,14 +40,14 @@ _log = logging.getLogger(__name__)
 
 
 class Batch(NamedTuple):
-    """The samples of some lines.
+    """The samples parsed from a group of lines.
 
     Attributes
     ----------
     dense : float32[n, 13]
         ``log(1 + count)``; 0 for a missing or negative count.
     ids : int64[n, 26]
-        Categories, hashed with their column; a missing one is a category of its own.
+        Categories, hashed with their column; a missing one counts as a separate category.
     labels : float32[n]
         1 for a click, else 0.
     """
@@ -58,7 +58,7 @@ class Batch(NamedTuple):
 
 
 class CriteoFiles(IterableDataset[Batch]):
-    """Batches of the lines of files, in order.
+    """Batches of the samples in files, in the order of their lines.
 
     Use the data set with ``DataLoader(dataset, batch_size=None)``. With n worker processes, each reads every
     n-th line.
@@ -136,7 +136,7 @@ class CriteoFiles(IterableDataset[Batch]):
                 )
         if malformed > _MAX_LOGGED:
             _log.warning(
-                "%s: %d malformed lines were skipped, the first ones are listed above", path, malformed
+                "%s: %d malformed lines were skipped; the first ones are logged above", path, malformed
             )
 
 
@@ -150,7 +150,7 @@ class _Line:
 
 
 def hashed(categories: NDArray[np.uint64], hash_size: int) -> NDArray[np.int64]:
-    """Return the ids of categories.
+    """Return the ids of categories, hashed with their column.
 
     Parameters
     ----------
@@ -176,18 +176,18 @@ def _parse(text: bytes) -> _Line | str:
     """Parse a line; if it is malformed, return the reason."""
     label, *fields = text.rstrip(b"\r\n").split(b"\t")
     if len(fields) + 1 != _FIELDS:
-        return f"of {len(fields) + 1} fields, expected {_FIELDS}"
+        return f"a line of {len(fields) + 1} fields, expected {_FIELDS}"
     if label not in (b"0", b"1"):
-        return f"labelled {label[:20]!r}, expected 0 or 1"
+        return f"a line with the label {label[:20]!r}, expected 0 or 1"
     try:
         counts = [int(field) if field else 0 for field in fields[:COUNTS]]
         categories = [int(field, 16) if field else _NO_CATEGORY for field in fields[COUNTS:]]
     except ValueError as error:
-        return f"no line of numbers: {error}"
+        return f"not a line of numbers: {error}"
     if found := b"".join(fields).translate(None, _DIGITS):  # int() also accepts spaces, underscores, + and 0x
-        return f"no line of numbers: it has {found[:20]!r}"
+        return f"not a line of numbers: it has {found[:20]!r}"
     if max(map(len, fields[COUNTS:])) > 8 or min(categories) < 0 or max(map(abs, counts)) >= _COUNT_LIMIT:
-        return "a number out of range in it, expected categories of 8 hexadecimal digits"
+        return "a line with a number out of range, expected categories of 8 hexadecimal digits"
     return _Line(label == b"1", counts, categories)
 
 

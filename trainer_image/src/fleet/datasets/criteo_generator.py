@@ -1,8 +1,8 @@
 """Generates files in the format of Criteo's click logs with a known ground truth.
 
 Categories are Zipf distributed. Each category and each count has a weight, and the weights of a line add up
-to the logit of its click. So the quality of a perfect model is known: `write` returns its area under the ROC
-curve.
+to the logit of its click. The quality of a perfect model is therefore known: `write` returns its area under
+the ROC curve.
 """
 
 import argparse

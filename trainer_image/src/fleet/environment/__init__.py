@@ -1,1 +1,1 @@
-"""The settings, apart from roles, that a job passes to its processes in environment variables."""
+"""The settings, except roles, that a job passes to its processes in environment variables."""

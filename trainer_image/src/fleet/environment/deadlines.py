@@ -16,7 +16,7 @@ class Deadlines:
     heartbeat_seconds: float = 2.0
     deadline_seconds: float = 180.0
     start_deadline_seconds: float | None = None
-    """How long to wait for peers that have not started yet; None: as long as for a lost one."""
+    """How long to wait for peers that have not started yet; None: as long as for a lost peer."""
 
     @property
     def silent_seconds(self) -> float:
@@ -27,8 +27,8 @@ class Deadlines:
     def starting_seconds(self) -> float:
         """The time to wait for peers that have not started yet: at least the deadline for a lost peer.
 
-        The job's pendingDeadlineSeconds may be short, and ends when the pods run. The processes still have to
-        import modules and load data before they join.
+        The job's pendingDeadlineSeconds may be short, and no longer applies once the pods run, when the
+        processes still have to import modules and load data before they join.
         """
         return max(self.start_deadline_seconds or 0.0, self.deadline_seconds)
 
@@ -36,8 +36,8 @@ class Deadlines:
     def stalled_seconds(self) -> float:
         """How long a live peer may keep the others waiting.
 
-        It is much longer than the deadline for a lost peer, because an evaluation or a checkpoint on one
-        trainer only is not a failure.
+        It is much longer than the deadline for a lost peer, because a long evaluation or checkpoint on one
+        trainer is not a failure.
         """
         return 10 * self.deadline_seconds
 

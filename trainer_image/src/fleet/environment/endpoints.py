@@ -11,7 +11,7 @@ __all__ = ["endpoint_problem", "endpoints_problem", "split_endpoints"]
 _LAST_PORT: Final = 65535
 _RANGE: Final = re.compile(r"\[(\d{1,9})-(\d{1,9})(?:\+(\d{1,5}))?\]")
 _MOST: Final = 1_000_000
-"""The most endpoints of one pattern; more are a mistake."""
+"""The maximum number of endpoints in one pattern; more are a mistake."""
 
 
 def split_endpoints(value: str | Iterable[str]) -> list[str]:
@@ -28,7 +28,7 @@ def split_endpoints(value: str | Iterable[str]) -> list[str]:
 
 
 def endpoint_problem(endpoint: str) -> str | None:
-    """Return what is wrong with one endpoint; None if it is ``host:port``.
+    """Describe what is wrong with one endpoint; None if it is ``host:port``.
 
     An IPv6 address is written in brackets: ``[::1]:6174``.
     """
@@ -41,7 +41,7 @@ def endpoint_problem(endpoint: str) -> str | None:
     if not bracketed and ("[" in host or "]" in host):
         return (
             f"{endpoint!r} has brackets in its host; expected ranges as in t-[0-7]:6170, of at most {_MOST} "
-            "endpoints, where they stand for several"
+            "endpoints, if they stand for several"
         )
     if not (port.isascii() and port.isdigit() and 1 <= int(port) <= _LAST_PORT):
         return f"{endpoint!r} has the port {port!r}, which is not a number from 1 to {_LAST_PORT}"
@@ -49,7 +49,7 @@ def endpoint_problem(endpoint: str) -> str | None:
 
 
 def endpoints_problem(endpoints: Sequence[str]) -> str | None:
-    """Return what is wrong with a list of endpoints; None if all are well-formed and distinct."""
+    """Describe what is wrong with a list of endpoints; None if all are well-formed and distinct."""
     if not any(endpoints):
         return "it is empty"
     for endpoint in endpoints:
@@ -58,13 +58,13 @@ def endpoints_problem(endpoints: Sequence[str]) -> str | None:
     seen = set()
     for endpoint in endpoints:
         if endpoint in seen:
-            return f"{endpoint!r} stands in it twice"
+            return f"{endpoint!r} occurs twice"
         seen.add(endpoint)
     return None
 
 
 def _expanded(pattern: str) -> list[str]:
-    """Return the endpoints of a pattern; without ranges, or with too many endpoints, the text itself."""
+    """Return the endpoints of a pattern, or the text itself if it has no ranges or stands for too many."""
     ranges = [(int(first), int(last), int(stride or 0)) for first, last, stride in _RANGE.findall(pattern)]
     lengths = [last + 1 - first for first, last, _ in ranges]
     follows_none = bool(ranges) and ranges[0][2] > 0  # a stride without a previous range
@@ -79,7 +79,7 @@ def _expanded(pattern: str) -> list[str]:
 
 
 def _numbers(ranges: Sequence[tuple[int, int, int]], places: Sequence[int]) -> Iterator[int]:
-    """Yield each range's number at its index, raised by its stride for each index of the previous range."""
+    """Yield the number of each range at its index, plus its stride times the previous range's index."""
     before = 0
     for (first, _, stride), place in zip(ranges, places, strict=True):
         yield first + place + stride * before

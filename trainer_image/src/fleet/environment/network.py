@@ -1,7 +1,7 @@
 """The network interface over which trainers reach each other, on a node with several interfaces.
 
-A pod on its node's network (``FLEET_HOST_NETWORK``) also sees the node's bridges and the ends of other pods'
-links. gloo and NCCL would choose one by its name or its order; the right interface is the one that routes to
+A pod on its node's network (``FLEET_HOST_NETWORK``) also sees the node's bridges and the interfaces of other
+pods. gloo and NCCL would choose an interface by name or order; the correct one is the one that routes to
 trainer 0.
 """
 
@@ -22,7 +22,7 @@ LOOK_SECONDS = 0.5
 _log = logging.getLogger(__name__)
 
 _VARIABLES = {"GLOO_SOCKET_IFNAME": "", "NCCL_SOCKET_IFNAME": "="}
-"""The prefix of a name in each variable. Without `=`, NCCL takes all interfaces with names that begin so."""
+"""The prefix of a name in each variable. Without `=`, NCCL treats the name as a prefix of names."""
 _GET_ADDRESS = 0x8915
 """SIOCGIFADDR: the IPv4 address of an interface (netdevice(7))."""
 _IPV6 = Path("/proc/net/if_inet6")
@@ -57,7 +57,7 @@ def _wait_for_address(host: str, seconds: float) -> None:
     logged = False
     while seconds > 0 and not _has_address(host) and time.monotonic() < deadline:
         if not logged:
-            _log.info("waiting for the address of %s, which decides over which interface to connect", host)
+            _log.info("waiting for the address of %s, which determines the network interface to use", host)
             logged = True
         time.sleep(LOOK_SECONDS)
 
@@ -70,7 +70,7 @@ def _has_address(host: str) -> bool:
 
 
 def interface_to(host: str, port: int) -> str | None:
-    """Return the interface whose address this machine would use to reach a host.
+    """Return the network interface that this machine would use to reach a host.
 
     Parameters
     ----------

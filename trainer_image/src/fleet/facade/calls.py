@@ -1,7 +1,10 @@
 """The `fleet` calls that both kinds of job share."""
 
+import logging
+import socket
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy.typing as npt
@@ -10,6 +13,7 @@ from torch.nn import Module
 import fleet as package
 from fleet.checkpoint import SavingCalls
 from fleet.errors import ConfigurationError, meant
+from fleet.fluid.minimization import Optimizer as ProgramOptimizer
 from fleet.fluid.originals import MINIMIZE, check_arguments
 from fleet.fluid.program import Program
 from fleet.loop import LoopCalls
@@ -17,7 +21,9 @@ from fleet.metrics import Metrics, check_operation, like, numbers_of
 from fleet.process import lifecycle
 from fleet.role_maker import File, Role, RoleMaker, share_of_files
 
-__all__ = ["FleetCalls"]
+__all__ = ["FleetCalls", "ProgramMinimizer", "ProgramOptimizer"]
+
+_log = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
     from fleet.typed import _PublicNames as PublicNames
@@ -45,20 +51,75 @@ _OTHER_FLEET = {
         "PaddleCloudRoleMaker(is_collective=True), or the fleet of fleet.parameter_server"
     ),
 }
+_ALONE = {
+    False: ("with one parameter server inside it", "launch_ps"),
+    True: ("as the only trainer", "launch"),
+}
+
+
+class ProgramMinimizer:
+    """The result of ``fleet.distributed_optimizer`` for an optimizer of `fleet.fluid.optimizer`.
+
+    Parameters
+    ----------
+    optimizer : ProgramOptimizer
+    transpile : callable
+        Turns a program that was minimized into that of this replica.
+    """
+
+    def __init__(
+        self, optimizer: ProgramOptimizer, transpile: Callable[[Program, Program | None], None]
+    ) -> None:
+        self._optimizer = optimizer
+        self._transpile = transpile
+
+    def minimize(
+        self,
+        loss: Any,
+        startup_program: Program | None = None,
+        parameter_list: Any = None,
+        no_grad_set: Any = None,
+    ) -> Any:
+        """Append the backward pass and the updates, and transpile the program in place.
+
+        Parameters
+        ----------
+        loss, startup_program, parameter_list, no_grad_set
+            As for ``minimize`` of the optimizer itself.
+
+        Returns
+        -------
+        list of Operator, list of (ProgramVariable, ProgramVariable)
+            The updates, and the parameters with their gradients in order of creation.
+
+        Raises
+        ------
+        ConfigurationError, TranspileError
+            The program is minimized already, or the job cannot train it.
+        """
+        if isinstance(loss, list | tuple) and len(loss) == 1:  # Paddle's own method takes a list too
+            (loss,) = loss
+        if not hasattr(loss, "block"):
+            raise ConfigurationError(
+                f"minimize: loss is a {type(loss).__name__}; expected the variable that a layer such as "
+                "fluid.layers.mean returned, because the optimizer is one of fluid.optimizer"
+            )
+        made = self._optimizer.minimize(loss, startup_program, parameter_list, no_grad_set)
+        self._transpile(loss.block.program, startup_program)
+        return made
 
 
 class FleetCalls(SavingCalls, LoopCalls, PublicNames):
-    """The calls that both kinds of job share; a subclass adds how its kind trains."""
+    """The calls that both kinds of job share; a subclass adds the training of its kind."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._role: Role | None = None
-        self._describe: Callable[..., None] | None = None
+        self._describe: Callable[..., Any] | None = None
 
     def all_reduce_worker(
         self, values: Any, output: npt.NDArray[Any] | None = None, mode: str = "sum"
     ) -> Any:
-        """Reduce numbers over all trainers; with servers, over those that have not completed, in order.
+        """Reduce numbers over all trainers or, with servers, over those that have not completed.
 
         Parameters
         ----------
@@ -78,7 +139,8 @@ class FleetCalls(SavingCalls, LoopCalls, PublicNames):
         Raises
         ------
         ConfigurationError
-            Another trainer passes other shapes or types, or the values are not numbers that can be reduced.
+            Another trainer passes a different shape or type, or the values are not numbers that can be
+            reduced.
         DeadlineExceededError
             With servers: a trainer did not call this; the message names it.
         """
@@ -89,6 +151,11 @@ class FleetCalls(SavingCalls, LoopCalls, PublicNames):
     def metrics(self) -> Metrics:
         """Metrics over the samples of all trainers; each trainer adds its own and calls ``compute``."""
         return Metrics(self.all_reduce_worker)
+
+    @property
+    @abstractmethod
+    def _role(self) -> Role | None:
+        """The role of this process; None before ``init``."""
 
     @property
     @abstractmethod
@@ -106,14 +173,15 @@ class FleetCalls(SavingCalls, LoopCalls, PublicNames):
         startup_program: object = None,
         parameter_list: object = None,
         no_grad_set: object = None,
-    ) -> None:
+    ) -> Any:
         """Capture the training step as a program; the same as the distributed optimizer's ``minimize``.
 
         Parameters
         ----------
-        loss_fn : callable
+        loss_fn : callable or ProgramVariable
             As for `Program.capture`: called as ``loss_fn(model, **feed)``, it returns the loss, a tensor of
-            one element, or a dict of tensors that includes ``loss``.
+            one element, or a dict of tensors that includes ``loss``. With an optimizer of
+            `fleet.fluid.optimizer`, the variable of the loss.
         startup_program, parameter_list, no_grad_set : None
             Other arguments of Paddle, which are refused by name unless they are None.
 
@@ -127,16 +195,24 @@ class FleetCalls(SavingCalls, LoopCalls, PublicNames):
         """
         if self._describe is None:
             raise ConfigurationError("fleet.minimize was called before fleet.distributed_optimizer")
-        self._describe(loss_fn, startup_program, parameter_list, no_grad_set)
+        return self._describe(loss_fn, startup_program, parameter_list, no_grad_set)
+
+    def _minimizes(
+        self, optimizer: ProgramOptimizer, transpile: Callable[[Program, Program | None], None]
+    ) -> ProgramMinimizer:
+        """Return the minimizer of a built program; `fleet.minimize` calls the first minimizer."""
+        minimizer = ProgramMinimizer(optimizer, transpile)
+        self._describe = self._describe or minimizer.minimize
+        return minimizer
 
     @abstractmethod
     def _all_reduce(self, numbers: npt.NDArray[Any], operation: str) -> npt.NDArray[Any]:
-        """Reduce numbers over the trainers, and return them in their own shape and type."""
+        """Reduce numbers over the trainers, keeping their shape and type."""
 
     def _describes(
         self, model: Module | None, capture: Callable[[Module, Callable[..., Any]], None]
     ) -> Callable[..., None]:
-        """Return the ``minimize`` of an optimizer; `fleet.minimize` is that of the first optimizer."""
+        """Return the ``minimize`` of an optimizer; `fleet.minimize` calls that of the first optimizer."""
 
         def minimize(
             loss_fn: Callable[..., Any],
@@ -152,8 +228,8 @@ class FleetCalls(SavingCalls, LoopCalls, PublicNames):
             check_arguments("minimize", originals, MINIMIZE)
             if model is None:
                 raise ConfigurationError(
-                    "minimize() runs the model: give it, as in "
-                    "fleet.distributed_optimizer(optimizer, model=model)"
+                    "minimize() runs the model, so pass it, as in fleet.distributed_optimizer(optimizer, "
+                    "model=model)"
                 )
             capture(model, loss_fn)
 
@@ -176,7 +252,7 @@ class FleetCalls(SavingCalls, LoopCalls, PublicNames):
         return self._started_role().is_worker
 
     def is_first_worker(self) -> bool:
-        """Return whether this process is trainer 0, which acts for all trainers where only one must.
+        """Return whether this process is trainer 0, which does the work that only one trainer must do.
 
         Returns
         -------
@@ -191,7 +267,7 @@ class FleetCalls(SavingCalls, LoopCalls, PublicNames):
         return self._started_role().is_first_worker
 
     def worker_index(self) -> int:
-        """Return this trainer's index; in a collective job its rank.
+        """Return this trainer's index, which in a collective job is its rank.
 
         Returns
         -------
@@ -225,7 +301,7 @@ class FleetCalls(SavingCalls, LoopCalls, PublicNames):
     @overload
     def worker_endpoints(self, to_string: Literal[True]) -> str: ...
     def worker_endpoints(self, to_string: bool = False) -> list[str] | str:
-        """Return every trainer's host:port, as a list or comma separated.
+        """Return every trainer's host:port, as a list or as comma-separated text.
 
         With parameter servers the result is empty, because trainers do not listen.
 
@@ -247,7 +323,7 @@ class FleetCalls(SavingCalls, LoopCalls, PublicNames):
         return _listed(self._started_role().worker_endpoints, to_string)
 
     def server_num(self) -> int:
-        """Return the number of parameter servers: 0 in a collective job.
+        """Return the number of parameter servers, which is 0 in a collective job.
 
         Returns
         -------
@@ -266,7 +342,7 @@ class FleetCalls(SavingCalls, LoopCalls, PublicNames):
     @overload
     def server_endpoints(self, to_string: Literal[True]) -> str: ...
     def server_endpoints(self, to_string: bool = False) -> list[str] | str:
-        """Return every server's host:port, as a list or comma separated: none in a collective job.
+        """Return every server's host:port, as a list or as comma-separated text; empty in a collective job.
 
         Parameters
         ----------
@@ -312,10 +388,10 @@ class FleetCalls(SavingCalls, LoopCalls, PublicNames):
         return share_of_files(files, role.index, role.worker_num)
 
     def _find_role(self, role_maker: RoleMaker, *, collective: bool) -> Role:
-        """Return the role for ``init``; raise a ConfigurationError if it belongs to the other kind of fleet.
+        """Return the role for ``init``; raise ConfigurationError if it is a role of the other kind of job.
 
-        From here on, a user's mistake ends the process like one of a replica, although its role is not known
-        yet.
+        From here on, a user's mistake ends the process as it would end a replica, although the role is not
+        known yet.
         """
         lifecycle.start(None)
         if self._role is not None:
@@ -323,6 +399,13 @@ class FleetCalls(SavingCalls, LoopCalls, PublicNames):
         role = role_maker.generate_role()
         if role.is_collective != collective:
             raise ConfigurationError(_OTHER_FLEET[collective])
+        if role.is_alone:
+            _log.info(
+                "no job is around this process, so it trains alone, %s; to start several processes: fleetjob "
+                "run -f fleetjob.yaml, or python -m fleet.%s SCRIPT",
+                *_ALONE[collective],
+            )
+            return _on_free_port(role)
         return role
 
     def _checkpoint_root(self) -> str | None:
@@ -330,8 +413,17 @@ class FleetCalls(SavingCalls, LoopCalls, PublicNames):
 
     def _started_role(self) -> Role:
         if self._role is None:
-            raise ConfigurationError("fleet.init was not called; expected it before anything else of fleet")
+            raise ConfigurationError("fleet.init was not called; call it before any other call of fleet")
         return self._role
+
+
+def _on_free_port(role: Role) -> Role:
+    """Give the only endpoint of a single-process job a free port, as several such jobs may share a host."""
+    with socket.create_server((role.current_host, 0)) as listener:
+        endpoint = f"{role.current_host}:{listener.getsockname()[1]}"
+    if role.is_collective:
+        return replace(role, worker_endpoints=(endpoint,), current_endpoint=endpoint)
+    return replace(role, server_endpoints=(endpoint,))
 
 
 def _listed(endpoints: Sequence[str], to_string: bool) -> list[str] | str:

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -11,25 +11,31 @@ import torch
 
 from fleet.checkpoint import Checkpoint, TrainerPart, TrainStatus, find_checkpoint
 from fleet.errors import ConfigurationError
-from fleet.facade.calls import FleetCalls
+from fleet.facade.calls import FleetCalls, ProgramMinimizer, ProgramOptimizer
+from fleet.fluid.execution import initialize_once, resume
 from fleet.fluid.preview import preview_asked, previewed
 from fleet.fluid.program import Program
-from fleet.fluid.pserver_program import pserver_program, pserver_startup
-from fleet.fluid.render import check_unedited
-from fleet.fluid.trainer_program import trainer_program, trainer_startup
+from fleet.fluid.render import check_unedited, render_pserver, render_trainer
 from fleet.fluid.transpiler import DistributeTranspiler
 from fleet.parameter_server.certificates import certificates_of
 from fleet.parameter_server.control.reduction import Contribution
-from fleet.parameter_server.sessions import find_trainer, serve, start_server, start_trainer, train_as
+from fleet.parameter_server.sessions import (
+    complete,
+    find_trainer,
+    serve,
+    start_server,
+    start_trainer,
+    train_as,
+)
 from fleet.parameter_server.settings import Settings
 from fleet.parameter_server.trainer.optimizer import DistributedOptimizer
 from fleet.parameter_server.trainer.trainer import Trainer
 from fleet.plan.capture import capture_loop
 from fleet.plan.config import DistributeTranspilerConfig
-from fleet.plan.job import JobPlan, plan_job
+from fleet.plan.job import JobPlan, ServerPlan, plan_job
 from fleet.plan.source import Source, find_module, without_wrapper
 from fleet.process import lifecycle
-from fleet.role_maker import PaddleCloudRoleMaker, RoleMaker
+from fleet.role_maker import PaddleCloudRoleMaker, Role, RoleMaker
 from fleet.strategy import DistributedStrategy, strategy_of
 from fleet.without_dynamo import defer_dynamo
 
@@ -40,7 +46,7 @@ __all__ = ["Fleet", "fleet"]
 
 
 class Fleet(FleetCalls):
-    """The interface of a script to its job with parameter servers.
+    """A script's interface to its job with parameter servers.
 
     Notes
     -----
@@ -62,12 +68,15 @@ class Fleet(FleetCalls):
             fleet.stop_worker()
     """
 
+    _role: Role | None = None
+
     def __init__(self) -> None:
         super().__init__()
         self._optimizer: DistributedOptimizer | None = None
         self._strategy = DistributedStrategy()
         self._plan: JobPlan | None = None
         self._source: Source | None = None
+        self._origin: Program | None = None
         self._programs: tuple[Program, Program] | None = None
         self._server: Server | None = None
         self._served = False
@@ -80,7 +89,8 @@ class Fleet(FleetCalls):
         Parameters
         ----------
         role_maker : RoleMaker, optional
-            ``PaddleCloudRoleMaker()``, the default, or ``UserDefinedRoleMaker(...)``.
+            ``PaddleCloudRoleMaker()``, the default, or ``UserDefinedRoleMaker(...)``. Without any variable of
+            a job, the default makes this process train alone, with a parameter server inside it.
 
         Raises
         ------
@@ -89,7 +99,8 @@ class Fleet(FleetCalls):
         """
         maker = role_maker if role_maker is not None else PaddleCloudRoleMaker()
         role = self._find_role(maker, collective=False)
-        certificates_of(Settings.from_environ(os.environ))  # report malformed values here, not minutes later
+        # Validated here, so that malformed values are reported now, not minutes later.
+        certificates_of(Settings.from_environ(os.environ))
         self._role = role
         lifecycle.start(role)
         defer_dynamo()
@@ -153,8 +164,8 @@ class Fleet(FleetCalls):
         """
         if not self._started_role().is_server:
             raise ConfigurationError(
-                "fleet.server_program is a parameter server's, and this process is a trainer; its programs "
-                "are fleet.startup_program and fleet.main_program"
+                "fleet.server_program exists only on parameter servers, and this process is a trainer, "
+                "whose programs are fleet.startup_program and fleet.main_program"
             )
         return self.main_program
 
@@ -171,24 +182,38 @@ class Fleet(FleetCalls):
 
     @property
     def step(self) -> int:
-        """The number of steps since the beginning of the job, at which a restarted trainer resumes."""
+        """The number of steps since the beginning of the job; a restarted trainer resumes there."""
         trainer = self._session()
         return trainer.current_step if trainer is not None else 0
 
+    @overload
     def distributed_optimizer(
         self,
         optimizer: torch.optim.Optimizer,
         strategy: DistributedStrategy | DistributeTranspilerConfig | None = None,
         model: torch.nn.Module | None = None,
-    ) -> DistributedOptimizer:
+    ) -> DistributedOptimizer: ...
+    @overload
+    def distributed_optimizer(
+        self,
+        optimizer: ProgramOptimizer,
+        strategy: DistributedStrategy | DistributeTranspilerConfig | None = None,
+    ) -> ProgramMinimizer: ...
+    def distributed_optimizer(
+        self,
+        optimizer: torch.optim.Optimizer | ProgramOptimizer,
+        strategy: DistributedStrategy | DistributeTranspilerConfig | None = None,
+        model: torch.nn.Module | None = None,
+    ) -> DistributedOptimizer | ProgramMinimizer:
         """Distribute the parameters of an optimizer over the parameter servers.
 
         Trainers and servers must call this with the same arguments.
 
         Parameters
         ----------
-        optimizer : torch.optim.Optimizer
-            The user's optimizer, of any class that steps each parameter independently.
+        optimizer : torch.optim.Optimizer or fleet.fluid.optimizer.Optimizer
+            The user's optimizer, of any class that steps each parameter independently; or that of a program
+            that is built with layers, whose ``minimize(loss)`` then makes the programs of the job.
         strategy : DistributedStrategy or DistributeTranspilerConfig, optional
         model : torch.nn.Module, optional
             Provides the names of the parameters. By default the module that holds all of them, if there is
@@ -196,26 +221,28 @@ class Fleet(FleetCalls):
 
         Returns
         -------
-        DistributedOptimizer
-            Shares the param groups of `optimizer`.
+        DistributedOptimizer or ProgramMinimizer
+            The former shares the param groups of `optimizer`.
 
         Raises
         ------
         ConfigurationError
-            The optimizer or the strategy cannot be honoured; the message says which part.
+            The optimizer or the strategy is not supported; the message names the part.
         """
         role = self._started_role()
-        if self._optimizer is not None:
+        if self._describe is not None:
             raise ConfigurationError(
                 "fleet.distributed_optimizer was called a second time; expected one optimizer per process, "
                 "with a param group for each part of the model, as in torch.optim.Adam([{'params': "
-                "discriminator.parameters()}, {'params': generator.parameters(), 'lr': 1e-4}]). To step one "
-                "part alone, as a GAN does in turn, drop the other's gradients before optimizer.step(): "
-                "generator.zero_grad()"
+                "discriminator.parameters()}, {'params': generator.parameters(), 'lr': 1e-4}]). To step "
+                "only one part, as a GAN does alternately, clear the other part's gradients before "
+                "optimizer.step(): generator.zero_grad()"
             )
+        chosen = strategy_of(strategy).resolved(role.sync_mode)
+        if isinstance(optimizer, ProgramOptimizer):
+            return self._built_minimizer(optimizer, chosen)
         if model is None and isinstance(optimizer, torch.optim.Optimizer):
             model = find_module(optimizer)
-        chosen = strategy_of(strategy).resolved(role.sync_mode)
         named = without_wrapper(model) if model is not None else None
         spec, source = capture_loop(optimizer, named, chosen.grad_clip)
         self._plan = plan_job(
@@ -228,7 +255,7 @@ class Fleet(FleetCalls):
             custom=chosen.mode,
         )
         self._strategy, self._source = chosen, source
-        train_as(source, chosen)
+        train_as(source, chosen, self._server_within())
 
         def capture(module: torch.nn.Module, loss_fn: Callable[..., Any]) -> None:
             chosen.check_works(chosen.where(by_executor=True))
@@ -237,8 +264,20 @@ class Fleet(FleetCalls):
         self._optimizer = DistributedOptimizer(optimizer, self._describes(model, capture))
         return self._optimizer
 
+    def _built_minimizer(
+        self, optimizer: ProgramOptimizer, strategy: DistributedStrategy
+    ) -> ProgramMinimizer:
+        if strategy.grad_clip is not None:
+            raise ConfigurationError(
+                f"strategy.grad_clip is {strategy.grad_clip!r}, and the program itself says how gradients "
+                "are clipped; expected grad_clip of the optimizer of fluid.optimizer, or fluid.clip"
+            )
+        strategy.check_works(strategy.where(by_executor=True))
+        self._strategy = strategy
+        return self._minimizes(optimizer, self._transpile)
+
     def init_server(self, model_dir: str | os.PathLike[str] | None = None) -> None:
-        """Copy this server's slices from the model of this process, and start to accept trainers.
+        """Copy this server's slices from the model of this process, and start accepting trainers.
 
         Parameters
         ----------
@@ -250,7 +289,7 @@ class Fleet(FleetCalls):
         Raises
         ------
         CheckpointError
-            There is no checkpoint, it is incomplete, or it is of another model.
+            There is no checkpoint, it is incomplete, or it was saved from another model.
         """
         self._server = self._start_serving(model_dir)
 
@@ -283,14 +322,17 @@ class Fleet(FleetCalls):
             raise ConfigurationError(
                 "fleet.init_worker was called on a parameter server; expected fleet.is_worker()"
             )
-        if self._trainer is not None or self._optimizer is None:
+        if self._trainer is not None or self._describe is None:
             raise ConfigurationError(
                 "fleet.init_worker was called "
                 + ("a second time" if self._trainer is not None else "before fleet.distributed_optimizer")
             )
         plan, source = self._ready()
+        initialize_once(source, "cpu", tables=role.is_alone)
         self._trainer = start_trainer(plan.trainer(role.index, source, self._strategy.mode), source, role.job)
-        self._optimizer.bind(self._trainer)
+        resume(source, self._trainer)
+        if self._optimizer is not None:
+            self._optimizer.bind(self._trainer)
 
     def barrier_worker(self) -> None:
         """Wait until every trainer that has not completed has called this.
@@ -335,7 +377,7 @@ class Fleet(FleetCalls):
         """
         trainer = self._started_trainer()
         if not lifecycle.refuses("fleet.stop_worker()"):
-            lifecycle.finish(trainer.complete())
+            complete(trainer)
 
     def _start_serving(self, model_dir: str | os.PathLike[str] | None = None) -> "Server":
         role = self._started_role()
@@ -343,14 +385,15 @@ class Fleet(FleetCalls):
             raise ConfigurationError("fleet.init_server was called on a trainer; expected fleet.is_server()")
         directory = os.fspath(model_dir) if model_dir is not None else self._model_dir
         plan, source = self._ready()
+        initialize_once(source, "cpu", tables=True)
         served = plan.server(role.current_endpoint, source, self._strategy.mode)
         server = start_server(served, source, role.job, directory)
         if self._optimizer is not None:
             self._optimizer.hand_over()
         return server
 
-    def _transpile(self, program: Program) -> None:
-        """Plan a step that an executor makes, and render its programs for the script."""
+    def _transpile(self, program: Program, startup_program: Program | None = None) -> None:
+        """Plan a step that an executor runs, and render its programs for the script."""
         role = self._started_role()
         transpiler = DistributeTranspiler(self._strategy.transpiler, mode=self._strategy.mode)
         transpiler.transpile(
@@ -359,32 +402,43 @@ class Fleet(FleetCalls):
             pservers=",".join(role.server_endpoints),
             trainers=role.worker_num,
             sync_mode=bool(self._strategy.sync_mode),
-            startup_program=program.startup_program,
+            startup_program=startup_program or program.startup_program,
         )
         plan, source = transpiler.plan, program.source
-        assert isinstance(plan, JobPlan)  # noqa: S101 - the strategy's config says no collective mode
+        assert isinstance(plan, JobPlan)  # noqa: S101 - the strategy's config sets no collective mode
         assert source is not None  # noqa: S101 - it was captured
         self._plan, self._source, self._programs = plan, source, None
-        train_as(source, self._strategy)
+        self._origin = program.origin
+        train_as(source, self._strategy, self._server_within())
         if role.is_worker:
             trained = transpiler.get_trainer_program()
             self._programs = trained, trained.startup_program or Program()
+
+    def _server_within(self) -> ServerPlan | None:
+        """Return the plan of the server inside this process; None unless the process trains alone."""
+        role = self._started_role()
+        if not role.is_alone:
+            return None
+        plan, source = self._planned()
+        return plan.server(role.server_endpoints[0], source, self._strategy.mode)
 
     def _planned(self) -> tuple[JobPlan, Source]:
         self._started_role()
         if self._plan is None or self._source is None:
             raise ConfigurationError(
                 "fleet.distributed_optimizer was not called; every role calls it, after fleet.init"
+                if self._describe is None
+                else "minimize(loss) of the distributed optimizer was not called; every role calls it"
             )
         return self._plan, self._source
 
     def _ready(self) -> tuple[JobPlan, Source]:
-        """Return the plan after printing its preview, if one is requested; refuse edited programs."""
+        """Return the plan, after refusing edited programs and printing a preview if one is requested."""
         planned = self._planned()
-        if preview_asked():
-            previewed(self.main_program)
         for each in self._programs or ():
             check_unedited(each)
+        if preview_asked():
+            previewed(self.main_program)
         return planned
 
     def _rendered(self) -> tuple[Program, Program]:
@@ -393,9 +447,9 @@ class Fleet(FleetCalls):
         role = self._started_role()
         if self._programs is None:
             main, startup = (
-                (pserver_program(plan, role.current_endpoint), pserver_startup(plan, role.current_endpoint))
+                render_pserver(plan, role.current_endpoint, self._origin)
                 if role.is_server
-                else (trainer_program(plan, role.index), trainer_startup(plan, role.index))
+                else render_trainer(plan, role.index, self._origin)
             )
             for each in (main, startup):
                 each.source, each.mode = source, self._strategy.mode
@@ -413,7 +467,7 @@ class Fleet(FleetCalls):
     def _training(self, program: Program | None) -> Trainer:
         if self._started_role().is_server:
             raise ConfigurationError(
-                "a parameter server saves when trainer 0 asks it to; expected fleet.is_worker() first"
+                "a parameter server saves when trainer 0 requests it; expected fleet.is_worker() first"
             )
         trainer = self._started_trainer()
         if program is not None and (program.source is None or find_trainer(program.source) is not trainer):
@@ -424,7 +478,10 @@ class Fleet(FleetCalls):
 
     def _load(self, directory: str, program: Program | None) -> TrainStatus | None:
         if not self._started_role().is_server:
-            return self._training(program).load(directory)
+            trainer = self._training(program)
+            status = trainer.load(directory)
+            resume(self._planned()[1], trainer)
+            return status
         if self._server is not None:
             found = self._server.loader.load(directory)
         else:  # when the server starts, it reads the shards and reports all damage

@@ -7,23 +7,29 @@ from collections.abc import MutableMapping
 import torch
 from torch.optim import Optimizer
 
-from fleet.collective import Fleet, fleet
 from fleet.collective.devices import gpu_number
+from fleet.collective.trainer import Trainer, this_trainer
 from fleet.errors import ConfigurationError
 from fleet.fluid.place import CUDAPlace, Place
 from fleet.fluid.program import Program
 from fleet.plan.config import DistributeTranspilerConfig
 from fleet.plan.job import CollectivePlan
 from fleet.plan.source import Source
+from fleet.process import lifecycle
 from fleet.role_maker import UserDefinedCollectiveRoleMaker
 from fleet.strategy import DistributedStrategy
 
-__all__ = ["check_started", "start", "take_gpu"]
+__all__ = ["check_started", "is_started", "start", "take_gpu"]
 
 _started: weakref.WeakSet[Optimizer] = weakref.WeakSet()
 
 
-def start(plan: CollectivePlan, source: Source, place: Place) -> Fleet:
+def is_started(source: Source) -> bool:
+    """Return whether this trainer has joined the others."""
+    return source.optimizer in _started
+
+
+def start(plan: CollectivePlan, source: Source, place: Place) -> Trainer:
     """Join the other trainers and distribute the optimizer; later calls do nothing.
 
     Raises
@@ -34,19 +40,23 @@ def start(plan: CollectivePlan, source: Source, place: Place) -> Fleet:
     if source.optimizer not in _started:
         if isinstance(place, CUDAPlace):
             take_gpu(place.device_id, os.environ, torch.cuda.device_count())
-        fleet.init(UserDefinedCollectiveRoleMaker(plan.trainer_id, list(plan.endpoints)))
-        config = DistributeTranspilerConfig(collective_mode=plan.collective_mode)
-        strategy = DistributedStrategy(transpiler=config)
-        fleet.distributed_optimizer(source.optimizer, strategy, source.module)
+        strategy = this_trainer.program_strategy
+        if strategy is None:  # the script has called the transpiler itself, and not fleet
+            lifecycle.start(None)  # from here on, a user's mistake ends the process as it would end a replica
+            maker = UserDefinedCollectiveRoleMaker(plan.trainer_id, list(plan.endpoints))
+            this_trainer.join(maker.generate_role())
+            config = DistributeTranspilerConfig(collective_mode=plan.collective_mode)
+            strategy = DistributedStrategy(transpiler=config)
+        this_trainer.distribute(source.optimizer, strategy, source.module)
         _started.add(source.optimizer)
-        fleet.init_worker()
-    return fleet
+        this_trainer.group.barrier("a barrier")
+    return this_trainer
 
 
 def take_gpu(number: int, environ: MutableMapping[str, str], count: int) -> None:
     """Assign the GPU of a place to this trainer, unless the environment already names one.
 
-    `fleet.init` reads this trainer's GPU from the environment, to decide whether NCCL can carry its tensors.
+    Joining reads this trainer's GPU from the environment, to decide whether NCCL can carry its tensors.
 
     Parameters
     ----------

@@ -63,26 +63,42 @@ def plan_collective(
     return CollectivePlan(spec, config.mode, mode, tuple(endpoints), trainer_id)
 
 
-def collective_program(plan: CollectivePlan) -> Program:
-    """Return the program that a trainer of a collective job runs in each step."""
-    program = step_program(plan.spec)
+def collective_program(plan: CollectivePlan, origin: Program | None = None) -> Program:
+    """Return the program that a trainer of a collective job runs in each step.
+
+    Parameters
+    ----------
+    plan : CollectivePlan
+    origin : Program, optional
+        The program that is transpiled, if it was built with layers.
+    """
+    program = step_program(plan.spec) if origin is None else origin.shallow_copy()
     if plan.form == "collective" and plan.collective_mode == "local_sgd":
         _average_parameters(program.global_block(), len(plan.endpoints))
     elif plan.form == "collective":
         _average_gradients(program.global_block(), len(plan.endpoints))
-    program.plan, program.attrs = plan, _attributes(plan)
+    program.plan, program.attrs, program.origin = plan, _attributes(plan), origin
     return program
 
 
-def collective_startup(plan: CollectivePlan) -> Program:
-    """Return the startup program of a collective trainer, which connects it to the other trainers."""
-    program = startup_program(plan.spec)
+def collective_startup(plan: CollectivePlan, origin: Program | None = None) -> Program:
+    """Return the startup program of a collective trainer, which connects it to the other trainers.
+
+    Parameters
+    ----------
+    plan, origin
+        As for `collective_program`.
+    """
+    if origin is None:
+        program = startup_program(plan.spec)
+    else:
+        program = (origin.startup_program or Program()).shallow_copy()
     block, endpoints = program.global_block(), list(plan.endpoints)
     if plan.form == "nccl2":
         _meet(block, "gen_nccl_id", "NCCLID", plan.trainer_id, endpoints)
     else:
         _start_up(block, [parameter.name for parameter in plan.spec.parameters], plan.trainer_id, endpoints)
-    program.plan, program.attrs = plan, _attributes(plan)
+    program.plan, program.attrs, program.origin = plan, _attributes(plan), origin
     return program
 
 

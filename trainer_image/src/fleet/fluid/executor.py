@@ -5,26 +5,44 @@ A script's own loop and an executor use the same sessions; see `fleet.parameter_
 
 import operator
 import os
-from collections.abc import Collection, Mapping, Sequence
-from importlib import import_module
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
-from torch.nn import Parameter
 
 from fleet.errors import ConfigurationError, FleetError
+from fleet.fluid.compiler import CompiledProgram, uncompiled
+from fleet.fluid.dataset import FetchHandler, QueueDataset, run_from_dataset
+from fleet.fluid.execution import (
+    compute,
+    initialize,
+    initialize_once,
+    is_built,
+    prepare,
+    ready,
+    resume,
+    share_optimizer_state,
+)
 from fleet.fluid.ir import Variable
-from fleet.fluid.originals import RUN, check_arguments
+from fleet.fluid.originals import FROM_DATASET, RUN, check_arguments
 from fleet.fluid.place import CPUPlace, Place, check_place
 from fleet.fluid.preview import previewed
 from fleet.fluid.program import Program, default_main_program
+from fleet.fluid.reader import read_feed
 from fleet.fluid.render import check_unedited, server_plan, trainer_plan
-from fleet.parameter_server.sessions import find_trainer, serve, start_server, start_trainer
+from fleet.parameter_server.sessions import (
+    complete,
+    find_trainer,
+    serve,
+    serves_within,
+    start_server,
+    start_trainer,
+)
 from fleet.parameter_server.trainer.trainer import Trainer
-from fleet.plan.clipping import ClipGradByGlobalNorm, ClipGradByNorm, ClipGradByValue, GradClip
+from fleet.plan.clipping import GradClip, clip_gradients
 from fleet.plan.job import CollectivePlan
 from fleet.plan.source import Source
 from fleet.plan.spec import TrainingSpec
@@ -33,7 +51,10 @@ from fleet.role_maker import JobIdentity
 from fleet.role_maker.role import identity_of
 from fleet.role_maker.variables import Variables
 
-__all__ = ["Executor", "Feed", "FetchedNumber", "fetched", "source_of"]
+if TYPE_CHECKING:
+    from fleet.collective.trainer import Trainer as CollectiveTrainer
+
+__all__ = ["Executor", "Feed", "FetchHandler", "FetchedNumber", "fetched", "source_of"]
 
 _GRADIENT = "@GRAD"
 Feed = Mapping[str, Any] | Sequence[Mapping[str, Any]]
@@ -48,8 +69,9 @@ def source_of(program: Program) -> Source:
         The program has none.
     """
     if program.source is None or program.plan is None:
+        missing = "PyTorch objects behind it" if program.source is None else "plan"
         raise ConfigurationError(
-            "the program has no PyTorch objects behind it, so it cannot run; build it with Program.capture"
+            f"the program has no {missing}, so it cannot run; build it with Program.capture"
         )
     return program.source
 
@@ -85,12 +107,12 @@ class Executor:
                 f"Executor: place is {place!r}; expected fleet.CPUPlace(), fleet.CUDAPlace(number) or nothing"
             )
         self._trainer: Trainer | None = None
-        self._collective: Any = None
+        self._collective: CollectiveTrainer | None = None
         self._closed = False
 
     def run(
         self,
-        program: Program | None = None,
+        program: Program | CompiledProgram | None = None,
         feed: Feed | None = None,
         fetch_list: Sequence[str | Variable] | None = None,
         **originals: Any,
@@ -130,8 +152,11 @@ class Executor:
         if self._closed:
             raise ConfigurationError("run() after close(); make another Executor")
         check_arguments("Executor.run", originals, RUN)
-        chosen = program if program is not None else default_main_program()
-        source, role = source_of(chosen), chosen.attrs.get("role")
+        chosen = uncompiled(program) if program is not None else default_main_program()
+        role = chosen.attrs.get("role")
+        if is_built(chosen) and role is None:
+            return self._run_built(chosen, _of_one_device(feed) or read_feed(chosen), _names(fetch_list))
+        source = source_of(chosen)
         if role == "pserver" or chosen.part == "startup":
             _check_unasked(feed, fetch_list)
         if role == "pserver":
@@ -143,20 +168,111 @@ class Executor:
         trainer = self._session(chosen, source) if role == "trainer" else None
         if "trainers" in chosen.attrs and trainer is None:
             collective().check_started(chosen, source)
-        inputs = self._inputs(chosen, _of_one_device(feed))
-        names = [entry if isinstance(entry, str) else entry.name for entry in fetch_list or ()]
+        names = _names(fetch_list)
+        inputs = self._inputs(chosen, source, _of_one_device(feed), names)
         clip = chosen.spec.clip if chosen.spec is not None else None
         return self._step(source, trainer, inputs, names, clip)
+
+    def train_from_dataset(
+        self,
+        program: Program | CompiledProgram | None = None,
+        dataset: QueueDataset | None = None,
+        scope: Any = None,
+        thread: int = 0,
+        debug: bool = False,
+        fetch_list: Sequence[str | Variable] | None = None,
+        fetch_info: Sequence[str] | None = None,
+        print_period: int = 100,
+        fetch_handler: FetchHandler | None = None,
+    ) -> None:
+        """Run a program on each batch of a dataset, in sequence.
+
+        Parameters
+        ----------
+        program : Program, optional
+            By default ``fleet.default_main_program()``.
+        dataset : QueueDataset or InMemoryDataset
+        scope : optional
+            As in Paddle; a value that would have an effect is refused.
+        thread : int
+            The number of threads that read the files; 0 for the dataset's number.
+        debug : bool
+            As `scope`.
+        fetch_list : sequence of str or Variable, optional
+            The variables to print.
+        fetch_info : sequence of str, optional
+            The text to print before each variable; by default its name.
+        print_period : int
+            The number of batches between two printed lines.
+        fetch_handler : FetchHandler, optional
+            Receives values between two steps.
+
+        Raises
+        ------
+        ConfigurationError, FleetError
+            As for `run`, and for a dataset that cannot be read.
+        """
+        check_arguments("Executor.train_from_dataset", {"scope": scope, "debug": debug}, FROM_DATASET)
+        run_from_dataset(
+            lambda feed, fetched: self.run(program, feed=feed, fetch_list=fetched),
+            dataset,
+            threads=thread,
+            fetch_list=fetch_list,
+            fetch_info=fetch_info,
+            print_period=print_period,
+            fetch_handler=fetch_handler,
+        )
+
+    def infer_from_dataset(
+        self,
+        program: Program | CompiledProgram | None = None,
+        dataset: QueueDataset | None = None,
+        scope: Any = None,
+        thread: int = 0,
+        debug: bool = False,
+        fetch_list: Sequence[str | Variable] | None = None,
+        fetch_info: Sequence[str] | None = None,
+        print_period: int = 100,
+        fetch_handler: FetchHandler | None = None,
+    ) -> None:
+        """Run a program on each batch of a dataset without changing parameters.
+
+        Parameters
+        ----------
+        program : Program, optional
+            By default ``fleet.default_main_program()``. The operators of its backward pass and its updates
+            are left out, as by ``program.clone(for_test=True)``.
+        dataset, scope, thread, debug, fetch_list, fetch_info, print_period, fetch_handler
+            As for `train_from_dataset`.
+        """
+        chosen = uncompiled(program) if program is not None else default_main_program()
+        if chosen.training is not None:
+            chosen = chosen.clone(for_test=True)
+        self.train_from_dataset(
+            chosen, dataset, scope, thread, debug, fetch_list, fetch_info, print_period, fetch_handler
+        )
 
     def close(self) -> None:
         """Notify the servers that this trainer has finished. May be called repeatedly, and on a server."""
         self._closed = True
         trainer, self._trainer = self._trainer, None
         if trainer is not None and not lifecycle.refuses("close()"):
-            lifecycle.finish(trainer.complete())
-        fleet, self._collective = self._collective, None
-        if fleet is not None:
-            fleet.stop_worker()
+            complete(trainer)
+        joined, self._collective = self._collective, None
+        if joined is not None:
+            joined.complete()
+
+    def _run_built(
+        self, program: Program, feed: Mapping[str, Any], names: Sequence[str]
+    ) -> list[npt.NDArray[Any]]:
+        """Run a program that was built with layers, in this process alone."""
+        check_place(self._place)
+        if program.training is None:
+            return [_array(each) for each in compute(program, feed, names, self._place.device)]
+        source = prepare(program, self._place.device)
+        inputs = ready(source, feed, names, self._place.device)
+        clip = program.spec.clip if program.spec is not None else None
+        return self._step(source, None, inputs, names, clip)
 
     def _start_up(self, program: Program, source: Source) -> list[npt.NDArray[Any]]:
         if source.module is not None:
@@ -164,14 +280,26 @@ class Executor:
         if isinstance(program.plan, TrainingSpec) or previewed(program):
             return []
         if isinstance(program.plan, CollectivePlan):
+            if program.origin is not None and not collective().is_started(source):
+                initialize(source, self._place.device)
+                share_optimizer_state(program, source)
             self._collective = collective().start(program.plan, source, self._place)
-        else:
-            self._trainer = find_trainer(source) or start_trainer(trainer_plan(program), source, _job())
+            return []
+        self._trainer = find_trainer(source)
+        if self._trainer is None:
+            initialize(source, self._place.device, tables=serves_within(source))
+            self._trainer = start_trainer(trainer_plan(program), source, _job())
+            resume(source, self._trainer)
         return []
 
     def _run_server(self, program: Program, source: Source) -> list[npt.NDArray[Any]]:
         plan = server_plan(program)
-        if not previewed(program) and program.part == "main":
+        if previewed(program):
+            return []
+        if program.part == "startup":
+            initialize(source, "cpu", tables=True)
+        else:
+            initialize_once(source, "cpu", tables=True)
             serve(start_server(plan, source, _job()))
         return []
 
@@ -185,7 +313,11 @@ class Executor:
             )
         return trainer
 
-    def _inputs(self, program: Program, feed: Mapping[str, Any]) -> dict[str, Any]:
+    def _inputs(
+        self, program: Program, source: Source, feed: Mapping[str, Any], names: Sequence[str]
+    ) -> dict[str, Any]:
+        if program.origin is not None:
+            return ready(source, feed or read_feed(program), names, self._place.device)
         expected = {variable.name for variable in program.global_block().vars.values() if variable.is_data}
         if set(feed) != expected:
             raise ConfigurationError(
@@ -228,7 +360,8 @@ class Executor:
             )
         loss.backward()  # type: ignore[no-untyped-call]
         if trainer is None:
-            _clip(clip, source.parameters.values())
+            if clip is not None:
+                clip_gradients(clip, source.parameters.values())
             source.optimizer.step()
         else:
             trainer.step_as_the_own()
@@ -237,30 +370,18 @@ class Executor:
 
 def collective() -> Any:
     """Import and return the module of collective training, which only collective jobs need."""
-    return import_module("fleet.fluid.collective_executor")
+    from fleet.fluid import collective_executor
 
-
-def _clip(clip: GradClip | None, parameters: Collection[Parameter]) -> None:
-    """Clip the gradients of a step in one process, as parameter servers clip averaged gradients."""
-    match clip:
-        case ClipGradByValue():
-            for parameter in parameters:
-                if parameter.grad is not None:
-                    parameter.grad.clamp_(clip.low, clip.max)
-        case ClipGradByNorm():
-            for parameter in parameters:
-                torch.nn.utils.clip_grad_norm_(parameter, clip.clip_norm)
-        case ClipGradByGlobalNorm():
-            torch.nn.utils.clip_grad_norm_(parameters, clip.clip_norm)
+    return collective_executor
 
 
 def _check_unasked(feed: Feed | None, fetch_list: Sequence[str | Variable] | None) -> None:
-    """Refuse `feed` and `fetch_list` for a program that makes no training step."""
+    """Refuse `feed` and `fetch_list` for a program that runs no training step."""
     for name, given in (("feed", feed), ("fetch_list", fetch_list)):
         if given:
             raise ConfigurationError(
-                f"{name} has {', '.join(map(str, given))}, and the program makes no training step: it "
-                f"prepares one, or serves; give {name} with a trainer's main program"
+                f"{name} has {', '.join(map(str, given))}, but the program does not make a training step: it "
+                f"prepares one, or serves; pass {name} with a trainer's main program"
             )
 
 
@@ -282,6 +403,10 @@ def _job() -> JobIdentity:
     return identity_of(Variables(os.environ))
 
 
+def _names(fetch_list: Sequence[str | Variable] | None) -> list[str]:
+    return [entry if isinstance(entry, str) else entry.name for entry in fetch_list or ()]
+
+
 def _known(name: str, outputs: Mapping[str, Any], source: Source) -> bool:
     return name in outputs or name.removesuffix(_GRADIENT) in source.parameters
 
@@ -289,13 +414,20 @@ def _known(name: str, outputs: Mapping[str, Any], source: Source) -> bool:
 def _fetch(name: str, outputs: Mapping[str, Any], source: Source) -> npt.NDArray[Any]:
     if name in outputs:
         value = outputs[name]
+        if name.endswith(_GRADIENT):  # of a variable of a built program
+            value = value.grad
     elif name in source.parameters:
         value = source.parameters[name]
     else:
         value = source.parameters[name.removesuffix(_GRADIENT)].grad
         if value is None:
             raise FleetError(f"{name} was fetched, but this step computed no gradient for the parameter")
-    tensor = value if isinstance(value, Tensor) else torch.as_tensor(value)
+    return _array(value if isinstance(value, Tensor) else torch.as_tensor(value))
+
+
+def _array(tensor: Tensor) -> npt.NDArray[Any]:
+    if tensor.is_sparse:
+        tensor = tensor.to_dense()
     if tensor.dtype is torch.bfloat16:  # NumPy has no bfloat16; float32 represents all of its values
         tensor = tensor.float()
     return fetched(tensor.detach().to("cpu", copy=True).numpy())

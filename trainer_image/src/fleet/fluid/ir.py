@@ -9,12 +9,14 @@ This module does not interpret the attributes of operators; the modules that use
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from math import prod
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 if TYPE_CHECKING:
+    from fleet.fluid.training import Training
     from fleet.plan.config import TrainingMode
     from fleet.plan.job import CollectivePlan, JobPlan
     from fleet.plan.source import Source
@@ -42,6 +44,10 @@ class OpRole(IntEnum):
     OPTIMIZE = 2
     RPC = 4
     DIST = 8
+    SCHEDULE = 16
+    """Computes the learning rate."""
+    LOSS = 256
+    """Added to the role of the operator that computes the loss, and of the one that starts its gradient."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,17 +61,27 @@ class Variable:
     shape : tuple of int
         The number of elements in each dimension.
     dtype : str
-        NumPy's name of the dtype, such as ``float32``.
+        The torch dtype's name without its module, such as ``float32``.
     persistable : bool
         Whether it persists from one step to the next, like parameters and optimizer state.
     is_parameter : bool
         Whether the optimizer trains it.
     is_data : bool
         Whether it is fed at run time.
+    lod_level : int
+        The number of levels of lengths that divide its rows into sequences; 0 if it has none.
+    stop_gradient : bool
+        Whether gradients end here.
+    type : str
+        ``LOD_TENSOR`` for a dense tensor, ``SELECTED_ROWS`` for the gradient of some rows of a table.
+    trainable : bool
+        Of a parameter: whether the optimizer may change it.
+    learning_rate : float
+        Of a parameter: the factor of the optimizer's learning rate.
 
     Notes
     -----
-    Paddle's ``fluid.framework.Variable``, without its operators.
+    Paddle's ``fluid.framework.Variable``, without its operators, which `fleet.fluid.building` adds.
     """
 
     name: str
@@ -74,6 +90,11 @@ class Variable:
     persistable: bool = False
     is_parameter: bool = False
     is_data: bool = False
+    lod_level: int = 0
+    stop_gradient: bool = False
+    type: str = "LOD_TENSOR"
+    trainable: bool = True
+    learning_rate: float = 1.0
 
     @property
     def numel(self) -> int:
@@ -311,12 +332,12 @@ class Block:
             The block already has a variable of this name.
         """
         if variable.name in self.vars:
-            raise ValueError(f"block {self.idx} has a variable {variable.name!r} already")
+            raise ValueError(f"block {self.idx} already has a variable {variable.name!r}")
         self.vars[variable.name] = variable
         return variable
 
     def rename_vars(self, names: Mapping[str, str]) -> None:
-        """Rename variables of this block, and in its operators.
+        """Rename variables of this block, including in its operators.
 
         Parameters
         ----------
@@ -418,6 +439,12 @@ class ProgramData:
         self.source: Source | None = None
         self.mode: TrainingMode | None = None
         self.checked: Self | None = None
+        self.training: Training | None = None
+        self.origin: Self | None = None
+        self.computation: Any = None
+        self.gradient_clip: Any = None
+        self.current_role: tuple[int, tuple[str, ...]] = (0, ())
+        self.current_block_idx = 0
 
     def attr(self, name: str) -> Any:
         """Return one of `attrs`.
@@ -457,6 +484,41 @@ class ProgramData:
     def global_block(self) -> Block:
         """Return the first block, which is the parent of all others."""
         return self.blocks[0]
+
+    def current_block(self) -> Block:
+        """Return the block to which layers are appended: the first one, except within a conditional block."""
+        return self.blocks[self.current_block_idx]
+
+    @contextmanager
+    def roles(self, role: int, variables: Sequence[str] = ()) -> Iterator[None]:
+        """Assign a role to the operators that are appended within the ``with`` block.
+
+        Parameters
+        ----------
+        role : int
+            A value of `OpRole`, or a sum of several.
+        variables : sequence of str
+            The parameter and the gradient that the operators process.
+        """
+        outer, self.current_role = self.current_role, (int(role), tuple(variables))
+        try:
+            yield
+        finally:
+            self.current_role = outer
+
+    def _lr_schedule_guard(self, is_with_opt: bool = False) -> AbstractContextManager[None]:
+        """Make the operators that are appended within the ``with`` block compute the learning rate.
+
+        Parameters
+        ----------
+        is_with_opt : bool
+            Whether they are between the operators of the optimizer.
+
+        Notes
+        -----
+        Paddle's ``Program._lr_schedule_guard``, which scripts with their own schedules call.
+        """
+        return self.roles(OpRole.SCHEDULE | (OpRole.OPTIMIZE if is_with_opt else 0))
 
     def block(self, index: int) -> Block:
         """Return the block with this index.
@@ -499,18 +561,28 @@ class ProgramData:
         for block in self.blocks:
             yield from block.vars.values()
 
-    def clone(self) -> Self:
-        """Return an independent copy with the same source; the startup program is copied too."""
+    def all_parameters(self) -> list[Variable]:
+        """Return the parameters of all blocks in order of creation."""
+        return [each for block in self.blocks for each in block.all_parameters()]
+
+    def shallow_copy(self) -> Self:
+        """Return a program with the same operators and variables, and nothing else."""
         copy = type(self)()
         copy.blocks = [
             Block(copy, block.idx, block.parent_idx, dict(block.vars), list(block.ops))
             for block in self.blocks
         ]
+        return copy
+
+    def clone(self) -> Self:
+        """Return an independent copy with the same source; the startup program is copied too."""
+        copy = self.shallow_copy()
         copy.attrs = dict(self.attrs)
         copy.startup_program = self.startup_program.clone() if self.startup_program else None
         copy.plan, copy.part = self.plan, self.part
         copy.source = self.source
         copy.mode = self.mode
+        copy.origin, copy.training = self.origin, self.training
         return copy
 
     def __eq__(self, other: object) -> bool:

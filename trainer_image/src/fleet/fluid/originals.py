@@ -8,13 +8,21 @@ from typing import Final
 
 from fleet.errors import ConfigurationError
 
-__all__ = ["MINIMIZE", "PARALLEL_EXECUTOR", "PARALLEL_RUN", "RUN", "Argument", "check_arguments"]
+__all__ = [
+    "FROM_DATASET",
+    "MINIMIZE",
+    "PARALLEL_EXECUTOR",
+    "PARALLEL_RUN",
+    "RUN",
+    "Argument",
+    "check_arguments",
+]
 
 _SHOWN: Final = 80
 """The maximum length of a value that a message shows in full."""
 _log = logging.getLogger(__name__)
 
-_EXECUTED = "PyTorch runs the model, and has settings of its own"
+_EXECUTED = "PyTorch runs the model, and has its own settings"
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +35,8 @@ class Argument:
 
 
 _SCOPE = Argument(None, "values are in the model, and there is no other scope")
-_RETURN_NUMPY = Argument(True, "what is fetched is an array, of which torch.from_numpy makes a tensor")
-_NAMES = "what is fed and fetched goes through no variables of that name"
+_RETURN_NUMPY = Argument(True, "fetched values are arrays, which torch.from_numpy converts to tensors")
+_NAMES = "fed and fetched values do not pass through a variable of that name"
 PARALLEL_EXECUTOR: Final[Mapping[str, Argument]] = {
     "exec_strategy": Argument(None, _EXECUTED),
     "build_strategy": Argument(None, _EXECUTED),
@@ -41,21 +49,26 @@ RUN: Final[Mapping[str, Argument]] = {
     "fetch_var_name": Argument("fetch", _NAMES, refused=False),
     "scope": _SCOPE,
     "return_numpy": _RETURN_NUMPY,
-    "use_program_cache": Argument(False, "a program that has run needs no preparing", refused=False),
+    "use_program_cache": Argument(False, "a program that has run needs no preparation", refused=False),
     "return_merged": Argument(True, "one process has one device, whose values are returned"),
     "use_prune": Argument(False, "each run of a training program is a whole step"),
 }
 """Arguments of `Executor.run`."""
+FROM_DATASET: Final[Mapping[str, Argument]] = {
+    "scope": _SCOPE,
+    "debug": Argument(False, "PyTorch's profiler measures operators", refused=False),
+}
+"""Arguments of `Executor.train_from_dataset`."""
 MINIMIZE: Final[Mapping[str, Argument]] = {
     "startup_program": Argument(
         None,
         "the startup program is made with the program: run fleet.startup_program after minimize(loss_fn)",
     ),
     "parameter_list": Argument(
-        None, "the optimizer says what is trained: give torch.optim's class those parameters alone"
+        None, "the optimizer determines what is trained: pass only these parameters to torch.optim's class"
     ),
     "no_grad_set": Argument(
-        None, "the module says what is not trained: call requires_grad_(False) of those parameters"
+        None, "the module determines what is not trained: call requires_grad_(False) on these parameters"
     ),
 }
 """Arguments of ``minimize``."""
@@ -96,4 +109,4 @@ def check_arguments(call: str, given: Mapping[str, object], known: Mapping[str, 
 @cache
 def _tell(call: str, name: str, text: str) -> None:
     """Log once per process that an argument has no effect."""
-    _log.info("%s: %s changes nothing: %s", call, name, text)
+    _log.info("%s: %s has no effect: %s", call, name, text)

@@ -7,6 +7,7 @@ import numpy.typing as npt
 import torch
 
 from fleet.errors import ConfigurationError
+from fleet.fluid.execution import is_built
 from fleet.fluid.executor import Executor, Feed, source_of
 from fleet.fluid.ir import Variable
 from fleet.fluid.originals import PARALLEL_EXECUTOR, PARALLEL_RUN, check_arguments
@@ -17,7 +18,7 @@ __all__ = ["ParallelExecutor"]
 
 
 class ParallelExecutor:
-    """Makes the steps of one of several trainers; see mode ``nccl2`` of `DistributeTranspiler`.
+    """Runs the steps of one of several trainers; see mode ``nccl2`` of `DistributeTranspiler`.
 
     Parameters
     ----------
@@ -89,7 +90,7 @@ class ParallelExecutor:
         feed_dict: Feed | None = None,
         **originals: Any,
     ) -> list[npt.NDArray[Any]]:
-        """Make one step; see `Executor.run`.
+        """Run one step; see `Executor.run`.
 
         Parameters
         ----------
@@ -122,6 +123,8 @@ class ParallelExecutor:
 
     def _check_model_of(self, other: object) -> None:
         shared = other._program if isinstance(other, ParallelExecutor) else Program()  # noqa: SLF001 (its own)
+        if is_built(shared) and is_built(self._program):
+            return  # programs of one scope share its variables
         if shared.source is None or shared.source.module is not source_of(self._program).module:
             raise ConfigurationError(
                 "ParallelExecutor: share_vars_from runs no program of this model, and those of one share "
@@ -130,6 +133,8 @@ class ParallelExecutor:
 
     def _place(self) -> Place:
         """Return the place of the model, to which feeds are moved too."""
+        if is_built(self._program) and self._program.source is None:  # its first run binds it
+            return CUDAPlace() if self._use_cuda else CPUPlace()
         parameter = next(iter(source_of(self._program).parameters.values()), None)
         device = torch.device("cpu") if parameter is None else parameter.device
         if (device.type == "cuda") != self._use_cuda:

@@ -3,11 +3,13 @@
 The default programs, for scripts that pass none, are those of the latest capture.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self
 
 from fleet.errors import ConfigurationError
-from fleet.fluid.ir import ProgramData
+from fleet.fluid.ir import Operator, OpRole, ProgramData
 from fleet.fluid.printer import format_difference, format_program
 from fleet.fluid.serialise import read_program, write_program
 from fleet.fluid.step_operators import append_startup, append_step
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
     from torch.nn import Module
     from torch.optim import Optimizer
 
-__all__ = ["Program", "default_main_program", "default_startup_program"]
+__all__ = ["Program", "default_main_program", "default_startup_program", "program_guard"]
 
 
 class Program(ProgramData):
@@ -38,10 +40,6 @@ class Program(ProgramData):
         The plan that the program shows and the runtime follows; ignored in comparisons of programs.
     part : str
         ``main``, or ``startup`` for a program that prepares another one.
-    plan : TrainingSpec, JobPlan, CollectivePlan or None
-        The plan that the program shows and the runtime follows; ignored in comparisons of programs.
-    part : str
-        ``main``, or ``startup`` for a program that prepares another one.
     source : Source or None
         The PyTorch objects behind the program; ignored in comparisons of programs.
     mode : object or None
@@ -49,27 +47,33 @@ class Program(ProgramData):
 
     Notes
     -----
-    Paddle's ``fluid.framework.Program``. Here a program is captured from a PyTorch model and its
-    optimizer.
+    Paddle's ``fluid.framework.Program``. Here a program is built with `fleet.fluid.layers`, or captured from
+    a PyTorch model and its optimizer.
     """
+
+    _random_seed = 0
 
     @property
     def random_seed(self) -> int:
-        """Paddle's seed of initial values and dropout; always 0, because PyTorch draws both.
+        """The seed of initial values and dropout; with 0, the numbers differ in each run.
+
+        A captured program draws no numbers, because PyTorch does.
 
         Raises
         ------
         ConfigurationError
-            Another value is assigned; the message says what to write instead.
+            A value other than 0 is assigned to a captured program; the message says what to write instead.
         """
-        return 0
+        return self._random_seed
 
     @random_seed.setter
     def random_seed(self, seed: int) -> None:
-        if seed != 0:
+        if self.plan is None or self.training is not None or self.origin is not None:
+            self._random_seed = seed
+        elif seed != 0:
             raise ConfigurationError(
-                f"program.random_seed is {seed!r}, and a program draws no numbers: PyTorch draws a module's "
-                "initial values as it is built, and its dropout as it runs; call "
+                f"program.random_seed is {seed!r}, but a captured program draws no numbers: PyTorch draws a "
+                "module's initial values when it is built, and its dropout when it runs; call "
                 f"torch.manual_seed({seed!r}) before you build the model, and leave random_seed at 0"
             )
 
@@ -79,25 +83,49 @@ class Program(ProgramData):
         Parameters
         ----------
         for_test : bool
-            Must be False.
+            Whether to remove the backward pass and the updates, and to switch layers to inference. Supported
+            only for programs built with layers.
 
         Returns
         -------
         Program
-            Equal to this one.
+            Equal to this program unless `for_test` is True.
 
         Raises
         ------
         ConfigurationError
-            `for_test` is True; Paddle then returns a program without a backward pass.
+            `for_test` is True, and the program was captured.
         """
+        if self.origin is not None and for_test:
+            return self.origin.clone(for_test=True)
+        if self.origin is None and any(hasattr(each, "copied") for each in self.list_vars()):
+            return self._clone_built(for_test=for_test)
         if for_test:
             raise ConfigurationError(
-                "program.clone(for_test=True): a program is a whole training step, and no part of it is run "
-                "alone; test with the module itself, whose parameters are the newest after each run: "
-                "model.eval(), then model(x) within torch.no_grad(), and model.train() before the next step"
+                "program.clone(for_test=True): a captured program is a whole training step, and no part of "
+                "it can run alone; test with the module itself, whose parameters are up to date after each "
+                "run: model.eval(), then model(x) within torch.no_grad(), and model.train() before the next "
+                "step"
             )
         return super().clone()
+
+    def _clone_built(self, *, for_test: bool) -> Self:
+        """Return a copy with its own variables; see `clone`."""
+        copy = super().clone()
+        copy.random_seed, copy.plan, copy.source = self.random_seed, None, None
+        copy.training = None if for_test else self.training
+        if for_test:  # blocks that are not the first compute learning rates
+            del copy.blocks[1:]
+        for block in copy.blocks:
+            if for_test:
+                block.ops[:] = [_tested(op) for op in block.ops if op.attrs.get("op_role", 0) in _FORWARD]
+                used = {name for op in block.ops for name in (*op.input_arg_names, *op.output_arg_names)}
+                block.vars = {name: each for name, each in block.vars.items() if name in used}
+            built: Any = block.vars
+            block.vars = {
+                name: each.copied(block) if hasattr(each, "copied") else each for name, each in built.items()
+            }
+        return copy
 
     def fingerprint(self) -> str:
         """Return a hex digest, which is equal for programs whose processes may train together."""
@@ -162,7 +190,7 @@ class Program(ProgramData):
         -------
         Program
             Equal to the program that was written, but without a `source`. It can be printed, compared and
-            lowered. To run, it needs the `source` of a program that was captured in this process.
+            transpiled. To run, it needs the `source` of a program that was captured in this process.
 
         Raises
         ------
@@ -248,6 +276,14 @@ class Program(ProgramData):
         return self.to_string()
 
 
+_FORWARD = (int(OpRole.FORWARD), int(OpRole.LOSS))
+
+
+def _tested(op: Operator) -> Operator:
+    """Return an operator in its inference form."""
+    return replace(op, attrs={**op.attrs, "is_test": True}) if "is_test" in op.attrs else op
+
+
 def step_program(spec: TrainingSpec) -> Program:
     """Return the program of a training step in one process."""
     program = Program()
@@ -274,8 +310,30 @@ def _captured(spec: TrainingSpec, source: Source) -> Program:
 _defaults: dict[str, Program] = {}
 
 
+@contextmanager
+def program_guard(main_program: Program, startup_program: Program | None = None) -> Iterator[None]:
+    """Append the layers of the ``with`` block to these programs instead of the default ones.
+
+    Parameters
+    ----------
+    main_program : Program
+    startup_program : Program, optional
+        Receives the initial values of parameters; by default the current one.
+
+    Notes
+    -----
+    Paddle's ``fluid.program_guard``.
+    """
+    outer = default_main_program(), default_startup_program()
+    _defaults["main"], _defaults["startup"] = main_program, startup_program or outer[1]
+    try:
+        yield
+    finally:
+        _defaults["main"], _defaults["startup"] = outer
+
+
 def default_main_program() -> Program:
-    """Return the program of the latest `Program.capture`; an empty program before the first capture.
+    """Return the program to which layers are appended, or that of the latest `Program.capture`.
 
     Notes
     -----
@@ -285,7 +343,7 @@ def default_main_program() -> Program:
 
 
 def default_startup_program() -> Program:
-    """Return the startup program of the latest `Program.capture`; an empty one before the first capture.
+    """Return the program of the layers' initial values, or the startup program of the latest capture.
 
     Notes
     -----

@@ -10,7 +10,7 @@ from fleet.plan.blocks import PlannedBlock
 from fleet.plan.config import DistributedMode
 from fleet.plan.job import JobPlan
 
-__all__ = ["pserver_program", "pserver_startup"]
+__all__ = ["pserver_attributes", "pserver_program", "pserver_startup"]
 
 _OPTIMIZE = int(OpRole.OPTIMIZE)
 
@@ -65,7 +65,7 @@ def pserver_program(plan: JobPlan, endpoint: str) -> Program:
         },
     )
     program.plan = plan
-    program.attrs = _attributes(plan, endpoint)
+    program.attrs = pserver_attributes(plan, endpoint)
     return program
 
 
@@ -108,12 +108,12 @@ def pserver_startup(plan: JobPlan, endpoint: str) -> Program:
             role: dict[str, Attribute] = {"op_role": int(OpRole.FORWARD)}
             block.append_op("assign", {"X": [piece.name]}, {"Out": [backup.name]}, role)
     program.plan, program.part = plan, "startup"
-    program.attrs = _attributes(plan, endpoint)
+    program.attrs = pserver_attributes(plan, endpoint)
     return program
 
 
 def _optimize_operators(step: Block) -> dict[str, list[Operator]]:
-    """Return the operators that step each parameter, by its name: clipping first, the optimizer last."""
+    """Return the operators that step each parameter, by parameter: clipping first, the optimizer last."""
     found: dict[str, list[Operator]] = {}
     for op in step.ops:
         if op.attr("op_role") == OpRole.OPTIMIZE:
@@ -134,7 +134,8 @@ def _append_prefetch_blocks(root: Block, tables: Sequence[str]) -> list[Attribut
     return whose
 
 
-def _attributes(plan: JobPlan, endpoint: str) -> dict[str, Attribute]:
+def pserver_attributes(plan: JobPlan, endpoint: str) -> dict[str, Attribute]:
+    """Return the facts about the whole job that a server's program records."""
     return {
         "role": "pserver",
         "endpoint": endpoint,
@@ -175,7 +176,7 @@ def _append_step(
 
 
 def _declare_gradients(root: Block, piece: PlannedBlock, plan: JobPlan) -> list[str]:
-    """Declare the gradient of a slice, and each trainer's if it has its own name; return the sent names."""
+    """Declare the gradient of a slice, also under each name that trainers send; return the sent names."""
     sent = _sent_names(piece, plan)
     for name in dict.fromkeys((piece.grad, *sent)):
         root.create_var(Variable(name, piece.shape, piece.dtype))
@@ -199,7 +200,7 @@ def _append_mean(block: Block, piece: PlannedBlock, plan: JobPlan) -> None:
 
 
 def _backups(piece: PlannedBlock, plan: JobPlan) -> list[Variable]:
-    """Return the variables with the values that each trainer last received, which DC-ASGD compares."""
+    """Return DC-ASGD's backup variables, which hold the values that each trainer last received."""
     if not plan.dc_asgd:
         return []
     names = [f"{piece.name}.trainer_{trainer}_bak" for trainer in range(plan.trainers)]
@@ -261,6 +262,6 @@ def _append_on_slice(block: Block, step: Block, op: Operator, piece: PlannedBloc
 
 
 def _on_slice(variable: Variable, piece: PlannedBlock) -> Variable:
-    """Return a parameter's variable for a slice; slice it if it has the parameter's shape."""
+    """Return the variable for a slice of a parameter; slice the variable if it has the parameter's shape."""
     shape = piece.shape if variable.shape == piece.param_shape else variable.shape
     return replace(variable, name=variable.name + piece.suffix, shape=shape)

@@ -7,6 +7,7 @@ refused before it runs: the runtime would ignore the edits.
 from itertools import zip_longest
 
 from fleet.errors import TranspileError
+from fleet.fluid import built_programs
 from fleet.fluid.collective_program import collective_program, collective_startup
 from fleet.fluid.ir import Block, Operator
 from fleet.fluid.program import Program, startup_program, step_program
@@ -15,7 +16,14 @@ from fleet.fluid.trainer_program import trainer_program, trainer_startup
 from fleet.plan.job import CollectivePlan, JobPlan, ServerPlan, TrainerPlan
 from fleet.plan.spec import TrainingSpec
 
-__all__ = ["check_unedited", "rendered", "server_plan", "trainer_plan"]
+__all__ = [
+    "check_unedited",
+    "render_pserver",
+    "render_trainer",
+    "rendered",
+    "server_plan",
+    "trainer_plan",
+]
 
 _REMEDY = (
     "; a program shows its plan, and editing it changes nothing that is run: change the model, the optimizer "
@@ -24,13 +32,13 @@ _REMEDY = (
 
 
 def rendered(program: Program) -> Program:
-    """Render the program of a plan again."""
-    plan, startup = program.plan, program.part == "startup"
+    """Return a new rendering of a program from its plan."""
+    plan, startup, origin = program.plan, program.part == "startup", program.origin
     if isinstance(plan, TrainingSpec):
         return startup_program(plan) if startup else step_program(plan)
     if isinstance(plan, CollectivePlan):
-        expected = collective_startup(plan) if startup else collective_program(plan)
-        if "wait_port" in program.attrs:  # get_trainer_program() adds this operator
+        expected = collective_startup(plan, origin) if startup else collective_program(plan, origin)
+        if "wait_port" in program.attrs:  # get_trainer_program() adds this attribute
             expected.attrs["wait_port"] = True
         return expected
     if not isinstance(plan, JobPlan):
@@ -42,15 +50,54 @@ def rendered(program: Program) -> Program:
                 f"the program's attribute endpoint is {endpoint!r}; "
                 f"expected one of {', '.join(plan.endpoints)}"
             )
-        return pserver_startup(plan, endpoint) if startup else pserver_program(plan, endpoint)
+        return render_pserver(plan, endpoint, origin)[int(startup)]
     trainer_id, wait_port = program.attrs.get("trainer_id"), bool(program.attrs.get("wait_port"))
     if isinstance(trainer_id, bool) or not isinstance(trainer_id, int) or not 0 <= trainer_id < plan.trainers:
         raise TranspileError(
             f"the program's attribute trainer_id is {trainer_id!r}; expected a whole number from 0 to "
             f"{plan.trainers - 1}"
         )
-    make = trainer_startup if startup else trainer_program
-    return make(plan, trainer_id, wait_port=wait_port)
+    return render_trainer(plan, trainer_id, origin, wait_port=wait_port)[int(startup)]
+
+
+def render_trainer(
+    plan: JobPlan, trainer_id: int, origin: Program | None, *, wait_port: bool = True
+) -> tuple[Program, Program]:
+    """Return the main and the startup program of a trainer.
+
+    Parameters
+    ----------
+    plan : JobPlan
+    trainer_id : int
+    origin : Program or None
+        The program that was transpiled, if it was built with layers.
+    wait_port : bool
+        False: do not wait for the servers' ports, even if the plan requests it.
+    """
+    if origin is None:
+        main = trainer_program(plan, trainer_id, wait_port=wait_port)
+        return main, trainer_startup(plan, trainer_id, wait_port=wait_port)
+    main = built_programs.trainer_program(origin, plan, trainer_id, wait_port=wait_port)
+    return main, built_programs.trainer_startup(origin, plan, trainer_id, wait_port=wait_port)
+
+
+def render_pserver(plan: JobPlan, endpoint: str, origin: Program | None) -> tuple[Program, Program]:
+    """Return the main and the startup program of a parameter server.
+
+    Parameters
+    ----------
+    plan : JobPlan
+    endpoint : str
+        One of the plan's endpoints.
+    origin : Program or None
+        As for `render_trainer`.
+    """
+    if origin is None or plan.geo:  # there, servers add changes and know no optimizer
+        return pserver_program(plan, endpoint), pserver_startup(plan, endpoint)
+    return (
+        built_programs.pserver_program(origin, plan, endpoint),
+        built_programs.pserver_startup(origin, plan, endpoint),
+    )
 
 
 def check_unedited(program: Program) -> None:
@@ -63,15 +110,21 @@ def check_unedited(program: Program) -> None:
     """
     known = program.checked
     # This runs in each step, so it is fast for a checked program: its operators are the same objects as
-    # before.
-    if known is not None and known.blocks == program.blocks and known.attrs == program.attrs:
+    # before. A change within the attributes of an operator is therefore found only in the first check.
+    if (
+        known is not None
+        and known.plan is program.plan
+        and known.blocks == program.blocks
+        and known.attrs == program.attrs
+    ):
         return
     expected = rendered(program)
     if isinstance(program.plan, TrainingSpec):
         expected.attrs = program.attrs  # transpile() adds attributes there
     if difference := _difference(program, expected):
         raise TranspileError(f"the program was edited: {difference}{_REMEDY}")
-    program.checked = program.clone()
+    known = program.checked = program.shallow_copy()
+    known.plan, known.attrs = program.plan, dict(program.attrs)
 
 
 def _difference(program: Program, expected: Program) -> str:

@@ -7,7 +7,7 @@ program of this version is refused, with the place of the error.
 
 import json
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict
+from dataclasses import fields
 from functools import partial
 from typing import Any, Final, TypeVar
 
@@ -28,6 +28,14 @@ _PARTS: Final = ("main", "startup")
 _BLOCK: Final = {"parent": int, "vars": list, "ops": list}
 _FLAGS: Final = ("persistable", "is_parameter", "is_data")
 _VARIABLE: Final = {"name": str, "shape": list, "dtype": str, **dict.fromkeys(_FLAGS, bool)}
+_BUILT: Final = {
+    "lod_level": (int, 0),
+    "stop_gradient": (bool, False),
+    "type": (str, "LOD_TENSOR"),
+    "trainable": (bool, True),
+    "learning_rate": (float, 1.0),
+}
+"""Fields of variables in built programs only, with type and default; a default is not written to the text."""
 _OPERATOR: Final = {"type": str, "inputs": dict, "outputs": dict, "attrs": dict}
 _KINDS: Final = {
     list: "a list",
@@ -35,6 +43,7 @@ _KINDS: Final = {
     str: "a text",
     int: "a whole number",
     bool: "true or false",
+    float: "a number",
 }
 
 
@@ -75,8 +84,8 @@ def read_program(text: str, make: Callable[[], Built]) -> Built:
     document = _parse(text)
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise TranspileError(
-            f"the text is JSON, but no program: expected an object whose format is {FORMAT!r}, found "
-            f"{describe(document)}; pass what Program.to_json() returned"
+            f"the text is JSON, but not a program: expected an object whose format is {FORMAT!r}, found "
+            f"{describe(document)}; pass the result of Program.to_json()"
         )
     if document.get("version") != VERSION:
         raise TranspileError(
@@ -103,9 +112,14 @@ def _program(program: ProgramData) -> dict[str, Any]:
 def _block(block: Block) -> dict[str, Any]:
     return {
         "parent": block.parent_idx,
-        "vars": [asdict(variable) for variable in block.vars.values()],
+        "vars": [_variable(variable) for variable in block.vars.values()],
         "ops": [_operator(op) for op in block.ops],
     }
+
+
+def _variable(variable: Variable) -> dict[str, Any]:
+    known = {field.name: getattr(variable, field.name) for field in fields(Variable)}
+    return {name: value for name, value in known.items() if name not in _BUILT or value != _BUILT[name][1]}
 
 
 def _operator(op: Operator) -> dict[str, Any]:
@@ -117,8 +131,8 @@ def _parse(text: str) -> Any:
         return json.loads(text)
     except (ValueError, RecursionError, TypeError) as error:
         raise TranspileError(
-            f"the text is no JSON: {error}; it is {_summary(text)}: pass the whole of what "
-            "Program.to_json() returned"
+            f"the text is not JSON: {error}; it is {_summary(text)}: pass the complete result of "
+            "Program.to_json()"
         ) from error
 
 
@@ -129,23 +143,23 @@ def _summary(text: object) -> str:
 
 
 def _read_program(where: str, found: object, make: Callable[[], Built]) -> Built:
-    fields = _fields(where, found, _PROGRAM)
+    described = _fields(where, found, _PROGRAM)
     program = make()
-    program.attrs, program.part = fields["attrs"], fields["part"]
+    program.attrs, program.part = described["attrs"], described["part"]
     if program.part not in _PARTS:
         refuse(f"{where}, part", program.part, f"one of {', '.join(_PARTS)}")
-    if fields["plan"] is not None:
-        program.plan = read_plan(f"{where}, plan", fields["plan"])
-    if not fields["blocks"]:
+    if described["plan"] is not None:
+        program.plan = read_plan(f"{where}, plan", described["plan"])
+    if not described["blocks"]:
         refuse(f"{where}, blocks", [], "at least the global block")
-    for index, block in enumerate(fields["blocks"]):
+    for index, block in enumerate(described["blocks"]):
         place = f"{where}, block {index}"
-        described = _fields(place, block, _BLOCK)
-        parent = described["parent"]
+        read = _fields(place, block, _BLOCK)
+        parent = read["parent"]
         if (parent != -1) if index == 0 else not 0 <= parent < index:
             refuse(f"{place}, parent", parent, "-1 for the first block, an earlier block for the others")
         target = program.create_block(parent) if index else program.global_block()
-        _read_block(place, described, target)
+        _read_block(place, read, target)
     return program
 
 
@@ -155,20 +169,22 @@ def _read_block(place: str, described: Mapping[str, Any], target: Block) -> None
         _within(where, partial(target.create_var, _read_variable(where, variable)))
     for position, op in enumerate(described["ops"]):
         where = f"{place}, operator {position}"
-        fields = _fields(where, op, _OPERATOR)
+        read = _fields(where, op, _OPERATOR)
         inputs, outputs = (
-            {slot: _names(f"{where}, {side}, {slot}", names) for slot, names in fields[side].items()}
+            {slot: _names(f"{where}, {side}, {slot}", names) for slot, names in read[side].items()}
             for side in ("inputs", "outputs")
         )
-        _within(where, partial(target.append_op, fields["type"], inputs, outputs, fields["attrs"]))
+        _within(where, partial(target.append_op, read["type"], inputs, outputs, read["attrs"]))
 
 
 def _read_variable(where: str, described: object) -> Variable:
-    fields = _fields(where, described, _VARIABLE)
-    shape = fields.pop("shape")
+    given = described.keys() if isinstance(described, dict) else ()
+    built = {name: kind for name, (kind, _) in _BUILT.items() if name in given}
+    found = _fields(where, described, _VARIABLE | built)
+    shape = found.pop("shape")
     if not all(isinstance(size, int) and not isinstance(size, bool) for size in shape):
         refuse(f"{where}, shape", shape, "a list of whole numbers")
-    return Variable(shape=tuple(shape), **fields)
+    return Variable(shape=tuple(shape), **found)
 
 
 def _within(where: str, build: Callable[[], object]) -> None:
@@ -185,7 +201,7 @@ def _names(where: str, found: object) -> tuple[str, ...]:
 
 
 def _fields(where: str, found: object, expected: Mapping[str, type]) -> dict[str, Any]:
-    """Return the fields of an object; refuse it if they are not exactly the expected ones."""
+    """Return the fields of an object; refuse an object that does not have exactly the expected fields."""
     if not isinstance(found, dict):
         refuse(where, found, f"an object with {_listed(expected)}")
     if missing := expected.keys() - found.keys():

@@ -15,12 +15,11 @@ from typing import Final
 from fleet.fluid.ir import Attribute, Block, OpRole, Variable
 from fleet.plan.clipping import ClipGradByNorm, ClipGradByValue, GradClip
 from fleet.plan.optimizers import HyperParameter
-from fleet.plan.spec import GroupSpec, ParameterSpec, TableSpec, TrainingSpec
+from fleet.plan.spec import LOSS, GroupSpec, ParameterSpec, TableSpec, TrainingSpec
 
 __all__ = ["LOOK_UP_TYPE", "append_startup", "append_step"]
 
 LOOK_UP_TYPE: Final = "lookup_table"
-_LOSS: Final = "loss"
 
 
 @dataclass(frozen=True)
@@ -61,6 +60,12 @@ _FORMS = {
     ),
     "torch.optim.adadelta.Adadelta": _Form(
         {"AvgSquaredGrad": "_avg_squared_grad", "AvgSquaredUpdate": "_avg_squared_update"}, _EPSILON
+    ),
+    "fleet.optim.Momentum": _Form({"Velocity": "velocity"}, {"momentum": ("mu",)}),
+    "fleet.optim.Adagrad": _Form({"Moment": "moment"}),
+    "fleet.optim.Adam": _Form(_ADAM_STATE),
+    "fleet.optim.RMSProp": _Form(
+        {"Moment": "momentum", "MeanSquare": "mean_square", "MeanGrad": "mean_grad"}, {"rho": ("decay",)}
     ),
 }
 """By class path. A subclass has no form, because it may compute anything."""
@@ -132,18 +137,18 @@ def _append_row_gradients(block: Block, table: TableSpec) -> None:
         "op_role": int(OpRole.BACKWARD),
         "op_role_var": [table.name, grad],
     }
-    block.append_op("lookup_table_grad", {"X": [f"{_LOSS}@GRAD"]}, {"W@GRAD": [grad]}, attrs)
+    block.append_op("lookup_table_grad", {"X": [f"{LOSS}@GRAD"]}, {"W@GRAD": [grad]}, attrs)
 
 
 def _append_forward_and_backward(block: Block, spec: TrainingSpec) -> None:
-    block.create_var(Variable(_LOSS, (1,)))
-    block.create_var(Variable(f"{_LOSS}@GRAD", (1,)))
+    block.create_var(Variable(LOSS, (1,)))
+    block.create_var(Variable(f"{LOSS}@GRAD", (1,)))
     inputs = {"X": spec.feeds, "Param": [parameter.name for parameter in spec.parameters]}
-    block.append_op("forward", inputs, {"Loss": [_LOSS]}, {"op_role": int(OpRole.FORWARD)})
+    block.append_op("forward", inputs, {"Loss": [LOSS]}, {"op_role": int(OpRole.FORWARD)})
     block.append_op(
         "backward",
-        {**inputs, "Loss": [_LOSS]},
-        {"Out": [f"{_LOSS}@GRAD"]},
+        {**inputs, "Loss": [LOSS]},
+        {"Out": [f"{LOSS}@GRAD"]},
         {"op_role": int(OpRole.BACKWARD)},
     )
 
@@ -152,7 +157,7 @@ def _append_gradient(block: Block, parameter: ParameterSpec) -> None:
     block.create_var(Variable(parameter.grad, parameter.shape, parameter.dtype))
     block.append_op(
         "accumulate_grad",
-        {"Param": [parameter.name], "X": [f"{_LOSS}@GRAD"]},
+        {"Param": [parameter.name], "X": [f"{LOSS}@GRAD"]},
         {"Grad": [parameter.grad]},
         {"op_role": int(OpRole.BACKWARD), "op_role_var": [parameter.name, parameter.grad]},
     )

@@ -9,7 +9,7 @@ from fleet.plan.blocks import PlannedBlock
 from fleet.plan.config import DistributedMode
 from fleet.plan.job import JobPlan
 
-__all__ = ["sent_name", "trainer_program", "trainer_startup"]
+__all__ = ["append_exchange", "sent_name", "trainer_attributes", "trainer_program", "trainer_startup"]
 
 _RPC = int(OpRole.RPC)
 _DIST = int(OpRole.DIST)
@@ -37,8 +37,7 @@ def trainer_program(plan: JobPlan, trainer_id: int, *, wait_port: bool = True) -
     program = step_program(plan.spec)
     block = program.global_block()
     if plan.geo:
-        for blocks in plan.by_param.values():
-            _append_push(block, blocks, plan, trainer_id)
+        append_exchange(block, plan, trainer_id)
     else:
         block.ops[:] = [op for op in block.ops if op.attrs.get("op_role") != OpRole.OPTIMIZE]
         _drop_unused_variables(block)
@@ -46,14 +45,22 @@ def trainer_program(plan: JobPlan, trainer_id: int, *, wait_port: bool = True) -
         _show_tables(block, plan, trainer_id)
     if plan.mode is DistributedMode.SYNC:
         _append_barrier(block, "send_barrier", plan, trainer_id, ())
-    _append_receives(block, plan, trainer_id)
+    if not plan.geo:
+        _append_receives(block, plan, trainer_id)
     program.plan = plan
-    program.attrs = _attributes(plan, trainer_id, wait_port=wait_port)
+    program.attrs = trainer_attributes(plan, trainer_id, wait_port=wait_port)
     return program
 
 
+def append_exchange(block: Block, plan: JobPlan, trainer_id: int) -> None:
+    """Append GEO's sends of changes after the updates, and the receives of the servers' values."""
+    for blocks in plan.by_param.values():
+        _append_push(block, blocks, plan, trainer_id)
+    _append_receives(block, plan, trainer_id)
+
+
 def trainer_startup(plan: JobPlan, trainer_id: int, *, wait_port: bool = True) -> Program:
-    """Return the startup program of a trainer: it creates initial values, then receives the servers'.
+    """Return a trainer's startup program, which creates initial values, then receives those of the servers.
 
     Parameters
     ----------
@@ -69,11 +76,11 @@ def trainer_startup(plan: JobPlan, trainer_id: int, *, wait_port: bool = True) -
     _drop_unused_variables(block)
     _append_receives(block, plan, trainer_id, barrier=True)
     program.plan, program.part = plan, "startup"
-    program.attrs = _attributes(plan, trainer_id, wait_port=wait_port)
+    program.attrs = trainer_attributes(plan, trainer_id, wait_port=wait_port)
     return program
 
 
-def _attributes(plan: JobPlan, trainer_id: int, *, wait_port: bool) -> dict[str, Attribute]:
+def trainer_attributes(plan: JobPlan, trainer_id: int, *, wait_port: bool) -> dict[str, Attribute]:
     """Return the facts about the whole job that a trainer's program records."""
     return {
         "role": "trainer",

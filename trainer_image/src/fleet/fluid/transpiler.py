@@ -1,4 +1,4 @@
-"""The distribute transpiler, which turns one captured program into the programs of all replicas of a job."""
+"""The distribute transpiler, which turns one program into the programs of all replicas of a job."""
 
 import warnings
 from collections.abc import Iterable
@@ -14,10 +14,9 @@ from fleet.fluid.collective_program import (
     refuse_argument,
 )
 from fleet.fluid.program import Program, default_main_program, default_startup_program
-from fleet.fluid.pserver_program import pserver_program, pserver_startup
-from fleet.fluid.render import check_unedited
-from fleet.fluid.trainer_program import trainer_program, trainer_startup
-from fleet.plan.config import DistributeTranspilerConfig, TrainingMode
+from fleet.fluid.program import startup_program as captured_startup
+from fleet.fluid.render import check_unedited, render_pserver, render_trainer
+from fleet.plan.config import DistributedMode, DistributeTranspilerConfig, TrainingMode
 from fleet.plan.job import CollectivePlan, JobPlan, plan_job
 from fleet.plan.spec import TrainingSpec
 
@@ -60,6 +59,7 @@ class DistributeTranspiler:
         self._mode = mode
         self._plan: JobPlan | CollectivePlan | None = None
         self._source: Source | None = None
+        self._origin: Program | None = None
         self._trainer_program = Program()
 
     def transpile(
@@ -79,8 +79,8 @@ class DistributeTranspiler:
         trainer_id : int
             This trainer's index, from 0. On a parameter server, any valid index.
         program : Program, optional
-            The captured program; by default `fleet.default_main_program()`. It is not changed, but cannot be
-            transpiled again.
+            By default `fleet.default_main_program()`. A captured program is not changed, but cannot be
+            transpiled again. A program that was built with layers becomes the trainer's, as in Paddle.
         pservers : str or iterable of str
             The endpoints of the parameter servers, ``host:port``, as a list or comma separated; empty if
             `config.mode` is ``nccl2`` or ``collective``.
@@ -102,33 +102,45 @@ class DistributeTranspiler:
         """
         main = program if program is not None else default_main_program()
         startup = _startup_of(main, program, startup_program)
-        spec = _spec_of(main, startup)
-        if self.config.mode in COLLECTIVE_MODES:
+        collective = self.config.mode in COLLECTIVE_MODES
+        built = main.training is not None
+        bound = self._bound(main, startup, sync_mode) if built else main
+        spec = _spec_of(bound, startup)
+        if collective:
             given = _for_servers(self._mode, sync_mode, pservers)
-            self._plan = plan_collective(spec, self.config, trainer_id, trainers, current_endpoint, given)
-            self._trainer_program = collective_program(self._plan)
-            prepared = collective_startup(self._plan)
-            main.attrs |= {"trainers": len(self._plan.endpoints), "trainer_id": trainer_id}
+            plan = plan_collective(spec, self.config, trainer_id, trainers, current_endpoint, given)
+            self._origin = bound if built else None
+            prepared = collective_program(plan, self._origin), collective_startup(plan, self._origin)
+            self._plan = plan
         else:
-            self._plan = plan_job(
+            servers = _checked_servers(pservers)
+            count = _checked_trainers(trainer_id, trainers)
+            job = plan_job(
                 spec,
-                main.source,
+                bound.source,
                 self.config,
-                _checked_servers(pservers),
-                _checked_trainers(trainer_id, trainers),
+                servers,
+                count,
                 sync_mode=sync_mode,
                 custom=self._mode,
+                seed=main.random_seed if built else None,
             )
-            self._trainer_program = trainer_program(self._plan, trainer_id)
-            prepared = trainer_startup(self._plan, trainer_id)
-            self._trainer_program.mode = startup.mode = self._mode
+            self._origin = bound if built else None
+            prepared = render_trainer(job, trainer_id, self._origin)
+            self._plan = job
         # As in Paddle, the startup program that the script holds becomes the trainer's.
-        startup.blocks, startup.attrs, startup.plan = prepared.blocks, prepared.attrs, self._plan
-        for block in startup.blocks:
-            block.program = startup
-        self._source = self._trainer_program.source = main.source
-        self._trainer_program.startup_program = startup
-        main.attrs["transpiled"] = True
+        trained, self._source = main if built else Program(), bound.source
+        for rewritten, made in zip((trained, startup), prepared, strict=True):
+            rewritten.blocks, rewritten.attrs, rewritten.plan = made.blocks, made.attrs, self._plan
+            rewritten.origin, rewritten.source, rewritten.mode = self._origin, self._source, self._mode
+            for block in rewritten.blocks:
+                block.program = rewritten
+        startup.part = "startup"  # it may have been a new, empty program
+        trained.startup_program, self._trainer_program = startup, trained
+        if not built:
+            main.attrs["transpiled"] = True
+            if collective:
+                main.attrs |= {"trainers": len(plan.endpoints), "trainer_id": trainer_id}
 
     def get_trainer_program(self, wait_port: bool = True) -> Program:
         """Return the program that this trainer runs in each step.
@@ -198,9 +210,9 @@ class DistributeTranspiler:
             There is no such server, or ``transpile`` has not been called.
         """
         plan = self._plan_with(endpoint)
-        program, startup = pserver_program(plan, endpoint), pserver_startup(plan, endpoint)
+        program, startup = render_pserver(plan, endpoint, self._origin)
         for each in (program, startup):
-            each.source, each.mode = self._source, self._mode
+            each.source, each.mode, each.origin = self._source, self._mode, self._origin
         program.startup_program = startup
         return program, startup
 
@@ -243,7 +255,8 @@ class DistributeTranspiler:
                 f"pserver_program belongs to {pserver_program.attrs.get('endpoint')!r}, not to {endpoint!r}; "
                 "pass what get_pserver_program returned for this endpoint, or leave it out"
             )
-        if startup_program not in (None, self._trainer_program.startup_program):
+        known = (None, self._trainer_program.startup_program, captured_startup(self._job_plan().spec))
+        if startup_program not in known and self._origin is None:
             raise TranspileError(
                 "startup_program is not the one that was transpiled; pass that one, or leave it out"
             )
@@ -261,6 +274,22 @@ class DistributeTranspiler:
         if self._plan is None:
             raise TranspileError("there is no program yet: call transpile() first")
         return self._plan
+
+    def _bound(self, main: Program, startup: Program, sync_mode: bool) -> Program:
+        """Return a copy of a built program, with the PyTorch module, optimizer and plan that train it."""
+        from fleet.fluid.module import bind  # imported here, because captured programs need no torch
+        from fleet.fluid.scope import global_scope
+
+        _refuse_transpiled(main, startup)
+        averages = True
+        if self.config.mode not in COLLECTIVE_MODES:
+            self.config.check()
+            mode = self.config.distributed_mode(sync_mode) if self._mode is None else None
+            averages = mode is DistributedMode.SYNC
+        origin = main.clone()
+        origin.startup_program = startup.clone()
+        bind(origin, global_scope(), self.config, averages=averages)
+        return origin
 
     def _job_plan(self) -> JobPlan:
         plan = self.plan
@@ -285,7 +314,7 @@ class DistributeTranspiler:
 def _for_servers(
     mode: object, sync_mode: bool, pservers: str | Iterable[str]
 ) -> list[tuple[str, object, object]]:
-    """Return the arguments that only servers use: name in `fleet.options`, value, default."""
+    """Return the arguments that only servers use, each with its name in `fleet.options`, value, default."""
     return [
         ("DistributeTranspiler.mode", mode, None),
         ("transpile.sync_mode", sync_mode, True),
@@ -296,9 +325,21 @@ def _for_servers(
 def _startup_of(main: Program, given: Program | None, startup: Program | None) -> Program:
     if startup is not None:
         return startup
-    if given is not None and main.startup_program is not None:
+    if (given is not None or main.training is not None) and main.startup_program is not None:
         return main.startup_program
     return default_startup_program()
+
+
+def _refuse_transpiled(main: Program, startup: Program) -> None:
+    if "transpiled" in main.attrs or "role" in main.attrs:
+        raise TranspileError(
+            "program has been transpiled already; capture or build another, or transpile a clone taken before"
+        )
+    if "role" in startup.attrs:
+        raise TranspileError(
+            "startup_program has been transpiled already; capture another program, or pass the startup "
+            "program of a clone taken before"
+        )
 
 
 def _checked_servers(pservers: str | Iterable[str]) -> list[str]:
@@ -313,20 +354,15 @@ def _checked_servers(pservers: str | Iterable[str]) -> list[str]:
 
 def _spec_of(main: Program, startup: Program) -> TrainingSpec:
     """Return the specification of a captured program; refuse a program that was transpiled or edited."""
-    if "transpiled" in main.attrs or "role" in main.attrs:
-        raise TranspileError(
-            "program has been transpiled already; capture it anew, or transpile a clone taken before"
-        )
-    if "role" in startup.attrs:
-        raise TranspileError(
-            "startup_program has been transpiled already; capture anew, or pass the startup program of a "
-            "clone taken before"
-        )
+    _refuse_transpiled(main, startup)
     if not isinstance(main.plan, TrainingSpec):
         raise TranspileError(
-            "no optimizer: the program has no optimize operators; "
-            "make it with Program.capture(model, loss_fn, optimizer) before it is transpiled"
+            "no optimizer: the program has no plan of what it trains; expected one that was made with "
+            "Program.capture(model, loss_fn, optimizer), or built with layers and minimized: operators that "
+            "are appended by hand are not run"
         )
+    if main.training is not None:
+        return main.plan
     check_unedited(main)
     if startup.plan is not None:
         check_unedited(startup)

@@ -44,11 +44,11 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Node:
-    """A node of the job, the one of this launcher: `num_local` workers on each of `num_nodes` nodes.
+    """The launcher's node, in a job with `num_local` workers on each of `num_nodes` nodes.
 
-    `port_name` is the flag or the variable that sets the port. `endpoints` are those of all workers in the
-    form of the environment, which abbreviates thousands of them by a pattern. `gpus` are the selected GPUs,
-    and `gpu_each` is True if each worker gets one of the visible GPUs.
+    `port_name` is the flag or the variable that sets the port. `endpoints` has the endpoints of all workers
+    as in the environment, where a pattern can abbreviate thousands of them. `gpus` are the selected GPUs, and
+    `gpu_each` is True if each worker gets one of the visible GPUs.
     """
 
     host: str
@@ -67,8 +67,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     """Parse the command line; the values are checked by :func:`node`."""
     parser = argparse.ArgumentParser(
         prog="python -m fleet.launch",
-        description="Run a training script as the workers of a collective job on this node. "
-        "The exit status is 0 when every worker ended well, else that of the first that failed.",
+        description="Run a training script as the workers of a collective job on this node. The exit status "
+        "is 0 if every worker ended with status 0, otherwise that of the first worker that failed.",
         allow_abbrev=False,
     )
     parser.add_argument(
@@ -78,10 +78,12 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--use_paddlecloud",
         action="store_true",
-        help="insist on the environment of a scheduler, and read PaddleCloud's: PADDLE_TRAINERS (the nodes' "
-        "hosts), POD_IP, PADDLE_TRAINER_ID (this node's number), PADDLE_PORT",
+        help="require a scheduler's environment, and read PaddleCloud's variables: PADDLE_TRAINERS (the "
+        "nodes' hosts), POD_IP, PADDLE_TRAINER_ID (this node's number), PADDLE_PORT",
     )
-    parser.add_argument("--started_port", help="the first worker's port, also the rendezvous (default: 6170)")
+    parser.add_argument(
+        "--started_port", help="the first worker's port, also used for the rendezvous (default: 6170)"
+    )
     parser.add_argument("--start_port", help="the same as --started_port")
     parser.add_argument(
         "--worker_num", help="number of workers on this node (default: one per visible GPU, else 1)"
@@ -89,13 +91,13 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--nproc_per_node", help="the same as --worker_num")
     parser.add_argument(
         "--selected_gpus",
-        help="this node's GPUs to use, comma separated: one worker each; counted among CUDA_VISIBLE_DEVICES "
-        "where that is set. Refused where there is no GPU",
+        help="the GPUs of this node to use, comma separated, with one worker each; indexes into "
+        "CUDA_VISIBLE_DEVICES if it is set. An error if there is no GPU",
     )
     parser.add_argument(
         "--grace_seconds",
-        help="how long workers may take to end when the launcher is told to (default: 3; where a scheduler "
-        "has described the node five sixths of the pod's FLEET_GRACE_SECONDS, or of 30)",
+        help="how long workers may take to end after a signal to the launcher (default: 3; if a scheduler "
+        "has described the node, five sixths of the pod's FLEET_GRACE_SECONDS, or of 30)",
     )
     parser.add_argument(
         "--log_level", default="20", help="level of the launcher's log (default: %(default)s)"
@@ -113,7 +115,7 @@ def visible_gpus(environ: Mapping[str, str]) -> int:
     Raises
     ------
     ConfigurationError
-        Torch reports no number; the message describes the alternative.
+        torch reports no number; the message gives the alternative.
     """
     hidden = environ.get("CUDA_VISIBLE_DEVICES", "all").strip() in ("", "-1")
     if hidden or not has_device_files():
@@ -133,7 +135,7 @@ def visible_gpus(environ: Mapping[str, str]) -> int:
         reason = getattr(error, "stderr", None) or str(error)
         last = reason.strip().splitlines()[-1:] or [type(error).__name__]
         raise ConfigurationError(
-            f"torch does not say how many GPUs this node has: {last[0]}; say it with --worker_num or "
+            f"torch does not report how many GPUs this node has: {last[0]}; set --worker_num or "
             "--selected_gpus"
         ) from error
 
@@ -149,7 +151,7 @@ def node(
     count_gpus: Callable[[Mapping[str, str]], int] = visible_gpus,
     has_gpu: Callable[[], bool] = has_device_files,
 ) -> Node:
-    """Describe this node by the flags, otherwise by the environment, otherwise as the only node.
+    """Describe this node from the flags, else from the environment, else as the only node.
 
     Parameters
     ----------
@@ -174,28 +176,28 @@ def node(
     gpus = _selected(arguments.selected_gpus or "", environ)
     if gpus and not has_gpu():
         raise ConfigurationError(
-            f"--selected_gpus is {arguments.selected_gpus!r}, and this machine has no GPU: no driver has put "
-            f"its files into /dev; for workers on the CPU give --worker_num {given} in its place"
+            f"--selected_gpus is {arguments.selected_gpus!r}, but this machine has no GPU: /dev has no files "
+            f"of a driver; for workers on the CPU use --worker_num {given} instead"
         )
     return replace(found, gpus=gpus, gpu_each=bool(gpus) or counted > 0)
 
 
 def _selected(gpus: str, environ: Mapping[str, str]) -> str:
-    """Return the selected GPUs in the form of CUDA_VISIBLE_DEVICES; flags number the visible GPUs."""
+    """Return the selected GPUs as CUDA_VISIBLE_DEVICES names them; the flag gives indexes of visible GPUs."""
     limit = environ.get("CUDA_VISIBLE_DEVICES")
     if not gpus or limit is None:
         return gpus
     visible = [each.strip() for each in limit.split(",") if each.strip() not in ("", "-1")]
     if not visible:
         raise ConfigurationError(
-            f"--selected_gpus is {gpus!r}, and CUDA_VISIBLE_DEVICES is {limit!r}, which hides every GPU; "
+            f"--selected_gpus is {gpus!r}, but CUDA_VISIBLE_DEVICES is {limit!r}, which hides every GPU; "
             "expected GPUs in CUDA_VISIBLE_DEVICES, or no --selected_gpus"
         )
     for text in gpus.split(","):
         if int(text) >= len(visible):
             raise ConfigurationError(
-                f"--selected_gpus is {gpus!r}, and CUDA_VISIBLE_DEVICES {limit!r}; "
-                f"expected numbers from 0 to {len(visible) - 1}, which count among those"
+                f"--selected_gpus is {gpus!r}, and CUDA_VISIBLE_DEVICES {limit!r}; expected numbers from 0 "
+                f"to {len(visible) - 1}, which are indexes into that list"
             )
     return ",".join(visible[int(text)] for text in gpus.split(","))
 
@@ -215,19 +217,19 @@ def _node(arguments: argparse.Namespace, environ: Mapping[str, str], num_local: 
     given = [name for name in ("cluster_node_ips", "node_ip") if getattr(arguments, name) is not None]
     if arguments.use_paddlecloud and given:
         raise ConfigurationError(
-            f"--use_paddlecloud is set, and --{given[0]} is {getattr(arguments, given[0])!r}; expected the "
-            "scheduler's environment or the flags to say which nodes there are"
+            f"--use_paddlecloud is set, and --{given[0]} is {getattr(arguments, given[0])!r}; expected "
+            "either the scheduler's environment or the flags to describe the nodes"
         )
     if described and not given:
         return _described(arguments, environ, num_local)
     lists_nodes = "," in environ.get("PADDLE_TRAINERS", "")
-    # Paddle's launcher starts the workers of a single node by its flags alone.
+    # Paddle's launcher starts the workers of a single node from its flags alone.
     one_node = environ.get("PADDLE_TRAINERS_NUM") == "1" and not lists_nodes
     if arguments.use_paddlecloud and not one_node:
         return _in_paddlecloud(arguments, environ, num_local)
     if not given and lists_nodes:
         _log.warning(
-            "PADDLE_TRAINERS is %r, and is ignored without --use_paddlecloud: this node trains alone",
+            "PADDLE_TRAINERS is %r, but is ignored without --use_paddlecloud: this node trains alone",
             environ["PADDLE_TRAINERS"],
         )
     ips = flags.hosts("--cluster_node_ips", arguments.cluster_node_ips or arguments.node_ip or LOOPBACK)
@@ -240,7 +242,7 @@ def _node(arguments: argparse.Namespace, environ: Mapping[str, str], num_local: 
 
 
 def _at(hosts: Sequence[str], rank: int, port: tuple[str, int], num_local: int) -> Node:
-    """Describe a node of a job whose nodes have these hosts and all use the same ports."""
+    """Describe a node of a job on these hosts, which all use the same ports."""
     name, first = port
     endpoints = ",".join(f"{host}:{first + i}" for host in hosts for i in range(num_local))
     return Node(hosts[rank], rank, len(hosts), num_local, hosts[0], name, first, endpoints)
@@ -253,7 +255,7 @@ def _in_paddlecloud(arguments: argparse.Namespace, environ: Mapping[str, str], n
         return _at(hosts, rank, _port(arguments, num_local), num_local)
     port = flags.whole_number("PADDLE_PORT", given, least=1, most=65536 - num_local)
     if (written := _either(arguments, "started_port", "start_port")) is not None and written[1] != given:
-        _log.warning("PADDLE_PORT %s is used, which PaddleCloud gives, and not %s %s", given, *written)
+        _log.warning("PADDLE_PORT %s, which PaddleCloud sets, is used instead of %s %s", given, *written)
     return _at(hosts, rank, ("PADDLE_PORT", port), num_local)
 
 
@@ -267,14 +269,14 @@ def _paddlecloud_hosts(environ: Mapping[str, str]) -> tuple[tuple[str, ...], int
         )
     if listed.isdigit():
         raise ConfigurationError(
-            f"--use_paddlecloud is set, and PADDLE_TRAINERS is {listed!r}; expected the hosts of all nodes, "
+            f"--use_paddlecloud is set, but PADDLE_TRAINERS is {listed!r}; expected the hosts of all nodes, "
             "comma separated"
         )
     hosts = flags.hosts("PADDLE_TRAINERS", listed)
     count = environ.get("PADDLE_TRAINERS_NUM") or str(len(hosts))
     if count != str(len(hosts)):
         raise ConfigurationError(
-            f"PADDLE_TRAINERS_NUM is {count!r}, and PADDLE_TRAINERS {listed!r} names {len(hosts)} nodes; "
+            f"PADDLE_TRAINERS_NUM is {count!r}, but PADDLE_TRAINERS {listed!r} names {len(hosts)} nodes; "
             "expected their number"
         )
     required = {}
@@ -289,7 +291,7 @@ def _paddlecloud_hosts(environ: Mapping[str, str]) -> tuple[tuple[str, ...], int
     )
     if (host := required["POD_IP"]) != hosts[rank]:
         raise ConfigurationError(
-            f"POD_IP is {host!r}, and PADDLE_TRAINER_ID is {rank}, which is {hosts[rank]!r} in "
+            f"POD_IP is {host!r}, but PADDLE_TRAINER_ID is {rank}, which is {hosts[rank]!r} in "
             f"PADDLE_TRAINERS {listed!r}; expected the same host"
         )
     return hosts, rank
@@ -309,7 +311,7 @@ def _paddlecloud_port(environ: Mapping[str, str], num_local: int) -> str | None:
 
 
 def _described(arguments: argparse.Namespace, environ: Mapping[str, str], num_local: int) -> Node:
-    """Describe the node that a scheduler has described in the environment."""
+    """Return a description of this node, from the environment variables that a scheduler has set."""
     num_nodes = _number(environ, "NNODES", least=1)
     rank = _number(environ, "NODE_RANK", least=0, most=num_nodes - 1)
     master = _value(environ, "MASTER_ADDR")
@@ -327,15 +329,15 @@ def _described(arguments: argparse.Namespace, environ: Mapping[str, str], num_lo
 
 
 def _num_local(arguments: argparse.Namespace, environ: Mapping[str, str]) -> int | None:
-    """Return the number of workers on this node, None if nothing sets it; the flags must agree."""
+    """Return the number of workers on this node; None if nothing sets it. The flags must agree."""
     gpus = None
     if arguments.selected_gpus is not None:
         texts = arguments.selected_gpus.split(",")
         numbers = [flags.whole_number("a GPU of --selected_gpus", text, least=0) for text in texts]
         if twice := [number for number in numbers if numbers.count(number) > 1]:
             raise ConfigurationError(
-                f"--selected_gpus is {arguments.selected_gpus!r}, which names GPU {twice[0]} twice; "
-                "expected each GPU once: each has one worker"
+                f"--selected_gpus is {arguments.selected_gpus!r}, which names GPU {twice[0]} twice; expected "
+                "each GPU once, because each has one worker"
             )
         gpus = len(texts)
     if (written := _either(arguments, "worker_num", "nproc_per_node")) is not None:
@@ -351,7 +353,7 @@ def _num_local(arguments: argparse.Namespace, environ: Mapping[str, str]) -> int
 
 
 def _value(environ: Mapping[str, str], name: str) -> tuple[str, str] | None:
-    """Return the full name and the value of a variable, torchrun's ``PET_`` spelling first."""
+    """Return the full name and the value of a variable; torchrun's ``PET_`` spelling takes precedence."""
     for full in (f"PET_{name}", name):
         if environ.get(full):
             return full, environ[full]
@@ -368,20 +370,22 @@ def _number(environ: Mapping[str, str], name: str, *, least: int, most: int | No
 def _port(
     arguments: argparse.Namespace, num_local: int, default: tuple[str, str] | None = None
 ) -> tuple[str, int]:
-    """Return the flag or variable that sets the first worker's port, and the port; a flag wins."""
+    """Return the first worker's port, with the flag or variable that sets it; a flag takes precedence."""
     written = _either(arguments, "started_port", "start_port")
     name, text = written or default or ("--started_port", DEFAULT_PORT)
     return name, flags.whole_number(name, text, least=1, most=65536 - num_local)
 
 
 def _either(arguments: argparse.Namespace, *names: str) -> tuple[str, str] | None:
-    """Return the one of two synonymous flags that was given, and its text."""
+    """Return whichever of two synonymous flags was given, with its text."""
     given = [
         (f"--{name}", getattr(arguments, name)) for name in names if getattr(arguments, name) is not None
     ]
     if len({text for _, text in given}) > 1:
         both = " and ".join(f"{flag} is {text!r}" for flag, text in given)
-        raise ConfigurationError(f"{both}, and the two are one flag; expected one of them, or equal values")
+        raise ConfigurationError(
+            f"{both}, but the two flags are synonyms; expected one of them, or equal values"
+        )
     return given[0] if given else None
 
 
@@ -438,7 +442,7 @@ def _worker(
 
 
 def _end(number: int, _: FrameType | None) -> None:
-    """Exit before any worker runs: the kernel does not end PID 1 of a container by an unhandled signal."""
+    """Exit before any worker runs; needed because the kernel ignores unhandled signals to PID 1."""
     raise SystemExit(128 + number)
 
 

@@ -42,7 +42,7 @@ ROLE_VARIABLES = frozenset(
         *("GROUP_WORLD_SIZE", "ROLE_NAME", "ROLE_RANK", "ROLE_WORLD_SIZE"),
     }
 )
-"""A launcher sets these for each process; the values of its own environment must not leak through."""
+"""A launcher sets these for each process, so it must not pass on the values of its own environment."""
 TORCHRUN_PREFIXES = ("PET_", "TORCHELASTIC_")
 """Prefixes of the variables that configure torchrun, and that torchrun sets for its own workers."""
 
@@ -57,7 +57,7 @@ def add_common_flags(parser: argparse.ArgumentParser, *, log_dir: str | None) ->
         nargs="?",
         const="True",
         default="True",
-        help="print what is started where before it starts (default: %(default)s)",
+        help="print each process and its address before it starts (default: %(default)s)",
     )
     parser.add_argument("training_script", help="the Python script that every process runs")
     parser.add_argument("script_args", nargs=argparse.REMAINDER, help="its arguments")
@@ -75,7 +75,7 @@ def whole_number(flag: str, text: str, *, least: int, most: int | None = None) -
 
 
 def truth(flag: str, text: str) -> bool:
-    """Parse a truth value; the error names the flag."""
+    """Parse a Boolean value; the error names the flag."""
     values = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
     if text.lower() not in values:
         raise ConfigurationError(f"{flag} is {text!r}; expected True or False")
@@ -87,7 +87,7 @@ def hosts(flag: str, text: str) -> tuple[str, ...]:
     names = tuple(text.split(","))
     for name in names:
         if HOST.fullmatch(name) is None:
-            raise ConfigurationError(f"{flag} is {text!r}, where {name!r} is no host name or IPv4 address")
+            raise ConfigurationError(f"{flag} is {text!r}, where {name!r} is not a host name or IPv4 address")
     if len(set(names)) != len(names):
         raise ConfigurationError(f"{flag} is {text!r}, which names a host twice; expected each host once")
     return names
@@ -105,15 +105,15 @@ def check_script(path: str) -> None:
     """Raise a ConfigurationError unless the training script is a file."""
     if not Path(path).is_file():
         raise ConfigurationError(
-            f"training_script is {path!r}, which is no file; expected a Python script, "
-            f"relative to {Path.cwd()} or absolute"
+            f"training_script is {path!r}, which is not a file; expected a Python script, relative to "
+            f"{Path.cwd()} or absolute"
         )
 
 
 def check_free(flag: str, endpoints: Iterable[tuple[str, int]]) -> None:
     """Raise a ConfigurationError if one of the endpoints cannot be bound.
 
-    Host names are not checked: a pod's own name may resolve a little later than the pod starts.
+    Host names are not checked, because a pod's own name may resolve only after the pod has started.
     """
     for host, port in endpoints:
         if not _is_address(host):
@@ -140,7 +140,7 @@ def _is_address(host: str) -> bool:
 
 
 def base_environ(environ: Mapping[str, str], num_processes: int) -> dict[str, str]:
-    """Return all processes' common environment: the launcher's without a role, and a share of the cores."""
+    """Return the environment common to all processes: the launcher's, minus roles, plus a share of cores."""
     shared = {
         name: value
         for name, value in environ.items()

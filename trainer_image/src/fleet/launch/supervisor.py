@@ -1,15 +1,14 @@
-"""Runs a set of processes to their common end: starts, logs, watches and stops them.
+"""Supervision of a set of processes: starts, logs, monitors and stops them together.
 
-`decide` holds the rules, in order, as a pure function of what the processes have done:
+`decide` implements these rules, in order, as a pure function of the state of the processes:
 
-1. The first process that ends with a status other than 0 is the failure: everything else is stopped, and its
-   status becomes the launcher's.
-2. Stopping sends SIGTERM to each process. When they have ended, or STOP_SECONDS later, it sends SIGKILL to
+1. The first process that ends with a status other than 0 is the failure: everything else is stopped, and the
+failed process's status becomes the launcher's. 2. Stopping sends SIGTERM to each process. When they have
+ended, or STOP_SECONDS later, it sends SIGKILL to
    everything that still runs, their children included. If the launcher itself was stopped, the processes get
    its own grace period.
-3. When every worker has ended with status 0, the servers get SERVER_SECONDS to end by themselves. Stopping
-one after
-   that is not a failure: the training is done.
+3. When every worker has ended with status 0, the servers get SERVER_SECONDS to end by themselves. Stopping a
+server after that is not a failure, because training has completed.
 
 Everything that a launcher has started ends with it:
 
@@ -18,8 +17,7 @@ Everything that a launcher has started ends with it:
 - SIGTERM goes to the process alone, as the kubelet sends it to a container's first process alone: a process
   that saves may still need its children, such as the workers of a DataLoader.
 - The launcher is a child subreaper: the children that a process leaves behind, even in another session,
-become
-  the launcher's and are killed at the end.
+  become the launcher's and are killed at the end.
 - If the launcher itself is killed by SIGKILL, the kernel kills its processes: each has asked for SIGKILL on
   its parent's death (PR_SET_PDEATHSIG). This does not reach their own children, which outside a container may
   survive.
@@ -49,7 +47,7 @@ __all__ = ["STOP_SECONDS", "Command", "run"]
 STOP_SECONDS: Final = 3.0
 SERVER_SECONDS: Final = 30.0
 KILL_SECONDS: Final = 10.0
-"""How long a process may take to end after SIGKILL: the kernel frees its memory, many GB perhaps."""
+"""How long a process may take to end after SIGKILL, while the kernel frees what may be many GB of memory."""
 PR_SET_PDEATHSIG: Final = 1
 PR_SET_CHILD_SUBREAPER: Final = 36
 TAIL_LINES: Final = 20
@@ -91,7 +89,7 @@ class Process:
     status: int | None = None
     ended_at: float | None = None
     errors: bytes = b""
-    """The end of its standard error, if that passes through the launcher."""
+    """The last part of its standard error, if the launcher forwards it."""
 
     def forward_errors(self) -> bool:
         """Copy the process's pending standard error to the launcher's; return whether there was any."""
@@ -111,14 +109,13 @@ class Process:
         return True
 
     def last_lines(self) -> list[str]:
-        """Return the end of the process's log, if the launcher has it; a long log is not read as a whole."""
-        tail = self.errors
+        """Return the last lines of the process's log, if the launcher has it; a long log is read in part."""
         if self.log_path is not None:
             with self.log_path.open("rb") as file:
                 file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
                 tail = file.read(TAIL_BYTES)
         else:
-            for _ in range(MAX_READS):  # bounded: children left behind by the process may still write
+            for _ in range(MAX_READS):  # bounded, because children left behind by the process may still write
                 if not self.forward_errors():
                     break
             tail = self.errors
@@ -131,7 +128,7 @@ class Process:
             self.ended_at = time.monotonic()
 
     def terminate(self) -> None:
-        """Send SIGTERM to the process, and not to its children."""
+        """Send SIGTERM to the process, but not to its children."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(self.popen.pid, signal.SIGTERM)
 
@@ -143,7 +140,7 @@ class Process:
 
 @dataclass(frozen=True)
 class Stop:
-    """A stop of all processes: it began at the time `since`, and may take `seconds`."""
+    """A stop of all processes that began at the time `since` and may take `seconds`."""
 
     reason: str
     status: int
@@ -157,7 +154,7 @@ class Action(Enum):
     WAIT = auto()
     STOP = auto()
     END = auto()
-    """Kill everything that still runs, and end."""
+    """Kill everything that still runs, and exit."""
 
 
 @dataclass(frozen=True)
@@ -209,7 +206,9 @@ def decide(processes: Sequence[Process], stop: Stop | None, now: float) -> Decis
     if now < done + SERVER_SECONDS:
         return Decision(Action.WAIT, until=done + SERVER_SECONDS)
     names = ", ".join(each.command.name for each in running)
-    return Decision(Action.STOP, f"every worker ended well; {names} still ran {SERVER_SECONDS:g} s later")
+    return Decision(
+        Action.STOP, f"every worker ended with status 0; {names} still ran {SERVER_SECONDS:g} s later"
+    )
 
 
 def _is_of_signal(status: int) -> bool:
@@ -222,7 +221,7 @@ def _running(processes: Sequence[Process]) -> list[Process]:
 
 
 class _Signals:
-    """The signals that the launcher handles, behind a readable descriptor."""
+    """The signals that the launcher handles, reported through a readable descriptor."""
 
     def __init__(self) -> None:
         self._reader, self._writer = os.pipe()
@@ -230,13 +229,13 @@ class _Signals:
             os.set_blocking(descriptor, False)
         self._wakeup = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
         numbers = [signal.SIGCHLD, signal.SIGTERM, signal.SIGINT]
-        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup has SIGHUP ignored
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup makes a process ignore SIGHUP
             numbers.append(signal.SIGHUP)
         self._handlers = {number: signal.signal(number, self._ignore) for number in numbers}
 
     @staticmethod
     def _ignore(number: int, frame: FrameType | None) -> None:
-        """Do nothing: Python writes to the wake-up descriptor only for signals that have a handler."""
+        """Do nothing; Python writes to the wake-up descriptor only for signals that have a handler."""
 
     def wait(self, seconds: float | None, started: Sequence[Process] = ()) -> list[int]:
         """Wait for a signal or for standard error output, and forward the output; return the stop signals."""
@@ -329,7 +328,7 @@ def _watch(started: Sequence[Process], signals: _Signals, grace_seconds: float) 
 
 def _start(command: Command, log_dir: Path | None, grace_seconds: float) -> Process:
     path = None if log_dir is None else log_dir / command.log_name
-    # A process whose errors go to a terminal keeps it, for colours and width.
+    # A process whose standard error is a terminal keeps the terminal, for its colours and width.
     errors = None if sys.stderr.isatty() else subprocess.PIPE
     with _output(path) as output:
         process = subprocess.Popen(
@@ -364,7 +363,7 @@ def _output(path: Path | None) -> Iterator[BinaryIO | None]:
 
 
 def _die_with(launcher: int) -> Callable[[], None] | None:
-    """Return a function by which a new process has the kernel kill it when the launcher dies."""
+    """Return a function with which a new process asks the kernel to kill it when the launcher dies."""
     if _libc is None:
         return None
     prctl = _libc.prctl
@@ -400,7 +399,7 @@ def _end_all(started: Sequence[Process], signals: _Signals) -> list[int]:
 
 
 def _reap(started: Sequence[Process]) -> list[int]:
-    """Reap ended processes; return the ids of the others, the subreaper's adopted children among them."""
+    """Reap ended processes; return the ids of the others, including adopted children."""
     for running in started:
         running.poll()
     left = {running.popen.pid for running in started if running.status is None} | (_children() or set())
@@ -430,7 +429,7 @@ def _unkillable(pid: int, name: str) -> str:
 
 
 def _explain(decision: Decision) -> None:
-    """Print the reason for a stop; after a failure, show the log's end and write a termination message."""
+    """Print the reason for a stop; after a failure, print the log's end and write a termination message."""
     failed = decision.failed
     lines = [] if failed is None else failed.last_lines()  # forwards its errors first
     _say(f"{decision.reason}; stopping the others")

@@ -1,8 +1,8 @@
-"""Training loops that resume at the right batch of the right epoch.
+"""Training loops that resume at the correct batch of the correct epoch.
 
-A trainer that is restarted, or that joins late, makes the remaining steps of the training on the batches that
-an uninterrupted one would use. `loop` holds the loops, their schedulers and their positions in checkpoints;
-`batches` the remaining batches of an epoch and the prefetching of their table rows.
+A trainer that is restarted, or that joins late, runs the remaining steps on the batches that an uninterrupted
+trainer would use. `loop` holds the loops, their schedulers and their positions in checkpoints; `batches` the
+remaining batches of an epoch and the prefetching of their table rows.
 """
 
 from fleet.loop.batches import prefetch

@@ -1,4 +1,4 @@
-"""The batches of an epoch: the remaining ones, in a reproducible order, and prefetching of their rows."""
+"""The remaining batches of an epoch, in a reproducible order, and prefetching of their rows."""
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -33,10 +33,10 @@ _LOADER_OPTIONS: Final = (
 
 
 class Batches(Generic[Batch]):
-    """A loader with another iteration.
+    """A wrapper around a loader that replaces only the loader's iteration.
 
-    In all other respects it is the loader: ``len()`` is that of the whole epoch, and every attribute is the
-    loader's.
+    In all other respects it behaves as the loader: ``len()`` is that of the whole epoch, and every attribute
+    is the loader's.
 
     Parameters
     ----------
@@ -64,13 +64,13 @@ class Batches(Generic[Batch]):
 class Order:
     """Makes the order of a loader's samples a function of the epoch alone.
 
-    Parts that have a ``set_epoch`` get the epoch. Samplers that draw from a generator get a new generator for
-    each epoch, seeded as `torch.utils.data.DistributedSampler` seeds its own.
+    The ``set_epoch`` of each part that has one is called. Samplers that draw from a generator get a new
+    generator for each epoch, seeded as `torch.utils.data.DistributedSampler` seeds its own.
 
     Parameters
     ----------
     loader : iterable
-        A loader; of a DataLoader also its dataset and its samplers.
+        A loader. The dataset and the samplers of a DataLoader are parts, too.
     seed : int
         The seed of samplers without a generator; others keep the seed of their generator.
     """
@@ -97,18 +97,18 @@ class Order:
         """The classes of samplers whose order may not be reproducible."""
 
     def begin(self, epoch: int) -> None:
-        """Prepare the next iteration to be that of this epoch."""
+        """Prepare the loader so that its next iteration is that of this epoch."""
         for part in self._epoch_aware:
             part.set_epoch(epoch)
         for sampler, seed in self._seeded:
             sampler.generator = torch.Generator().manual_seed((seed + epoch) % _SEEDS)
 
     def warn_of_unknown(self) -> None:
-        """Warn if the order of this epoch may differ from the one before a restart."""
+        """Warn if the order of this epoch may differ from its order before a restart."""
         if self.unknown:
             _log.warning(
-                "%s has neither set_epoch(epoch) nor a generator: the order of this epoch may differ from the"
-                " one before a restart, so that some samples are used twice and others not at all",
+                "%s has neither set_epoch(epoch) nor a generator: the order of this epoch may differ from "
+                "its order before a restart, so some samples may be used twice and others not at all",
                 " and ".join(self.unknown),
             )
 
@@ -129,7 +129,7 @@ def length_of(batches: Iterable[Any]) -> int | None:
 
 
 def rest_of(batches: Iterable[Batch], made: int) -> Iterator[Batch]:
-    """Iterate over all batches but the first ones.
+    """Iterate over all batches except the first ones.
 
     Parameters
     ----------
@@ -150,7 +150,7 @@ def rest_of(batches: Iterable[Batch], made: int) -> Iterator[Batch]:
     ):
         return iter(_rest_of_loader(batches, made))
     _log.info(
-        "%s cannot be entered in the middle: the %d batches that have been trained on are read and dropped",
+        "%s cannot be entered in the middle, so the %d batches that were already used are read and dropped",
         type(batches).__name__,
         made,
     )
@@ -158,7 +158,7 @@ def rest_of(batches: Iterable[Batch], made: int) -> Iterator[Batch]:
 
 
 class _Rest(Sampler[Any]):
-    """The rest of a sampler, without its first samples or batches."""
+    """A sampler that skips the first samples or batches of another sampler."""
 
     def __init__(self, sampler: Iterable[Any], made: int) -> None:
         self._sampler = sampler
@@ -181,8 +181,8 @@ def prefetch(batches: Iterable[Batch], ids: Mapping[Any, Callable[[Batch], Any]]
 
     ``for x, y in fleet.prefetch(loader, {model.users: lambda batch: batch[0]}):``
 
-    The rows of the first batch are fetched when they are needed, and so are those of a batch that belongs to
-    the same step as the previous batch. In sync mode the results are bitwise-identical to those without
+    The rows of the first batch are fetched when they are needed. So are those of a batch that belongs to the
+    same step as the previous batch. In sync mode the results are bitwise-identical to those without
     prefetching. In the other modes a batch sees its rows as they were before the previous step.
 
     Parameters
@@ -191,7 +191,7 @@ def prefetch(batches: Iterable[Batch], ids: Mapping[Any, Callable[[Batch], Any]]
         Also the result of `fleet.epochs` or `fleet.steps`.
     ids : mapping of module to callable
         For each `fleet.nn` module, returns the argument of its call for a batch: ids, or the features of a
-        collection. A table that is read in other ways as well is looked up without prefetching.
+        collection. A table that the script also reads in other ways is looked up without prefetching.
 
     Returns
     -------

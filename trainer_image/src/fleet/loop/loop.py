@@ -1,7 +1,7 @@
-"""``fleet.epochs`` and ``fleet.steps``: a script's loops, which resume at the current step of the training.
+"""``fleet.epochs`` and ``fleet.steps``: a script's loops, which resume at the job's current step.
 
-Loops run in sequence: each covers the steps after those of the previous loop. When the script asks for the
-first batch, the number of steps made determines the remaining epochs and batches, and how often schedulers
+Loops run in sequence: each covers the steps after those of the previous loop. When the script requests the
+first batch, the number of steps run determines the remaining epochs and batches, and how often schedulers
 have been stepped.
 """
 
@@ -34,15 +34,16 @@ _log = logging.getLogger(__name__)
 class Place:
     """The position of a training run in its loops, in a form independent of the number of trainers.
 
-    With more trainers, each one's share of the data has fewer batches. So the position counts steps relative
-    to those of an epoch: completed epochs stay completed, and the same part of the current one is done.
+    With more trainers, each trainer's share of the data has fewer batches. The position therefore counts
+    steps relative to those of an epoch: completed epochs stay completed, and the same fraction of the current
+    epoch is done.
 
     Attributes
     ----------
     loops : int
         The number of loops before the current one.
     steps : int
-        The number of steps made in the current loop.
+        The number of steps run in the current loop.
     per_epoch : int
         The number of steps in one epoch of the current loop; at least 1.
     """
@@ -54,8 +55,8 @@ class Place:
     def steps_of(self, loop: int, per_epoch: int, epochs: int) -> int | None:
         """Return how many steps of a loop are done; None for a loop after this position.
 
-        The completed part of the current epoch is rounded down: a batch may be used twice, but none is left
-        out if the shares divide evenly.
+        The completed part of the current epoch is rounded down: a batch may be used twice, but none is
+        skipped if the shares divide evenly.
         """
         if loop != self.loops:
             return epochs * per_epoch if loop < self.loops else None
@@ -64,25 +65,25 @@ class Place:
 
 
 class Loops:
-    """Assigns the steps of a training run to its loops: each covers the steps after the previous loop."""
+    """Assigns a training run's steps to its loops; each loop covers the steps after the previous loop."""
 
     def __init__(self) -> None:
         self._covered: int | None = 0
         """The steps that the loops so far cover; None if unknown."""
         self._begun = 0
         self._current: tuple[int, int, int | None] = (0, 0, None)
-        """The number of the latest loop, its first step, and the steps of its epoch."""
+        """The number of the latest loop, its first step, and the number of steps in its epoch."""
         self._resumed: Place | None = None
 
     def begin(self, call: str, made: int, per_epoch: int | None, epochs: int) -> int:
-        """Begin a loop; return its first step of the training, which may be negative.
+        """Begin a loop; return the training step at which it starts, which may be negative.
 
         Parameters
         ----------
         call : str
             The call that begins it, for the error.
         made : int
-            The number of steps made since the beginning of the job.
+            The number of steps run since the beginning of the job.
         per_epoch, epochs : int or None, int
             The steps of an epoch, None if unknown; and the number of epochs.
 
@@ -94,14 +95,14 @@ class Loops:
         base, self._covered = self._covered, None
         if base is None:
             raise ConfigurationError(
-                f"{call}: an earlier loop has not come to its end, or has no length, so the steps of"
-                " this one are unknown; expected one loop after the other, each over something that has a"
-                " len(), or fleet.epochs once instead of fleet.steps in each epoch"
+                f"{call}: an earlier loop has not ended, or has no length, so the steps of this one are "
+                "unknown; expected one loop after another, each over an object with a len(), or "
+                "fleet.epochs once instead of fleet.steps in each epoch"
             )
         if self._resumed is not None and per_epoch is not None:
             steps = self._resumed.steps_of(self._begun, per_epoch, epochs)
             base = base if steps is None else made - steps
-        # Earlier loops may have made fewer steps than they cover.
+        # Earlier loops may have run fewer steps than they cover.
         self._current = (self._begun, min(base, made), per_epoch)
         self._begun += 1
         return base
@@ -111,13 +112,13 @@ class Loops:
         self._covered = None if steps is None else base + steps
 
     def place(self, made: int) -> Place | None:
-        """Return the position of a training run that has made `made` steps; None if unknown."""
+        """Return the position of a training run after `made` steps; None if unknown."""
         loop, base, per_epoch = self._current
-        # A checkpoint loaded meanwhile may be older than the loop.
+        # A checkpoint that was loaded in the meantime may be older than the loop.
         return Place(loop, max(0, made - base), per_epoch) if per_epoch else None
 
     def resume(self, place: Place | None) -> None:
-        """Continue at this position in the loops that follow."""
+        """Set the position at which later loops resume."""
         self._resumed = place
 
 
@@ -131,7 +132,7 @@ class _Entry:
     epochs: tuple[int, ...]
     """The number of steps of each completed epoch."""
     steps: int
-    """The steps made of the current epoch."""
+    """The number of steps run in the current epoch."""
 
     @property
     def epoch(self) -> int:
@@ -140,10 +141,10 @@ class _Entry:
 
 
 class LoopCalls(ABC):
-    """The loops of a training run; the subclass counts its steps."""
+    """The loops of a training run; a subclass counts the steps of the run."""
 
     _warned = False
-    """Whether the warning about steps and batches that do not match was logged."""
+    """Whether the warning that steps and batches do not match has been logged."""
 
     @cached_property
     def _loops(self) -> Loops:
@@ -152,7 +153,7 @@ class LoopCalls(ABC):
 
     @abstractmethod
     def _steps_made(self) -> int | None:
-        """Return the number of steps made since the beginning of the job; None if it is not counted."""
+        """Return the number of steps run since the beginning of the job; None if they are not counted."""
 
     def epochs(
         self,
@@ -167,35 +168,35 @@ class LoopCalls(ABC):
         """Iterate over the remaining epochs, each with its remaining batches.
 
         ``for epoch, loader in fleet.epochs(30, loader):`` in place of ``for epoch in range(30):``. A script
-        makes one ``optimizer.step()`` for each batch. The epoch determines the order of a loader that
-        shuffles: its samplers get it by ``set_epoch``, or get a generator seeded with ``seed + epoch``. In a
-        process that trains alone, all epochs and batches remain.
+        calls ``optimizer.step()`` once for each batch. The epoch determines the order of a loader that
+        shuffles: its samplers receive the epoch by ``set_epoch``, or a generator seeded with ``seed +
+        epoch``. In a process that trains alone, all epochs and batches remain.
 
         Parameters
         ----------
         epochs : int
-            The number of epochs in all.
+            The total number of epochs.
         loader : iterable
-            Usually a DataLoader over this trainer's share. If its dataset is an IterableDataset, or if it is
-            another iterable that is not a sequence, it is read from the beginning of the epoch to find a
-            batch.
+            Usually a DataLoader over this trainer's share. If it cannot be indexed, because its dataset is an
+            IterableDataset or because it is not a sequence, it is read from the beginning of the epoch.
         scheduler : LRScheduler or sequence of them, optional
             The schedulers that the script steps at the end of each epoch; they are first advanced to the
             current step.
         step_scheduler : LRScheduler or sequence of them, optional
-            The schedulers that the script steps after each ``optimizer.step()``; likewise.
+            The schedulers that the script steps after each ``optimizer.step()``; also advanced.
         batches_per_step : int
-            The number of batches for one ``optimizer.step()``. A remainder at the end of an epoch makes no
-            step.
+            The number of batches for one ``optimizer.step()``. Remaining batches at the end of an epoch run
+            no step.
         seed : int
             The seed of the shuffle, if the loader has no generator of its own.
 
         Yields
         ------
         epoch : int
-            From 0 on.
+            Starting at 0.
         batches : iterable
-            The remaining batches. Apart from iteration it is `loader`: its ``len()`` is the whole epoch's.
+            The remaining batches. Apart from iteration it behaves as `loader`: its ``len()`` is that of the
+            whole epoch.
 
         Raises
         ------
@@ -209,7 +210,7 @@ class LoopCalls(ABC):
         length = length_of(loader)
         if length is not None and length < batches_per_step:
             raise ConfigurationError(
-                f"{call}: the loader has {length} batches, and a step is for {batches_per_step}; expected "
+                f"{call}: the loader has {length} batches, but a step needs {batches_per_step}; expected "
                 "enough for one step (with drop_last, a share of the data may be smaller than a batch)"
             )
         order = Order(loader, seed)
@@ -279,7 +280,7 @@ class LoopCalls(ABC):
             order.begin(0)
             if start:
                 of = "" if length is None else f" of {length}"
-                _log.info("the training is at step %d: going on after %d%s batches", base + start, made, of)
+                _log.info("training resumes at step %d, after %d%s batches", base + start, made, of)
                 order.warn_of_unknown()
             yield from rest_of(batches, made)
             self._end_loop(base, per_epoch)
@@ -301,18 +302,18 @@ class LoopCalls(ABC):
     def _enter(
         self, loader: Iterable[Batch], start: int | None, rest: Callable[[], Iterator[Batch]]
     ) -> Callable[[], Iterator[Batch]]:
-        """Return an iterator over the rest of an epoch; after its first step, over the whole epoch."""
+        """Return a factory of iterators over the rest of an epoch; after its first step, over all of it."""
         return lambda: rest() if self._steps_made() == start else iter(loader)
 
     def _compare_steps(self, epoch: int, before: int | None, expected: int) -> None:
-        """Warn once if steps and batches do not match: a restart would resume at the wrong batch."""
+        """Warn once if steps and batches do not match, because a restart would resume at the wrong batch."""
         made = (self._steps_made() or 0) - (before or 0)
         if before is None or made == expected or self._warned:
             return
         self._warned = True
         _log.warning(
-            "epoch %d made %d steps where its batches are for %d: a trainer that is restarted would go on at "
-            "another batch. Make one optimizer.step() for each batch, or for every batches_per_step of them "
+            "epoch %d ran %d steps, but its batches are for %d: a restarted trainer would resume at the "
+            "wrong batch. Call optimizer.step() once for each batch, or for every batches_per_step of them "
             "(fleet.epochs)",
             epoch,
             made,
@@ -321,7 +322,7 @@ class LoopCalls(ABC):
 
 
 class _ProcessLoops(LoopCalls):
-    """The loops of a script without a `fleet` object: its runtime counts the steps, if there is one."""
+    """The loops of a script without a `fleet` object; the runtime counts the steps, if there is one."""
 
     def _steps_made(self) -> int | None:
         return progress.made()
@@ -333,7 +334,7 @@ steps = _process.steps
 
 
 def _entry_of(loader: Iterable[Any], order: Order, epochs: int, start: int, per_step: int) -> _Entry:
-    """Return where a loop resumes after `start` of its steps."""
+    """Return the position at which a loop resumes after `start` of its steps."""
     length = length_of(loader)
     if length is None:
         return _entry_by_reading(loader, order, epochs, start, per_step)
@@ -344,7 +345,7 @@ def _entry_of(loader: Iterable[Any], order: Order, epochs: int, start: int, per_
 
 
 def _entry_by_reading(loader: Iterable[Any], order: Order, epochs: int, start: int, per_step: int) -> _Entry:
-    """Read the batches of the steps made: without a length, only reading finds the end of an epoch."""
+    """Skip the batches of completed steps by reading them: without a length, an epoch's end is unknown."""
     made: list[int] = []
     while start > sum(made) and len(made) < epochs:
         order.begin(len(made))
@@ -361,10 +362,10 @@ def _entry_by_reading(loader: Iterable[Any], order: Order, epochs: int, start: i
 
 def _log_resumption(step: int, epochs: int, length: int | None, entry: _Entry, order: Order) -> None:
     if entry.epoch == epochs:
-        _log.info("the training is at step %d: nothing is left of the %d epochs", step, epochs)
+        _log.info("training is at step %d: all %d epochs are complete", step, epochs)
         return
     _log.info(
-        "the training is at step %d: going on after %d of %d epochs and %d%s batches",
+        "training resumes at step %d, after %d of %d epochs and %d%s batches",
         *(step, entry.epoch, epochs, entry.batch),
         "" if length is None else f" of {length}",
     )
@@ -377,13 +378,13 @@ def _check_count(call: str, name: str, value: object, least: int) -> None:
 
 
 def _schedulers_of(call: str, given: Schedulers) -> tuple[Any, ...]:
-    """Return the schedulers that a script passed; raise for those that cannot be advanced for it."""
+    """Return the schedulers that a script passed; raise if one cannot be advanced without the script."""
     schedulers = tuple(given) if isinstance(given, Sequence) else () if given is None else (given,)
     for each in schedulers:
         step = getattr(each, "step", None)
         if not callable(step) or not hasattr(each, "get_last_lr"):
             raise ConfigurationError(
-                f"{call}: found {type(each).__name__} where a scheduler belongs; expected one of "
+                f"{call}: found {type(each).__name__} instead of a scheduler; expected one of "
                 "torch.optim.lr_scheduler, or several in a list"
             )
         required = [
@@ -404,17 +405,17 @@ def _schedulers_of(call: str, given: Schedulers) -> tuple[Any, ...]:
 def _advance(by_epoch: Sequence[Any], by_step: Sequence[Any], epochs: Sequence[int], steps: int) -> None:
     """Advance schedulers to their state after these steps.
 
-    A scheduler that was never stepped starts from the learning rates that it set when it was built: the rates
-    in the param groups may come from a checkpoint, and are then later ones.
+    A scheduler that was never stepped starts from the learning rates that it set when it was built, because
+    the rates in the param groups may be later ones, from a checkpoint.
 
     Parameters
     ----------
     by_epoch, by_step : sequence of LRScheduler
-        Those stepped at the end of each epoch, and those stepped after each step.
+        The schedulers stepped at the end of each epoch, and those stepped after each step.
     epochs : sequence of int
         The number of steps of each completed epoch.
     steps : int
-        The steps made after them.
+        The number of steps run after those epochs.
     """
     made = {id(each): _times_stepped(each) for each in (*by_step, *by_epoch)}
     for each in (*by_step, *by_epoch):

@@ -1,4 +1,4 @@
-"""Bags of many features, from tables on parameter servers, with the interface of TorchRec's collection."""
+"""Embedding bags of many features, with tables on parameter servers and TorchRec's interface."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import Module, ParameterList
 
 from fleet.errors import ConfigurationError
-from fleet.nn.pooling import offsets_of, pool
+from fleet.nn.embedding import offsets_of, pool
 from fleet.nn.table import DistributedTable
 from fleet.tables.first_values import FirstValues, Normal, Uniform
 from fleet.tables.rules import RowRule
@@ -23,7 +23,8 @@ _POOLING = {"SUM": "sum", "MEAN": "mean"}
 class KeyedIds(Protocol):
     """A batch of ids by feature, such as TorchRec's ``KeyedJaggedTensor``.
 
-    It also has ``lengths()``, of each bag, ordered by feature, or ``offsets()``, their running sums from 0.
+    It also has ``lengths()``, the length of each bag, ordered by feature, or ``offsets()``, their running
+    sums from 0.
     """
 
     def keys(self) -> Sequence[str]:
@@ -123,7 +124,7 @@ class EmbeddingBagConfig:
         First values are uniform between these. By default the bounds are -1 and 1 divided by the square root
         of `num_embeddings`; without `num_embeddings`, first values are normal.
     first_values : FirstValues, optional
-        Replaces the two bounds.
+        Used instead of the two bounds.
     rule : RowRule, optional
         How an update steps a row; by default as the optimizer does.
     options : dict
@@ -146,7 +147,7 @@ class EmbeddingBagConfig:
 
 
 class EmbeddingBagCollection(Module):
-    """Replaces ``torchrec.EmbeddingBagCollection``: the same call, without the tables on the trainer.
+    """A replacement for ``torchrec.EmbeddingBagCollection`` whose tables are not on the trainer.
 
     Parameters
     ----------
@@ -173,10 +174,10 @@ class EmbeddingBagCollection(Module):
         self._tables = [_table_of(config) for config in self._configs]
         self._modes = [_mode_of(config, is_weighted) for config in self._configs]
         if not self._configs:
-            raise ConfigurationError("an EmbeddingBagCollection of no tables, expected at least one config")
+            raise ConfigurationError("an EmbeddingBagCollection without tables, expected at least one config")
         names = Counter(table.name for table in self._tables)
         if twice := [name for name, times in names.items() if times > 1]:
-            raise ConfigurationError(f"two tables are named {twice[0]!r}; each needs a name of its own")
+            raise ConfigurationError(f"two tables are named {twice[0]!r}; give each its own name")
         self.placeholders = ParameterList([table.placeholder for table in self._tables])
         tables_of = Counter(feature for config in self._configs for feature in config.feature_names)
         self._names = [
@@ -224,9 +225,12 @@ class EmbeddingBagCollection(Module):
             if not config.feature_names:
                 continue
             ids, offsets, weights = batch.of(config.feature_names, table.name)
-            for feature, part in zip(config.feature_names, batch.ids(config.feature_names), strict=True):
-                table.check(part, feature)
-            rows, positions = table.look_up(ids)
+            try:
+                rows, positions = table.look_up(ids)
+            except ConfigurationError:  # check again, feature by feature, to name the feature
+                for feature, part in zip(config.feature_names, batch.ids(config.feature_names), strict=True):
+                    table.check(part, feature)
+                raise
             bags = pool(rows, positions, offsets, mode, weights=weights, include_last_offset=True)
             pooled.extend(bags.reshape(len(config.feature_names), batch.size, table.dimension).unbind())
             lengths.extend([table.dimension] * len(config.feature_names))
@@ -268,12 +272,13 @@ class _Batch:
         self._offsets = offsets.long()
         if int(offsets[-1]) != self._values.numel():
             raise ConfigurationError(
-                f"lengths of {int(offsets[-1])} ids in all, and {self._values.numel()} ids; expected as many"
+                f"lengths of {int(offsets[-1])} ids in total, but {self._values.numel()} ids; expected equal "
+                "numbers"
             )
         self._weights: Tensor | None = features.weights_or_none() if is_weighted else None
         if is_weighted and self._weights is None:
             raise ConfigurationError(
-                "the collection is weighted, and the batch has no weights; expected one for each id, or "
+                "the collection is weighted, but the batch has no weights; expected one for each id, or "
                 "is_weighted=False"
             )
 
@@ -288,7 +293,8 @@ class _Batch:
         """
         if missing := [feature for feature in features if feature not in self._order]:
             raise ConfigurationError(
-                f"table {table}: the batch has no feature {missing[0]!r}, only {', '.join(self._order)}"
+                f"table {table}: the batch has no feature {missing[0]!r}, only {', '.join(self._order)}; "
+                "expected every feature in the table's feature_names"
             )
         lengths = torch.cat([self._offsets_of(feature).diff() for feature in features])
         weights = None
@@ -341,7 +347,7 @@ def _mode_of(config: Any, is_weighted: bool) -> str:
         raise ConfigurationError(f"table {config.name}: pooling is {pooling}, expected SUM or MEAN")
     if is_weighted and pooling != "SUM":
         raise ConfigurationError(
-            f"table {config.name}: pooling is {pooling}, and the collection is weighted; weights multiply "
-            "what is summed, so expected SUM"
+            f"table {config.name}: pooling is {pooling}, but the collection is weighted, which requires SUM; "
+            "expected SUM"
         )
     return _POOLING[pooling]

@@ -1,8 +1,8 @@
 """The handle of an embedding table that a model holds: its configuration, its look-ups and its gradients.
 
 The rows are on the parameter servers. A forward pass looks up the distinct rows of its batch, once; they
-become a leaf of autograd, from which modules select by position. So autograd sums the gradient of each row,
-and ``step()`` sends what has accumulated.
+become a leaf of autograd, from which modules select by position. Autograd therefore sums the gradient of each
+row, and ``step()`` sends the accumulated gradients.
 """
 
 import itertools
@@ -18,11 +18,10 @@ from torch.nn import Parameter
 
 from fleet.errors import ConfigurationError
 from fleet.tables.admission import Admission
-from fleet.tables.config import TableConfig
+from fleet.tables.config import Float32, RowType, TableConfig
 from fleet.tables.eviction import Eviction
 from fleet.tables.first_values import FirstValues, Normal
-from fleet.tables.kernels import distinct_ids
-from fleet.tables.row_types import Float32, RowType
+from fleet.tables.ids import distinct_ids
 from fleet.tables.rules import RowRule, rule_of
 from fleet.tables.storage import IN_MEMORY, Storage
 
@@ -54,7 +53,7 @@ class Touched:
     Attributes
     ----------
     order : int
-        Number of the look-up: gradients arrive in reverse order, and are summed in the order of the look-ups.
+        The number of the look-up. Gradients arrive in reverse order, but are summed in the order of look-ups.
     ids : int64[n]
         Distinct, ascending.
     rows : float32[n or more, dimension]
@@ -69,7 +68,7 @@ class Touched:
     at: NDArray[np.int64] | None = None
 
     def gradient(self) -> Tensor | None:
-        """Return the gradient of the ids, in host memory; None if it was dropped."""
+        """Return the gradient of the rows with these ids, in host memory; None if it was dropped."""
         if self.rows.grad is None:
             return None
         return self._at(self.rows.grad.detach())
@@ -83,9 +82,9 @@ class Touched:
 
 
 class RowSource(Protocol):
-    """A trainer's session, which serves the rows of tables and receives their gradients."""
+    """The interface of a trainer's session, which serves rows of tables and receives their gradients."""
 
-    def look_up(self, name: str, ids: NDArray[np.int64]) -> Tensor:
+    def fetch(self, name: str, ids: NDArray[np.int64]) -> Tensor:
         """Return the rows of ids.
 
         Parameters
@@ -146,14 +145,14 @@ class DistributedTable:
     row_type : RowType
         How values are stored: ``fleet.tables.Float32()`` or ``fleet.tables.BFloat16()``.
     admission : Admission, optional
-        Which ids get a row; without it, each id gets one with its first update.
+        Which ids get a row; without it, each id gets one at its first update.
     eviction : tuple of Eviction
         Which rows are evicted.
     storage : Storage
         Where the servers keep rows: ``fleet.tables.Memory()`` or ``fleet.tables.LocalDisk(memory=…)``.
     warm_start : callable, optional
-        Returns ids and vectors that the table starts with; other ids start with `first_values`. It runs on
-        the servers only, each of which keeps its own part, so it must return the same on every server.
+        Returns the table's initial ids and vectors; other ids start with `first_values`. It runs only on the
+        servers, each of which keeps its own part, so it must return the same on every server.
     """
 
     name: str
@@ -174,18 +173,18 @@ class DistributedTable:
             raise ConfigurationError("a table has no name; expected name='…', unique for each table")
         if self.rule is None and self.options:
             raise ConfigurationError(
-                f"table {self.name} has options ({', '.join(self.options)}) and no rule; expected rule=… "
-                "with them, or the options in the param group of the optimizer that holds the table"
+                f"table {self.name} has options ({', '.join(self.options)}) but no rule; expected rule=… as "
+                "well, or the options in the param group of the optimizer that holds the table"
             )
         self.placeholder = Parameter(torch.empty(0, self.dimension, dtype=torch.float32))
-        """Stands for the table in a param group of an optimizer; it has no elements."""
+        """The placeholder of the table in an optimizer's param group; it has no elements."""
         setattr(self.placeholder, "fleet_table", self.name)  # noqa: B010 - how the capture recognises it
-        self._source: RowSource | None = None
+        self._source: RowSource = _NoSession()
 
     def config(
         self, optimizer_class: type | None = None, group: Mapping[str, Any] | None = None
     ) -> TableConfig:
-        """Return the configuration that servers create the table from.
+        """Return the configuration from which servers create the table.
 
         Parameters
         ----------
@@ -202,8 +201,8 @@ class DistributedTable:
         if rule is None:
             if optimizer_class is None or group is None:
                 raise ConfigurationError(
-                    f"table {self.name} is in no param group of the optimizer, and has no rule of its own; "
-                    "expected an optimizer over model.parameters(), or rule=…"
+                    f"table {self.name} is in no param group of the optimizer, and has no rule; expected an "
+                    "optimizer over model.parameters(), or rule=…"
                 )
             rule, options = rule_of(self.name, optimizer_class, group)
         return TableConfig(
@@ -221,7 +220,7 @@ class DistributedTable:
         )
 
     def bind(self, source: RowSource) -> None:
-        """Read rows from a trainer's session from now on.
+        """Use a trainer's session as the source of rows.
 
         Parameters
         ----------
@@ -246,20 +245,26 @@ class DistributedTable:
         FleetError
             The servers do not respond.
         """
-        flat, source = self.check(ids), self._bound()
-        distinct, positions = distinct_ids(flat)
+        source = self._source
+        distinct, positions = distinct_ids(self.check(ids))
         at = np.flatnonzero(distinct != padding) if padding is not None else None
         if at is not None and at.size == distinct.size:
             at = None
         wanted = distinct if at is None else distinct[at]
-        rows = source.look_up(self.name, wanted)
+        rows = source.fetch(self.name, wanted)
         if at is not None:
             found, rows = rows, rows.new_zeros(distinct.size, self.dimension)
             rows[torch.from_numpy(at)] = found
-        rows = to_device(rows, ids.device)
+        of_ids = torch.from_numpy(positions.reshape(ids.shape))
+        if not ids.is_cpu:
+            rows, of_ids = to_device(rows, ids.device), to_device(of_ids, ids.device)
         if torch.is_grad_enabled():
-            self._watch(rows.requires_grad_(), wanted, at)
-        return LookedUp(rows, to_device(torch.from_numpy(positions.reshape(ids.shape)), ids.device))
+            order = next(_order)
+            # The session gets the rows once they have a gradient. Until then, only the graph references them.
+            rows.requires_grad_().register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+                lambda leaf: source.touched(self.name, Touched(order, wanted, leaf, at))
+            )
+        return LookedUp(rows, of_ids)
 
     def prefetch(self, ids: Tensor, *, padding: int | None = None) -> None:
         """Request the distinct rows of the next batch, without waiting for them.
@@ -277,7 +282,7 @@ class DistributedTable:
             As for `look_up`.
         """
         distinct, _ = distinct_ids(self.check(ids))
-        self._bound().prefetch(self.name, distinct if padding is None else distinct[distinct != padding])
+        self._source.prefetch(self.name, distinct if padding is None else distinct[distinct != padding])
 
     def check(self, ids: Tensor, feature: str = "") -> NDArray[np.int64]:
         """Check ids, and return them in host memory.
@@ -312,27 +317,26 @@ class DistributedTable:
             f"{of}: id {flat[at]} at position {position} of the batch, expected 0 to {limit - 1}"
         )
 
-    def _bound(self) -> RowSource:
-        if self._source is None:
-            raise ConfigurationError(
-                f"table {self.name} is on the parameter servers, and was read without a session; expected "
-                "fleet.init_worker() before, and fleet.stop_worker() after the last look-up"
-            )
-        return self._source
 
-    def _watch(self, rows: Tensor, ids: NDArray[np.int64], at: NDArray[np.int64] | None) -> None:
-        """Pass rows to the session once they have a gradient; until then only the graph holds them."""
-        source, order = self._source, next(_order)
+class _NoSession:
+    """The `RowSource` of a table before it has a session; every method raises ConfigurationError."""
 
-        def ready(leaf: Tensor) -> None:
-            if source is not None:
-                source.touched(self.name, Touched(order, ids, leaf, at))
+    def fetch(self, name: str, ids: NDArray[np.int64]) -> Tensor:
+        del ids
+        raise ConfigurationError(
+            f"table {name} is on the parameter servers, and was read without a session; call "
+            "fleet.init_worker() before the first look-up, and fleet.stop_worker() after the last one"
+        )
 
-        rows.register_post_accumulate_grad_hook(ready)  # type: ignore[no-untyped-call]
+    def prefetch(self, name: str, ids: NDArray[np.int64]) -> None:
+        self.fetch(name, ids)
+
+    def touched(self, name: str, touched: Touched) -> None:
+        self.fetch(name, touched.ids)
 
 
 def to_device(values: Tensor, device: torch.device) -> Tensor:
-    """Copy values from host memory to a device. No thread waits for the copy; later device work does."""
+    """Copy values from host memory to a device, asynchronously; later work on the device waits for them."""
     if device.type != "cuda":
         return values.to(device)
     # A GPU copies pinned memory by itself; the driver must first copy any other memory to a pinned buffer.
@@ -340,7 +344,7 @@ def to_device(values: Tensor, device: torch.device) -> Tensor:
 
 
 def to_host(values: Tensor) -> Tensor:
-    """Copy values from any device to host memory, once they are computed."""
+    """Copy values from any device to host memory, after waiting until they are computed."""
     if not values.is_cuda:
         return values.cpu()
     return torch.empty(values.shape, dtype=values.dtype, pin_memory=True).copy_(values)

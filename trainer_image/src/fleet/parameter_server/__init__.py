@@ -9,9 +9,13 @@ import os
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from fleet.installation import refuse_another
+
 # gRPC's fork support makes the parent wait for threads that the heartbeat keeps busy, so a forking DataLoader
 # would hang. Children never call gRPC, so the support is disabled here, before gRPC reads the variable.
 os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
+
+refuse_another()
 
 if TYPE_CHECKING:
     from fleet.facade.parameter_server import Fleet, fleet

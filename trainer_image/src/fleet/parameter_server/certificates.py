@@ -1,8 +1,8 @@
 """The certificates in ``FLEET_TLS_DIR``, with which replicas authenticate each other and encrypt connections.
 
-``tls.crt``, ``tls.key`` and ``ca.crt`` are reloaded when they change, so that a job need not restart when
-they are renewed: later connections use the new files. If the new files are unusable, a warning is logged and
-the old certificates stay in use.
+``tls.crt``, ``tls.key`` and ``ca.crt`` are reloaded when they change, so a job need not restart when they are
+renewed: later connections use the new files. If the new files are unusable, a warning is logged and the old
+certificates stay in use.
 """
 
 import logging
@@ -22,7 +22,7 @@ __all__ = ["Certificates", "Loaded", "certificates_of"]
 _CERTIFICATE: Final = "tls.crt"
 _KEY: Final = "tls.key"
 _AUTHORITY: Final = "ca.crt"
-_LEADS: Final = "as cert-manager writes it into a Secret of type kubernetes.io/tls"
+_LEADS: Final = "as cert-manager writes it to a Secret of type kubernetes.io/tls"
 _log = logging.getLogger(__name__)
 
 Version = tuple[tuple[str, int, int], ...]
@@ -110,8 +110,8 @@ class Certificates:
             self._refuse(
                 name,
                 "cannot be read by this process's user",
-                "a file that it may read: in a pod, let the securityContext have a runAsUser or fsGroup that "
-                "may",
+                "a file that it can read: in a pod, give the securityContext a runAsUser or fsGroup that "
+                "can read it",
                 error,
             )
         except OSError as error:
@@ -125,11 +125,14 @@ class Certificates:
         try:
             context.load_cert_chain(self._folder / _CERTIFICATE, self._folder / _KEY, password=_no_password)
         except _EncryptedError as error:
-            self._refuse(_KEY, "is encrypted", "a key without a pass phrase", error)
+            self._refuse(_KEY, "is encrypted", "a key without a passphrase", error)
         except (OSError, ssl.SSLError) as error:
             if "KEY_VALUES_MISMATCH" in str(error):
                 self._refuse(
-                    _KEY, f"is not the key of {_CERTIFICATE}", "files that were made together", error
+                    _KEY,
+                    f"is not the key of {_CERTIFICATE}",
+                    "a certificate and a key that belong together",
+                    error,
                 )
             self._refuse(
                 _CERTIFICATE, f"and {_KEY} hold no certificate with its key", f"both in PEM, {_LEADS}", error
@@ -149,8 +152,8 @@ class Certificates:
                 self._refuse(
                     _CERTIFICATE,
                     f"is refused with {_AUTHORITY}: {error.verify_message}",
-                    f"a certificate that holds now, issued by {_AUTHORITY}, for both ends (server auth and "
-                    "client auth, if it names usages); issue a new one",
+                    f"a currently valid certificate, issued by {_AUTHORITY}, for both ends (server auth and "
+                    "client auth, if it lists usages); issue a new one",
                     error,
                 )
             except ssl.SSLError as error:

@@ -1,7 +1,7 @@
 """Facts on which the processes of a job must agree, in addition to the facts of the job's program.
 
 The number of trainers in an elastic job may change while the job runs, and a replica knows only the number at
-its own start. So the processes must agree on the maximum instead (``FLEET_MAX_TRAINERS``).
+its own start. The processes must therefore agree on the maximum instead (``FLEET_MAX_TRAINERS``).
 """
 
 from collections.abc import Mapping
@@ -25,7 +25,7 @@ def elastic_facts(mode: Mode, num_trainers: int, max_trainers: int | None) -> di
     ----------
     mode : Mode
     num_trainers : int
-        The number of trainers that this process knows.
+        The number of trainers at the start of this process.
     max_trainers : int or None
         The maximum number of trainers; None for a job that is not elastic. Such a job has no such facts.
 
@@ -38,9 +38,10 @@ def elastic_facts(mode: Mode, num_trainers: int, max_trainers: int | None) -> di
         return {}
     if not mode.elastic:
         raise ConfigurationError(
-            f"FLEET_MAX_TRAINERS is {max_trainers}, so trainers may come and go while this job runs, but its "
-            f"script trains in mode {mode.name}, which needs a fixed number of them; expected the mode async "
-            "or half_async as the job's spec.syncMode says, or a job whose spec.syncMode is the script's mode"
+            f"FLEET_MAX_TRAINERS is {max_trainers}, so trainers may join and leave while this job runs, but "
+            f"its script trains in mode {mode.name}, which needs a fixed number of them; expected a script "
+            "that trains in mode async or half_async, or a job without trainer.minReplicas and "
+            "trainer.maxReplicas"
         )
     if num_trainers > max_trainers:
         raise ConfigurationError(
@@ -56,6 +57,6 @@ def state_of(source: Source) -> dict[str, Mapping[str, Any]]:
 
 
 def initial_state_fact(state: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
-    """Return the facts on which a job must agree about state that was loaded into optimizers."""
+    """Return the facts on which a job must agree about optimizer state that the script has loaded."""
     count = sum(1 for entries in state.values() if entries)
     return {INITIAL_STATE: f"of {count} parameters"} if count else {}

@@ -1,8 +1,8 @@
-"""Pieces: parts of a block that are sent, stepped and answered independently.
+"""Pieces: parts of a block that are sent, updated and answered independently.
 
 A large block would leave the network idle, because a server cannot answer any part of it before the last
-trainer has sent its last byte. If the optimizer works element by element, the result of stepping pieces is
-bitwise identical. Programs, checkpoints and messages name blocks, never pieces.
+trainer has sent its last byte. If the optimizer works element by element, stepping pieces gives a
+bitwise-identical result. Programs, checkpoints and messages name blocks, never pieces.
 """
 
 import ipaddress
@@ -15,7 +15,6 @@ from typing import Final
 from fleet.parameter_server.settings import Settings
 from fleet.parameter_server.transport.arena import dtype_of
 from fleet.plan.blocks import PlannedBlock
-from fleet.plan.config import DistributedMode
 from fleet.plan.job import ServerPlan
 
 __all__ = ["by_block", "in_pieces", "lead_bytes"]
@@ -34,9 +33,9 @@ def in_pieces(plan: ServerPlan, settings: Settings) -> ServerPlan:
     plan : ServerPlan
     settings : Settings
         `piece_bytes` limits the size of a piece. The default is 256 KiB; with more than four trainers it is
-        1 MiB divided by their number, but at least 128 KiB. By default blocks stay whole if every server has
-        a loopback address, because copies are then the bottleneck, not the network. Rows are never split: a
-        row that is larger than the limit is one piece.
+        1 MiB divided by their number, but at least 128 KiB. If every server has a loopback address, blocks
+        stay whole by default, because copies are then the bottleneck, not the network. Rows are never split:
+        a row that is larger than the limit is one piece.
 
     Returns
     -------
@@ -59,13 +58,12 @@ def in_pieces(plan: ServerPlan, settings: Settings) -> ServerPlan:
 
 
 def lead_bytes(plan: ServerPlan, settings: Settings) -> int | None:
-    """Return the largest lead in bytes that a sending trainer may have over another; None for no limit.
+    """Return how many bytes one trainer may send ahead of another; None for no limit.
 
     Only the sync mode has a limit, because only it waits for every trainer's gradient before stepping a
     piece.
     """
-    in_step = plan.mode is DistributedMode.SYNC and plan.custom is None
-    return _most_bytes(plan, settings) if in_step else None
+    return _most_bytes(plan, settings) if plan.has_common_step else None
 
 
 def _most_bytes(plan: ServerPlan, settings: Settings) -> int | None:

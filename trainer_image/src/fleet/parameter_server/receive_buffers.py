@@ -1,17 +1,16 @@
 """The receive buffers of a server: bounded memory for arriving gradients, and a buffer for each block's sum.
 
 Each block has one sum buffer. The gradient that begins a sum lands there; between two sums the sync mode
-keeps the previous value there. Later gradients of the block land in a pooled buffer until they are added, as
-does a gradient that arrives before its turn. If no buffer is free, a gradient stays in its trainer's socket.
-There it waits only for gradients of trainers that come earlier in the order of the sum, because one region of
+keeps the previous value there. Later gradients of the block, and gradients that arrive before their turn,
+land in pooled buffers until they are added. If no buffer is free, a gradient stays in its trainer's socket,
+and no thread waits for it: the change that may free a buffer resumes the trainer's connection. The gradient
+waits there only for gradients of trainers that come earlier in the order of the sum, because one region of
 the pool is reserved for gradients whose turn has come. Trainers that share memory with the server need no
 buffers.
 """
 
 import threading
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass
 from enum import Enum, auto
 from math import prod
@@ -20,7 +19,8 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from fleet.parameter_server.transport.arena import Extent, bytes_of
+from fleet.parameter_server.transport.arena import Extent
+from fleet.parameter_server.transport.connection import NotYet
 from fleet.parameter_server.transport.shared_memory import SharedBlocks
 
 __all__ = ["Buffer", "ReceiveBuffers", "Turn"]
@@ -32,14 +32,14 @@ _ALIGNMENT_BYTES: Final = 64
 
 
 class Turn(Enum):
-    """The time at which an arriving gradient is used."""
+    """When an arriving gradient is used."""
 
     FIRST = auto()
     """Immediately: the gradient begins the block's sum."""
     NEXT = auto()
     """As soon as the gradient has landed."""
     LATER = auto()
-    """After other gradients, which have not arrived yet."""
+    """After other gradients that have not arrived yet."""
 
 
 @dataclass(slots=True, eq=False)
@@ -50,7 +50,7 @@ class Buffer:
     tensor: Tensor
     bytes: memoryview
     stays: bool
-    """Whether a sum may stay here; False in the pool, because other gradients need its memory."""
+    """Whether a sum may stay here; False in the pool, because other gradients need the memory."""
     in_place: bool = False
     """Whether this is the block's own sum buffer."""
     region: "_Region | None" = None
@@ -80,9 +80,24 @@ class _Region:
         self._taken = dict(sorted([*self._taken.items(), (begin, begin + size)]))
         return self._memory[begin : begin + num_bytes]
 
-    def give_back(self, run: Tensor) -> None:
+    def free(self, run: Tensor) -> None:
         """Free a run."""
         del self._taken[int(run.storage_offset()) * run.element_size()]
+
+
+class _Changes(threading.Condition):
+    """A condition whose notifications also resume connections that wait for a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.resumes: dict[int, Callable[[], None]] = {}
+        """For each trainer that waits for a buffer, the function that resumes its connection."""
+
+    def notify_all(self) -> None:
+        """Wake all waiting threads, and resume all waiting connections."""
+        super().notify_all()
+        for trainer in list(self.resumes):
+            self.resumes.pop(trainer)()
 
 
 class ReceiveBuffers:
@@ -97,7 +112,7 @@ class ReceiveBuffers:
     """
 
     def __init__(self, extents: Mapping[int, Extent], most_bytes: int | None = None) -> None:
-        self.changed = threading.Condition()
+        self.changed = _Changes()
         """Guards the buffers and the state that determines turns; notified when either changes."""
         self._extents = extents
         self._bytes = {block: prod(each.shape) * each.dtype.itemsize for block, each in extents.items()}
@@ -111,12 +126,9 @@ class ReceiveBuffers:
         self._shared: dict[int, tuple[SharedBlocks, dict[int, Tensor]]] = {}
         self._landing: dict[int, Buffer] = {}
         """The buffer of the gradient that each trainer is sending."""
-        self._hurried: Counter[int] = Counter()
-        self.held: set[int] = set()
-        """Trainers that wait for a buffer."""
 
     def share(self, trainer: int, memory: SharedBlocks | None) -> None:
-        """Receive a trainer's gradients in memory that it shares or, for None, in this process's buffers."""
+        """Receive a trainer's gradients in memory that the trainer shares; for None, in our own buffers."""
         with self.changed:
             self.forget(trainer)
             if memory is not None:
@@ -124,8 +136,15 @@ class ReceiveBuffers:
             else:
                 self._shared.pop(trainer, None)
 
-    def land(self, trainer: int, block: int, turn: Callable[[int, int], Turn]) -> memoryview:
-        """Return a buffer for the gradient that a trainer is about to send; wait until one is free.
+    @property
+    def held(self) -> Set[int]:
+        """The trainers that wait for a buffer; read with the lock held."""
+        return self.changed.resumes.keys()
+
+    def land(
+        self, trainer: int, block: int, turn: Callable[[int, int], Turn], resume: Callable[[], None]
+    ) -> memoryview | NotYet:
+        """Return a buffer for the gradient that a trainer is about to send, or `NotYet` if none is free.
 
         Parameters
         ----------
@@ -133,15 +152,20 @@ class ReceiveBuffers:
             The trainer and the block of the gradient. A second call for the same gradient returns the same
             bytes.
         turn : callable
-            Returns the turn of this trainer's gradient of this block. Called with the lock held: first at the
-            start, and then after every change of the buffers.
+            Returns the turn of this trainer's gradient of this block. Called with the lock held.
+        resume : callable
+            Called once, with the lock held, when a buffer may be free; the caller then tries again.
         """
         with self.changed:
             landing = self._landing.get(trainer)
             if landing is None or landing.block != block:
                 if landing is not None:
                     self.forget(trainer)
-                landing = self._landing[trainer] = self._wait_for_buffer(trainer, block, turn)
+                landing = self._find_buffer(trainer, block, turn)
+                if landing is None:
+                    self.changed.resumes[trainer] = resume
+                    return NotYet()
+                self._landing[trainer] = landing
             return landing.bytes
 
     def landing(self, trainer: int) -> Buffer:
@@ -153,24 +177,24 @@ class ReceiveBuffers:
         return self._landing.pop(trainer)
 
     def release(self, buffer: Buffer) -> None:
-        """Free a buffer; call with the lock held."""
+        """Free a buffer. Call this with the lock held."""
         if buffer.in_place:
             self.begun.discard(buffer.block)
         elif buffer.region is not None:
-            buffer.region.give_back(buffer.tensor)
+            buffer.region.free(buffer.tensor)
         self.changed.notify_all()
 
     def begin_sum(self, first: Buffer) -> Buffer:
         """Begin a block's sum: copy a gradient from the pool to the sum buffer, and free the pooled one."""
         with self.changed:
-            total = self.place(first.block)
+            total = self.sum_buffer(first.block)
         total.tensor.copy_(first.tensor)
         with self.changed:
             self.release(first)
         return total
 
-    def place(self, block: int) -> Buffer:
-        """Return the block's own sum buffer, or new memory if that is in use; call with the lock held."""
+    def sum_buffer(self, block: int) -> Buffer:
+        """Return the block's own sum buffer, or new memory if it is in use. Call this with the lock held."""
         if block in self.begun:
             return self._buffer(block, self._new(block), stays=True)
         if block not in self._sums:
@@ -179,40 +203,23 @@ class ReceiveBuffers:
         return self._sums[block]
 
     def forget(self, trainer: int) -> None:
-        """Free the buffer of a gradient that will not arrive; call with the lock held."""
+        """Free the buffer of a gradient that will not arrive. Call this with the lock held."""
         landing = self._landing.pop(trainer, None)
         if landing is not None:
             self.release(landing)
 
-    @contextmanager
-    def hurry(self, trainer: int) -> Iterator[None]:
-        """Keep a trainer's receiving thread from waiting for buffers: its connection is about to close."""
-        with self.changed:
-            self._hurried[trainer] += 1
-            self.changed.notify_all()
-        try:
-            yield
-        finally:
-            with self.changed:
-                self._hurried[trainer] -= 1
-
-    def _wait_for_buffer(self, trainer: int, block: int, turn: Callable[[int, int], Turn]) -> Buffer:
+    def _find_buffer(self, trainer: int, block: int, turn: Callable[[int, int], Turn]) -> Buffer | None:
         if trainer in self._shared:
             memory, tensors = self._shared[trainer]
             return Buffer(block, tensors[block], memory[block], stays=True)
-        while True:
-            now = turn(trainer, block)
-            if now is Turn.FIRST and block not in self.begun:
-                return self.place(block)
-            # The second region is reserved for gradients whose turn has come: early ones must not block sums.
-            for region in self._regions[: 1 if now is Turn.LATER else 2]:
-                if (run := region.take(self._bytes[block])) is not None:
-                    return self._buffer(block, run, stays=False, region=region)
-            if self._hurried[trainer]:
-                return self._buffer(block, self._new(block), stays=False)
-            self.held.add(trainer)
-            self.changed.wait()
-            self.held.discard(trainer)
+        now = turn(trainer, block)
+        if now is Turn.FIRST and block not in self.begun:
+            return self.sum_buffer(block)
+        # The second region is reserved for gradients whose turn has come: early ones must not block sums.
+        for region in self._regions[: 1 if now is Turn.LATER else 2]:
+            if (run := region.take(self._bytes[block])) is not None:
+                return self._buffer(block, run, stays=False, region=region)
+        return None
 
     def _new(self, block: int) -> Tensor:
         return torch.empty(self._bytes[block], dtype=torch.uint8)
@@ -228,7 +235,7 @@ class ReceiveBuffers:
     ) -> Buffer:
         extent = self._extents[block]
         tensor = memory.view(extent.dtype).view(extent.shape)
-        return Buffer(block, tensor, bytes_of(tensor), stays, in_place, region)
+        return Buffer(block, tensor, memoryview(memory.numpy().data), stays, in_place, region)
 
 
 def _aligned(num_bytes: int) -> int:

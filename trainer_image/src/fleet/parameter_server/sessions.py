@@ -1,12 +1,13 @@
-"""The training sessions of this process, by the PyTorch objects that they train.
+"""The training sessions of this process, identified by the PyTorch objects that they train.
 
-An `Executor` that runs a program and a loop that calls ``optimizer.step()`` share one session: each of them
-finds the session that the other has started.
+An `Executor` that runs a program and a loop that calls ``optimizer.step()`` share one session: either finds
+the session that the other started.
 """
 
 import atexit
 import logging
 import os
+import threading
 import weakref
 from collections.abc import Callable, Collection
 from dataclasses import replace
@@ -14,7 +15,7 @@ from functools import cache, partial
 from typing import Final
 
 from fleet.checkpoint import CHECKPOINT_PREFIX, MANIFEST_NAME, end_if_finished, leave_mark
-from fleet.errors import CheckpointError, ConfigurationError
+from fleet.errors import CheckpointError, ConfigurationError, FleetError
 from fleet.parameter_server.facts import state_of
 from fleet.parameter_server.pieces import in_pieces
 from fleet.parameter_server.server.server import Server
@@ -30,12 +31,26 @@ from fleet.role_maker import JobIdentity, Role, RoleKind
 from fleet.role_maker.variables import SYNC_MODES, Variables, sync_mode_of
 from fleet.strategy import DistributedStrategy
 
-__all__ = ["find_trainer", "serve", "start_server", "start_trainer", "train_as"]
+__all__ = [
+    "complete",
+    "find_trainer",
+    "serve",
+    "serves_within",
+    "start_server",
+    "start_trainer",
+    "train_as",
+]
 
 _log = logging.getLogger(__name__)
 _DEFAULTS: Final = DistributedStrategy()
-_strategies: "weakref.WeakKeyDictionary[Source, DistributedStrategy]" = weakref.WeakKeyDictionary()
+_END_SECONDS: Final = 5.0
+_choices: "weakref.WeakKeyDictionary[Source, tuple[DistributedStrategy, ServerPlan | None]]" = (
+    weakref.WeakKeyDictionary()
+)
+"""See `train_as`."""
 _trainers: "weakref.WeakKeyDictionary[Source, Trainer]" = weakref.WeakKeyDictionary()
+_threads_within: "weakref.WeakKeyDictionary[Trainer, threading.Thread]" = weakref.WeakKeyDictionary()
+"""The threads of the servers that run inside this process, because it trains alone."""
 
 
 def find_trainer(source: Source) -> Trainer | None:
@@ -43,9 +58,22 @@ def find_trainer(source: Source) -> Trainer | None:
     return _trainers.get(source)
 
 
-def train_as(source: Source, strategy: DistributedStrategy) -> None:
-    """Set the strategy for a source's sessions, regardless of whether a loop or an Executor starts them."""
-    _strategies[source] = strategy
+def train_as(source: Source, strategy: DistributedStrategy, server_within: ServerPlan | None = None) -> None:
+    """Set the strategy for a source's sessions, whether a loop or an Executor starts them.
+
+    Parameters
+    ----------
+    source : Source
+    strategy : DistributedStrategy
+    server_within : ServerPlan, optional
+        The server that the trainer's session starts inside this process, which trains alone.
+    """
+    _choices[source] = strategy, server_within
+
+
+def serves_within(source: Source) -> bool:
+    """Return whether the trainer's session of a source starts a server inside this process."""
+    return source in _choices and _choices[source][1] is not None
 
 
 def start_trainer(plan: TrainerPlan, source: Source, job: JobIdentity) -> Trainer:
@@ -65,12 +93,12 @@ def start_trainer(plan: TrainerPlan, source: Source, job: JobIdentity) -> Traine
     PeerLostError
         A server does not answer before the deadline.
     SystemExit
-        This trainer or the training had already completed.
+        This trainer, or the training run, has already completed.
     """
     if source in _trainers:
         raise ConfigurationError(
-            "this model trains with the parameter servers already; expected the startup program, or "
-            "fleet.init_worker(), once"
+            "this model already trains with the parameter servers; expected to run the startup program, or "
+            "fleet.init_worker(), only once"
         )
     strategy = _strategy_of(source, plan)
     settings = _settings(strategy)
@@ -78,6 +106,8 @@ def start_trainer(plan: TrainerPlan, source: Source, job: JobIdentity) -> Traine
     look = partial(end_if_finished, os.environ, plan.trainer_id)
     look()
     keep_freed_memory(os.environ)
+    _, within = _choices.get(source, (None, None))
+    thread = _serve_within(_make_server(within, source, job, settings)) if within is not None else None
     progress.waits_for("the parameter servers to let it join")
     trainer = Trainer.join(
         plan,
@@ -93,7 +123,10 @@ def start_trainer(plan: TrainerPlan, source: Source, job: JobIdentity) -> Traine
     progress.waits_for(None)
     progress.follow(partial(_steps_made, weakref.ref(trainer)))
     lifecycle.joined()
-    atexit.register(_remind, weakref.ref(trainer), settings.deadline_seconds)
+    if thread is None:
+        atexit.register(_remind, weakref.ref(trainer), settings.deadline_seconds)
+    else:
+        _threads_within[trainer] = thread
     _trainers[source] = trainer
     return trainer
 
@@ -113,18 +146,19 @@ def _end_if_completed(trainer: int, completed: Collection[int]) -> None:
     """
     if trainer in completed:
         _log.warning(
-            "trainer %d has completed before, as all parameter servers say: nothing is left to do", trainer
+            "trainer %d has already completed, according to all parameter servers: nothing is left to do",
+            trainer,
         )
         lifecycle.end_completed(completed)
 
 
 def _remind(find: Callable[[], Trainer | None], deadline_seconds: float) -> None:
-    """Warn at exit that the servers will wait for this trainer, unless it has reported an error."""
+    """Warn at exit that the servers will wait for this trainer, unless it completed or failed."""
     trainer = find()
     if trainer is not None and not trainer.completed and not lifecycle.failed():
         _log.warning(
-            "the script ends without fleet.stop_worker(): to the parameter servers trainer %d is lost, and "
-            "they wait %g s for it to come back (FLAGS_rpc_deadline). Call fleet.stop_worker(), or an "
+            "the script ends without fleet.stop_worker(): the parameter servers treat trainer %d as lost, "
+            "and wait %g s for it to restart (FLAGS_rpc_deadline). Call fleet.stop_worker(), or an "
             "Executor's close(), after the last step",
             trainer.plan.trainer_id,
             deadline_seconds,
@@ -151,37 +185,74 @@ def start_server(whole: ServerPlan, source: Source, job: JobIdentity, model_dir:
         The named checkpoint does not exist or cannot be loaded, the endpoint is in use, or the script has
         converted the model since the plan was made.
     SystemExit
-        This training had already completed.
+        This training run has already completed.
     """
-    settings = _settings(_strategy_of(source, whole))
-    plan = in_pieces(whole, settings)
-    for block in whole.blocks:
-        check_dtype(block.param, source.parameters[block.param], dtype_of(block.dtype))
     lifecycle.start(
         Role(
             kind=RoleKind.SERVER,
-            index=plan.server,
-            worker_num=plan.trainers,
-            server_endpoints=plan.endpoints,
-            current_endpoint=plan.endpoint,
+            index=whole.server,
+            worker_num=whole.trainers,
+            server_endpoints=whole.endpoints,
+            current_endpoint=whole.endpoint,
             job=job,
         )
     )
     end_if_finished(os.environ)
-    server = Server(plan, source.parameters, job, settings, state_of(source))
-    directory = model_dir or os.environ.get("FLEET_CHECKPOINT_DIR", "").strip()
-    if directory:
-        progress.waits_for("its checkpoint to be read")
-    if directory and server.loader.load(directory) is None and model_dir:
-        raise CheckpointError(
-            f"{model_dir} has no checkpoint; expected a directory with a {MANIFEST_NAME}, or numbered ones "
-            f"({CHECKPOINT_PREFIX}0, …) of which one has it"
-        )
+    server = _make_server(whole, source, job, _settings(_strategy_of(source, whole)), model_dir)
     release(source)
     server.start()
     progress.waits_for(None)
     lifecycle.joined()
     return server
+
+
+def _make_server(
+    whole: ServerPlan, source: Source, job: JobIdentity, settings: Settings, model_dir: str | None = None
+) -> Server:
+    """Make a server with the values of a checkpoint or else the module; it does not accept trainers yet."""
+    for block in whole.blocks:
+        check_dtype(block.param, source.parameters[block.param], dtype_of(block.dtype))
+    server = Server(in_pieces(whole, settings), source.parameters, job, settings, state_of(source))
+    directory = model_dir or os.environ.get("FLEET_CHECKPOINT_DIR", "").strip()
+    if directory:
+        progress.waits_for("its checkpoint to be read")
+    if directory and server.loader.load(directory) is None and model_dir:
+        raise CheckpointError(
+            f"{model_dir} has no checkpoint; expected a directory with a {MANIFEST_NAME}, or numbered "
+            f"directories ({CHECKPOINT_PREFIX}0, …) at least one of which has it"
+        )
+    return server
+
+
+def _serve_within(server: Server) -> threading.Thread:
+    """Serve the trainer of this process in a thread, until the trainer has completed or the process exits."""
+
+    def run() -> None:
+        try:
+            server.serve()
+        except FleetError as error:  # the trainer raises the same error, where the script sees it
+            _log.debug("the parameter server of this process has ended: %s", error)
+        finally:
+            server.close()
+
+    server.start()
+    thread = threading.Thread(target=run, name="fleet-server", daemon=True)
+    thread.start()
+    return thread
+
+
+def complete(trainer: Trainer) -> None:
+    """Complete a trainer, and write its final progress.
+
+    Raises
+    ------
+    PeerLostError
+        A server does not answer before the deadline.
+    """
+    completed = trainer.complete()
+    if (thread := _threads_within.get(trainer)) is not None:
+        thread.join(_END_SECONDS)  # its server uses pools, which Python closes before it runs exit handlers
+    lifecycle.finish(completed)
 
 
 def serve(server: Server) -> None:
@@ -204,13 +275,13 @@ def serve(server: Server) -> None:
 
 def _strategy_of(source: Source, plan: TrainerPlan | ServerPlan) -> DistributedStrategy:
     """Return the strategy of a session; log it if the script's mode overrides FLEET_SYNC_MODE."""
-    if (strategy := _strategies.get(source)) is not None:
-        return strategy
+    if source in _choices:
+        return _choices[source][0]
     asked = sync_mode_of(Variables(os.environ))
     found = plan.custom.name if plan.custom is not None else SYNC_MODES[plan.mode]
     if asked not in (SYNC_MODES[0], found):
         _log.warning(
-            "FLEET_SYNC_MODE is %s, and the script has transpiled for %s, which counts",
+            "FLEET_SYNC_MODE is %s, but the script has transpiled its program for %s, which takes precedence",
             asked,
             found,
         )
@@ -220,7 +291,7 @@ def _strategy_of(source: Source, plan: TrainerPlan | ServerPlan) -> DistributedS
 def _settings(strategy: DistributedStrategy) -> Settings:
     for name in THREAD_NUMS:
         if os.environ.get(name):
-            _tell_of_threads(name, os.environ[name])
+            _log_unused_setting(name, os.environ[name])
     return replace(
         Settings.from_environ(os.environ),
         transport="tcp" if strategy.wire_dtype else strategy.transport,  # shared memory is not converted
@@ -230,11 +301,11 @@ def _settings(strategy: DistributedStrategy) -> Settings:
 
 
 @cache
-def _tell_of_threads(name: str, value: str) -> None:
+def _log_unused_setting(name: str, value: str) -> None:
     """Log, once per process, that Paddle's setting for a number of threads has no effect."""
     _log.info(
-        "%s is %s, and changes nothing: one connection with a thread for each direction serves all dense "
-        "parameters of a server",
+        "%s is %s, but has no effect: one connection with each server carries all dense parameters, and one "
+        "thread serves all connections",
         name,
         value,
     )

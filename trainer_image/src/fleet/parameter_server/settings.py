@@ -12,7 +12,7 @@ from fleet.environment.deadlines import Deadlines, count, positive
 __all__ = ["THREAD_NUMS", "Settings"]
 
 THREAD_NUMS: Final = ("FLAGS_rpc_send_thread_num", "FLAGS_rpc_get_thread_num")
-"""Paddle's settings that have no effect: each server always has one sending and one receiving thread."""
+"""Paddle's settings that have no effect: one thread serves a trainer's connections with all servers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,11 +20,11 @@ class _Bounds(Deadlines):
     """Limits on the data that a trainer has in flight."""
 
     send_queue_size: int = 2
-    """Half-async: the number of gradients of one block that may be in flight before a step waits."""
+    """Half-async: the maximum number of gradients of one block that may be in flight before a step waits."""
     max_merge_var_num: int = 20
     """Half-async: the largest number of gradients that are merged into one."""
     look_ups_at_once: int = 12
-    """The largest number of unanswered row requests at one server; the server has its own limit, too."""
+    """The maximum number of unanswered row requests to one server; the server has its own limit, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class Settings(_Bounds):
 
     @property
     def glance_seconds(self) -> float:
-        """The longest time between two checks of a running watcher: two heartbeats, or one failed call."""
+        """The maximum time between two checks of a live watchdog: two heartbeats, or one failed call."""
         return min(2 * self.heartbeat_seconds + 1.0, self.deadline_seconds / 2)
 
     @property

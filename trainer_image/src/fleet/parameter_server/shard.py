@@ -1,4 +1,4 @@
-"""A server's shard: its part of the model, and the buffers and norm parts that a training mode uses."""
+"""A server's shard: its part of the model, with the buffers and norm parts that a training mode uses."""
 
 import logging
 import zlib
@@ -53,7 +53,7 @@ def release(source: Source) -> None:
 
 
 def _send_to_none(part: NormPart, servers: Sequence[int]) -> None:
-    """Drop a part of a norm; used if no other server has blocks that the norm covers."""
+    """Drop this server's part of a norm; used if the norm covers no blocks of other servers."""
 
 
 class Shard:
@@ -122,5 +122,5 @@ def _share(block_bytes: Mapping[int, int]) -> SharedBlocks | None:
     try:
         return SharedBlocks.create(block_bytes)
     except OSError as error:
-        _log.debug("the values are in this process's own memory: %s", error)
+        _log.debug("the values are in private memory, because shared memory failed: %s", error)
         return None

@@ -1,9 +1,9 @@
-"""The dense part of a server's model: the value and optimizer of each block, changed only by update records.
+"""The dense part of a server's model: each block's value and optimizer, changed only by update records.
 
-Only `DenseStore.apply` changes a value. Each record has the data, its origins (trainers and steps) and a
-sequence number. Records for one block are applied one at a time in ascending order, so that they could be
-logged and replayed. The training mode's rule determines the effect of an update; the effect depends only on
-the value, its optimizer and the record.
+Only `DenseStore.apply` changes a value. Each record has a gradient or value, its origins (trainers and steps)
+and a sequence number. Records for one block are applied one at a time in ascending order, so that they could
+be logged and replayed. The training mode's rule determines the effect of an update; the effect depends only
+on the value, its optimizer and the record.
 """
 
 import itertools
@@ -90,7 +90,7 @@ class Put:
 
 
 class FailedStep:
-    """The first failed step of a block or table on a server, with which the server ends.
+    """The first failed step of a block or table on a server; the server ends because of it.
 
     A failed step may leave its block partly stepped, so training cannot continue from the values. The failure
     therefore concerns every trainer, not only the trainer whose gradient arrived last: the next call of
@@ -108,7 +108,7 @@ class FailedStep:
         """The error to report to every trainer; None while no step has failed."""
 
     def note(self, raised: BaseException) -> FleetError:
-        """Record the exception of a step, and log its traceback; return the error for every trainer."""
+        """Record the exception of a step, and log its traceback; return the error to send to all trainers."""
         if self.error is None:
             ours = isinstance(raised, FleetError)
             kind = ConfigurationError if isinstance(raised, ConfigurationError) else FleetError
@@ -132,7 +132,7 @@ class _Entry:
     block: PlannedBlock
     value: Tensor
     optimizer: DenseUpdate | None
-    """The optimizer; None in modes in which trainers have the optimizers, such as GEO."""
+    """The optimizer; None in modes such as GEO, in which trainers have the optimizers."""
     limits: tuple[float, float] | None
     """The bounds for clipping gradients by value."""
     lock: threading.RLock = field(default_factory=threading.RLock)
@@ -166,8 +166,8 @@ class Target:
         optimizer, block = self._entry.optimizer, self._entry.block
         if optimizer is None or block.group >= len(self._hyper_parameters):
             raise ConfigurationError(
-                f"block {block.name} belongs to param group {block.group}, but the trainer's "
-                f"optimizer has {len(self._hyper_parameters)} groups; build the optimizer alike in every role"
+                f"block {block.name} belongs to param group {block.group}, but the trainer's optimizer has "
+                f"{len(self._hyper_parameters)} groups; build the optimizer in the same way in every role"
             )
         if self._entry.limits is not None:
             gradient.clamp_(*self._entry.limits)
@@ -178,7 +178,7 @@ Rule = Callable[[Target, Update], None]
 
 
 def step_by_optimizer(target: Target, update: Update) -> None:
-    """Step a value with its optimizer and an update's gradient; this is the rule of most modes."""
+    """Step a value with its optimizer and an update's gradient. Most modes use this rule."""
     target.step(update.gradient)
 
 
@@ -214,7 +214,7 @@ class DenseStore:
         self.extents = {block.id: Extent(dtype_of(block.dtype), block.shape) for block in plan.blocks}
         """The dtype and shape of each block."""
         self.failed = FailedStep(plan.endpoint)
-        """The failure that may have left a value partly changed; nothing is applied after a failure."""
+        """A failure that may have left a value partly changed; after it, no update is applied."""
         self._rule = rule
         self._sequence = itertools.count(1)
         values = memory.tensors(self.extents) if memory is not None else Arena(self.extents)
@@ -247,8 +247,9 @@ class DenseStore:
         ConfigurationError
             The update has fewer param groups than this process's optimizer.
         FleetError
-            The rule raised an error, in this call or an earlier one. The block may then be partly changed:
-            `failed` has the reason, and the server ends.
+            The rule refused the update, which concerns only the trainer that sent it; or the rule raised
+            another error, in this call or an earlier one. After another error the block may be partly
+            changed, `failed` has the reason, and the server ends.
         """
         entry = self._entries[update.key]
         with entry.lock:
@@ -268,7 +269,7 @@ class DenseStore:
                 raise self.failed.note(error) from error
 
     def view(self, block: int) -> memoryview:
-        """Return a view of the bytes of a block's value; no update may be applied while the view is read."""
+        """Return a view of the bytes of a block's value; no update may be applied while it is in use."""
         return self._bytes[block]
 
     def read(self, key: int, into: memoryview, begin: int = 0) -> None:
@@ -277,7 +278,7 @@ class DenseStore:
             copy_bytes(self._bytes[key][begin : begin + len(into)], into)
 
     def snapshot(self) -> list[Piece]:
-        """Return a copy of every block and its optimizer state; the pieces of each block are joined."""
+        """Return a copy of every block and its optimizer state, with the pieces of each block joined."""
         joined: list[Piece] = []
         for pieces in by_block(entry.block for entry in self._entries.values()):
             copies = []

@@ -1,6 +1,6 @@
 """The tables of a server: rows by id, changed only by update records.
 
-As in `DenseStore`, only `apply` changes a row. A row that was never updated can be read, too, and has its
+As in `DenseStore`, only `apply` changes a row. A row that was never updated can also be read, and has its
 initial value.
 """
 
@@ -20,9 +20,11 @@ from fleet.parameter_server.store import FailedStep, Origin
 from fleet.plan.tables import TablePlan
 from fleet.process import progress
 from fleet.tables import RowGradients, Table, TableRows
+from fleet.tables.ids import SHARDS, shard_of
 from fleet.tables.rows import part, warm_start
-from fleet.tables.shards import SHARDS, shard_of
+from fleet.tables.rules import steps_every_row
 from fleet.tables.snapshot import Snapshot
+from fleet.tables.storage import IN_MEMORY
 from fleet.wire import HyperParameters
 from fleet.wire.rows import most_rows
 
@@ -39,10 +41,10 @@ class RowUpdate:
     Attributes
     ----------
     table : int
-        Its number.
+        The table's number.
     gradient : RowGradients
         The gradient of this server's rows, with distinct ids; in sync mode the mean over the trainers. It may
-        be overwritten.
+        be overwritten. If the table's rule steps every row, the store replaces it by that of every row.
     hyper_parameters : tuple of mappings
         The hyper-parameters of the step, by param group.
     origins : tuple of Origin
@@ -66,7 +68,7 @@ class RowUpdate:
 
 @dataclass(slots=True)
 class RowPut:
-    """A replacement of a whole table by the rows in a checkpoint.
+    """A replacement of a whole table with the rows of a checkpoint.
 
     Attributes
     ----------
@@ -87,7 +89,7 @@ class RowPut:
 
 @dataclass(frozen=True, slots=True)
 class RowCopy:
-    """A snapshot of a table for one reader, while updates continue.
+    """A snapshot of a table that one reader reads while updates continue.
 
     Attributes
     ----------
@@ -115,14 +117,14 @@ class RowCopy:
             yield part
 
     def count(self) -> None:
-        """Count the rows in advance; like `parts`, this holds the lock for one part at a time."""
+        """Count the rows in advance, holding the lock for one part at a time, as `parts` does."""
         counting = True
         while counting:
             with self.lock:
                 counting = self.snapshot.count_on()
 
     def close(self) -> None:
-        """Release the parts that have not been read, so that updates no longer need to preserve old rows."""
+        """Release the unread parts, so that updates no longer need to preserve old rows."""
         with self.lock:
             self.snapshot.close()
 
@@ -135,6 +137,10 @@ class _Entry:
     table: Table
     updates: int = 0
     """The number of updates, including empty ones; the same on every server."""
+    every_id: NDArray[np.int64] | None = None
+    """The ids that this server holds, ascending, once an update has stepped every row."""
+    every_row: tuple[HyperParameters, bool] = (), False
+    """The latest hyper-parameters of `TableStore.update_bytes`, and whether they step every row."""
     lock: threading.Lock = field(default_factory=threading.Lock)
     """Guards the rows."""
 
@@ -155,7 +161,7 @@ class TableStore:
         self, plans: Iterable[TablePlan], failed: FailedStep, shards: Sequence[int] = range(SHARDS)
     ) -> None:
         self.failed = failed
-        self._num_shards = len(shards)
+        self._shards = shards
         self._entries: dict[int, _Entry] = {}
         self._sequence = itertools.count(1)
         for plan in plans:
@@ -171,6 +177,10 @@ class TableStore:
         """The tables' names, by number."""
         self.row_bytes = {number: entry.plan.row_bytes for number, entry in self._entries.items()}
         """The size of a row on the wire in bytes, by table."""
+        self.on_disk = frozenset(
+            number for number, entry in self._entries.items() if entry.plan.config.storage != IN_MEMORY
+        )
+        """The tables whose rows may be on a disk."""
 
     def __len__(self) -> int:
         """Return the number of tables."""
@@ -191,9 +201,9 @@ class TableStore:
         most = most_rows(self.row_bytes[table])
         if self.held_by_trainers(table) and count > most:
             raise ConfigurationError(
-                f"trainers hold table {self.names[table]} too, and {count} of its rows on one server have "
-                f"changed at once, expected {most} at most; use smaller batches, more parameter servers, or "
-                "fleet.nn.DistributedEmbedding in place of sparse=True"
+                f"trainers also hold table {self.names[table]}, and {count} of its rows on one server "
+                f"changed in one step, expected at most {most}; use smaller batches, more parameter servers, "
+                "or fleet.nn.DistributedEmbedding in place of sparse=True"
             )
 
     def statistics(self) -> list[dict[str, Any]]:
@@ -210,7 +220,7 @@ class TableStore:
                 "lookedUp": entry.table.statistics.looked_up,
                 "found": entry.table.statistics.found,
                 "rowsOfFullestShard": entry.table.statistics.rows_of_fullest_shard,
-                "shardSkew": entry.table.statistics.skew(self._num_shards),
+                "shardSkew": entry.table.statistics.skew(len(self._shards)),
             }
             for entry in self._entries.values()
         ]
@@ -226,7 +236,7 @@ class TableStore:
         Raises
         ------
         ConfigurationError
-            The update is refused, and nothing has changed.
+            The update is refused, and no row has changed.
         FleetError
             This update or an earlier one failed. Rows may be partly changed: `failed` has the reason, and the
             server ends.
@@ -240,10 +250,13 @@ class TableStore:
                 entry.table, entry.updates = update.rows, update.updates
                 return
             entry.updates += 1
+            options = entry.plan.options(update.hyper_parameters)
+            config = entry.table.config
+            if steps_every_row(config.rule, {**config.options_at(entry.updates), **options}):
+                update.gradient = self._of_every_row(entry, update.gradient)
             if not update.gradient.ids.size:
                 return
             progress.count("rows_stepped", update.gradient.ids.size)
-            options = entry.plan.options(update.hyper_parameters)
             try:
                 update.before = entry.table.update(
                     update.gradient.ids, update.gradient.values, entry.updates, options, keeps=update.keeps
@@ -252,6 +265,41 @@ class TableStore:
                 raise
             except BaseException as error:
                 raise self.failed.note(error) from error
+
+    def update_bytes(self, table: int, num_bytes: int, hyper_parameters: HyperParameters) -> int:
+        """Return the bytes of rows that an update steps, with a gradient of `num_bytes`. Takes no lock."""
+        entry = self._entries[table]
+        config = entry.plan.config
+        if not hyper_parameters or config.num_embeddings is None or not hasattr(config.rule, "every_row"):
+            return num_bytes
+        known, every_row = entry.every_row
+        if hyper_parameters != known:
+            of_rule = {**config.rule.defaults(), **config.options, **entry.plan.options(hyper_parameters)}
+            every_row = steps_every_row(config.rule, of_rule)
+            entry.every_row = hyper_parameters, every_row
+        if not every_row:
+            return num_bytes
+        return config.num_embeddings * entry.plan.row_bytes * len(self._shards) // SHARDS
+
+    def is_locked(self, table: int) -> bool:
+        """Return whether a thread reads or changes rows of a table, for which another would have to wait."""
+        return self._entries[table].lock.locked()
+
+    def _of_every_row(self, entry: _Entry, gradient: RowGradients) -> RowGradients:
+        """Extend a gradient to all rows that this server holds; the rows that it adds have zeros."""
+        config = entry.plan.config
+        if config.num_embeddings is None:
+            raise ConfigurationError(
+                f"table {config.name}: its optimizer steps every row in each update since an option has "
+                "changed, and the table has no num_embeddings; expected one"
+            )
+        if entry.every_id is None:
+            ids = np.arange(config.num_embeddings, dtype=np.int64)
+            entry.every_id = ids[np.isin(shard_of(ids), np.array(self._shards))]
+        self.check_reportable(entry.plan.number, entry.every_id.size)
+        values = gradient.values.new_zeros(entry.every_id.size, config.dimension)
+        values[torch.from_numpy(np.searchsorted(entry.every_id, gradient.ids))] = gradient.values
+        return RowGradients(entry.every_id, values)
 
     def check(self, table: int, ids: NDArray[np.int64]) -> None:
         """Raise RemoteProtocolError unless ascending ids are in the table's range."""
@@ -262,7 +310,7 @@ class TableStore:
                 f"ids {ids[0]} to {ids[-1]} of table {config.name}, expected 0 to {limit - 1}"
             )
 
-    def look_up(self, table: int, ids: NDArray[np.int64]) -> Tensor:
+    def rows(self, table: int, ids: NDArray[np.int64]) -> Tensor:
         """Return a copy of rows for a trainer's look-up, and count the look-up in the table's statistics."""
         entry = self._entries[table]
         with entry.lock:
@@ -281,7 +329,7 @@ class TableStore:
         ----------
         since : mapping of int to int, optional
             For each table, a number of updates: the snapshot then has only the rows that changed after them.
-            It has all rows if the number is missing, or if rows removed since then are unknown.
+            It has all rows if the number is missing, or if the rows removed since then are unknown.
         """
         copies = []
         for number, entry in self._entries.items():
@@ -300,7 +348,7 @@ def _rows_of(weight: Tensor, shards: Sequence[int]) -> TableRows:
 
 
 def append_ids(pending: list[NDArray[np.int64]], ids: NDArray[np.int64]) -> None:
-    """Append ids to the pending ids; occasionally remove duplicates, so that the list stays bounded."""
+    """Append ids to the pending ids. Duplicates are removed now and then, so that the list stays bounded."""
     pending.append(ids)
     if len(pending) > _MOST_ARRAYS:
         pending[:] = [np.unique(np.concatenate(pending))]

@@ -29,7 +29,7 @@ FIRST_WORD_SECONDS: Final = 5.0
 _POLL_SECONDS: Final = 0.2
 _ATTEMPTS_BEFORE_A_LOOK: Final = 25
 _MOST_NAMES: Final = 6
-"""The most names in a message; if there are more processes, the last entry gives the number of the others."""
+"""The maximum number of names in a message; the last entry gives the number of the others, if any."""
 _log = logging.getLogger(__name__)
 
 
@@ -121,7 +121,7 @@ def wait_for_ports(
         if time.monotonic() >= deadline:
             raise DeadlineExceededError(
                 f"no connection to {named} after {deadline_seconds:g} s ({reason}); expected a server at "
-                "each endpoint: are they running, are the addresses right?"
+                "each endpoint: check that they are running, and that the addresses are right"
             )
         time.sleep(_POLL_SECONDS)
 
@@ -132,8 +132,8 @@ def _reason(endpoint: str, error: OSError) -> str:
     if not isinstance(error, ConnectionRefusedError) or _is_loopback(host):
         return str(error)
     return (
-        f"{error}; a server that runs there without the key of the job listens on its loopback address only: "
-        "give all processes the same FLEET_JOB_KEY"
+        f"{error}; a server without the job's key listens only on its loopback address: give all processes "
+        "the same FLEET_JOB_KEY"
     )
 
 

@@ -31,7 +31,7 @@ class PlannedBlock:
     begin: int
     """First element in the flattened parameter."""
     shape: tuple[int, ...]
-    """The parameter's shape with the first dimension cut to this block's rows."""
+    """The parameter's shape, with the first dimension reduced to this block's rows."""
     server: int
     """Index of the owning server in the plan's ``endpoints``."""
     endpoint: str
@@ -61,7 +61,7 @@ class PlannedBlock:
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """One block of a variable: the elements from ``begin`` to ``end``; whole rows if there are rows."""
+    """One block of a variable: the whole rows from element ``begin`` up to, but excluding, ``end``."""
 
     index: int
     begin: int
@@ -124,7 +124,7 @@ def plan_block(
     server: int,
     endpoint: str,
 ) -> PlannedBlock:
-    """Return the block of one slice of a parameter.
+    """Build the block for one slice of a parameter.
 
     Parameters
     ----------

@@ -4,7 +4,7 @@ import inspect
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from itertools import pairwise
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch.nn.parameter import is_lazy
@@ -14,13 +14,10 @@ from fleet.plan.clipping import GradClip, check_grad_clip, in_floats
 from fleet.plan.elementwise import try_out
 from fleet.plan.optimizers import class_path, read_hyper_parameters
 from fleet.plan.source import Source, parameter_names
-from fleet.plan.spec import GroupSpec, ParameterSpec, TrainingSpec
+from fleet.plan.spec import LOSS, GroupSpec, ParameterSpec, TrainingSpec
 from fleet.plan.tables import find_tables, placeholders_of, table_spec
 
-__all__ = ["LOSS", "capture_loop", "capture_step"]
-
-LOSS: Final = "loss"
-"""The name of the loss among a step's results."""
+__all__ = ["capture_loop", "capture_step"]
 
 
 def capture_step(
@@ -28,8 +25,18 @@ def capture_step(
     loss_fn: Callable[..., Any],
     optimizer: torch.optim.Optimizer,
     grad_clip: GradClip | None = None,
+    feeds: tuple[str, ...] | None = None,
 ) -> tuple[TrainingSpec, Source]:
-    """Capture a step that an executor makes with a loss function; see `fleet.fluid.Program.capture`.
+    """Capture a training step that an executor runs; see `fleet.fluid.Program.capture`.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+    loss_fn : callable
+    optimizer : torch.optim.Optimizer
+    grad_clip : ClipGradByValue, ClipGradByNorm or ClipGradByGlobalNorm, optional
+    feeds : tuple of str, optional
+        What the loss function takes after the model; by default the names in its signature.
 
     Raises
     ------
@@ -38,7 +45,8 @@ def capture_step(
     """
     if not isinstance(model, torch.nn.Module):
         raise TranspileError(f"capture needs a torch.nn.Module as its model, found {_kind(model)}")
-    return _capture(optimizer, model, loss_fn, _feeds(loss_fn), grad_clip, None)
+    named = _feeds(loss_fn) if feeds is None else feeds
+    return _capture(optimizer, model, loss_fn, named, grad_clip, None)
 
 
 def capture_loop(
@@ -47,7 +55,7 @@ def capture_loop(
     grad_clip: GradClip | None = None,
     trained: Collection[torch.nn.Parameter] | None = None,
 ) -> tuple[TrainingSpec, Source]:
-    """Capture the step of a loop that calls ``optimizer.step()`` itself.
+    """Capture the training step of a loop that calls ``optimizer.step()`` itself.
 
     Parameters
     ----------
@@ -115,8 +123,8 @@ def _feeds(loss_fn: Callable[..., Any]) -> tuple[str, ...]:
     if not callable(loss_fn) or isinstance(loss_fn, torch.nn.Module):
         raise TranspileError(
             f"loss_fn must be a function called as loss_fn(model, **feed), found {_kind(loss_fn)}: a program "
-            "computes its loss anew in each step, so give it the function that does, as in "
-            "def cost(model, x, y): return mse_loss(model(x), y), and then minimize(cost)"
+            "computes its loss in each step, so pass the function that computes it, as in def cost(model, "
+            "x, y): return mse_loss(model(x), y), and then minimize(cost)"
         )
     parameters = list(inspect.signature(loss_fn).parameters.values())
     if not parameters or parameters[0].kind not in (
@@ -153,8 +161,8 @@ def _check_optimizer(optimizer: torch.optim.Optimizer) -> None:
         )
     if isinstance(optimizer, torch.optim.LBFGS):
         raise TranspileError(
-            "LBFGS evaluates the model several times within one step, which parameter servers cannot; "
-            "use a first-order optimizer such as SGD or Adam"
+            "LBFGS evaluates the model several times within one step, which parameter servers do not "
+            "support; use a first-order optimizer such as SGD or Adam"
         )
 
 

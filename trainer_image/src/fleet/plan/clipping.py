@@ -5,10 +5,14 @@ is averaged over the trainers. Clipping comes before weight decay, as in PyTorch
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from fleet.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from torch.nn import Parameter
 
 __all__ = [
     "ClipGradByGlobalNorm",
@@ -18,6 +22,7 @@ __all__ = [
     "GradClip",
     "NormPlan",
     "check_grad_clip",
+    "clip_gradients",
     "in_floats",
 ]
 
@@ -100,7 +105,7 @@ GradClip = ClipGradByValue | ClipGradByNorm | ClipGradByGlobalNorm
 
 @dataclass(frozen=True, slots=True)
 class NormPlan:
-    """A norm over the gradients of several blocks, with which a server clips them before it steps."""
+    """A norm over the gradients of several blocks, by which a server clips them before the step."""
 
     key: str
     """The parameter's name; empty for the norm over all parameters."""
@@ -123,11 +128,11 @@ class ClippingPlan:
     ranges: Mapping[int, tuple[float, float]]
     """The bounds of the elements of a gradient, by block; empty unless gradients are clipped by value."""
     norms: tuple[NormPlan, ...]
-    """The norms by which gradients are clipped; empty unless they are."""
+    """The norms by which gradients are clipped; empty unless gradients are clipped by norm."""
 
 
 def in_floats(clip: GradClip) -> GradClip:
-    """Return the same way of clipping with floats as bounds, so that all processes write the same text."""
+    """Return an equal object with floats as bounds, so that its text is the same in all processes."""
     if isinstance(clip, ClipGradByValue):
         return ClipGradByValue(float(clip.max), float(clip.low))
     return type(clip)(float(clip.clip_norm))
@@ -146,6 +151,22 @@ def check_grad_clip(name: str, value: object) -> None:
             f"{name} is {value!r}; expected None, fleet.ClipGradByValue(max), "
             "fleet.ClipGradByNorm(clip_norm) or fleet.ClipGradByGlobalNorm(clip_norm)"
         )
+
+
+def clip_gradients(clip: GradClip, parameters: "Collection[Parameter]") -> None:
+    """Clip the gradients of parameters in this process, as servers clip averaged gradients."""
+    from torch.nn.utils import clip_grad_norm_  # imported here, so that plans can be read without torch
+
+    match clip:
+        case ClipGradByValue():
+            for parameter in parameters:
+                if parameter.grad is not None:
+                    parameter.grad.clamp_(clip.low, clip.max)
+        case ClipGradByNorm():
+            for parameter in parameters:
+                clip_grad_norm_(parameter, clip.clip_norm)
+        case ClipGradByGlobalNorm():
+            clip_grad_norm_(parameters, clip.clip_norm)
 
 
 def _check(clip: object, name: str, value: object, *, positive: bool = False) -> None:

@@ -41,7 +41,7 @@ class TrainingMode(Protocol):
 
     @property
     def programs(self) -> DistributedMode:
-        """The built-in mode whose programs this mode runs."""
+        """The built-in mode whose programs this mode uses."""
 
     def agreement(self) -> Mapping[str, str]:
         """Return the options, besides the name, that must be equal in every process."""
@@ -54,7 +54,7 @@ class DistributeTranspilerConfig:
     Attributes
     ----------
     slice_var_up : bool
-        Cut parameters into blocks so that all servers share the work.
+        Slice parameters into blocks so that all servers share the work.
     split_method : type
         `RoundRobin`, `HashName`, or your own subclass of `PSDispatcher`. The first two may also be given by
         name, as a string.
@@ -64,13 +64,13 @@ class DistributeTranspilerConfig:
         Combined with the `sync_mode` argument of ``transpile``: False in either one means asynchronous
         training.
     runtime_split_send_recv : bool
-        True: asynchronous training, in which the sender cuts the gradients. False: half-asynchronous
-        training, if `sync_mode` is False.
+        True: asynchronous training, in which the sending thread slices the gradients. False:
+        half-asynchronous training, if `sync_mode` is False.
     mode : str
-        ``pserver``; or, for a transpiler that is called by hand, ``nccl2`` or ``collective``, which give the
-        programs of collective training.
+        ``pserver``; or, for a transpiler that the script calls itself, ``nccl2`` or ``collective``, which
+        produce the programs of collective training.
     half_async : bool
-        Half-asynchronous training, even if the sender cuts the gradients.
+        Half-asynchronous training, even if the sending thread slices the gradients.
     completely_not_async : bool
         Synchronous training even though `sync_mode` is False. Paddle's `SyncStrategy` requests it in
         this way.
@@ -89,6 +89,10 @@ class DistributeTranspilerConfig:
         Log the server of each block.
     nccl_comm_num, use_hierarchical_allreduce, hierarchical_allreduce_inter_nranks
         Refused: in collective training all gradients use one communicator, without a hierarchy.
+    remote_prefetch : bool
+        True: the tables of ``is_sparse`` look-ups are on the servers alone, and trainers fetch the rows of
+        each look-up. False: each trainer also has a copy of these tables, and the servers send it the rows
+        that a step has changed; tables of ``is_distributed`` look-ups stay on the servers alone.
     collective_mode : str or None
         ``grad_allreduce``, the default of collective training, or ``local_sgd``.
 
@@ -115,6 +119,7 @@ class DistributeTranspilerConfig:
     use_hierarchical_allreduce: bool = False
     hierarchical_allreduce_inter_nranks: int = 0
     collective_mode: str | None = None
+    remote_prefetch: bool = True
 
     def __new__(cls, *_: object, **given: object) -> "DistributeTranspilerConfig":
         """Report unknown fields as attribute assignment does."""
@@ -221,7 +226,7 @@ class DistributeTranspilerConfig:
         return ", ".join(set_fields)
 
     def check_options(self, mode: DistributedMode, *, custom: bool = False) -> None:
-        """Refuse fields of another mode, and fields that request a mode beside a user-defined one.
+        """Raise if a field belongs to another mode, or requests a mode in addition to a user-defined one.
 
         Parameters
         ----------
@@ -244,7 +249,7 @@ class DistributeTranspilerConfig:
             for name in ("half_async", "completely_not_async"):
                 if getattr(self, name):
                     raise TranspileError(
-                        f"config.geo_sgd_mode = True and config.{name} = True ask for two modes; "
+                        f"config.geo_sgd_mode = True and config.{name} = True request two modes; "
                         "set one of them to False"
                     )
             return DistributedMode.GEO

@@ -9,7 +9,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Protocol
 
-__all__ = ["HashName", "Named", "PSDispatcher", "RoundRobin"]
+import numpy as np
+
+__all__ = ["HashName", "Named", "PSDispatcher", "RoundRobin", "shuffled"]
 
 
 class Named(Protocol):
@@ -111,3 +113,18 @@ class HashName(PSDispatcher):
             One of `eps` for each block.
         """
         return [self._eps[zlib.crc32(variable.name.encode()) % len(self._eps)] for variable in varlist]
+
+
+def shuffled(names: Sequence[str], seed: int) -> list[str]:
+    """Return names in the order in which Paddle dispatches whole parameters.
+
+    Parameters
+    ----------
+    names : sequence of str
+        The parameters, sorted.
+    seed : int
+        The program's `random_seed`.
+    """
+    found = list(names)
+    np.random.RandomState(seed).shuffle(found)  # the generator that gives Paddle's order
+    return found

@@ -1,8 +1,8 @@
 """Conversion of plans to plain JSON values and back.
 
-The types of the fields determine how a plan is read. A value of another type raises an error, with the
-value's place in the text. Reading a plan imports nothing that the text names; an optimizer's class is looked
-up when the plan runs.
+The types of the fields determine how a plan is read. A value of another type raises an error that gives the
+value's location in the text. Reading a plan imports nothing that the text names; an optimizer's class is
+looked up when the plan runs.
 """
 
 from collections.abc import Iterable, Mapping
@@ -56,14 +56,14 @@ def read_plan(where: str, value: object) -> Plan:
     Parameters
     ----------
     where : str
-        The place in the text, for messages.
+        The location in the text, for messages.
     value
         The result of `write_plan`.
 
     Raises
     ------
     TranspileError
-        The values are not a plan, or contradict each other; the message gives the place.
+        The values are not a plan, or contradict each other; the message gives the location.
     """
     plan: Plan = _read(where, value, Plan)
     if isinstance(plan, JobPlan):
@@ -74,7 +74,7 @@ def read_plan(where: str, value: object) -> Plan:
 
 
 def refuse(where: str, found: object, expected: str) -> NoReturn:
-    """Raise a TranspileError that names a place in the text and the value found there."""
+    """Raise a TranspileError that gives a location in the text and the value found there."""
     raise TranspileError(f"the program is damaged: {where} is {describe(found)}; expected {expected}")
 
 
@@ -99,7 +99,7 @@ def _write(value: Any) -> Any:
 
 
 def _read(where: str, value: Any, kind: Any) -> Any:
-    """Convert a value to the type of a field; refuse it if that is impossible."""
+    """Convert a value to the type of a field; raise if that is impossible."""
     if kind == HyperParameter:
         return _hyper_parameter(where, value)
     if isinstance(kind, UnionType):

@@ -1,4 +1,4 @@
-"""Trials of an optimizer, which test whether parameter servers can make its step, also on slices.
+"""Trials of an optimizer: test whether parameter servers can run its step, and run it on slices.
 
 A server steps each parameter, or each slice of it, with a separate optimizer, which it builds from the
 options of the param group. The trials therefore test three things: whether stepping slices gives the same
@@ -38,7 +38,7 @@ not used: a schedule may begin at zero, where every optimizer looks element-wise
 _GROWTH = 6.0
 """Growth of gradients from step to step, so that the runs cover eight powers of ten."""
 _RATES = (0.7, 0.1, 0.05, 0.01, 3e-3, 1e-3, 3e-4, 1e-4)
-"""At least one of these gives other bits in float32 arithmetic than with Python's numbers."""
+"""At least one of these rates gives a different result as a float32 number than as a Python number."""
 
 _Options = Mapping[str, Any]
 
@@ -52,7 +52,7 @@ class Findings:
     elementwise : bool
         Whether stepping two slices of a tensor is bitwise-identical to stepping the whole tensor.
     refusal : str
-        Why parameter servers cannot make this step, and what to do about it; empty if they can.
+        Why parameter servers cannot run this step, and what to do about it; empty if they can.
     tensors : mapping of str to str
         The options that are tensors, with their dtypes: a float32 learning rate can give other results than a
         Python number of the same value.
@@ -66,7 +66,7 @@ class Findings:
 def try_out(
     optimizer: "Optimizer", index: int, trained: Mapping[int, int], dtypes: Collection[torch.dtype] = ()
 ) -> Findings:
-    """Try an optimizer's step of one param group on small tensors.
+    """Step one param group of an optimizer on small tensors, and compare the results with the expected ones.
 
     Parameters
     ----------
@@ -116,7 +116,7 @@ def _is_rate(name: str, value: object) -> bool:
 
 
 def _layout(trained: Mapping[int, int]) -> tuple[int, ...]:
-    """Return the sizes of the trial's param groups: as the user's, with at most three parameters in all."""
+    """Return the sizes of the trial's param groups: the user's, limited to three parameters in total."""
     counts = [count for count in trained.values() if count]
     if sum(counts) < 2:
         return (1,)
@@ -203,30 +203,30 @@ _FAILS = (
     "options by the names it gives them in param_groups"
 )
 _DRAWS = (
-    "{name} draws random numbers in its step. Each parameter server would draw numbers of its own, so that a "
-    "run could neither be repeated nor equal one process. Use an optimizer that draws none, and add the "
+    "{name} draws random numbers in its step. Each parameter server would draw numbers of its own, so a run "
+    "could not be reproduced, or match a run in one process. Use an optimizer that draws none, and add the "
     "noise to the gradients between backward() and optimizer.step(); or use the mode geo, in which each "
     "trainer steps all parameters itself"
 )
 _COUPLES = (
-    "{name} couples parameters: it steps several together otherwise than each by itself, and parameter "
-    "servers step each by itself. To clip gradients by their global norm, set strategy.grad_clip = "
-    "fleet.ClipGradByGlobalNorm(max_norm), and use an optimizer that does not clip. Other optimizers of this "
-    "kind, such as Prodigy, train in a collective job (from fleet.collective import fleet), or in the mode "
-    "geo, in which each trainer steps all parameters itself"
+    "{name} couples parameters: stepping several together gives another result than stepping each alone, as "
+    "parameter servers do. To clip gradients by their global norm, set strategy.grad_clip = "
+    "fleet.ClipGradByGlobalNorm(max_norm), and use an optimizer that does not clip. Other optimizers of "
+    "this kind, such as Prodigy, train in a collective job (from fleet.collective import fleet), or in the "
+    "mode geo, in which each trainer steps all parameters itself"
 )
 _CHANGES = (
     "{name} changes options of its param group in its step ({options}), and parameter servers take the "
-    "options of each step from the trainer. Let the optimizer keep what it counts in its state by parameter; "
-    "or use a collective job (from fleet.collective import fleet), or the mode geo, in which each trainer "
-    "steps all parameters itself"
+    "options of each step from the trainer. Let the optimizer keep its counters in the state of each "
+    "parameter; or use a collective job (from fleet.collective import fleet), or the mode geo, in which "
+    "each trainer steps all parameters itself"
 )
 
 
 def _problem(
     count: int, size: float, dtype: torch.dtype, steps: int = _STEPS
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Return initial values, and the gradients of each step, whose directions are similar as in a descent."""
+    """Return initial values and the gradients of each step; their directions are similar, as in a descent."""
     generator = torch.Generator("cpu").manual_seed(0)
 
     def normal(*shape: int) -> Tensor:
@@ -255,7 +255,7 @@ class _Outcome:
         )
 
     def changed(self, options: _Options) -> list[str]:
-        """Return the options of the first group that its steps have changed."""
+        """Return the options that the steps have changed in the first group."""
         return [name for name, value in options.items() if not _same(self.groups[0][name], value)]
 
 
@@ -327,15 +327,15 @@ def _number_types(kind: "type[Optimizer]", group: _Options, options: _Options) -
         elif _has_array(value) and not _computes_as_numbers(kind, name, value, options):
             # A scheduler may change the type of a NumPy number, so its type cannot be relied on.
             return {}, (
-                f"{kind.__name__}'s option {name} is {_kind_of(value)}, with which PyTorch computes "
-                f"otherwise than with a plain number, and parameter servers get plain numbers: "
-                f"{options[name]!r}; give {name} as Python's float"
+                f"{kind.__name__}'s option {name} is {_kind_of(value)}, which gives another result than a "
+                f"plain number, and parameter servers receive plain numbers: {options[name]!r}; give {name} "
+                "as Python's float"
             )
     return tensors, ""
 
 
 def _computes_as_numbers(kind: "type[Optimizer]", name: str, value: object, options: _Options) -> bool:
-    """Return whether a step gives the same bits if an option is converted to a plain Python number."""
+    """Return whether a step is bitwise-identical if an option is converted to a plain Python number."""
     for rate in _RATES:
         plain: dict[str, Any] = dict(options)
         if "foreach" in plain:  # torch refuses to combine foreach with tensor options
@@ -356,7 +356,7 @@ def _has_array(value: object) -> bool:
 
 
 def _like(value: Any, plain: Any) -> Any:
-    """Convert plain numbers to the types of other values."""
+    """Convert plain numbers to the types of the values in `value`."""
     if isinstance(value, tuple | list):
         return tuple(map(_like, value, plain))
     if isinstance(value, Tensor):
@@ -384,9 +384,9 @@ def _of_arguments(optimizer: "Optimizer", options: _Options) -> str:
             if _same(given, built):
                 continue
             return (
-                f"{kind.__name__}'s argument {name} is {given!r}. Parameter servers build the optimizer anew "
-                f"from the options of its param groups, where it is missing, and would have {built!r}. Make "
-                f"it an option, which the class reads from each param group: super().__init__(params, "
-                f"{{..., {name!r}: {name}}})"
+                f"{kind.__name__}'s argument {name} is {given!r}. Parameter servers rebuild the optimizer "
+                "from the options of its param groups, which do not contain this argument, so theirs would "
+                f"be {built!r}. Make it an option that the class reads from each param group: "
+                f"super().__init__(params, {{..., {name!r}: {name}}})"
             )
     return ""

@@ -16,11 +16,11 @@ from fleet.plan.agreement import fingerprint_of
 from fleet.plan.blocks import PlannedBlock, plan_block, slice_variable
 from fleet.plan.clipping import ClipGradByNorm, ClipGradByValue, ClippingPlan, NormPlan
 from fleet.plan.config import DistributedMode, DistributeTranspilerConfig, TrainingMode
-from fleet.plan.dispatch import PSDispatcher
+from fleet.plan.dispatch import PSDispatcher, shuffled
 from fleet.plan.optimizers import HyperParameter, optimizer_class_at
-from fleet.plan.placement import Placement, blocks_told, part_of
+from fleet.plan.placement import Placement, announced_blocks, part_of
 from fleet.plan.source import Source, refuse_forward_writes
-from fleet.plan.spec import TrainingSpec
+from fleet.plan.spec import ParameterSpec, TrainingSpec
 from fleet.plan.tables import TablePlan, served, shards_on, table_plans
 
 if TYPE_CHECKING:
@@ -38,11 +38,11 @@ class GroupPlan:
     hyper_parameters: Mapping[str, HyperParameter]
     """Every option of the group at capture, ``lr``, ``weight_decay`` and kernel flags included."""
     elementwise: bool
-    """Whether stepping two slices gives the same bits as stepping the whole parameter."""
+    """Whether stepping two slices is bitwise-identical to stepping the whole parameter."""
     cuttable: bool
     """Whether blocks may be sent and stepped in pieces, considering the mode and the clipping as well."""
     tensors: Mapping[str, str] = field(default_factory=dict)
-    """The user's options that are tensors, with their dtypes, on which the bits of a step depend."""
+    """The dtypes of the options that the user set to tensors; the exact result of a step depends on them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class TrainerPlan:
     blocks: tuple[PlannedBlock, ...]
     """All blocks of the job, by parameter name, then by offset; once joined, those that servers hold."""
     send_order: tuple[int, ...]
-    """Block ids in the order of the program's send operators. An eager loop may use another order."""
+    """Block ids, starting with the parameter that was created last. An eager loop may use another order."""
     agreement: Mapping[str, str]
     """The facts that must be equal in every process of the job, by name, for messages."""
     merge_add: frozenset[int]
@@ -71,13 +71,18 @@ class TrainerPlan:
     """The tables on the servers; every server holds a part of each table."""
 
     @property
+    def has_common_step(self) -> bool:
+        """True if all trainers run the same step: in sync mode, unless the mode is user-defined."""
+        return self.mode is DistributedMode.SYNC and self.custom is None
+
+    @property
     def fingerprint(self) -> str:
         """Hex digest of `agreement`; equal in all processes that may train together."""
         return fingerprint_of(self.agreement)
 
-    def placed(self, told: Sequence[Placement]) -> "TrainerPlan":
-        """Return this plan with the blocks that the servers announced; see `blocks_told`."""
-        runs = blocks_told(self.blocks, self.endpoints, told)
+    def placed(self, announced: Sequence[Placement]) -> "TrainerPlan":
+        """Return this plan with the blocks that the servers announced; see `announced_blocks`."""
+        runs = announced_blocks(self.blocks, self.endpoints, announced)
         param_of = {block.id: block.param for block in self.blocks}
         sent = (runs[param] for param in dict.fromkeys(param_of[number] for number in self.send_order))
         return replace(
@@ -120,6 +125,11 @@ class ServerPlan:
     """The version of the placement; see `Placement`."""
     tables: tuple[TablePlan, ...] = ()
     """As in `TrainerPlan`; this server holds some shards of each."""
+
+    @property
+    def has_common_step(self) -> bool:
+        """True if all trainers run the same step: in sync mode, unless the mode is user-defined."""
+        return self.mode is DistributedMode.SYNC and self.custom is None
 
     @property
     def dc_asgd(self) -> bool:
@@ -172,11 +182,15 @@ class JobPlan:
     push_nums : int
         GEO: the number of steps between two exchanges.
     sender_cuts : bool
-        Whether the thread that sends gradients also cuts them, instead of the training thread.
+        Whether the thread that sends gradients also slices them, instead of the training thread.
     dc_asgd : bool
         Whether servers compensate gradients for their delay.
     wait_port : bool
         Whether trainers wait until every server accepts connections before the first step.
+    table_blocks : tuple of PlannedBlock
+        The blocks of tables as Paddle's programs show them. The rows themselves are spread by their ids.
+    shuffle_seed : int or None
+        The seed of the order in which whole parameters were assigned to servers; None: by name.
     """
 
     spec: TrainingSpec
@@ -190,6 +204,8 @@ class JobPlan:
     sender_cuts: bool
     dc_asgd: bool
     wait_port: bool
+    table_blocks: tuple[PlannedBlock, ...] = ()
+    shuffle_seed: int | None = None
 
     @property
     def geo(self) -> bool:
@@ -198,12 +214,12 @@ class JobPlan:
 
     @property
     def tables(self) -> tuple[str, ...]:
-        """The names of the tables on the servers, in the order of their numbers."""
+        """The names of the tables on the servers, by table number."""
         return tuple(table.name for table in self.spec.tables)
 
     @property
     def merge_add(self) -> tuple[int, ...]:
-        """The param groups whose gradients are summed, not averaged, when those of several steps merge."""
+        """The param groups whose gradients are summed, not averaged, when several steps are merged."""
         return tuple(group.index for group in self.spec.groups if group.kind == "sgd")
 
     @property
@@ -346,13 +362,13 @@ class JobPlan:
         )
 
     def holders(self, param: str) -> tuple[int, ...]:
-        """Return the servers that hold a part of a parameter, ascending; of any parameter if it is empty."""
+        """Return the servers that hold a part of a parameter, ascending; of any if `param` is empty."""
         return tuple(sorted({block.server for block in (self.by_param[param] if param else self.blocks)}))
 
 
 @dataclass(frozen=True)
 class CollectivePlan:
-    """The plan of a collective job that is trained by an executor.
+    """The plan of a collective job that an executor trains.
 
     Attributes
     ----------
@@ -384,6 +400,7 @@ def plan_job(
     *,
     sync_mode: bool = True,
     custom: TrainingMode | None = None,
+    seed: int | None = None,
 ) -> JobPlan:
     """Slice the parameters into blocks, and assign each block to a server.
 
@@ -401,6 +418,8 @@ def plan_job(
         False for asynchronous training; the configuration can request it as well.
     custom : TrainingMode, optional
         A user-defined mode, which then takes precedence.
+    seed : int, optional
+        Of the order in which Paddle assigns parameters that are not sliced; by default the order of names.
 
     Returns
     -------
@@ -409,7 +428,7 @@ def plan_job(
     Raises
     ------
     TranspileError
-        A field of the configuration cannot be honoured, servers cannot train an optimizer or a module as
+        A field of the configuration is not supported, servers cannot train an optimizer or a module as
         requested, or a dispatcher does not return one known endpoint for each block.
     """
     config.check()
@@ -427,18 +446,27 @@ def plan_job(
     if custom is None:
         refuse_forward_writes(source, steps_alone=mode is DistributedMode.GEO)
     _check_tables(spec, config, mode, custom)
-    if mode is not DistributedMode.GEO:  # GEO: the trainers step
+    geo = mode is DistributedMode.GEO
+    if not geo:  # in GEO the trainers step
         for parameter in spec.by_name:
             if refusal := spec.group(parameter.group).refusal:
                 raise TranspileError(refusal)
-    blocks = _cut(spec, config, endpoints, geo=mode is DistributedMode.GEO)
+    blocks = _cut(spec, config, endpoints, geo=geo)
+    shown = _shown_blocks(spec, config, endpoints, geo=geo)
+    if config.slice_var_up:
+        seed = None
+    servers = _dispatched((*blocks, *shown), config, endpoints, seed)
+
+    def placed(each: PlannedBlock) -> PlannedBlock:
+        return replace(each, server=endpoints.index(servers[each.name]), endpoint=servers[each.name])
+
     plan = JobPlan(
         spec=spec,
         mode=mode,
         own_mode=custom.name if custom is not None else "",
         endpoints=tuple(endpoints),
         trainers=trainers,
-        blocks=_dispatch(config.split_method(endpoints), blocks, endpoints),
+        blocks=tuple(map(placed, blocks)),
         agreement=spec.agreement()
         | _mode_agreement(config, mode, custom)
         | {"trainers": str(trainers), "endpoints": ",".join(endpoints)},
@@ -447,6 +475,8 @@ def plan_job(
         and mode in (DistributedMode.ASYNC, DistributedMode.HALF_ASYNC),
         dc_asgd=config.enable_dc_asgd,
         wait_port=config.wait_port,
+        table_blocks=tuple(map(placed, shown)),
+        shuffle_seed=seed,
     )
     if config.print_log:
         _print_blocks(plan)
@@ -468,7 +498,7 @@ def _mode_agreement(
 
 
 def _check_clipping(spec: TrainingSpec, mode: DistributedMode, custom: TrainingMode | None) -> None:
-    """Refuse clipping in modes without a gradient that is averaged over the trainers."""
+    """Raise if gradients are to be clipped in a mode that does not average them over the trainers."""
     built_in = custom is None and mode is DistributedMode.SYNC
     name = mode.name.lower().replace("_", "-") if custom is None else repr(custom.name)
     if not built_in and spec.clip is not None:
@@ -485,7 +515,7 @@ def _check_tables(
     mode: DistributedMode,
     custom: TrainingMode | None,
 ) -> None:
-    """Refuse options that tables do not support, by name."""
+    """Raise if an option is set that tables do not support; the message names it."""
     refused = {
         f"the mode {custom.name if custom is not None else mode.name.lower()!r}": custom is not None,
         "enable_dc_asgd": mode is DistributedMode.ASYNC and config.enable_dc_asgd,
@@ -494,17 +524,18 @@ def _check_tables(
     for what, found in refused.items():
         if spec.tables and found:
             raise TranspileError(
-                f"{what} knows no tables, and the model has {', '.join(each.name for each in spec.tables)} "
-                "on the parameter servers; expected one of the modes sync, async, half_async and geo of the "
-                "strategy, without delay compensation and clipping there, or torch.nn.Embedding in place of "
-                "the table, with sparse=False"
+                f"{what} does not support tables, but the model has "
+                f"{', '.join(each.name for each in spec.tables)} on the parameter servers; expected one of "
+                "the modes sync, async, half_async and geo of the strategy, without delay compensation and "
+                "without clipping on the servers, or torch.nn.Embedding in place of the table, with "
+                "sparse=False"
             )
 
 
 def _cut(
     spec: TrainingSpec, config: DistributeTranspilerConfig, endpoints: Sequence[str], *, geo: bool
 ) -> tuple[PlannedBlock, ...]:
-    """Slice the parameters into blocks; all belong to the first server until they are dispatched."""
+    """Slice the parameters into blocks, which all belong to the first server until they are dispatched."""
     blocks: list[PlannedBlock] = []
     for parameter in spec.by_name:
         group = spec.group(parameter.group)
@@ -514,9 +545,10 @@ def _cut(
         sliced = len(slices) > 1
         if sliced and not geo and not group.elementwise:
             raise TranspileError(
-                f"{group.optimizer} computes over whole parameters, and {parameter.name} would be cut into "
-                f"{len(slices)} blocks. Keep parameters whole: strategy.transpiler.slice_var_up = False, or "
-                "DistributeTranspilerConfig(slice_var_up=False) for a transpiler of your own"
+                f"{group.optimizer} computes over whole parameters, and {parameter.name} would be sliced "
+                f"into {len(slices)} blocks. Keep parameters whole: strategy.transpiler.slice_var_up = "
+                "False, or DistributeTranspilerConfig(slice_var_up=False) for a transpiler that the script "
+                "calls itself"
             )
         blocks.extend(
             plan_block(
@@ -534,17 +566,48 @@ def _cut(
     for block in blocks:
         if block.sliced and block.name in taken:
             raise TranspileError(
-                f"parameter {block.param} would be cut into blocks, and the name {block.name} is taken; "
+                f"parameter {block.param} would be sliced into blocks, and the name {block.name} is taken; "
                 "rename the parameter that has it"
             )
     return tuple(blocks)
 
 
-def _dispatch(
-    dispatcher: PSDispatcher, blocks: Sequence[PlannedBlock], endpoints: Sequence[str]
-) -> tuple[PlannedBlock, ...]:
-    """Return the blocks with the servers that the dispatcher assigns to them."""
-    servers = tuple(dispatcher.dispatch(blocks))
+def _shown_blocks(
+    spec: TrainingSpec, config: DistributeTranspilerConfig, endpoints: Sequence[str], *, geo: bool
+) -> list[PlannedBlock]:
+    """Return the blocks of the tables that a dispatcher sees."""
+    found: list[PlannedBlock] = []
+    for table in (each for each in spec.tables if each.placed):
+        parameter = ParameterSpec(table.name, (table.num_embeddings, table.dimension), "float32", 0)
+        slices = slice_variable(
+            parameter.shape, len(endpoints) if config.slice_var_up else 1, config.min_block_size
+        )
+        found += [
+            plan_block(
+                parameter, piece, sliced=len(slices) > 1, geo=geo, number=-1, server=0, endpoint=endpoints[0]
+            )
+            for piece in slices
+        ]
+    return found
+
+
+def _dispatched(
+    blocks: Sequence[PlannedBlock],
+    config: DistributeTranspilerConfig,
+    endpoints: Sequence[str],
+    seed: int | None,
+) -> dict[str, str]:
+    """Return the server that the dispatcher assigns to each block, by the block's name.
+
+    The dispatcher sees the blocks by parameter name, or by names that are shuffled with the seed.
+    """
+    names = sorted({block.param for block in blocks})
+    if seed is not None:
+        names = shuffled(names, seed)
+    place = {name: at for at, name in enumerate(names)}
+    ordered = sorted(blocks, key=lambda block: (place[block.param], block.index))
+    dispatcher: PSDispatcher = config.split_method(endpoints)
+    servers = tuple(dispatcher.dispatch(ordered))
     unknown = [server for server in servers if server not in endpoints]
     if unknown or len(servers) != len(blocks):
         raise TranspileError(
@@ -552,10 +615,7 @@ def _dispatch(
             f"{f', {unknown[0]!r} among them' if unknown else ''}; "
             f"expected one of {', '.join(endpoints)} for each of {len(blocks)} blocks"
         )
-    return tuple(
-        replace(block, server=endpoints.index(endpoint), endpoint=endpoint)
-        for block, endpoint in zip(blocks, servers, strict=True)
-    )
+    return {block.name: server for block, server in zip(ordered, servers, strict=True)}
 
 
 def _print_blocks(plan: JobPlan) -> None:

@@ -27,18 +27,23 @@ KERNEL_FLAGS = frozenset({"foreach", "fused", "capturable", "differentiable"})
 """Options that select a kernel and do not change the mathematics; they depend on the device."""
 
 _COUPLED = frozenset(
-    f"torch.optim.{path}"
-    for path in (
-        "sgd.SGD",
-        "adam.Adam",
-        "adagrad.Adagrad",
-        "adamax.Adamax",
-        "adadelta.Adadelta",
-        "asgd.ASGD",
-        "nadam.NAdam",
-        "radam.RAdam",
-        "rmsprop.RMSprop",
-    )
+    {
+        *(
+            f"torch.optim.{path}"
+            for path in (
+                "sgd.SGD",
+                "adam.Adam",
+                "adagrad.Adagrad",
+                "adamax.Adamax",
+                "adadelta.Adadelta",
+                "asgd.ASGD",
+                "nadam.NAdam",
+                "radam.RAdam",
+                "rmsprop.RMSprop",
+            )
+        ),
+        *(f"fleet.optim.{name}" for name in ("SGD", "Momentum", "Adagrad", "Adam", "RMSProp")),
+    }
 )
 
 
@@ -58,12 +63,12 @@ def kind_of(path: str, options: Mapping[str, HyperParameter]) -> str:
 
 
 def has_coupled_decay(path: str, options: Mapping[str, HyperParameter]) -> bool:
-    """Return whether weight decay, if any, is added to the gradient before anything else is done with it."""
+    """Return whether weight decay, if any, is added to the gradient before the gradient is used."""
     return path in _COUPLED and not options.get("decoupled_weight_decay", False)
 
 
 def optimizer_class_at(path: str, optimizer: "Optimizer | None") -> "type[Optimizer]":
-    """Return the class at a path: the class of the given optimizer, or one of PyTorch's.
+    """Return the class at a path: the class of the given optimizer, one of PyTorch's or of `fleet.optim`.
 
     A plan may have been read from text, and text must not choose what is imported.
 
@@ -75,15 +80,18 @@ def optimizer_class_at(path: str, optimizer: "Optimizer | None") -> "type[Optimi
     if optimizer is not None and class_path(type(optimizer)) == path:
         return type(optimizer)
     module, _, name = path.rpartition(".")
-    if module.startswith("torch.optim."):
-        import torch
+    if module.startswith("torch.optim.") or module == "fleet.optim":
+        import torch  # programs need no torch
 
-        found = getattr(torch.optim, name, None)
+        import fleet.optim
+
+        found = getattr(torch.optim if module.startswith("torch.") else fleet.optim, name, None)
         if isinstance(found, type) and class_path(found) == path:
             return found
     raise TranspileError(
-        f"a param group is stepped by {path}, which the program has no class for and PyTorch does not have; "
-        "give the program the source of one that was captured with it: program.source = captured.source"
+        f"a param group is stepped by {path}, a class that neither the program nor PyTorch nor fleet.optim "
+        "has; give the program the source of a program that was captured with this class: program.source = "
+        "captured.source"
     )
 
 
@@ -119,8 +127,8 @@ def _plain(optimizer: "Optimizer", name: str, value: object) -> HyperParameter:
         number: HyperParameter = value.item()  # type: ignore[attr-defined]
         return number
     raise TranspileError(
-        f"{type(optimizer).__name__}'s option {name} is a {type(value).__name__}; parameter servers build "
-        "the optimizer anew, so each option must be a number, a string, a flag, None or a tuple of these"
+        f"{type(optimizer).__name__}'s option {name} is a {type(value).__name__}; parameter servers rebuild "
+        "the optimizer, so each option must be a number, a string, a flag, None or a tuple of these"
     )
 
 

@@ -1,4 +1,4 @@
-"""Placement of the parts of parameters on servers, as servers announce it to trainers.
+"""The placement of parameters on servers, as servers announce it to trainers.
 
 Servers hold whole blocks or pieces of blocks. A trainer checks that the announced parts cover its parameters.
 It then slices its gradients into these parts, even if its own plan differs.
@@ -13,7 +13,7 @@ from typing import Final
 from fleet.errors import ConfigurationError
 from fleet.plan.blocks import PlannedBlock
 
-__all__ = ["Part", "Placement", "blocks_told", "part_of"]
+__all__ = ["Part", "Placement", "announced_blocks", "part_of"]
 
 _REMEDY: Final = "; run one script with the same settings on all parameter servers"
 
@@ -52,14 +52,14 @@ class Placement:
 
 
 def part_of(block: PlannedBlock) -> Part:
-    """Return the part that announces a block."""
+    """Return the part with which a server announces a block."""
     return Part(block.id, block.name, block.index, block.param, block.dtype, block.begin, block.shape)
 
 
-def blocks_told(
-    own: Iterable[PlannedBlock], endpoints: Sequence[str], told: Sequence[Placement]
+def announced_blocks(
+    own: Iterable[PlannedBlock], endpoints: Sequence[str], announced: Sequence[Placement]
 ) -> dict[str, tuple[PlannedBlock, ...]]:
-    """Convert the parts that the servers announced to blocks of a trainer.
+    """Convert the parts announced by the servers into blocks of a trainer.
 
     Parameters
     ----------
@@ -67,7 +67,7 @@ def blocks_told(
         The blocks of the trainer's own plan.
     endpoints : sequence of str
         The servers' endpoints.
-    told : sequence of Placement
+    announced : sequence of Placement
         The placement that each server announced, in the order of `endpoints`.
 
     Returns
@@ -81,17 +81,17 @@ def blocks_told(
         The servers announced different versions, or do not hold each element of each parameter exactly once
         and in the parameter's dtype.
     """
-    if len({each.version for each in told}) > 1:
-        pairs = zip(endpoints, told, strict=True)
+    if len({each.version for each in announced}) > 1:
+        pairs = zip(endpoints, announced, strict=True)
         versions = ", ".join(f"{endpoint} of {each.version}" for endpoint, each in pairs)
         raise ConfigurationError(
-            f"the parameter servers tell of different versions of what lies where: {versions}; expected one. "
-            "Start all of them again"
+            f"the parameter servers announce different placement versions: {versions}; expected the same on "
+            "all. Restart all of them"
         )
     trained = {block.param: block for block in own}
     blocks = [
         _block(trained, part, server, endpoints[server])
-        for server, each in enumerate(told)
+        for server, each in enumerate(announced)
         for part in each.parts
     ]
     blocks.sort(key=lambda block: (block.param, block.begin, block.end))
@@ -99,12 +99,12 @@ def blocks_told(
     for block in trained.values():
         _check_whole(block, runs.get(block.param, ()))
     if len({block.id for block in blocks}) < len(blocks):
-        raise ConfigurationError(f"the parameter servers number two of their blocks alike{_REMEDY}")
+        raise ConfigurationError(f"the parameter servers announce two blocks with the same id{_REMEDY}")
     return runs
 
 
 def _block(own: Mapping[str, PlannedBlock], part: Part, server: int, endpoint: str) -> PlannedBlock:
-    """Convert a part to a block of a trainer, given the trainer's own blocks by parameter."""
+    """Convert a part into a block of a trainer, given the trainer's own blocks by parameter."""
     trained = own.get(part.param)
     if trained is None or trained.dtype != part.dtype:
         found = "which this trainer does not train" if trained is None else f"expected {trained.dtype}"

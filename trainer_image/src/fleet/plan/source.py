@@ -1,10 +1,10 @@
-"""The PyTorch objects that a job trains, and checks on them.
+"""The PyTorch objects that a job trains, and checks of these objects.
 
 Functions import torch when they need it, so that programs and plans can be read and printed without torch.
 """
 
 import gc
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -34,7 +34,7 @@ WITHOUT_NAMES = (
 )
 """The message that a trainer logs if its parameters have no names."""
 _IN_GEO: Final = (
-    "; or train in the mode geo, in which trainers step by themselves (config.geo_sgd_mode = True)"
+    "; or train in the mode geo, in which each trainer steps its own copy (config.geo_sgd_mode = True)"
 )
 
 
@@ -44,16 +44,16 @@ class CapturedTable:
 
     name: str
     declared: Any
-    """The owner of its `placeholder`: a `fleet.nn.DistributedTable` of the model, or an `OwnTable`."""
+    """The object whose `placeholder` the optimizer holds: a `fleet.nn.DistributedTable` or an `OwnTable`."""
     config: Any
-    """Its configuration on servers: a `fleet.tables.TableConfig`, or the `OwnTable`."""
+    """Its configuration on the servers: a `fleet.tables.TableConfig`, or the `OwnTable` itself."""
     group: int | None
     """The param group whose options apply in each step; None if the table has its own rule."""
 
 
 @dataclass(frozen=True, eq=False)
 class OwnTable:
-    """A table that trainers also hold: the weight of an embedding, or a bag, with ``sparse=True``."""
+    """A table that trainers also hold: the weight of an embedding or embedding bag with ``sparse=True``."""
 
     name: str
     placeholder: "Parameter"
@@ -83,7 +83,7 @@ class Source:
     module: "Module | None" = None
     loss_fn: Callable[..., Any] | None = None
     named: bool = True
-    """False if the names are only positions (``param_0_3``), because the user gave none."""
+    """False if the names are only positions (``param_0_3``), because the user did not name parameters."""
     tables: tuple[CapturedTable, ...] = ()
     """The tables of the model, sorted by name."""
 
@@ -101,7 +101,7 @@ def find_module(optimizer: "Optimizer") -> "Module | None":
     """Return the outermost module of this process that holds all of an optimizer's parameters.
 
     The module gives the parameters the names that the script uses. A wrapper of ``torch.compile`` is ignored.
-    Every replica runs the same script, and so finds the same module.
+    Every replica runs the same script, so it finds the same module.
 
     Returns
     -------
@@ -109,20 +109,43 @@ def find_module(optimizer: "Optimizer") -> "Module | None":
         None if there is no such module, if several modules share the parameters, or if the optimizer already
         has names.
     """
-    from torch.nn import Module
-
     if all("param_names" in group for group in optimizer.param_groups):
         return None
-    wanted = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-    # An object may report a `__class__` other than its type, and its __init__ may not have run yet.
-    found = (each for each in gc.get_objects() if issubclass(type(each), Module))
-    modules = [each for each in found if "_modules" in vars(each)]
-    inside = {id(child) for module in modules for child in module.children()}
-    outermost = [module for module in modules if id(module) not in inside]
-    holding = [module for module in outermost if wanted <= {id(each) for each in module.parameters()}]
+    wanted = {id(parameter): parameter for group in optimizer.param_groups for parameter in group["params"]}
+    if not wanted:
+        return None
+    level: list[Any] = [next(iter(wanted.values()))]
+    above: dict[int, Module] = {}
+    while level:  # a module that holds every parameter is above any one of them
+        level = [each for each in _modules_around(level) if id(each) not in above]
+        above.update((id(each), each) for each in level)
+    inside = {id(child) for module in above.values() for child in module.children()}
+    outermost = [module for module in above.values() if id(module) not in inside]
+    holding = [module for module in outermost if wanted.keys() <= {id(each) for each in module.parameters()}]
     if len(holding) != 1:
         return None
     return without_wrapper(holding[0])
+
+
+def _modules_around(children: "Sequence[Module | Parameter]") -> "list[Module]":
+    """Return the modules that have one of the given objects as their own parameter or child."""
+    from torch.nn import Module
+
+    # gc.get_objects() would be shorter. It would also hold the tuples that other threads are building, which
+    # CPython then cannot resize: tuple(generator) raises SystemError in those threads.
+    modules: list[Module] = []
+    holders: list[Any] = list(children)
+    for _ in range(3):  # the dict of parameters or of children, the module's __dict__, the module
+        found = gc.get_referrers(*holders) if holders else []
+        # An object may report a `__class__` other than its type, and its __init__ may not have run yet.
+        modules += [each for each in found if issubclass(type(each), Module) and "_modules" in vars(each)]
+        holders = [each for each in found if issubclass(type(each), dict)]
+    wanted = {id(each) for each in children}
+    return [
+        each
+        for each in {id(module): module for module in modules}.values()
+        if any(id(held) in wanted for held in (*each.children(), *each.parameters(recurse=False)))
+    ]
 
 
 def without_wrapper(module: "Module") -> "Module":
@@ -190,15 +213,15 @@ class LeftOut:
         for name, parameter in self._frozen:
             if parameter.grad is not None:
                 raise ConfigurationError(
-                    f"{name} has a gradient, and was frozen when fleet.distributed_optimizer was called, so "
-                    "the gradient is not exchanged; let the parameter require gradients there, and freeze it "
-                    "after fleet.init_worker() for as long as it is not to learn"
+                    f"{name} has a gradient, but was frozen when fleet.distributed_optimizer was called, so "
+                    "the gradient is not exchanged; let the parameter require gradients at that call, and "
+                    "freeze it after fleet.init_worker() for as long as it should not be trained"
                 )
         if self._count() != self._number:
             raise ConfigurationError(
                 f"the optimizer has {self._count()} parameters, and had {self._number} when "
-                "fleet.distributed_optimizer was called, so those that have come since are not exchanged; "
-                "call add_param_group() before it"
+                "fleet.distributed_optimizer was called, so the gradients of the new ones are not "
+                "exchanged; call add_param_group() before it"
             )
 
     def _count(self) -> int:
@@ -216,7 +239,7 @@ def refuse_forward_writes(source: Source | None, *, steps_alone: bool) -> None:
     ----------
     source : Source or None
     steps_alone : bool
-        Whether a trainer steps its own values, as in GEO. Rows of tables are copies even then.
+        Whether a trainer steps its own values, as in GEO. Even then, rows of tables are copies.
 
     Raises
     ------
@@ -236,7 +259,7 @@ def refuse_forward_writes(source: Source | None, *, steps_alone: bool) -> None:
             continue
         raise TranspileError(
             f"module {name or type(module).__name__} has max_norm={module.max_norm}: its forward pass "
-            "writes to its weight on this trainer alone, and the values of the next step would overwrite "
-            "that; leave max_norm out, and apply torch.renorm to what the module returns"
-            f"{'' if id(module.weight) in rows else _IN_GEO}"
+            "changes its weight on this trainer alone, and the values of the next step would overwrite the "
+            "change; leave max_norm out, and apply torch.renorm to the module's "
+            f"output{'' if id(module.weight) in rows else _IN_GEO}"
         )

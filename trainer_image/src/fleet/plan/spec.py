@@ -6,11 +6,15 @@ be written as text, and processes can compare their specifications.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Final
 
 from fleet.plan.clipping import GradClip
 from fleet.plan.optimizers import KERNEL_FLAGS, HyperParameter, has_coupled_decay, kind_of
 
-__all__ = ["GroupSpec", "ParameterSpec", "TableSpec", "TrainingSpec"]
+__all__ = ["LOSS", "GroupSpec", "ParameterSpec", "TableSpec", "TrainingSpec"]
+
+LOSS: Final = "loss"
+"""The name of the loss among a step's results."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +44,11 @@ class GroupSpec:
     options: Mapping[str, HyperParameter]
     """Every option of the group at capture, ``lr``, ``weight_decay`` and kernel flags included."""
     elementwise: bool
-    """Whether stepping two slices gives the same bits as stepping the whole parameter."""
+    """Whether stepping two slices is bitwise-identical to stepping the whole parameter."""
     refusal: str = ""
-    """Why parameter servers cannot make this step; empty if they can."""
+    """Why parameter servers cannot run this step; empty if they can."""
     tensors: Mapping[str, str] = field(default_factory=dict)
-    """The options that are tensors, with their dtypes, on which the bits of a step depend."""
+    """The dtypes of the options that are tensors; the exact result of a step depends on them."""
 
     @property
     def kind(self) -> str:
@@ -53,12 +57,12 @@ class GroupSpec:
 
     @property
     def coupled(self) -> bool:
-        """True if weight decay is added to the gradient before the optimizer does anything else with it."""
+        """True if weight decay is added to the gradient before the optimizer uses the gradient."""
         return has_coupled_decay(self.optimizer, self.options)
 
     @property
     def fact(self) -> str:
-        """The class and the options that must be equal in every process: all that are not numbers."""
+        """The class and the options that must be equal in every process: all options that are not numbers."""
         # Kernel flags depend on the device, and servers and trainers may have different devices.
         structural = {
             name: value
@@ -81,6 +85,8 @@ class TableSpec:
     """Whether trainers also hold the table, as the weight of a module with sparse gradients."""
     fact: str
     """The properties of the table that must be equal in every process and in a checkpoint."""
+    placed: bool = False
+    """Whether the table takes a place among the blocks that a dispatcher assigns, as in Paddle's programs."""
 
 
 @dataclass(frozen=True, slots=True)

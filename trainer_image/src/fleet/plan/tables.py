@@ -34,7 +34,7 @@ class TablePlan:
     own: "Parameter | None" = None
     """The module's weight, if trainers also hold the table and receive its changed rows."""
     warm_start: "Callable[[], tuple[Any, Any]] | None" = None
-    """Returns the ids and vectors that the table starts with; servers call it."""
+    """Returns the table's initial ids and vectors; servers call it."""
 
     @property
     def name(self) -> str:
@@ -78,8 +78,8 @@ def find_tables(
     for table in declared.values():
         if table.name in found:
             raise TranspileError(
-                f"two tables are named {table.name!r}; each needs a name of its own, or hand one on to share "
-                "it: DistributedEmbedding(…, table=other.table)"
+                f"two tables are named {table.name!r}; give each its own name, or share one table: "
+                "DistributedEmbedding(…, table=other.table)"
             )
         index = groups.get(id(table.placeholder)) if table.rule is None else None
         options = None if index is None else read_hyper_parameters(optimizer, optimizer.param_groups[index])
@@ -90,33 +90,39 @@ def find_tables(
 
 
 def placeholders_of(tables: Iterable[CapturedTable]) -> frozenset[int]:
-    """Return the identities of the parameters that stand for tables."""
+    """Return the `id` of each parameter that is the placeholder of a table."""
     return frozenset(id(table.declared.placeholder) for table in tables)
 
 
 def _own_tables(
     optimizer: "torch.optim.Optimizer", model: "torch.nn.Module | None", groups: Mapping[int, int]
 ) -> dict[str, CapturedTable]:
-    """Return the weights of modules with sparse gradients that the optimizer steps."""
+    """Return the weights with sparse gradients that the optimizer steps.
+
+    They are those of torch's modules, and the `sparse_weights` of a built program's module.
+    """
     import torch  # imported here, so that programs can be read and printed without torch
 
     names = {id(weight): name for name, weight in model.named_parameters()} if model is not None else {}
     found: dict[str, CapturedTable] = {}
     for module in model.modules() if model is not None else ():
-        if not isinstance(module, (torch.nn.Embedding, torch.nn.EmbeddingBag)) or not module.sparse:
-            continue
-        weight, index = module.weight, groups.get(id(module.weight))
-        if index is None or not isinstance(weight, torch.nn.Parameter) or not weight.requires_grad:
-            continue
-        name = names[id(weight)]
-        if weight.dtype is not torch.float32:
-            raise TranspileError(
-                f"{name} has sparse gradients of {weight.dtype}; rows are stepped in torch.float32: use "
-                "that, or sparse=False"
-            )
-        options = read_hyper_parameters(optimizer, optimizer.param_groups[index])
-        table = OwnTable(name, weight, type(optimizer), options)
-        found[name] = CapturedTable(name, table, table, index)
+        if isinstance(module, (torch.nn.Embedding, torch.nn.EmbeddingBag)):
+            weights = [module.weight] if module.sparse else []
+        else:
+            weights = getattr(module, "sparse_weights", [])
+        for weight in weights:
+            index = groups.get(id(weight))
+            if index is None or not isinstance(weight, torch.nn.Parameter) or not weight.requires_grad:
+                continue
+            name = names[id(weight)]
+            if weight.dtype is not torch.float32:
+                raise TranspileError(
+                    f"{name} has sparse gradients of {weight.dtype}; servers step rows in torch.float32: use "
+                    "this dtype, or sparse=False"
+                )
+            options = read_hyper_parameters(optimizer, optimizer.param_groups[index])
+            table = OwnTable(name, weight, type(optimizer), options)
+            found[name] = CapturedTable(name, table, table, index)
     return found
 
 
@@ -126,15 +132,15 @@ def _refuse_unknown(optimizer: "torch.optim.Optimizer", known: frozenset[int]) -
             table = getattr(parameter, "fleet_table", "")
             if table and id(parameter) not in known:
                 raise TranspileError(
-                    f"parameter {position} of the optimizer's param group {index} stands for the table "
-                    f"{table}, and no module is known that reads it; give the model: "
+                    f"parameter {position} of the optimizer's param group {index} is the placeholder of the "
+                    f"table {table}, and no known module reads this table; pass the model: "
                     "fleet.distributed_optimizer(optimizer, strategy, model=model)"
                 )
 
 
 def shards_on(server: int, num_servers: int) -> tuple[int, ...]:
     """Return the virtual shards of each table that a server holds."""
-    from fleet.tables import Placement  # imported here for the same reason
+    from fleet.tables import Placement  # imported here, so that plans can be read without torch
 
     return Placement.over(num_servers).shards_of(server)
 
@@ -157,8 +163,8 @@ def table_plans(names: "Sequence[str]", source: Source | None) -> tuple[TablePla
     known = {each.name: each for each in source.tables} if source is not None else {}
     if unknown := [name for name in names if name not in known]:
         raise TranspileError(
-            f"the program has the table {unknown[0]}, and no model behind it that reads it; give the program "
-            "the source of one that was captured with it: program.source = captured.source"
+            f"the program has the table {unknown[0]}, but no model that reads it; give the program the "
+            "source of a program that was captured with the model: program.source = captured.source"
         )
     return tuple(_plan(number, known[name]) for number, name in enumerate(names))
 
@@ -169,11 +175,11 @@ def served(plans: "Sequence[TablePlan]", mode: DistributedMode) -> tuple[TablePl
     Raises
     ------
     ConfigurationError
-        GEO is requested, and a rule of a table needs every single gradient.
+        GEO is requested, and a table has admission or eviction, which need every update.
     """
     if mode is not DistributedMode.GEO:
         return tuple(plans)
-    from fleet.tables.geo import server_config  # imported here for the same reason
+    from fleet.tables.geo import server_config  # imported here, so that plans can be read without torch
 
     return tuple(replace(plan, config=server_config(plan.config), group=None) for plan in plans)
 
@@ -185,7 +191,7 @@ def table_spec(table: CapturedTable) -> TableSpec:
 
 
 def _named(option: object) -> object:
-    """Return an option for use in text; a schedule by name, as its address differs between processes."""
+    """Return an option for use in text: a schedule by name, because its address differs between processes."""
     if not callable(option):
         return option
     return f"{option.__module__}.{getattr(option, '__qualname__', type(option).__qualname__)}"
@@ -217,7 +223,7 @@ def _plan(number: int, table: CapturedTable) -> TablePlan:
     own = table.config
     if not isinstance(own, OwnTable):
         return TablePlan(number, table.config, table.group, warm_start=table.declared.warm_start)
-    from fleet.tables import Constant, TableConfig  # imported here for the same reason
+    from fleet.tables import Constant, TableConfig  # imported here, so that plans can be read without torch
     from fleet.tables.rules import rule_of
 
     rule, options = rule_of(own.name, own.optimizer_class, own.options)

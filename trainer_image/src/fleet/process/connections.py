@@ -48,9 +48,9 @@ os.register_at_fork(after_in_child=_close_in_child)
 
 
 class ConnectionLimit(Generic[Connection]):
-    """A limit on half-open connections, which evicts the oldest connection of the host that has the most.
+    """Limits half-open connections: evicts the oldest connection of the host that has the most connections.
 
-    A host that opens many connections thus evicts only its own connections.
+    A host that opens many connections therefore evicts only its own.
 
     Parameters
     ----------
@@ -65,7 +65,7 @@ class ConnectionLimit(Generic[Connection]):
         """The connections of each host, oldest first."""
 
     def add(self, connection: Connection, host: str) -> Connection | None:
-        """Count a connection; if the limit is exceeded, return the connection that the caller must close."""
+        """Count a connection; if it exceeds the limit, return the connection that the caller must close."""
         self._hosts.setdefault(host, {})[connection] = None
         self._count += 1
         if self._count <= self._most:
@@ -86,14 +86,14 @@ class ConnectionLimit(Generic[Connection]):
 
 
 class HalfOpen:
-    """A limit on the number and duration of connections to a server that are still in their greeting.
+    """A limit on the number and duration of connections to a server that are still authenticating.
 
     Parameters
     ----------
     most : int
         The number of connections allowed.
     seconds : float
-        The time limit for a whole greeting.
+        The time limit for the whole authentication.
     """
 
     def __init__(self, most: int = MAX_HALF_OPEN, seconds: float = _GREETING_SECONDS) -> None:
@@ -103,7 +103,7 @@ class HalfOpen:
 
     @contextlib.contextmanager
     def bounded(self, connected: socket.socket) -> Iterator[None]:
-        """Shut down the connection if the block takes too long or newer connections evict the connection."""
+        """Shut down a connection if the block takes too long, or if newer connections evict it."""
         host = _host_of(connected)
         with self._lock:
             evicted = self._limit.add(connected, host)
@@ -229,7 +229,7 @@ def relay_loop() -> asyncio.AbstractEventLoop:
 
 @functools.lru_cache(maxsize=1)
 def _loop(pid: int) -> asyncio.AbstractEventLoop:
-    """Start the event loop of process `pid`, once per process: a forked child lacks its parent's threads."""
+    """Start the event loop once per process `pid`, because a forked child lacks its parent's threads."""
     del pid
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, name="fleet-gate", daemon=True).start()
@@ -239,8 +239,8 @@ def _loop(pid: int) -> asyncio.AbstractEventLoop:
 class Pair:
     """Two connections relayed to each other; the event loop references this object while either is open.
 
-    Bytes are relayed in the loop's callbacks, because a coroutine for each direction would cost three times
-    as much.
+    Bytes are relayed in the loop's callbacks, because a coroutine per direction would take three times the
+    processor time.
 
     Parameters
     ----------

@@ -1,7 +1,7 @@
-"""The check of gradients and weights for NaN and infinity: it warns, stops or skips the step.
+"""Checks gradients and weights for NaN and infinity; warns, stops the training run or skips the step.
 
-The strategy selects the action. One NaN in a gradient makes the stepped weights NaN, and soon all weights;
-training continues, but its result is useless.
+The strategy selects the action. One NaN in a gradient makes the stepped weights NaN, and soon all weights.
+Training would continue, but its result would be useless.
 """
 
 import logging
@@ -21,7 +21,7 @@ from fleet.process import progress
 __all__ = ["COUNTER", "NO_ROWS", "FiniteCheck", "OfRows", "tell_of_weights"]
 
 COUNTER: Final = "non_finite_parameters"
-"""The counter of parameters that hold NaN or infinity at the end; in progress and termination message."""
+"""The counter of parameters that hold NaN or infinity at the end of training."""
 
 SKIPPED: Final = "steps_skipped"
 """The counter of steps that were skipped because a gradient was not finite."""
@@ -41,10 +41,10 @@ _log = logging.getLogger(__name__)
 class FiniteCheck:
     """A check of gradients for NaN and infinity.
 
-    For ``warn``, dense gradients are checked in the first steps and in every sixteenth step: weights that are
-    not finite stay so, and a check reads all gradients once more and, on a GPU, waits for them. For ``stop``
-    and ``skip``, they are checked in every step. The rows of tables are always checked in every step: they
-    are few, just merged and in host memory, and a non-finite row that no later batch contains would otherwise
+    For ``warn``, dense gradients are checked in the first steps and in every sixteenth step, because weights
+    that are not finite stay so, and because a check reads all gradients and, on a GPU, waits for them. For
+    ``stop`` and ``skip``, they are checked in every step. The rows of tables are always checked in every
+    step: they are few and in host memory, and a non-finite row that no later batch contains would otherwise
     never be detected.
 
     Parameters
@@ -54,7 +54,7 @@ class FiniteCheck:
     trainer : int
         The index of this trainer, for messages.
     made : callable
-        Returns the number of steps made, for messages.
+        Returns the number of steps run, for messages.
     """
 
     def __init__(self, action: str, trainer: int, made: Callable[[], int]) -> None:
@@ -75,7 +75,7 @@ class FiniteCheck:
         return self._step >= self.next_look
 
     def restart(self) -> None:
-        """Reset the check to its state before the first step, after other weights have been loaded."""
+        """Check the next step, and forget lost rows, because other weights have been loaded."""
         self.lost_rows.clear()
         self.next_look = 0
 
@@ -120,17 +120,15 @@ class FiniteCheck:
             f"in step {self._made()}"
         )
         if self.action == "stop":
-            raise FleetError(
-                f"{found}, and strategy.non_finite is 'stop': {_HELP}; 'skip' leaves such steps out"
-            )
+            raise FleetError(f"{found}, and strategy.non_finite is 'stop': {_HELP}; 'skip' skips such steps")
         if self.action == "skip":
             progress.count(SKIPPED)
         else:
             for table, row in lost.items():
                 self.lost_rows.setdefault(table, f"row {row} in step {self._made()}")
         if (dense and not self._warned) or (lost and not self._warned_of_rows):
-            does = "such steps are left out" if self.action == "skip" else "the weights become the same"
-            _log.warning("%s; %s, and this is said once. Else %s", found, does, _HELP)
+            does = "such steps are skipped" if self.action == "skip" else "the weights become the same"
+            _log.warning("%s; %s. This is logged once. To avoid it, %s", found, does, _HELP)
         self._warned |= dense
         self._warned_of_rows |= bool(lost)
         return self.action != "skip"
@@ -146,7 +144,7 @@ def tell_of_weights(
     parameters : mapping of name to Tensor
         The parameters with their last values.
     step : int, optional
-        The number of steps made.
+        The number of steps run.
     lost_rows : mapping of name to str
         See `FiniteCheck.lost_rows`. This function does not read all rows of tables, so it counts the rows
         that were found during training.
@@ -158,8 +156,8 @@ def tell_of_weights(
     progress.count(COUNTER, len(lost))
     more = f" and {len(lost) - _NAMED} more" if len(lost) > _NAMED else ""
     _log.warning(
-        "the training ends%s with NaN or infinity in %d of %d parameters: %s%s; what is saved of them is of"
-        " no use. The loss shows where it went wrong: %s",
+        "training ends%s with NaN or infinity in %d of %d parameters: %s%s; saved values of these are "
+        "useless. The loss curve shows when it went wrong: %s",
         "" if step is None else f" after step {step}",
         len(lost),
         len(parameters.keys() | lost_rows.keys()),
@@ -196,7 +194,7 @@ def _numbers(gradient: Tensor) -> Tensor:
 
 
 def _are_finite(gradients: list[Tensor]) -> bool:
-    """Return whether all values are finite: NaN and infinity propagate to a norm.
+    """Return whether all values are finite, by a norm, to which NaN and infinity propagate.
 
     On a CPU the Euclidean norm takes a fifteenth of the time of the maximum norm. Its squares may overflow
     although all values are finite, so the maximum norm decides if the Euclidean norm is not finite.

@@ -28,7 +28,7 @@ from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from fleet.errors import EXIT_FAILURE, ConfigurationError, FleetError
-from fleet.process import progress, resources, termination
+from fleet.process import progress, reporting, resources, termination
 from fleet.process.progress import Number
 
 if TYPE_CHECKING:
@@ -49,19 +49,22 @@ EXIT_TERMINATED: Final = 128 + signal.SIGTERM
 POD_GRACE_SECONDS: Final = 30
 """The Kubernetes default of terminationGracePeriodSeconds."""
 SAVING_SHARE: Final = 0.75
-"""The part of the grace period that a script that handles SIGTERM gets; its launcher must outlive it."""
+"""The share of the grace period for a script that handles SIGTERM; its launcher must outlive the script."""
 TORCHRUN: Final = "TORCHELASTIC_RUN_ID"
 """An environment variable that torchrun sets for its workers."""
 TORCHRUN_SECONDS: Final = 30
 """The grace period that torchrun gives its workers, regardless of the pod's grace period."""
 FLUSH_SECONDS = 0.5
 """The time limit for flushing the output of a terminated replica, which ends well within two seconds."""
+REPORT_SECONDS: Final = 60.0
+"""The time limit within which reporters write their last values at the end of a replica without failure."""
+REPORT_SECONDS_OF_FAILED: Final = 5.0
 EXIT_SECONDS = 10.0
 """The time limit within which a failed replica joins its threads and runs its exit handlers."""
 RUNTIME_THREADS: Final = "fleet-"
 """The name prefix of the runtime's threads: if one of them fails, the replica ends."""
 _PING: Final = 0
-"""A byte written to the pipe of signals; once it is read, all earlier signals have been read too."""
+"""A byte written to the pipe of signals; once it has been read, so have all earlier signals."""
 _PING_SECONDS: Final = 1.0
 
 _log = logging.getLogger(__name__)
@@ -81,8 +84,9 @@ class _SigtermWatcher:
         """Call `act` on each SIGTERM, in a separate thread."""
         if threading.current_thread() is not threading.main_thread():
             _log.warning(
-                "fleet.init was called outside the main thread, where Python allows no signal handlers: "
-                "as PID 1 of a container this replica would ignore SIGTERM, and it may count as completed"
+                "fleet.init was called outside the main thread, where Python allows no signal handlers: as "
+                "PID 1 of a container this replica ignores SIGTERM, and a stopped replica may count as "
+                "completed"
             )
             return
         previous = signal.getsignal(signal.SIGTERM)
@@ -99,13 +103,15 @@ class _SigtermWatcher:
         signal.signal(signal.SIGTERM, self._on_sigterm)
 
     def is_received(self) -> bool:
-        """Return whether SIGTERM has been received, even if the watching thread has not read it yet."""
+        """Return whether SIGTERM has been received, even if the watcher thread has not read it yet."""
         if self._wakeup is not None and not self._received:
             self._pings = ping = self._pings + 1
             os.write(self._wakeup[1], bytes([_PING]))
             deadline = time.monotonic() + _PING_SECONDS
             while self._pongs < ping and not self._received and time.monotonic() < deadline:
-                time.sleep(0.001)  # polls without a lock: a signal handler may interrupt the main thread here
+                time.sleep(
+                    0.001
+                )  # polls without a lock, because a signal handler may interrupt the main thread here
         return self._received
 
     def script_handles(self) -> bool:
@@ -129,7 +135,10 @@ class _SigtermWatcher:
             os.close(descriptor)
 
     def _on_sigterm(self, number: int, frame: FrameType | None) -> None:
-        """Wake the watcher, as another library may own the wake-up descriptor; call the previous handler."""
+        """Wake the watcher, and call the previous handler.
+
+        Python itself does not wake the watcher if another library owns the wake-up descriptor.
+        """
         if self._wakeup is not None:
             os.write(self._wakeup[1], bytes([number]))
         if callable(self._previous_handler):
@@ -144,7 +153,7 @@ class _SigtermWatcher:
 
 
 class _Lifecycle:
-    """The identity and the stage of this replica, and the hooks that end it."""
+    """The identity and state of this replica, and the hooks that end it."""
 
     def __init__(self) -> None:
         self.identity = "this process"
@@ -173,6 +182,7 @@ class _Lifecycle:
         resources.raise_descriptor_limit()
         _show_log()
         self.observe()
+        reporting.check(os.environ)
         self._sigterm.watch(self.on_sigterm)
 
     def observe(self) -> None:
@@ -192,7 +202,7 @@ class _Lifecycle:
         _serve_progress(os.environ)
 
     def undo_in_child(self) -> None:
-        """Restore the previous hooks in a forked child: its end is not the end of the replica."""
+        """Restore the previous hooks in a forked child, whose end is not the end of the replica."""
         self._sigterm.undo()
         if self._observing:
             if sys.excepthook == self.on_uncaught:
@@ -204,7 +214,7 @@ class _Lifecycle:
             atexit.unregister(self.at_exit)
 
     def identify(self, environ: Mapping[str, str]) -> None:
-        """Name a process that has no role after the role and index in its environment, if both are set."""
+        """Name a process without a role by the role and index in its environment, if there is an index."""
         role = environ.get("PADDLE_TRAINING_ROLE", "TRAINER")
         index = environ.get("PADDLE_PSERVER_ID") if role == "PSERVER" else None
         names = ("PADDLE_TRAINER_ID", "RANK", "NODE_RANK")  # without a rank, the pod's number
@@ -224,8 +234,13 @@ class _Lifecycle:
     def complete(self, completed: Collection[int], attempts: Mapping[int, int]) -> None:
         """Record that this replica has completed, and write its progress as the termination message."""
         self._completed, self._attempts = completed, attempts
-        self._exit_argument = None  # the script has caught an earlier sys.exit
+        self.continue_after_exit()
         self.leave_progress()
+
+    def continue_after_exit(self) -> None:
+        """Forget an earlier ``sys.exit``, which the script must have caught, because it still runs."""
+        if threading.current_thread() is threading.main_thread():
+            self._exit_argument = None
 
     def is_stopped(self) -> bool:
         """Return whether SIGTERM was received before this replica had completed."""
@@ -241,7 +256,7 @@ class _Lifecycle:
         self._end_stopped()
 
     def on_exit(self, status: Any = None, /) -> NoReturn:
-        """Record the argument of ``sys.exit``, which is unavailable to exit handlers and hooks, and exit."""
+        """Record the argument of ``sys.exit``, which exit handlers and hooks cannot access, and exit."""
         if threading.current_thread() is threading.main_thread():
             self._exit_argument = status
         self._exit(status)
@@ -267,17 +282,25 @@ class _Lifecycle:
         self._leave_error(error)
         if self.is_stopped():
             return  # the script is saving; the SIGTERM watcher ends it in time
+        reporting.close(FLUSH_SECONDS)
         _flush_within(FLUSH_SECONDS)
         os._exit(_exit_code(error))
 
     def at_exit(self) -> None:
         """Write the termination message, and exit with the status of the error or of SIGTERM."""
+        failed = self.failed or self._status is not None
+        reporting.close(REPORT_SECONDS_OF_FAILED if failed else REPORT_SECONDS)
         chose_failure = self._exit_argument not in (None, 0)
         text = "" if isinstance(self._exit_argument, int | None) else str(self._exit_argument)
         if self.is_stopped():
             if self._status is None and not chose_failure:
                 self._end_stopped()
             self.leave_stop()  # the watcher's thread may not have written it yet
+            if self._status is None:
+                # The script may have caught that exit. Python would then exit with 0, as if it had completed.
+                chosen = self._exit_argument & 0xFF if isinstance(self._exit_argument, int) else EXIT_FAILURE
+                _flush_within(FLUSH_SECONDS)
+                os._exit(chosen or EXIT_TERMINATED)
         elif text and not self.failed:
             self.leave_failure(" ".join(text.split()))
         elif self.started or not (chose_failure or hasattr(sys, "last_value")):
@@ -291,7 +314,7 @@ class _Lifecycle:
     def leave_progress(self) -> None:
         """Write the termination message of a successful replica; only one process of a pod writes it."""
         if self._is_one_of_several() and TORCHRUN in os.environ:
-            return  # a message would hide torchrun's own if another worker fails
+            return  # a message would hide torchrun's own message if another worker fails
         if not self.failed and os.environ.get("LOCAL_RANK", "0") == "0":
             state = progress.snapshot()
             if self.started:
@@ -306,7 +329,7 @@ class _Lifecycle:
 
     def leave_stop(self) -> None:
         """Write the termination message of a replica that was stopped."""
-        if TORCHRUN not in os.environ:  # else a worker failed, which torchrun itself reports
+        if TORCHRUN not in os.environ:  # otherwise a worker failed, which torchrun itself reports
             termination.write_failure(f"{self.identity} was stopped by SIGTERM", os.environ)
 
     def _leave_error(self, error: BaseException) -> None:
@@ -326,6 +349,7 @@ class _Lifecycle:
     def _end_stopped(self) -> NoReturn:
         self.failed = True
         self.leave_stop()
+        reporting.close(FLUSH_SECONDS)
         _flush_within(FLUSH_SECONDS)
         os._exit(EXIT_TERMINATED)
 
@@ -377,27 +401,33 @@ def report(
 ) -> None:
     """Report the progress of this replica, for ``fleetjob run``, the operator's status and Prometheus.
 
+    The values also go to the reporters that ``FLEET_REPORTERS`` names, such as ``tensorboard``.
+
     Parameters
     ----------
     metrics : mapping of str to number or tensor of one element, optional
-        Any values worth showing, for example ``{"test_accuracy": 0.97}``. The latest value of each name is
-        kept. A name consists of letters, digits and underscores.
+        Any values to show, for example ``{"test_accuracy": 0.97}``. The latest value of each name is kept. A
+        name consists of letters, digits and underscores.
     step, total_steps : int, optional
-        The step just made, and the planned number of steps. The default of `step` is the runtime's own count.
+        The step that has just been run, and the planned number of steps. The default of `step` is the
+        runtime's own count.
     loss : number or tensor of one element, optional
         The loss of this step. The step and the loss become a point of the loss curve, which has at most 512
         points: in a longer run, the curve keeps only every second, fourth, … report.
     samples : int, optional
-        The number of samples on which this replica has trained since it began; determines the sample rate.
+        The number of samples on which this replica has trained so far; determines the sample rate.
 
     Raises
     ------
     ConfigurationError
         A value is not a number, or a count is negative or not a whole number; the message names the argument.
+        In the first call: the package of a reporter is not installed.
     """
     if os.getpid() == _imported_by:  # a forked child's reports are its own
         _lifecycle.observe()
-    progress.report(metrics, step=step, total_steps=total_steps, loss=loss, samples=samples)
+        _lifecycle.continue_after_exit()
+    at, values = progress.report(metrics, step=step, total_steps=total_steps, loss=loss, samples=samples)
+    reporting.log(values, at, _lifecycle.identity, os.environ)
 
 
 def joined() -> None:
@@ -417,9 +447,7 @@ def refuses(call: str) -> bool:
     """
     if not _lifecycle.is_stopped():
         return False
-    _log.warning(
-        "%s does nothing: %s was told to stop by SIGTERM, and has not completed", call, _lifecycle.identity
-    )
+    _log.warning("%s does nothing: %s has received SIGTERM, and has not completed", call, _lifecycle.identity)
     return True
 
 
@@ -431,8 +459,7 @@ def finish(completed: Collection[int] = (), attempts: Mapping[int, int] | None =
     Parameters
     ----------
     completed : collection of int
-        The indexes of the trainers that are known to have completed, including this replica if it is a
-        trainer.
+        The indexes of the trainers known to have completed, including this replica if it is a trainer.
     attempts : mapping of int to int, optional
         On a server, the attempt in which each trainer completed.
     """
@@ -490,13 +517,14 @@ def _show_log() -> None:
 
 
 def _serve_progress(environ: Mapping[str, str]) -> None:
-    """Start the HTTP server if the environment requests it; training continues if the server cannot start."""
+    """Start the HTTP server if the environment requests it; a failure does not stop training."""
     port = environ.get("FLEET_METRICS_PORT")
     if not port or environ.get("LOCAL_RANK", "0") != "0":
         return
     if not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
         raise ConfigurationError(
-            f"FLEET_METRICS_PORT is {port!r}; expected a port number, 1 to 65535: unset it to serve nothing"
+            f"FLEET_METRICS_PORT is {port!r}; expected a port number, 1 to 65535, or no value to serve "
+            "nothing"
         )
     from fleet.process.progress_server import start_server  # imported late, to keep `import fleet` fast
 
@@ -545,7 +573,7 @@ def _exit_after(seconds: float, status: int) -> None:
 
 
 def _on_early_mistake(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """End a script that fails by a user's mistake like a replica, even before `init` is called.
+    """End a script that fails because of a user's mistake as a replica would, even before `init` is called.
 
     Interactive sessions and forked children are exempt.
     """
@@ -561,7 +589,7 @@ _forking = threading.local()
 
 
 def _block_sigterm() -> None:
-    """Block SIGTERM from a fork until the child is reset: until then it shares the parent's pipe."""
+    """Block SIGTERM from a fork until the child is reset, because until then it shares the parent's pipe."""
     _forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
 
 

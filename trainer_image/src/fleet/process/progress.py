@@ -38,9 +38,9 @@ __all__ = [
 ]
 
 MAX_HISTORY: Final = 512
-"""The largest number of points in the loss curve."""
+"""The maximum number of points in the loss curve."""
 MAX_TABLES: Final = 50
-"""The largest number of tables shown: each table adds labels to the metrics and bytes to every snapshot."""
+"""The maximum number of tables shown, because each adds labels to the metrics and bytes to every snapshot."""
 RATE_WINDOW_SECONDS: Final = 10.0
 _METRIC_NAME: Final = re.compile(r"[a-zA-Z][a-zA-Z0-9_]*")
 _log = logging.getLogger(__name__)
@@ -155,7 +155,7 @@ class Progress:
         Parameters
         ----------
         made : callable
-            Returns the number of steps made; 0 before the first step, and once the trainer no longer exists.
+            Returns the number of steps run; 0 before the first step, and once the trainer no longer exists.
             It must be thread-safe.
         """
         with self._lock:
@@ -180,7 +180,7 @@ class Progress:
             self._tables = tables
 
     def waits_for(self, what: str | None) -> None:
-        """Set what this replica waits for before training or serving, such as a server; None clears it."""
+        """Set the event that this replica waits for before training or serving; None clears it."""
         with self._lock:
             self._waits_for = what
 
@@ -210,8 +210,16 @@ class Progress:
         total_steps: int | None = None,
         loss: Number | None = None,
         samples: int | None = None,
-    ) -> None:
-        """Update the given values; see `fleet.report`."""
+    ) -> tuple[int, dict[str, float]]:
+        """Update the given values; see `fleet.report`.
+
+        Returns
+        -------
+        step : int
+            The current step; 0 before the first step.
+        values : dict of str to float
+            The values of this report by name: ``loss``, ``samples_per_second``, and the named metrics.
+        """
         given = {
             "step": _count_of("step", step),
             "totalSteps": _count_of("total_steps", total_steps),
@@ -227,6 +235,11 @@ class Progress:
             if loss is not None:
                 self._curve.record(self._current_step(), self._reported["loss"])
             self._metrics.update(checked)
+            rate = self._rate.per_second() if samples is not None else None
+            values = {"loss": given["loss"], "samples_per_second": rate, **checked}
+            return self._current_step() or 0, {
+                name: float(value) for name, value in values.items() if value is not None
+            }
 
     def snapshot(self) -> dict[str, Any]:
         """Return the current state as JSON-ready data; values that were never reported are None."""
@@ -250,7 +263,7 @@ class Progress:
             }
 
     def _current_step(self) -> int | None:
-        """Return the reported step, else the runtime's last known step; None before the first step."""
+        """Return the reported step, or else the runtime's last known step; None before the first step."""
         if (step := self._reported["step"]) is not None:
             return int(step)
         self._made = (self._count_made() if self._count_made is not None else 0) or self._made

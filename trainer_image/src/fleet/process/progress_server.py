@@ -31,9 +31,9 @@ REQUEST_TIMEOUT_SECONDS: Final = 5.0
 _log = logging.getLogger(__name__)
 
 GAUGES: Final = {
-    "step": ("fleet_step", "The step that the script reported last, or else the runtime's step count."),
-    "totalSteps": ("fleet_total_steps", "The number of steps that the script intends to make."),
-    "loss": ("fleet_loss", "The loss that the script reported last."),
+    "step": ("fleet_step", "The latest step that the script reported, or else the runtime's step count."),
+    "totalSteps": ("fleet_total_steps", "The number of steps that the script plans to run."),
+    "loss": ("fleet_loss", "The latest loss that the script reported."),
     "samples": ("fleet_samples", "Samples trained on so far."),
     "samplesPerSecond": ("fleet_samples_per_second", "Samples per second, over the last ten seconds."),
     "memoryBytes": ("fleet_memory_bytes", "Resident memory of this process, in bytes."),
@@ -45,7 +45,7 @@ TABLES: Final = {
     "bytes": ("fleet_table_bytes", "gauge", "Memory of these rows, their state and their index, in bytes."),
     "rowsOnDisk": ("fleet_table_rows_on_disk", "gauge", "Rows on this server's disk."),
     "lookedUp": ("fleet_table_ids_looked_up", "counter", "Ids that trainers have looked up in a table."),
-    "found": ("fleet_table_ids_found", "counter", "Ids looked up that had a row."),
+    "found": ("fleet_table_ids_found", "counter", "Ids looked up by trainers that had a row."),
     "shardSkew": (
         "fleet_table_shard_skew",
         "gauge",
@@ -187,13 +187,13 @@ class _Server(ThreadingHTTPServer):
         self.server_address = self.socket.getsockname()
 
     def finish_request(self, request: Any, client_address: Any) -> None:
-        """Answer a client, with limits on time and concurrency: any host may connect and be slow."""
+        """Answer a client, with limits on time and concurrency, because any host may connect and stall."""
         with self._readers.bounded(request):
             super().finish_request(request, client_address)
 
     def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002
-        """Log the error of a client that disconnected or sent garbage; the base class prints a traceback."""
-        _log.debug("a reader of the progress at %s failed", client_address, exc_info=True)
+        """Log the error of a client that disconnected or sent garbage, instead of printing a traceback."""
+        _log.debug("a client of the progress server at %s failed", client_address, exc_info=True)
 
 
 _server: _Server | None = None

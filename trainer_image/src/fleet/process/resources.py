@@ -1,4 +1,4 @@
-"""The resources of this process: file descriptors, memory, CPU cores, and time to run."""
+"""The resources of this process: file descriptors, memory, CPU cores, and the clock of watchdogs."""
 
 import contextlib
 import ctypes
@@ -46,7 +46,7 @@ Mallopt = Callable[[int, int], int]
 
 
 class Reserve:
-    """A reserve of file descriptors, so that the rest of this process cannot use up the last descriptors.
+    """A reserve of file descriptors that the rest of this process cannot use.
 
     Parameters
     ----------
@@ -62,7 +62,7 @@ class Reserve:
         self._lent = 0
 
     def keep(self) -> None:
-        """Fill the reserve with the available descriptors, unless the reserve is lent."""
+        """Fill the reserve with available descriptors, unless the reserve is lent."""
         with self._lock:
             self._keeps = True
             self._fill()
@@ -161,7 +161,7 @@ def available_cores(cpu_max: Path = _CPU_MAX) -> int:
 
 
 class WatchClock:
-    """A clock for watchdogs, which does not count the time during which the watchdog itself was frozen.
+    """A clock for watchdogs that does not count the time during which the watchdog itself was frozen.
 
     A process may be stopped, starved, or paused with its container. When it resumes, the heartbeats of its
     peers have arrived but are unread, so the pause must not count as silence of the peers. Each interval

@@ -65,7 +65,7 @@ def format_indexes(indexes: Collection[int]) -> str:
 
 
 def completed_trainers(completed: Collection[int], attempts: Mapping[int, int]) -> dict[str, Any]:
-    """Return the message's fields about completed trainers; omit the restarts if they are too long."""
+    """Return the message's fields about completed trainers, omitting their restarts if these are too long."""
     known: dict[str, Any] = {"completedTrainers": format_indexes(completed)}
     after = {
         str(attempt): format_indexes([trainer for trainer, its in attempts.items() if its == attempt])
@@ -77,7 +77,7 @@ def completed_trainers(completed: Collection[int], attempts: Mapping[int, int]) 
 
 
 def progress_message(state: Mapping[str, Any]) -> str:
-    """Render a progress snapshot as one line of JSON that fits.
+    """Render a progress snapshot as one line of JSON that fits into the termination message.
 
     The message has at most 64 points of the history, evenly spaced and including the last, and the ten
     largest tables. If it is still too long, more points are dropped, then tables, then counters, then

@@ -1,8 +1,8 @@
 """Role makers, which derive a replica's role in its job from the environment or from arguments.
 
-A role maker is pure: it turns a mapping into a frozen `Role`, or raises a `RoleError` that names the
-variable, its value and the expected one. ``Role.WORKER`` and ``Role.SERVER`` are the kinds, as in the
-Paddle.
+A role maker turns a mapping, by default the environment of this process, into a frozen `Role`, or raises a
+`RoleError` that names the variable, its value and the expected one. ``Role.WORKER`` and ``Role.SERVER`` are
+the kinds, as in Paddle.
 """
 
 from fleet.role_maker.mpi import MPISymetricRoleMaker, MPISymmetricRoleMaker

@@ -26,8 +26,8 @@ class World:
     mpi : module
         ``mpi4py.MPI``.
     finalizes : bool
-        Whether to finalize MPI after the exchange, so that a DataLoader forks without MPI's threads. A script
-        that uses MPI itself has already imported mpi4py, and then MPI is not finalized.
+        Whether to finalize MPI after the exchange, so that a DataLoader forks without MPI's threads. MPI is
+        not finalized if the script has already imported mpi4py, because the script then uses MPI itself.
     """
 
     def __init__(self, mpi: Any, *, finalizes: bool) -> None:
@@ -44,12 +44,12 @@ class World:
             raise RoleError(
                 f"rank {self.rank} describes itself in {len(mine)} bytes; expected {_RECORD_BYTES}"
             )
-        everybodys = bytearray(_RECORD_BYTES * self.size)
-        self._mpi.COMM_WORLD.Allgather(mine, everybodys)
+        all_records = bytearray(_RECORD_BYTES * self.size)
+        self._mpi.COMM_WORLD.Allgather(mine, all_records)
         if self._finalizes:
             self._mpi.Finalize()
-        starts = range(0, len(everybodys), _RECORD_BYTES)
-        return [json.loads(everybodys[start : start + _RECORD_BYTES]) for start in starts]
+        starts = range(0, len(all_records), _RECORD_BYTES)
+        return [json.loads(all_records[start : start + _RECORD_BYTES]) for start in starts]
 
 
 def connect() -> World:
@@ -68,25 +68,27 @@ def connect() -> World:
             "MPISymmetricRoleMaker needs mpi4py, which is not installed: pip install 'fleet-trainer[mpi]'"
         ) from error
     except RuntimeError as error:  # mpi4py is installed without an MPI library
-        raise RoleError(f"mpi4py cannot load an MPI library ({error}); install the one of mpirun") from error
+        raise RoleError(
+            f"mpi4py cannot load an MPI library ({error}); install the library that belongs to mpirun"
+        ) from error
     return World(MPI, finalizes=not is_the_scripts)
 
 
 class MPISymmetricRoleMaker(RoleMaker):
-    """Makes the role from the rank under ``mpirun``.
+    """Builds the role from the rank under ``mpirun``.
 
     There is one server per trainer: ranks 0, 2, … serve, and ranks 1, 3, … train.
 
     Parameters
     ----------
     connect : callable, optional
-        Returns the other ranks; uses mpi4py by default.
+        Connects to the other ranks; uses mpi4py by default.
 
     Notes
     -----
-    Each rank sends the others its address. Rank 0 also makes and sends the job's key, unless all ranks have
-    one in their environment. If all ranks run on one machine, servers listen on loopback only. Set ``POD_IP``
-    if other machines cannot reach the address to which the machine's name resolves.
+    Each rank sends the others its address. Rank 0 also generates and sends the job's key, unless all ranks
+    have one in their environment. If all ranks run on one machine, servers listen on loopback only. Set
+    ``POD_IP`` if other machines cannot reach the address to which the machine's name resolves.
     """
 
     def __init__(self, connect: Callable[[], World] = connect) -> None:
@@ -98,8 +100,8 @@ class MPISymmetricRoleMaker(RoleMaker):
         rank, size = ranks.rank, ranks.size
         if size < 2 or size % 2:
             raise RoleError(
-                f"this MPI job has {size} {'rank' if size == 1 else 'ranks'}; expected an even number, as "
-                f"every second rank is a parameter server: mpirun -np {size + 1}"
+                f"this MPI job has {size} {'rank' if size == 1 else 'ranks'}; expected an even number, "
+                f"because every second rank is a parameter server: mpirun -np {size + 1}"
             )
         with _own_place() as mine:  # held until all ranks of this machine have a port
             mine["address"] = variables.optional("POD_IP", default=mine["address"])
@@ -111,8 +113,8 @@ class MPISymmetricRoleMaker(RoleMaker):
         if bool(made) == bool(job.key) and rank:
             having, lacking = (rank, 0) if job.key else (0, rank)
             raise RoleError(
-                f"FLEET_JOB_KEY is set on rank {having} and not on rank {lacking}; "
-                "expected all ranks or none: mpirun -x FLEET_JOB_KEY"
+                f"FLEET_JOB_KEY is set on rank {having} but not on rank {lacking}; expected all ranks or "
+                "none: mpirun -x FLEET_JOB_KEY"
             )
         on_one_machine = len({each["machine"] for each in places}) == 1
         hosts = ["127.0.0.1" if on_one_machine else each["address"] for each in places]
@@ -136,12 +138,13 @@ MPISymetricRoleMaker = MPISymmetricRoleMaker
 
 
 def _refuse_loopback(hosts: list[str], machines: list[str]) -> None:
-    """Refuse a loopback address, which other machines cannot reach."""
+    """Raise if an address is a loopback address, which other machines cannot reach."""
     for rank, (host, machine) in enumerate(zip(hosts, machines, strict=True)):
         if host.startswith("127."):
             raise RoleError(
-                f"rank {rank} on {machine} knows no address of its own but {host}, which other machines "
-                "cannot reach: set POD_IP to one there, or give the machine's name an address"
+                f"rank {rank} on {machine} has no address except {host}, which other machines cannot reach: "
+                "set POD_IP on it to an address that they can reach, or make the machine's name resolve to "
+                "one"
             )
 
 
@@ -156,7 +159,9 @@ def _own_place() -> Iterator[dict[str, Any]]:
         address = socket.gethostbyname(name)
     except OSError:
         address = ""
-    if not address or address.startswith("127."):  # the entry in /etc/hosts of many machines
+    if not address or address.startswith(
+        "127."
+    ):  # many machines have this entry for their own name in /etc/hosts
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             try:
                 probe.connect(("192.0.2.1", 9))  # sends nothing: the kernel only chooses a route

@@ -1,6 +1,6 @@
 """The role from the environment variables that the operator and the launchers set."""
 
-from fleet.environment.endpoints import endpoints_problem
+from fleet.environment.endpoints import endpoints_problem, split_endpoints
 from fleet.errors import RoleError
 from fleet.role_maker.role import JobIdentity, Role, RoleKind, RoleMaker
 from fleet.role_maker.variables import Variables
@@ -10,6 +10,17 @@ __all__ = ["PaddleCloudRoleMaker"]
 _DEFAULT_PORT = "6174"
 _OF_TORCHRUN = "TORCHELASTIC_RUN_ID"
 """A variable of torchrun's workers."""
+_ROLE_VARIABLES = (
+    *("TRAINING_ROLE", "PADDLE_TRAINING_ROLE", "PADDLE_TRAINER_ID", "PADDLE_PSERVER_ID"),
+    *("PADDLE_TRAINERS", "PADDLE_TRAINERS_NUM", "PADDLE_PSERVERS_IP_PORT_LIST", "PADDLE_PSERVER_IPS"),
+    *("PADDLE_PSERVER_PORT", "PADDLE_PORT", "PADDLE_TRAINER_ENDPOINTS", "PADDLE_CURRENT_ENDPOINT"),
+    *("PADDLE_CURRENT_IP", "FLEET_JOB_NAME", "FLEET_JOB_UID", "FLEET_RESTARTS", "FLEET_MAX_TRAINERS"),
+    *("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK"),
+    *("NNODES", "NPROC_PER_NODE", "PET_NNODES", "PET_NPROC_PER_NODE", "PET_NODE_RANK", _OF_TORCHRUN),
+    *("OMPI_COMM_WORLD_RANK", "PMI_RANK"),
+)
+"""Variables that only a job sets. Kubernetes' users set POD_IP in other pods as well."""
+_LOOPBACK = "127.0.0.1"
 _HOSTS = "the parameter servers' hosts, comma separated, each once"
 
 
@@ -25,9 +36,12 @@ class PaddleCloudRoleMaker(RoleMaker):
     -----
     Two spellings exist for the servers; both may be set if they agree: ``PADDLE_PSERVERS_IP_PORT_LIST``, or
     ``PADDLE_PSERVER_IPS`` with ``PADDLE_PSERVER_PORT`` (6174). Collective workers of torchrun have the rank
-    ``RANK`` of ``WORLD_SIZE``, whatever the index of their pod: a rendezvous backend may order the nodes
-    itself (c10d orders them by name). Such a worker has no endpoints, because their list is in the order of
-    the pods.
+    ``RANK`` of ``WORLD_SIZE``, which may differ from the index of their pod, because a rendezvous backend may
+    order the nodes (c10d orders them by name). Such a worker has no endpoints, because the list of endpoints
+    is in the order of the pods.
+
+    If no variable gives this process a position in a job, it trains alone: as the only trainer of a server
+    that runs inside it, or as the only collective worker.
     """
 
     def __init__(self, is_collective: bool = False) -> None:
@@ -35,7 +49,26 @@ class PaddleCloudRoleMaker(RoleMaker):
         self._is_collective = is_collective
 
     def _make(self, variables: Variables, job: JobIdentity) -> Role:
+        if not any(name in variables for name in _ROLE_VARIABLES):
+            return _alone(job, collective=self._is_collective)
         return _collective(variables, job) if self._is_collective else _parameter_server(variables, job)
+
+
+def _alone(job: JobIdentity, *, collective: bool) -> Role:
+    """Return the role of a script that was started without a job, as in a debugger or a notebook."""
+    endpoint = f"{_LOOPBACK}:{_DEFAULT_PORT}"
+    return Role(
+        kind=RoleKind.WORKER,
+        index=0,
+        worker_num=1,
+        worker_endpoints=(endpoint,) if collective else (),
+        server_endpoints=() if collective else (endpoint,),
+        current_endpoint=endpoint if collective else "",
+        current_host=_LOOPBACK,
+        is_collective=collective,
+        is_alone=True,
+        job=job,
+    )
 
 
 def _parameter_server(variables: Variables, job: JobIdentity) -> Role:
@@ -72,7 +105,7 @@ def _servers(variables: Variables) -> tuple[str, ...]:
         return variables.endpoints(listed, meaning="the parameter servers (or PADDLE_PSERVER_IPS)")
     _, hosts = variables.text("PADDLE_PSERVER_IPS", expected=_HOSTS)
     port = variables.optional("PADDLE_PSERVER_PORT", default=_DEFAULT_PORT)
-    servers = tuple(f"{host.strip()}:{port}" for host in hosts.split(","))
+    servers = tuple(f"{host}:{port}" for host in split_endpoints(hosts))
     if (problem := endpoints_problem(servers)) is not None:
         raise RoleError(
             f"PADDLE_PSERVER_IPS is {hosts!r} and PADDLE_PSERVER_PORT {port!r}: {problem}; "
@@ -92,9 +125,9 @@ def _servers(variables: Variables) -> tuple[str, ...]:
 def _check_has_servers(variables: Variables, listed: str) -> None:
     if listed not in variables and "PADDLE_TRAINER_ENDPOINTS" in variables:
         raise RoleError(
-            f"{listed} is not set, and PADDLE_TRAINER_ENDPOINTS is: this job is of mode Collective, without "
-            "parameter servers; expected `from fleet.collective import fleet`, with no role maker or "
-            "PaddleCloudRoleMaker(is_collective=True)"
+            f"{listed} is not set, but PADDLE_TRAINER_ENDPOINTS is: this job has the mode Collective, "
+            "without parameter servers; expected `from fleet.collective import fleet`, with no role maker "
+            "or PaddleCloudRoleMaker(is_collective=True)"
         )
 
 
@@ -160,25 +193,25 @@ def _check_has_no_servers(variables: Variables) -> None:
     found = [name for name in ("PADDLE_PSERVERS_IP_PORT_LIST", "PADDLE_PSERVER_IPS") if name in variables]
     if found and "PADDLE_TRAINER_ENDPOINTS" not in variables and "RANK" not in variables:
         raise RoleError(
-            f"PADDLE_TRAINER_ENDPOINTS is not set, and {found[0]} is: this job is of mode ParameterServer; "
+            f"PADDLE_TRAINER_ENDPOINTS is not set, but {found[0]} is: this job has the mode ParameterServer; "
             "expected `from fleet.parameter_server import fleet`, with no role maker or "
             "PaddleCloudRoleMaker()"
         )
 
 
 def _check_launched(variables: Variables) -> None:
-    """Refuse a process without a rank in a pod with several slots: no launcher has started it."""
+    """Raise if the pod has several slots but this process has no rank, because no launcher started it."""
     slots = variables.optional("NPROC_PER_NODE", "PET_NPROC_PER_NODE", default="1")
     if slots != "1" and "PADDLE_TRAINER_ID" not in variables and "RANK" not in variables:
         raise RoleError(
-            f"PADDLE_TRAINER_ID or RANK is not set, and NPROC_PER_NODE is {slots!r}: this pod has several "
-            "slots (trainer.slotsPerPod), and a launcher gives each its rank; expected the script to be "
-            "started by torchrun SCRIPT, or python -m fleet.launch SCRIPT"
+            f"PADDLE_TRAINER_ID or RANK is not set, but NPROC_PER_NODE is {slots!r}: this pod has several "
+            "slots (trainer.nprocPerNode), and a launcher sets the rank of each; start the script with "
+            "torchrun SCRIPT, or python -m fleet.launch SCRIPT"
         )
 
 
 def _in_another_order(variables: Variables) -> bool:
-    """Return whether torchrun gave this node a number that differs from its position among the endpoints."""
+    """Return whether torchrun's number for this node differs from its position among the endpoints."""
     number, listed = variables.optional("GROUP_RANK"), variables.optional("NODE_RANK")
     return _OF_TORCHRUN in variables and bool(number and listed) and number != listed
 

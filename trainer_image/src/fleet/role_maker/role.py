@@ -26,7 +26,7 @@ class RoleKind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class JobIdentity:
-    """The job of a replica, and the replica's attempt. All frames and calls carry it.
+    """The job of a replica, and the replica's attempt. Frames carry a hash of the job, and the attempt.
 
     Attributes
     ----------
@@ -37,7 +37,7 @@ class JobIdentity:
     attempt : int
         The number of earlier starts of this replica.
     life : str
-        The life of the job in which its training began. In a parameter-server job, a trainer has it only if
+        The job's life in which its training run began. In a parameter-server job, a trainer has it only if
         the end of its previous process was not recorded.
     key : bytes
         Authenticates this replica to the others; empty if the job has no key.
@@ -66,10 +66,14 @@ class Role:
     server_endpoints : tuple of str
         In parameter-server mode only.
     current_endpoint : str
-        A server's own entry in `server_endpoints`, a collective worker's in `worker_endpoints`; else empty.
+        This server's entry in `server_endpoints`, or this collective worker's in `worker_endpoints`; else
+        empty.
     current_host : str
         The host under which others reach this replica; empty if unknown.
     is_collective : bool
+    is_alone : bool
+        Whether no job is around this process, which therefore trains alone: with the one server of
+        `server_endpoints` inside it, or as the only collective worker.
     job : JobIdentity
     sync_mode : str
         The job's mode, which is the default mode of a strategy.
@@ -87,6 +91,7 @@ class Role:
     current_endpoint: str = ""
     current_host: str = ""
     is_collective: bool = False
+    is_alone: bool = False
     job: JobIdentity = field(default_factory=JobIdentity)
     sync_mode: str = "Sync"
     checkpoint_dir: str | None = None
@@ -103,7 +108,7 @@ class Role:
 
     @property
     def is_first_worker(self) -> bool:
-        """True if this replica is the trainer that acts for all."""
+        """True if this replica is trainer 0, which acts for all trainers."""
         return self.is_worker and self.index == 0
 
     @property
@@ -113,13 +118,13 @@ class Role:
 
 
 class RoleMaker(ABC):
-    """Makes a `Role` once, and implements Paddle's queries about it."""
+    """Builds a `Role` once, and implements Paddle's queries about it."""
 
     def __init__(self) -> None:
         self._role: Role | None = None
 
     def generate_role(self, environ: Mapping[str, str] | None = None) -> Role:
-        """Make the role.
+        """Build the role.
 
         Parameters
         ----------
@@ -145,11 +150,11 @@ class RoleMaker(ABC):
 
     @abstractmethod
     def _make(self, variables: Variables, job: JobIdentity) -> Role:
-        """Make the role without the mode and the checkpoint directory, which come from the environment."""
+        """Build the role without the mode and the checkpoint directory, which come from the environment."""
 
     @property
     def role(self) -> Role:
-        """The role, made from this process's environment on first use."""
+        """The role, built from this process's environment on first use."""
         return self._role if self._role is not None else self.generate_role()
 
     def is_worker(self) -> bool:
@@ -161,7 +166,7 @@ class RoleMaker(ABC):
         return self.role.is_server
 
     def is_first_worker(self) -> bool:
-        """Return whether this replica is the trainer that acts for all."""
+        """Return whether this replica is trainer 0, which acts for all trainers."""
         return self.role.is_first_worker
 
     def worker_index(self) -> int:
@@ -204,7 +209,7 @@ def identity_of(variables: Variables) -> JobIdentity:
 
 
 def share_of_files(files: Sequence[File], index: int, num: int) -> list[File]:
-    """Return one trainer's contiguous share of files; the lowest indexes get one more file each.
+    """Return one trainer's contiguous share of files; a remainder goes to the lowest indexes.
 
     Parameters
     ----------

@@ -11,7 +11,7 @@ __all__ = ["UserDefinedCollectiveRoleMaker", "UserDefinedRoleMaker"]
 
 
 class UserDefinedRoleMaker(RoleMaker):
-    """Makes the role of a trainer or parameter server from arguments.
+    """Builds the role of a trainer or parameter server from arguments.
 
     Parameters
     ----------
@@ -60,7 +60,7 @@ class UserDefinedRoleMaker(RoleMaker):
 
 
 class UserDefinedCollectiveRoleMaker(RoleMaker):
-    """Makes the role of a collective worker from arguments.
+    """Builds the role of a collective worker from arguments.
 
     Parameters
     ----------
@@ -80,7 +80,7 @@ class UserDefinedCollectiveRoleMaker(RoleMaker):
         self._workers = _endpoints("worker_endpoints", worker_endpoints)
         self._index = _whole("current_id", current_id, least=0, below=len(self._workers))
 
-    def _make(self, variables: Variables, job: JobIdentity) -> Role:  # noqa: ARG002 - arguments say all
+    def _make(self, variables: Variables, job: JobIdentity) -> Role:  # noqa: ARG002 - the arguments determine the role
         endpoint = self._workers[self._index]
         return Role(
             kind=RoleKind.WORKER,

@@ -15,7 +15,7 @@ _KEY: Final = f"{2 * KEY_BYTES} hexadecimal digits, as `openssl rand -hex {KEY_B
 
 
 class Variables:
-    """A mapping of environment variables in which several names may be synonyms.
+    """Environment variables, some of which can be set under any of several names.
 
     Parameters
     ----------
@@ -106,7 +106,7 @@ class Variables:
         raise RoleError(f"{name} is {value!r}; expected {expected}")
 
     def one_of(self, *names: str, choices: Sequence[str], meaning: str) -> str:
-        """Return one of the choices; RoleError otherwise."""
+        """Return the value of a variable; raise RoleError if it is none of the choices."""
         expected = f"{meaning}: {' or '.join(choices)}"
         name, value = self.text(*names, expected=expected)
         if value not in choices:
@@ -114,7 +114,7 @@ class Variables:
         return value
 
     def endpoints(self, name: str, *, meaning: str) -> tuple[str, ...]:
-        """Return a list of distinct endpoints; RoleError otherwise."""
+        """Return the endpoints in a variable; raise RoleError if one is malformed or repeated."""
         expected = f"{meaning}: host:port, comma separated, each once"
         _, value = self.text(name, expected=expected)
         endpoints = split_endpoints(value)
@@ -142,7 +142,7 @@ def key_of(variables: Variables) -> bytes:
         try:
             text = Path(path).read_text(encoding="ascii").strip()
         except (OSError, UnicodeDecodeError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "it is no text"
+            reason = error.strerror if isinstance(error, OSError) else "it is not text"
             raise RoleError(f"{name} cannot be read: {reason}; expected {_KEY}") from error
     elif not text:
         return b""

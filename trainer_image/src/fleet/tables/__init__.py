@@ -1,13 +1,12 @@
 """Embedding tables: rows by id, their first values, and the rules that step, admit and evict them."""
 
 from fleet.tables.admission import BloomFilter, CountFilter, Probability
-from fleet.tables.config import TableConfig
+from fleet.tables.config import BFloat16, Float32, TableConfig
 from fleet.tables.eviction import LeastRecentlyUsed, LowestScore, TimeToLive
 from fleet.tables.first_values import Constant, FirstValues, Normal, Uniform
 from fleet.tables.gradients import RowGradients, merge
-from fleet.tables.row_types import BFloat16, Float32
+from fleet.tables.ids import Placement
 from fleet.tables.rows import TableRows
-from fleet.tables.shards import Placement
 from fleet.tables.storage import LocalDisk, Memory
 from fleet.tables.table import Table
 

@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleet.errors import ConfigurationError
+from fleet.tables.ids import SHARDS, shard_of
 from fleet.tables.index import IdMap
 from fleet.tables.philox import ADMISSION, random_words
-from fleet.tables.shards import SHARDS, shard_of
 
 __all__ = ["Admission", "BloomFilter", "Candidates", "CountFilter", "Probability"]
 
@@ -56,7 +56,7 @@ class Candidates(Protocol):
 
 
 class Admission(Protocol):
-    """Chooses the ids that get a row. Other ids read as their first values; their gradients are dropped."""
+    """Chooses the ids that get a row. Other ids have their first values; their gradients are dropped."""
 
     def candidates(self, key: tuple[int, int]) -> Candidates:
         """Return the initial state of a table.
@@ -70,14 +70,14 @@ class Admission(Protocol):
 
 @dataclass(frozen=True)
 class CountFilter:
-    """An id gets a row with its `count`-th update, counted exactly.
+    """Gives an id a row at its `count`-th update, counted exactly.
 
-    An id takes 14 to 22 bytes for as long as it is counted; the memory of a `BloomFilter` is bounded.
+    A counted id uses 14 to 22 bytes until it has a row; the memory of a `BloomFilter` is bounded.
 
     Attributes
     ----------
     count : int
-        With 1, every id gets a row with its first update.
+        With 1, every id gets a row at its first update.
     """
 
     count: int
@@ -93,7 +93,7 @@ class CountFilter:
 
 
 class _Counts:
-    """See `Candidates`: the number of updates of each id."""
+    """Exact counts of the updates of each id; see `Candidates`."""
 
     def __init__(self, count: int) -> None:
         self._count = count
@@ -119,18 +119,18 @@ class _Counts:
 
 @dataclass(frozen=True)
 class BloomFilter:
-    """An id gets a row with its `count`-th update, or earlier with a probability of about `error`.
+    """Gives an id a row at its `count`-th update, or earlier with a probability of about `error`.
 
-    Each virtual shard has a counting Bloom filter. It takes about 1.44 log2(1 / error) bytes for each of
-    `num_ids`: 10 with an error of .01. The filter still knows an id whose row was evicted, so the id's next
-    update gives it a row.
+    Each virtual shard has a counting Bloom filter. It uses about 1.44 log2(1 / error) bytes for each of
+    `num_ids`: 10 with an error of .01. The filter still counts an id whose row was evicted, so the id gets a
+    row at its next update.
 
     Attributes
     ----------
     count : int
         1 to 255.
     num_ids : int
-        Distinct ids that the table is expected to see; with more of them the error grows.
+        Expected number of distinct ids in updates; the error grows if there are more.
     error : float
     """
 
@@ -154,7 +154,7 @@ class BloomFilter:
 
 
 class _Filters:
-    """See `Candidates`: a row of counters for each shard and hash function."""
+    """Counting Bloom filters, with one row of counters per shard and hash function; see `Candidates`."""
 
     def __init__(self, count: int, hashes: int, width: int, key: tuple[int, int]) -> None:
         self._count = count
@@ -211,7 +211,7 @@ class _Filters:
 
 @dataclass(frozen=True)
 class Probability:
-    """Each update of an id without a row gives it one with `probability`. The rule keeps no state.
+    """Gives an id a row with a fixed `probability` at each update. The rule keeps no state.
 
     The draw is a function of the table, the id and the step.
 
@@ -235,7 +235,7 @@ class Probability:
 
 
 class _Draws:
-    """See `Candidates`: no state."""
+    """Random draws, which need no state; see `Candidates`."""
 
     nbytes = 0
 

@@ -1,23 +1,148 @@
-"""The configuration of a table: one value that all servers and trainers of a job agree on."""
+"""The configuration of a table, and the types of its rows.
+
+All servers and trainers of a job agree on one configuration. A row type defines how values are stored; a
+user-defined type has the members of `RowType`. Optimizer state is always float32.
+"""
 
 import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from fleet.errors import ConfigurationError
 from fleet.tables.admission import Admission
 from fleet.tables.eviction import Eviction
 from fleet.tables.first_values import FirstValues, Normal
-from fleet.tables.row_types import Float32, RowType
-from fleet.tables.rules import RowRule
+from fleet.tables.philox import ROUNDING, random_words
+from fleet.tables.rules import RowRule, steps_every_row
 from fleet.tables.storage import IN_MEMORY, Storage
 
-__all__ = ["TableConfig"]
+__all__ = ["BFloat16", "Float32", "RowType", "TableConfig"]
+
+
+class RowType(Protocol):
+    """How values are stored in 32-bit words."""
+
+    def num_words(self, dimension: int) -> int:
+        """Return the number of words of a row.
+
+        Parameters
+        ----------
+        dimension : int
+            Number of values of a row.
+
+        Returns
+        -------
+        int
+            Words of 32 bits.
+        """
+
+    def unpack(self, words: Tensor, dimension: int) -> Tensor:
+        """Return the values packed in the words, as float32[n, dimension].
+
+        Parameters
+        ----------
+        words : float32[n, num_words]
+            Any bits; each row is contiguous. If words and values are the same, `words` itself is returned.
+        dimension : int
+        """
+
+    def pack(self, values: Tensor) -> Tensor:
+        """Convert values to words; each value is rounded to the nearest that the row type can store.
+
+        Parameters
+        ----------
+        values : float32[n, dimension]
+            The rows.
+
+        Returns
+        -------
+        float32[n, num_words]
+            Any bits.
+        """
+
+    def round_update(self, values: Tensor, ids: NDArray[np.int64], step: int, key: tuple[int, int]) -> Tensor:
+        """Return updated values, rounded to what can be stored; float32[n, dimension].
+
+        Parameters
+        ----------
+        values : float32[n, dimension]
+        ids : int64[n]
+        step : int
+        key : two int
+            The table's `generator_key`.
+        """
+
+
+@dataclass(frozen=True)
+class Float32:
+    """Values in single precision, as they are computed."""
+
+    def num_words(self, dimension: int) -> int:
+        """See `RowType`."""
+        return dimension
+
+    def unpack(self, words: Tensor, dimension: int) -> Tensor:
+        """See `RowType`."""
+        del dimension
+        return words
+
+    def pack(self, values: Tensor) -> Tensor:
+        """See `RowType`."""
+        return values
+
+    def round_update(self, values: Tensor, ids: NDArray[np.int64], step: int, key: tuple[int, int]) -> Tensor:
+        """See `RowType`."""
+        del ids, step, key
+        return values
+
+
+@dataclass(frozen=True)
+class BFloat16:
+    """Values rounded to bfloat16: half the memory, 8 bits of precision. Rules compute in float32.
+
+    Attributes
+    ----------
+    stochastic : bool
+        True: an update rounds up with the probability that makes the mean exact, so that steps below the
+        precision add up over time. The draw is a function of the table, the id, the column and the step.
+        False, and always for first values and loaded ones: to the nearest, ties to even.
+    """
+
+    stochastic: bool = False
+
+    def num_words(self, dimension: int) -> int:
+        """See `RowType`."""
+        return (dimension + 1) // 2
+
+    def unpack(self, words: Tensor, dimension: int) -> Tensor:
+        """See `RowType`."""
+        return words.view(torch.bfloat16)[:, :dimension].float()
+
+    def pack(self, values: Tensor) -> Tensor:
+        """See `RowType`."""
+        rows, dimension = values.shape
+        packed = torch.zeros(rows, 2 * self.num_words(dimension), dtype=torch.bfloat16)
+        packed[:, :dimension] = values
+        return packed.view(torch.float32)
+
+    def round_update(self, values: Tensor, ids: NDArray[np.int64], step: int, key: tuple[int, int]) -> Tensor:
+        """See `RowType`."""
+        if not self.stochastic:
+            return values
+        words = random_words(ids, self.num_words(values.shape[1]), key, ROUNDING, step)
+        # bfloat16 drops the lower 16 bits of a float32. Adding 16 random bits to them carries into the upper
+        # half with exactly the probability that stochastic rounding asks for.
+        drawn = words.astype(np.uint32).view(np.uint16)[:, : values.shape[1]]
+        bits = values.contiguous().numpy().view(np.uint32)
+        rounded = torch.from_numpy(((bits + drawn) & np.uint32(0xFFFF0000)).view(np.float32))
+        return torch.where(values.isfinite(), rounded, values)
 
 
 @dataclass(frozen=True)
@@ -41,7 +166,7 @@ class TableConfig:
     row_type : RowType
         How values are stored.
     admission : Admission, optional
-        Which ids get a row; without it, each id gets one with its first update.
+        Which ids get a row; without it, each id gets one at its first update.
     eviction : tuple of Eviction
         Which rows are evicted.
     storage : Storage
@@ -51,7 +176,8 @@ class TableConfig:
     ------
     ConfigurationError
         The dimension or the number of embeddings is not positive, the rule has no such option, an initial
-        value of state has a schedule, or two eviction rules have a mark of the same name.
+        value of state has a schedule, two eviction rules have a mark of the same name, or the rule steps
+        every row and the table's rows are not known.
     """
 
     name: str
@@ -87,6 +213,18 @@ class TableConfig:
             raise ConfigurationError(
                 f"table {self.name}: two eviction rules have the mark {repeated[0]}, expected one"
             )
+        if self.steps_every_row and (self.num_embeddings is None or self.admission or self.eviction):
+            raise ConfigurationError(
+                f"table {self.name}: {type(self.rule).__name__} steps every row in each update with these "
+                "options, and needs to know the rows; expected num_embeddings, and neither admission nor "
+                "eviction, or an optimizer that steps only rows with a gradient: SGD, Adagrad, or Adam with "
+                "lazy_mode=True, without a regularizer"
+            )
+
+    @property
+    def steps_every_row(self) -> bool:
+        """Whether the rule steps every row in each update, with the options that are known beforehand."""
+        return steps_every_row(self.rule, {**self.rule.defaults(), **self.options})
 
     def options_at(self, step: int) -> dict[str, Any]:
         """Return the rule's options for an update.

@@ -1,7 +1,7 @@
 """Eviction rules, which choose the rows to remove. A user-defined rule has the members of `Eviction`.
 
-Rows are evicted after an update, and only from the virtual shards that it touched. So the content of a shard
-depends on its own updates alone, whatever the number of servers.
+Rows are evicted after an update, and only from the virtual shards that the update touched. The content of a
+shard therefore depends only on the shard's own updates, whatever the number of servers.
 """
 
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleet.errors import ConfigurationError
-from fleet.tables.shards import SHARDS
+from fleet.tables.ids import SHARDS
 
 __all__ = [
     "Eviction",
@@ -25,7 +25,7 @@ __all__ = [
 ]
 
 _SLACK: Final = 16
-"""A full shard evicts one row in this many at once, so that few updates have to evict."""
+"""A full shard evicts one row in this many in a single update, so that few updates have to evict."""
 _SEARCHES: Final = 8
 """`TimeToLive` searches a shard this many times within the life of a row."""
 
@@ -71,7 +71,7 @@ class ShardRows:
 
 
 class Eviction(Protocol):
-    """Chooses the rows to evict. A table with several rules applies all of them."""
+    """An eviction rule, which chooses the rows to evict. A table applies all of its rules."""
 
     marks: ClassVar[tuple[str, ...]]
     """Names of the numbers that the rule keeps for each row, besides the last step; 0 in a new row."""
@@ -84,7 +84,7 @@ class Eviction(Protocol):
         marks : mapping of name to float32[n]
             Must not be changed.
         last : int32[n]
-            The step of each row's previous update; for a new row, that of this one.
+            The step of each row's previous update; for a new row, the step of this update.
         step : int
             Number of updates of the table, including this one.
         """
@@ -126,8 +126,8 @@ class Eviction(Protocol):
 class TimeToLive:
     """Evicts rows that have had no update for more than `steps` steps.
 
-    A virtual shard is searched once per `steps` / 8 steps, at its next update. So in a shard with updates a
-    row lives at most an eighth longer. Shards are searched at different steps.
+    A virtual shard is searched once per `steps` / 8 steps, at its next update. In a shard that receives
+    updates, a row therefore lives at most an eighth longer. Shards are searched at different steps.
 
     Attributes
     ----------
@@ -187,8 +187,7 @@ class LeastRecentlyUsed:
     def due(self, touched: TouchedShards, step: int) -> NDArray[np.bool_]:
         """See `Eviction`."""
         del step
-        due: NDArray[np.bool_] = touched.num_rows > capacity_of(self.capacity, touched.shards)
-        return due
+        return _over_capacity(self.capacity, touched)
 
     def leaving(self, rows: ShardRows, step: int) -> NDArray[np.bool_]:
         """See `Eviction`."""
@@ -232,8 +231,7 @@ class LowestScore:
     def due(self, touched: TouchedShards, step: int) -> NDArray[np.bool_]:
         """See `Eviction`."""
         del step
-        due: NDArray[np.bool_] = touched.num_rows > capacity_of(self.capacity, touched.shards)
-        return due
+        return _over_capacity(self.capacity, touched)
 
     def leaving(self, rows: ShardRows, step: int) -> NDArray[np.bool_]:
         """See `Eviction`."""
@@ -261,6 +259,12 @@ def _check_capacity(rule: str, capacity: int) -> None:
 def capacity_of(capacity: int, shard: Any) -> Any:
     """Return the capacity of a shard, or of each shard in an array; the sum is the table's capacity."""
     return capacity // SHARDS + (shard < capacity % SHARDS)
+
+
+def _over_capacity(capacity: int, touched: TouchedShards) -> NDArray[np.bool_]:
+    """Return which shards have more rows than their part of the capacity; bool[n]."""
+    over: NDArray[np.bool_] = touched.num_rows > capacity_of(capacity, touched.shards)
+    return over
 
 
 def _beyond_capacity(capacity: int, shard: int, order: NDArray[np.int64]) -> NDArray[np.bool_]:

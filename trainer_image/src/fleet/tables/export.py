@@ -54,7 +54,7 @@ def dense(config: TableConfig, rows: TableRows) -> Tensor:
 
 
 def pruned(config: TableConfig, rows: TableRows, ids: Tensor) -> TableRows:
-    """Return the values of given ids, without state; ids without a row have their first values.
+    """Return the values of the given ids, without state; ids without a row have their first values.
 
     Parameters
     ----------
@@ -72,7 +72,7 @@ def pruned(config: TableConfig, rows: TableRows, ids: Tensor) -> TableRows:
 
 
 def apply_delta(rows: TableRows, changed: TableRows, removed: Tensor) -> TableRows:
-    """Return the values of rows after a delta, by ascending id, as a serving process would have them.
+    """Return the values of rows after applying a delta, by ascending id, as a serving process would do.
 
     Parameters
     ----------

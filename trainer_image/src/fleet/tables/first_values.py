@@ -1,6 +1,6 @@
 """The values of rows before their first update: a function of the seed, the table and the id.
 
-Rows that were only read leave no trace, and the values do not depend on the number of servers or threads.
+Reading a row therefore stores nothing, and the values do not depend on the number of servers or threads.
 """
 
 import hashlib
@@ -18,10 +18,10 @@ __all__ = ["Constant", "FirstValues", "Normal", "Uniform", "generator_key"]
 
 
 class FirstValues(Protocol):
-    """A distribution of first values."""
+    """A distribution from which initial values are drawn."""
 
     def of(self, ids: NDArray[np.int64], dimension: int, key: tuple[int, int]) -> NDArray[np.float32]:
-        """Return the first values of the rows of ids.
+        """Return the first value of each id's row.
 
         Parameters
         ----------
@@ -70,7 +70,7 @@ class Constant:
 
 @dataclass(frozen=True)
 class Uniform:
-    """Uniformly distributed between `low` and `high`, with a resolution of 2**-24 of the range.
+    """A uniform distribution between `low` and `high`, with a resolution of 2**-24 of the range.
 
     Attributes
     ----------
@@ -101,7 +101,7 @@ class Uniform:
 
 @dataclass(frozen=True)
 class Normal:
-    """Normally distributed, as ``torch.nn.Embedding`` initializes its weight.
+    """A normal distribution, as ``torch.nn.Embedding`` initializes its weight.
 
     Attributes
     ----------
@@ -127,7 +127,9 @@ class Normal:
 
     def of(self, ids: NDArray[np.int64], dimension: int, key: tuple[int, int]) -> NDArray[np.float32]:
         """See `FirstValues`."""
-        unit = _unit(random_words(ids, dimension + dimension % 2, key))  # Box-Muller makes two at a time
+        unit = _unit(
+            random_words(ids, dimension + dimension % 2, key)
+        )  # each Box-Muller transform yields two numbers
         radius = np.sqrt(-2.0 * np.log1p(-unit[:, 0::2]))
         angle = 2.0 * np.pi * unit[:, 1::2]
         normal = np.empty_like(unit)

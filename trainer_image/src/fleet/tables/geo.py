@@ -16,10 +16,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fleet.errors import ConfigurationError
-from fleet.tables.config import TableConfig
+from fleet.tables.config import Float32, TableConfig
 from fleet.tables.gradients import RowGradients
 from fleet.tables.index import MISSING, RowIndex, find_among
-from fleet.tables.row_types import Float32
 from fleet.tables.rows import TableRows, join, rows_at
 from fleet.tables.rules import Rows, Slot
 from fleet.tables.storage import IN_MEMORY
@@ -33,7 +32,7 @@ _NO_STATE: Final = TableRows(np.zeros(0, dtype=np.int64), torch.empty(0, 0, dtyp
 
 
 class Added:
-    """The rule of the servers' table: adds the changes of trainers."""
+    """The rule of the servers' table: adds the trainers' changes."""
 
     slots: ClassVar[tuple[Slot, ...]] = ()
 
@@ -53,7 +52,7 @@ class GeoRows:
     Parameters
     ----------
     config : TableConfig
-        With the rule that the trainer steps by.
+        Its rule is the one by which the trainer steps rows.
     num_trainers : int
 
     Raises
@@ -119,11 +118,11 @@ class GeoRows:
 
     @property
     def most_leaving(self) -> int:
-        """Upper bound of the rows in an exchange after the next update, if batches do not grow."""
+        """Upper bound on the rows in an exchange after the next update, if batches do not grow."""
         return sum(each.size for each in self._touched) + self._largest
 
     def leaving(self, step: int) -> RowGradients:
-        """Return the changes to send to the servers, of the ids touched since the last call, ascending.
+        """Return the changes to send to the servers: of all ids touched since the last call, ascending.
 
         Parameters
         ----------
@@ -136,7 +135,7 @@ class GeoRows:
         return RowGradients(ids, change)
 
     def arrived(self, ids: NDArray[np.int64], values: Tensor, step: int) -> None:
-        """Add the changes of other trainers, and record the servers' values as agreed.
+        """Add the changes of other trainers, and record the servers' values as the base of the next changes.
 
         Parameters
         ----------
@@ -166,11 +165,18 @@ def server_config(config: TableConfig) -> TableConfig:
     Raises
     ------
     ConfigurationError
-        The table has admission or eviction, which would decide differently on each trainer.
+        The table has admission or eviction, which depend on the updates of all trainers, or a rule that steps
+        rows that the trainer does not have.
     """
     if config.admission is not None or config.eviction:
         raise ConfigurationError(
             f"table {config.name}: admission and eviction depend on all updates, which no process sees in "
-            "GEO mode; expected none of them, or another mode"
+            "GEO mode; expected a table without them, or another mode"
+        )
+    if config.steps_every_row:
+        raise ConfigurationError(
+            f"table {config.name}: {type(config.rule).__name__} steps every row in each update with these "
+            "options, and in GEO mode a trainer has only rows that it has looked up; expected SGD, Adagrad, "
+            "or Adam with lazy_mode=True, without a regularizer, or another mode"
         )
     return replace(config, rule=Added(), options={})

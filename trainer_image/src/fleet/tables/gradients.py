@@ -8,9 +8,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fleet.tables.kernels import add_rows, distinct_ids
+from fleet.tables.ids import distinct_ids
+from fleet.tables.kernels import is_plain, library
 
-__all__ = ["RowGradients", "merge"]
+__all__ = ["RowGradients", "add_rows", "add_rows_by_torch", "merge"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +29,7 @@ class RowGradients:
 
     @classmethod
     def of(cls, ids: NDArray[np.int64], values: NDArray[np.float32]) -> "RowGradients":
-        """Return gradients that share the memory of an array.
+        """Return gradients that share the memory of a NumPy array.
 
         Parameters
         ----------
@@ -40,7 +41,7 @@ class RowGradients:
         Returns
         -------
         RowGradients
-            Changes with the array.
+            Changes if the array changes.
         """
         return cls(ids, torch.from_numpy(values))
 
@@ -68,3 +69,32 @@ def merge(parts: Sequence[RowGradients]) -> RowGradients:
         add_rows(total, torch.from_numpy(positions[begin:end]), part.values)
         begin = end
     return RowGradients(ids, total)
+
+
+def add_rows(totals: Tensor, places: Tensor, rows: Tensor) -> Tensor:
+    """Add each row to the total at its position, in order; return the totals.
+
+    Parameters
+    ----------
+    totals : float[m, dimension]
+        Changed in place.
+    places : int64[n]
+        0 to m - 1; not checked.
+    rows : float[n, dimension]
+    """
+    compiled, places = library(), places.contiguous()
+    if (
+        compiled is not None
+        and is_plain(places, torch.int64)
+        and is_plain(totals, torch.float32)
+        and is_plain(rows, torch.float32)
+        and (places.shape[0], totals.shape[1]) == rows.shape
+    ):
+        compiled.fleet_add_rows(totals.data_ptr(), places.data_ptr(), rows.data_ptr(), *rows.shape)
+        return totals
+    return add_rows_by_torch(totals, places, rows)
+
+
+def add_rows_by_torch(totals: Tensor, places: Tensor, rows: Tensor) -> Tensor:
+    """Do what `add_rows` does, without compiled code."""
+    return totals.index_add_(0, places, rows)

@@ -1,17 +1,19 @@
-"""Indexes from 64-bit ids to the numbers of rows, in vector code.
+"""Indexes from 64-bit ids to row numbers, in vectorized code.
 
 `RowIndex` is a hash table with open addressing and linear probing, in buckets of four entries. An entry holds
 the number of a row, and `RowNumbers` knows the id of each row; so a hit costs two random reads, and the index
-takes 12 to 20 bytes per row. The bits that row numbers leave free hold a mark, which is more of the id's
-hash: an entry of another id is nearly always recognised by its mark, without reading that id. Every call
-handles many ids; those that are not in their first bucket, about one in twenty, proceed to the next buckets
-together. If a C compiler was available when the package was installed, `kernels/find_rows.c` finds the same
-rows one by one. A mark loses one bit with each doubling of the rows: 10 bits at a million rows of one table
-on one server, 3 at a hundred million.
+takes 12 to 20 bytes per row. The bits that row numbers do not need hold a mark, which is more of the id's
+hash. A mark nearly always tells entries of other ids apart without reading those ids. Every call handles many
+ids; those that are not in their first bucket, about one in twenty, proceed to the next buckets together. If a
+C compiler was available when the package was installed, `kernels/table_rows.c` finds the same rows one by
+one. A mark loses one bit with each doubling of the rows: 10 bits at a million rows of one table on one
+server, 3 at a hundred million.
 
-`DirectIndex` replaces it for bounded ids of which many have a row: one entry for every possible id.
+`DirectIndex` replaces it if ids are bounded and many of them have a row: it has one entry for every possible
+id.
 """
 
+import ctypes
 import sys
 from collections.abc import Iterator
 from typing import Final
@@ -19,7 +21,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from fleet.tables.kernels import compiled_find
+from fleet.tables.kernels import FEW, RowAddresses, library
 from fleet.tables.pages import PagedArray
 
 __all__ = ["MISSING", "DirectIndex", "IdMap", "RowIndex", "RowNumbers", "find_among"]
@@ -43,7 +45,7 @@ _BUCKET: Final = 4
 _BUCKET_TYPE: Final = np.dtype((np.void, 4 * _BUCKET))
 """NumPy reads a bucket as one element."""
 _BUCKETS_AT_ONCE: Final = 4
-"""Buckets that one turn of a search reads, after the first bucket."""
+"""Buckets that each pass of a search reads, after the first bucket."""
 _MIN_ENTRIES: Final = 64
 _MIN_ROWS: Final = 64
 _GROWTH: Final = 1.125
@@ -54,12 +56,12 @@ Rows = NDArray[np.int64]
 
 
 class RowNumbers:
-    """Allocates row numbers, from 0, and knows the id of each row. Not thread-safe."""
+    """Allocates row numbers, from 0, and stores the id of each row. Not thread-safe."""
 
     def __init__(self) -> None:
         self._ids = PagedArray(_MIN_ROWS, np.int64)
         self.end = 0
-        """One more than the highest number that was ever allocated."""
+        """One more than the highest number allocated so far."""
         self._unused: Rows = np.zeros(0, dtype=np.int64)
 
     @property
@@ -88,7 +90,7 @@ class RowNumbers:
         return rows
 
     def release(self, rows: Rows) -> None:
-        """Free row numbers, to be allocated again."""
+        """Free row numbers for reuse."""
         self._unused = np.concatenate([self._unused, rows])
 
     def chunks(self) -> Iterator[Rows]:
@@ -107,11 +109,21 @@ class RowNumbers:
 
 
 class RowIndex:
-    """A hash index from ids to row numbers. Not thread-safe."""
+    """A hash index from ids to row numbers. Not thread-safe.
+
+    Attributes
+    ----------
+    numbers : RowNumbers
+        The rows that exist, and the id of each.
+    addresses : RowAddresses
+        Where compiled loops find the index; kept up to date.
+    """
 
     def __init__(self) -> None:
         self.numbers = RowNumbers()
+        self.addresses = RowAddresses()
         self._clear(_MIN_ENTRIES)
+        self._locate()
 
     @property
     def nbytes(self) -> int:
@@ -130,9 +142,8 @@ class RowIndex:
         int64[n]
             `MISSING` for an id without a row.
         """
-        if (find := compiled_find()) is not None:
-            return find(self._entries, int(self._number_bits), self.numbers.ids, ids)
-        return self.find_by_numpy(ids)
+        rows = _found(self.addresses, ids)
+        return self.find_by_numpy(ids) if rows is None else rows
 
     def find_by_numpy(self, ids: Ids) -> Rows:
         """Return what `find` returns, without compiled code."""
@@ -171,12 +182,13 @@ class RowIndex:
         return rows, new
 
     def add(self, ids: Ids) -> Rows:
-        """Allocate rows for distinct ids without one; return their numbers."""
+        """Allocate rows for distinct ids that have none; return the row numbers."""
         rows = self.numbers.allocate(ids)
         if self._used + ids.size > _FULL * self._entries.size:
             self._rehash()
         else:
             self._insert(ids, rows)
+        self._locate()
         return rows
 
     def remove(self, ids: Ids) -> Rows:
@@ -193,6 +205,13 @@ class RowIndex:
         self._entries[places] = _REMOVED
         self.numbers.release(rows)
         return rows
+
+    def _locate(self) -> None:
+        """Update the addresses, after arrays may have moved."""
+        self.addresses.entries = self._entries.ctypes.data
+        self.addresses.size = self._buckets.size
+        self.addresses.number_bits = int(self._number_bits)
+        self.addresses.ids = self.numbers.ids.ctypes.data
 
     def _hash(self, ids: Ids) -> tuple[NDArray[np.int64], NDArray[np.uint32]]:
         """Return the first bucket of each id, and its mark: the bits of an entry above the row number."""
@@ -214,7 +233,7 @@ class RowIndex:
     def _candidates(
         self, entries: NDArray[np.uint32], marks: NDArray[np.uint32]
     ) -> tuple[Rows, NDArray[np.bool_]]:
-        """Return for each bucket the lowest row number with a mark, and whether it has one; else any number.
+        """Return, per bucket, the lowest row number with the given mark, and whether there is one.
 
         Parameters
         ----------
@@ -260,7 +279,8 @@ class RowIndex:
             has_room = free[np.arange(entries.size), column]
             places = buckets * _BUCKET + column
             self._entries[places[has_room]] = entries[has_room]
-            # Several rows may have written to one free entry: the last one keeps it, and the others retry.
+            # Several rows may have been written to one free entry: the last one keeps it, and the others
+            # retry.
             lost = np.flatnonzero(self._entries[places] != entries)
             buckets, entries = (buckets[lost] + ~has_room[lost]) & (self._buckets.size - 1), entries[lost]
 
@@ -274,7 +294,7 @@ class RowIndex:
             self._insert(self.numbers.ids[rows], rows)
 
     def _clear(self, size: int) -> None:
-        """Replace the entries by `size` free ones."""
+        """Replace all entries with `size` free ones."""
         self._pages = PagedArray(size // _BUCKET, _BUCKET_TYPE)
         self._buckets = self._pages.values
         self._entries = self._buckets.view(np.uint32)
@@ -296,7 +316,7 @@ class DirectIndex:
     Parameters
     ----------
     num_ids : int
-        Ids are 0 to `num_ids`, exclusive; the caller has checked them.
+        Ids are 0 to `num_ids`, exclusive; others have no row.
     numbers : RowNumbers
         The rows so far.
     """
@@ -305,6 +325,8 @@ class DirectIndex:
         self.numbers = numbers
         self._rows = PagedArray(num_ids, np.int32)
         self._rows.values[:] = MISSING
+        self.addresses = RowAddresses(direct=self._rows.values.ctypes.data, size=num_ids)
+        """Where compiled loops find the index."""
         for rows in numbers.chunks():
             self._rows.values[numbers.ids[rows]] = rows
 
@@ -315,10 +337,17 @@ class DirectIndex:
 
     def find(self, ids: Ids) -> Rows:
         """Return the row numbers of ids; `MISSING` for an id without a row."""
-        return self._rows.values.take(ids, mode="clip").astype(np.int64)
+        rows = _found(self.addresses, ids)
+        return self.find_by_numpy(ids) if rows is None else rows
+
+    def find_by_numpy(self, ids: Ids) -> Rows:
+        """Return what `find` returns, without compiled code."""
+        rows = self._rows.values.take(ids, mode="clip").astype(np.int64)
+        rows[ids.view(np.uint64) >= np.uint64(self._rows.values.size)] = MISSING
+        return rows
 
     def add(self, ids: Ids) -> Rows:
-        """Allocate rows for distinct ids without one; return their numbers."""
+        """Allocate rows for distinct ids that have none; return the row numbers."""
         rows = self.numbers.allocate(ids)
         self._rows.values[ids] = rows
         return rows
@@ -330,6 +359,15 @@ class DirectIndex:
         self._rows.values[ids] = MISSING
         self.numbers.release(rows)
         return rows
+
+
+def _found(addresses: RowAddresses, ids: Ids) -> Rows | None:
+    """Return the row numbers of ids, found by compiled code; None if there is no compiled code."""
+    if (compiled := library(keeps_lock=ids.size <= FEW)) is None:
+        return None
+    ids, rows = np.ascontiguousarray(ids, np.int64), np.empty(ids.size, np.int64)
+    compiled.fleet_find_rows(ctypes.addressof(addresses), ids.ctypes.data, ids.size, rows.ctypes.data)
+    return rows
 
 
 class IdMap:
@@ -361,7 +399,7 @@ class IdMap:
         self._values[rows] = values
 
     def remove(self, ids: Ids) -> None:
-        """Remove ids; unknown ones are skipped."""
+        """Remove ids; unknown ids are skipped."""
         self._index.remove(ids)
 
     def items(self) -> tuple[Ids, NDArray[np.int32]]:

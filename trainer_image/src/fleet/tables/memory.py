@@ -1,15 +1,19 @@
-"""The rows of a table by number, the index that finds them by id, and the virtual shard of each."""
+"""The rows of a table: their storage by row number, their index by id, and their virtual shards."""
 
+import ctypes
 from collections.abc import Iterator
 from typing import Final
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from fleet.errors import ConfigurationError
-from fleet.tables.index import DirectIndex, RowIndex
+from fleet.tables.ids import SHARDS, shard_of
+from fleet.tables.index import MISSING, DirectIndex, RowIndex
+from fleet.tables.kernels import FEW, library
 from fleet.tables.pages import PagedArray
-from fleet.tables.shards import SHARDS, shard_of
 from fleet.tables.storage import IN_MEMORY, Storage
 
 __all__ = ["RowMemory", "TableStatistics"]
@@ -53,6 +57,9 @@ class RowMemory:
         self._shards = PagedArray(_MIN_ROWS, np.int16)
         """By row, one more than its shard; 0 for no row."""
         self.num_rows = np.zeros(SHARDS, dtype=np.int64)
+        self._width = width
+        self._few, self._many = library(keeps_lock=True), library()
+        self._locate()
 
     def __len__(self) -> int:
         """Return the number of rows."""
@@ -63,12 +70,88 @@ class RowMemory:
         """Memory of rows and index, in bytes."""
         return self.store.nbytes + self._shards.values.nbytes + self._index.nbytes
 
+    @property
+    def is_in_memory(self) -> bool:
+        """Whether compiled loops can access the rows in memory."""
+        return bool(self._index.addresses.words)
+
     def find(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the row numbers of ids; `fleet.tables.index.MISSING` for an id without a row."""
         return self._index.find(ids)
 
+    def read(self, ids: NDArray[np.int64], num_words: int) -> tuple[Tensor, NDArray[np.bool_] | None]:
+        """Return copies of the first words of the rows of ids.
+
+        Parameters
+        ----------
+        ids : int64[n]
+        num_words : int
+
+        Returns
+        -------
+        words : float32[n, num_words]
+            Undefined for ids without a row.
+        missing : bool[n] or None
+            Which ids have no row; None if all have one.
+        """
+        compiled = self._few if ids.size <= FEW else self._many
+        if compiled is None or not self._index.addresses.words:
+            rows = self.find(ids)
+            missing = rows == MISSING
+            if not missing.any():
+                return self.store.read(rows, num_words), None
+            return self.store.read(np.where(missing, 0, rows), num_words), missing
+        ids, rows = np.ascontiguousarray(ids, np.int64), np.empty(ids.size, np.int64)
+        words = torch.empty(ids.size, num_words, dtype=torch.float32)
+        if compiled.fleet_read_rows(
+            ctypes.addressof(self._index.addresses),
+            ids.ctypes.data,
+            ids.size,
+            rows.ctypes.data,
+            words.data_ptr(),
+            num_words,
+        ):
+            return words, rows == MISSING
+        return words, None
+
+    def step(
+        self,
+        loop: str,
+        ids: NDArray[np.int64],
+        gradient: Tensor,
+        before: Tensor | None,
+        options: tuple[float, float, int],
+    ) -> bool:
+        """Step rows in compiled code, if each id has one; return whether they were stepped.
+
+        Parameters
+        ----------
+        loop : str
+            As `fleet.tables.rules.compiled_step` returns it.
+        ids : int64[n]
+            Distinct.
+        gradient : float32[n, dimension]
+            Contiguous, as `before` is.
+        before : float32[n, dimension], optional
+            Set to the values before the step.
+        options : tuple of float, float and int
+            The rate, the weight decay and the number of the step.
+        """
+        ids, rows = np.ascontiguousarray(ids, np.int64), np.empty(ids.size, np.int64)
+        missing: int = getattr(self._few if ids.size <= FEW else self._many, loop)(
+            ctypes.addressof(self._index.addresses),
+            ids.ctypes.data,
+            ids.size,
+            rows.ctypes.data,
+            gradient.data_ptr(),
+            None if before is None else before.data_ptr(),
+            gradient.shape[1],
+            *options,
+        )
+        return not missing
+
     def add(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Allocate rows for distinct ids without one; return their numbers. Their words are undefined.
+        """Allocate rows for distinct ids that have none; return the row numbers. New words are undefined.
 
         Raises
         ------
@@ -78,7 +161,7 @@ class RowMemory:
         if len(self) + ids.size > _MAX_ROWS:
             raise ConfigurationError(
                 f"a parameter server would hold {len(self) + ids.size} rows of one table, expected at most "
-                f"{_MAX_ROWS}; use more parameter servers, or an eviction"
+                f"{_MAX_ROWS}; use more parameter servers, or an eviction rule"
             )
         rows = self._index.add(ids)
         if self.numbers.end > self._shards.values.size:
@@ -91,6 +174,7 @@ class RowMemory:
             and len(self) * _DENSE > self._num_ids
         ):
             self._index = DirectIndex(self._num_ids, self.numbers)
+        self._locate()
         shards = shard_of(ids)
         self._shards.values[rows] = shards + 1
         self.num_rows += np.bincount(shards, minlength=SHARDS)
@@ -101,6 +185,10 @@ class RowMemory:
         rows = self._index.remove(ids)
         self.num_rows -= np.bincount(self._shards.values[rows] - 1, minlength=SHARDS)
         self._shards.values[rows] = 0
+
+    def _locate(self) -> None:
+        """Update the addresses, after the index or the rows may have moved."""
+        self._index.addresses.words, self._index.addresses.width = self.store.address, self._width
 
     def exist(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Return whether each row number belongs to an existing row."""
@@ -131,7 +219,7 @@ class TableStatistics:
     Parameters
     ----------
     memory : RowMemory
-        The table's.
+        The table's rows.
 
     Attributes
     ----------
@@ -148,12 +236,12 @@ class TableStatistics:
 
     @property
     def on_disk(self) -> int:
-        """Rows on disk, including removed rows whose number has not been reused."""
+        """Number of rows on disk, including removed rows whose number has not been reused."""
         return self._memory.store.num_on_disk
 
     @property
     def rows_of_fullest_shard(self) -> int:
-        """Rows of the largest virtual shard."""
+        """Number of rows in the largest virtual shard."""
         return int(self._memory.num_rows.max())
 
     def skew(self, num_shards: int) -> float:
@@ -162,7 +250,7 @@ class TableStatistics:
         Parameters
         ----------
         num_shards : int
-            Virtual shards that the rows belong to: all of the table's, or those of a server.
+            Number of virtual shards over which the rows are spread: the table's, or one server's.
         """
         total = int(self._memory.num_rows.sum())
         return self.rows_of_fullest_shard * num_shards / total if total else 1.0

@@ -16,7 +16,7 @@ __all__ = ["PagedArray"]
 
 _LARGE_PAGE: Final = 2 << 20
 _SMALL: Final = 4 << 20
-"""Arrays below this many bytes are left to the allocator."""
+"""Smaller arrays, in bytes, are left to the allocator."""
 _RESERVED: Final = 4
 """An array reserves addresses for this multiple of its size; memory is used only as it grows."""
 _COPY_BYTES: Final = 32 << 20

@@ -1,12 +1,13 @@
 """A log-structured file of rows: written sequentially, read at random.
 
-When a row returns to memory, its place in the file becomes dead. The file has segments. If more places are
-dead than live, the owner rewrites the live rows of the emptiest segment, whose space is then used again.
+The file consists of segments, and a segment of places, one per record. When a row returns to memory, its
+place becomes dead. If more places are dead than live, the owner rewrites the live rows of the emptiest
+segment, whose space is then reused.
 
 Single records are read with Linux asynchronous I/O and O_DIRECT. A disk serves many concurrent reads several
-times as fast as sequential ones, and pages in the page cache would cost memory, and processor time to evict
-them, for one record each. Recent segments, which may not be on the disk yet, are read through the page cache;
-so is everything if the file system or the kernel lacks such reads.
+times as fast as one read after another. The page cache would spend a page of memory, and the processor time
+to evict it, on each record. Recent segments, which may not be on the disk yet, are read through the page
+cache. So is everything if the file system or the kernel does not support such reads.
 """
 
 import ctypes
@@ -41,7 +42,7 @@ Places = NDArray[np.int64]
 
 
 class RowLog:
-    """Records by place, in an unnamed file that is deleted when the process ends.
+    """A log of records, in an unnamed file that is deleted when the process ends.
 
     Parameters
     ----------
@@ -59,11 +60,11 @@ class RowLog:
     def __init__(self, dtype: "np.dtype[np.void]", directory: str | None) -> None:
         self._dtype = dtype
         self._directory = directory or tempfile.gettempdir()
-        self._file = tempfile.TemporaryFile(prefix="fleet-rows-", dir=directory)  # noqa: SIM115 - closed with it
+        self._file = tempfile.TemporaryFile(prefix="fleet-rows-", dir=directory)  # noqa: SIM115 - closed with the log
         self._map = mmap.mmap(-1, _PAGE)
         self._per_segment = max(1, _SEGMENT_BYTES // dtype.itemsize)
         self._records_bytes = -(-self._per_segment * dtype.itemsize // _PAGE) * _PAGE
-        # A segment has its records first, and then the row number of each.
+        # A segment starts with its records; the row number of each record follows.
         self._segment_bytes = self._records_bytes + -(-self._per_segment * _NUMBER.itemsize // _PAGE) * _PAGE
         self._live = np.zeros(0, dtype=np.int64)
         """By segment, the number of its live records."""
@@ -85,7 +86,7 @@ class RowLog:
 
     @property
     def num_places(self) -> int:
-        """The number of records that the file has room for."""
+        """The number of records for which the file has space."""
         return self._live.size * self._per_segment
 
     def append(self, numbers: NDArray[np.int64], records: NDArray[np.void]) -> Places:
@@ -94,7 +95,7 @@ class RowLog:
         Raises
         ------
         FleetError
-            The disk refuses, as a `DiskFullError` if it is full; earlier records can still be read.
+            The write fails, with a `DiskFullError` if the disk is full; earlier records can still be read.
         """
         places = []
         try:
@@ -119,7 +120,7 @@ class RowLog:
         Raises
         ------
         FleetError
-            The disk refuses.
+            A disk operation fails.
         """
         offsets, found = self._offsets(places), np.empty(places.size, self._dtype)
         direct = self._durable[places // self._per_segment]
@@ -142,7 +143,8 @@ class RowLog:
     def emptiest(self) -> tuple[Places, NDArray[np.int64]] | None:
         """Return the places of the segment with the fewest live records, and their row numbers.
 
-        None if at least half of all places are live, because rewriting would gain too little.
+        Return None if more than half of the places in segments with live records are live, because rewriting
+        would free too little.
         """
         candidates = self._live > 0
         if not candidates.any():
@@ -188,7 +190,7 @@ class RowLog:
         return places
 
     def _begin_segment(self) -> None:
-        """Continue in a segment without live records, or else in a new one."""
+        """Continue in a segment without live records, or in a new one if there is none."""
         if self._live.size:
             self._flush((self._next - 1) // self._per_segment)
         if (dead := np.flatnonzero(self._live == 0)).size:
@@ -208,24 +210,26 @@ class RowLog:
         # Space is allocated now, because a full disk during a write to mapped memory would kill the process.
         os.posix_fallocate(self._file.fileno(), end - self._segment_bytes, self._segment_bytes)
         if end > len(self._map):
+            # Twice what is needed, so that the map is seldom replaced; the rest of the file is a hole.
             os.truncate(self._file.fileno(), 2 * end)
             self._map = mmap.mmap(self._file.fileno(), 2 * end, prot=mmap.PROT_READ)
             self._map.madvise(mmap.MADV_RANDOM)
 
     def _flush(self, segment: int) -> None:
-        """Start to write a full segment to disk; wait for the previous one, whose write began earlier."""
+        """Start writing a full segment to disk; first wait for the write of the previous one."""
         if self._direct is None:
             return
         self._direct.drop_cache(segment * self._segment_bytes, self._segment_bytes)
-        before, self._flushing = self._flushing, segment
+        before = self._flushing
         if before is None:
+            self._flushing = segment
             return
         begin = before * self._segment_bytes
         try:
             self._direct.flush(begin, self._segment_bytes)
             self._direct.read(np.array([begin]))  # some file systems fail direct reads only here
         except BlockingIOError:  # the kernel currently lacks resources for more reads
-            return
+            pass
         except OSError as error:
             if error.errno not in _UNSUPPORTED:
                 raise
@@ -233,6 +237,7 @@ class RowLog:
             self._durable[:] = False
         else:
             self._durable[before] = True
+        self._flushing = segment  # set last, so that a failed flush is retried
 
     def _write_failure(self, error: OSError) -> str:
         disk = os.fstatvfs(self._file.fileno())
@@ -257,7 +262,7 @@ def _write_at(descriptor: int, array: NDArray[np.generic], begin: int) -> None:
 
 
 class _Calls(NamedTuple):
-    """The numbers of system calls, which neither Python nor the C library wraps."""
+    """The numbers of the asynchronous I/O system calls, which neither Python nor the C library wraps."""
 
     io_setup: int
     io_destroy: int
@@ -283,12 +288,12 @@ _WRITE_AND_WAIT: Final = 7
 
 
 class DirectReads:
-    """Many concurrent small reads of one file, bypassing the page cache. Not thread-safe.
+    """Reads small records of one file concurrently, bypassing the page cache. Not thread-safe.
 
     Parameters
     ----------
     descriptor : int
-        Of the file, which need not have a name.
+        The file's descriptor. The file need not have a name.
     record : numpy.dtype
         Type of a record.
 
@@ -328,7 +333,7 @@ class DirectReads:
         Raises
         ------
         OSError
-            The disk refuses, or as a BlockingIOError the kernel has no resources for more reads.
+            The read fails; a BlockingIOError means that the kernel has no resources for more reads.
         """
         if self._is_reading:  # an exception ended the previous call
             # Its reads must not write into the buffer later; io_destroy waits for those in progress.
@@ -356,12 +361,12 @@ class DirectReads:
         return records
 
     def flush(self, begin: int, num_bytes: int) -> None:
-        """Wait until a part of the file is on the disk, and drop it from the page cache.
+        """Wait until a range of the file is on the disk, and drop it from the page cache.
 
         Raises
         ------
         OSError
-            The disk refuses.
+            A disk operation fails.
         """
         part = ctypes.c_int64(begin), ctypes.c_int64(num_bytes)
         if self._library.sync_file_range(ctypes.c_int(self._file), *part, ctypes.c_uint(_WRITE_AND_WAIT)):
@@ -369,7 +374,7 @@ class DirectReads:
         self.drop_cache(begin, num_bytes)
 
     def drop_cache(self, begin: int, num_bytes: int) -> None:
-        """Drop clean pages of a part of the file from the page cache; start to write dirty ones to disk."""
+        """Drop clean pages of a range of the file from the page cache; start writing dirty ones to disk."""
         os.posix_fadvise(self._file, begin, num_bytes, os.POSIX_FADV_DONTNEED)
 
     def _begin_context(self) -> None:
@@ -386,7 +391,7 @@ class DirectReads:
             begun += self._call(self._calls.io_submit, self._context, count, rest)
 
     def _wait(self, count: int) -> NDArray[np.int64]:
-        """Wait until at least `count` reads have ended; return the slots of all that have."""
+        """Wait until at least `count` reads have completed; return the slots of all completed reads."""
         most, events = ctypes.c_long(_READS_AT_ONCE), ctypes.c_void_p(self._events.ctypes.data)
         ended = self._events[
             : self._call(self._calls.io_getevents, self._context, ctypes.c_long(count), most, events, None)

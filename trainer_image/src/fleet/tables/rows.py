@@ -1,4 +1,4 @@
-"""Rows of a table with their state: as they are saved, moved and loaded, and as words in memory."""
+"""Rows of a table with their state: as objects to save, move and load, and as words in memory."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fleet.errors import ConfigurationError
-from fleet.tables.config import TableConfig
-from fleet.tables.shards import SHARDS, shard_of
+from fleet.tables.config import Float32, TableConfig
+from fleet.tables.ids import SHARDS, shard_of
 
 __all__ = ["RowLayout", "TableRows", "join", "part", "rows_at", "warm_start"]
 
@@ -89,7 +89,7 @@ def join(parts: Sequence[TableRows]) -> TableRows:
 
 
 def warm_start(config: TableConfig, ids: Any, vectors: Any) -> TableRows:
-    """Return rows for `Table.load` from given vectors; `part` selects those of a server.
+    """Return rows for `Table.load` that start with the given vectors; `part` selects those of a server.
 
     Parameters
     ----------
@@ -106,8 +106,8 @@ def warm_start(config: TableConfig, ids: Any, vectors: Any) -> TableRows:
     given, values = np.asarray(ids), torch.as_tensor(vectors)
     if given.ndim != 1 or given.dtype.kind not in "iu":
         raise ConfigurationError(
-            f"table {config.name}: ids of type {given.dtype} and shape {list(given.shape)}, expected whole "
-            "numbers in one dimension"
+            f"table {config.name}: ids of type {given.dtype} and shape {list(given.shape)}, expected one "
+            "dimension of whole numbers"
         )
     if values.shape != (expected := (given.size, config.dimension)):
         raise ConfigurationError(
@@ -144,6 +144,8 @@ class RowLayout:
         self._options = {**config.rule.defaults(), **config.options}
         self._slots = config.rule.slots
         self.value_words = end = config.row_type.num_words(config.dimension)
+        self.holds_values = type(config.row_type) is Float32
+        """Whether the first words of a row are its values."""
         self._columns: dict[str, slice] = {}
         for slot in config.rule.slots:
             begin, end = end, end + (config.dimension if slot.per_element else 1)
@@ -159,7 +161,7 @@ class RowLayout:
         return self._type.unpack(words[:, : self.value_words], self._dimension).contiguous()
 
     def state(self, words: Tensor) -> dict[str, Tensor]:
-        """Return copies of the optimizer state by slot; contiguous, which makes arithmetic fast."""
+        """Return copies of the optimizer state by slot, contiguous for fast arithmetic."""
         return {name: words[:, columns].contiguous() for name, columns in self._columns.items()}
 
     def last(self, words: Tensor) -> NDArray[np.int32]:

@@ -1,13 +1,23 @@
-"""Row rules: the optimizers of tables. A user-defined rule is a class with the members of `RowRule`."""
+"""Row rules: the optimizers of tables. A user-defined rule is a class with the members of `RowRule`.
 
+`kernels/table_rows.c` steps rows by SGD in one loop, where torch makes a pass over all rows for each
+operation. It is used where `compiled_step` finds that its bits are those of the rule.
+"""
+
+import ctypes
+import inspect
+import platform
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, ClassVar, Final, Protocol
 
 import torch
 from torch import Tensor
 
+from fleet import optim
 from fleet.errors import ConfigurationError
+from fleet.tables.kernels import RowAddresses, library
 
 __all__ = [
     "FTRL",
@@ -15,13 +25,20 @@ __all__ = [
     "Adagrad",
     "Adam",
     "Momentum",
+    "PaddleAdagrad",
+    "PaddleAdam",
+    "PaddleMomentum",
+    "PaddleRMSProp",
+    "PaddleSGD",
     "RMSprop",
     "RowRule",
     "Rows",
     "RowwiseAdagrad",
     "Slot",
+    "compiled_step",
     "options_of",
     "rule_of",
+    "steps_every_row",
 ]
 
 
@@ -223,10 +240,137 @@ class FTRL:
         rows.value.masked_fill_(torch.eq(shrunk, 0.0), 0.0)
 
 
+class _PaddleRule:
+    """Base of the rules of `fleet.optim`'s classes: Paddle's formulas, clipping and regularization.
+
+    A regularizer makes every row decay in each update, those without a gradient too.
+    """
+
+    optimizer: ClassVar[type[optim.Optimizer]]
+    slots: ClassVar[tuple[Slot, ...]] = ()
+
+    def defaults(self) -> Mapping[str, Any]:
+        """Return the options of the class of `fleet.optim`."""
+        parameters = inspect.signature(self.optimizer).parameters
+        return {name: each.default for name, each in parameters.items() if name != "params"}
+
+    def every_row(self, options: Mapping[str, Any]) -> bool:
+        """Return whether rows without a gradient, or their state, change too; see `steps_every_row`."""
+        return self.optimizer.dense(options)
+
+    def step(self, rows: Rows, options: Mapping[str, Any], step: int) -> None:
+        """See `RowRule`."""
+        del step
+        gradient = optim.regularized(optim.clipped(rows.gradient, options), rows.value, options)
+        self.optimizer.update(rows.value, gradient, rows.state, options)
+
+
+class PaddleSGD(_PaddleRule):
+    """The rule of `fleet.optim.SGD`: SGD by Paddle's formula."""
+
+    optimizer: ClassVar[type[optim.Optimizer]] = optim.SGD
+
+
+class PaddleMomentum(_PaddleRule):
+    """The rule of `fleet.optim.Momentum`: every row moves, as with Paddle's dense table."""
+
+    optimizer: ClassVar[type[optim.Optimizer]] = optim.Momentum
+    slots: ClassVar[tuple[Slot, ...]] = (Slot("velocity"),)
+
+
+class PaddleAdagrad(_PaddleRule):
+    """The rule of `fleet.optim.Adagrad`: Adagrad by Paddle's formula."""
+
+    optimizer: ClassVar[type[optim.Optimizer]] = optim.Adagrad
+    slots: ClassVar[tuple[Slot, ...]] = (Slot("moment", initial_option="initial_accumulator_value"),)
+
+
+class PaddleAdam(_PaddleRule):
+    """The rule of `fleet.optim.Adam`: every row moves unless ``lazy_mode`` is set."""
+
+    optimizer: ClassVar[type[optim.Optimizer]] = optim.Adam
+    slots: ClassVar[tuple[Slot, ...]] = (Slot("moment1"), Slot("moment2"))
+
+    def step(self, rows: Rows, options: Mapping[str, Any], step: int) -> None:
+        """See `RowRule`."""
+        powers = (optim.float32(options[name]) ** step for name in ("beta1", "beta2"))
+        super().step(rows, {**options, "rate": optim.adam_rate(options["lr"], *powers)}, step)
+
+
+class PaddleRMSProp(_PaddleRule):
+    """The rule of `fleet.optim.RMSProp`: every row moves, or its means decay."""
+
+    optimizer: ClassVar[type[optim.Optimizer]] = optim.RMSProp
+    slots: ClassVar[tuple[Slot, ...]] = (Slot("momentum"), Slot("mean_square"), Slot("mean_grad"))
+
+
+def steps_every_row(rule: RowRule, options: Mapping[str, Any]) -> bool:
+    """Return whether each update steps all rows; rows without a gradient get a gradient of zeros.
+
+    Parameters
+    ----------
+    rule : RowRule
+        It decides this by a method `every_row`, which takes the options, if it has one.
+    options : mapping
+        The options of the update.
+    """
+    every_row: Callable[[Mapping[str, Any]], bool] | None = getattr(rule, "every_row", None)
+    return every_row is not None and every_row(options)
+
+
 def _decay(rows: Rows, options: Mapping[str, Any]) -> None:
     """Add weight decay to the gradient, as torch's optimizers do."""
     if weight_decay := options["weight_decay"]:
         rows.gradient.add_(rows.value, alpha=weight_decay)
+
+
+def compiled_step(rule: type) -> str | None:
+    """Return the name of the loop in `fleet.tables.kernels` whose results are bitwise equal to a rule's.
+
+    Parameters
+    ----------
+    rule : type
+        A class with the members of `RowRule`.
+
+    Returns
+    -------
+    str or None
+        None if there is no such loop. Rules with a square root have none: torch's depends on its libraries.
+    """
+    return _loop_of_sgd() if rule is SGD and library() is not None else None
+
+
+@cache
+def _loop_of_sgd() -> str | None:
+    names = ["fleet_step_rows"]
+    # "DEFAULT": torch has found no fused instruction on this x86 processor, or must use none.
+    if platform.machine() != "x86_64" or torch.backends.cpu.get_cpu_capability() != "DEFAULT":
+        names.append("fleet_step_rows_fused")
+    return next((name for name in names if _steps_alike(getattr(library(), name))), None)
+
+
+def _steps_alike(step_rows: Callable[..., int]) -> bool:
+    """Return whether a loop and `SGD` step some rows bitwise equally; both round thousands of times."""
+    num_rows, dimension, step = 64, 37, 3  # vectors of any width have a remainder
+    value, gradient = torch.randn(2, num_rows, dimension, generator=torch.Generator().manual_seed(0))
+    ids = torch.arange(num_rows)
+    direct, numbers = ids.int(), torch.empty_like(ids)
+    words = torch.cat([value, torch.zeros(num_rows, 1)], dim=1)
+    rows = RowAddresses(direct=direct.data_ptr(), words=words.data_ptr(), size=num_rows, width=dimension + 1)
+    options = {"lr": 0.7, "weight_decay": 0.3}
+    step_rows(
+        ctypes.addressof(rows),
+        ids.data_ptr(),
+        num_rows,
+        numbers.data_ptr(),
+        gradient.data_ptr(),
+        None,
+        dimension,
+        *options.values(),
+        step,
+    )
+    SGD().step(Rows(value, gradient, {}), options, step)
+    return torch.equal(words[:, :dimension].contiguous().view(torch.int32), value.view(torch.int32))
 
 
 _RULES: Final[Mapping[str, Callable[[], RowRule]]] = {
@@ -236,12 +380,17 @@ _RULES: Final[Mapping[str, Callable[[], RowRule]]] = {
     "torch.optim.sparse_adam.SparseAdam": Adam,
     "torch.optim.adamw.AdamW": Adam,
     "torch.optim.rmsprop.RMSprop": RMSprop,
+    "fleet.optim.SGD": PaddleSGD,
+    "fleet.optim.Momentum": PaddleMomentum,
+    "fleet.optim.Adagrad": PaddleAdagrad,
+    "fleet.optim.Adam": PaddleAdam,
+    "fleet.optim.RMSProp": PaddleRMSProp,
 }
 _UNSUPPORTED: Final = ("dampening", "amsgrad", "maximize", "centered", "decoupled_weight_decay")
-"""Options of torch's classes that no rule has; each must be off."""
+"""Options of torch's classes that none of their rules has; each must be off."""
 _DECOUPLED: Final = "torch.optim.adamw.AdamW"
 """Without decay it is Adam; its decay differs from that of the rules."""
-_REMEDY: Final = "give the table a rule of its own: rule=fleet.tables.rules.…"
+_REMEDY: Final = "give the table its own rule: rule=fleet.tables.rules.…"
 
 
 def rule_of(table: str, optimizer_class: type, group: Mapping[str, Any]) -> tuple[RowRule, dict[str, Any]]:
@@ -263,11 +412,11 @@ def rule_of(table: str, optimizer_class: type, group: Mapping[str, Any]) -> tupl
     path = f"{optimizer_class.__module__}.{optimizer_class.__qualname__}"
     if path not in _RULES:
         raise ConfigurationError(
-            f"table {table}: rows cannot be stepped as {path} does it; expected SGD, Adagrad, Adam, "
-            f"SparseAdam or RMSprop of torch.optim, or {_REMEDY}"
+            f"table {table}: rows cannot be stepped as {path} does; expected SGD, Adagrad, Adam, SparseAdam "
+            f"or RMSprop of torch.optim, a class of fleet.optim, or {_REMEDY}"
         )
     rule = Momentum() if path.endswith("SGD") and group.get("momentum") else _RULES[path]()
-    on = [name for name in _UNSUPPORTED if group.get(name)]
+    on = [name for name in _UNSUPPORTED if group.get(name) and name not in rule.defaults()]
     if path == _DECOUPLED:
         on = [name for name in ("weight_decay", *on) if group.get(name) and name != "decoupled_weight_decay"]
     if "momentum" not in rule.defaults() and group.get("momentum"):
@@ -275,8 +424,8 @@ def rule_of(table: str, optimizer_class: type, group: Mapping[str, Any]) -> tupl
     if on:
         found = ", ".join(f"{name}={group[name]}" for name in on)
         raise ConfigurationError(
-            f"table {table}: rows cannot be stepped as {path} does it with {found}; expected that to be off, "
-            f"or {_REMEDY}"
+            f"table {table}: rows cannot be stepped as {path} does with {found}; expected that option to be "
+            f"off, or {_REMEDY}"
         )
     return rule, options_of(rule, group)
 

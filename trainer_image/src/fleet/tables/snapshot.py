@@ -1,8 +1,8 @@
 """Snapshots of a table: all rows as of one step, or those that changed since an earlier one.
 
 Updates continue while a snapshot is read. A row that the snapshot has not returned yet is copied before an
-update changes it. So a snapshot needs memory for one part and for the rows that change meanwhile. Rows are
-read in the order of storage, which suits rows on a disk.
+update changes it. A snapshot therefore needs memory for one part and for the rows that change in the
+meantime. Rows are read in the order of storage, which suits rows on a disk.
 """
 
 from collections.abc import Iterator, Mapping
@@ -23,7 +23,7 @@ __all__ = ["PART_BYTES", "RemovedIds", "Snapshot"]
 PART_BYTES: Final = 4 << 20
 """Rows of a part, at most."""
 _EXTRA: Final = 3
-"""Words that are copied with a row: two for its id, and one that says whether the row existed."""
+"""Words that are copied with a row: two for its id, and one for whether the row existed."""
 _MIN_REMOVED: Final = 1 << 16
 """Removed ids are remembered up to this number, however few rows the table had."""
 
@@ -31,7 +31,7 @@ _MIN_REMOVED: Final = 1 << 16
 class Snapshot:
     """The content of a table as of one step. The table must not be in use by another thread during a call.
 
-    Made by `Table.snapshot`. It copies rows before they change until it is read to the end or closed.
+    `Table.snapshot` creates it. It copies rows before they change until it is read to the end or closed.
 
     Attributes
     ----------
@@ -65,7 +65,7 @@ class Snapshot:
         self.is_done = not memory.numbers.end
         """Whether no more rows have to be copied."""
         self._copies = RowMemory(layout.width + _EXTRA)
-        """Rows as they were; the ids of this memory are their row numbers."""
+        """Copies of rows before they changed, with the table's row numbers as ids."""
         self._num_rows = len(memory)
         self._counting = self._count() if since is not None else iter(())
 
@@ -89,7 +89,7 @@ class Snapshot:
         return self._num_rows
 
     def count_on(self) -> bool:
-        """Count the rows of one more part; return whether more parts are left.
+        """Count the rows of the next part; return whether more parts are left to count.
 
         With `since`, counting reads all rows. Updates may run between two calls, as between two parts; all
         calls come before the first part.
@@ -162,13 +162,13 @@ class Snapshot:
             yield True
 
     def _runs(self) -> Iterator[NDArray[np.int64]]:
-        """Yield all row numbers in the order of storage, as many at a time as a part has."""
+        """Yield all row numbers in the order of storage, in chunks of the size of a part."""
         at_once = max(1, PART_BYTES // (4 * self._layout.width))
         return self._memory.store.runs(self._returned.size, at_once)
 
 
 class RemovedIds:
-    """Ids that lost their rows since the last snapshot of the whole table, with the step at which they did.
+    """Ids that lost their rows since the last snapshot of the whole table, with the steps of the removals.
 
     No ids are recorded before the first such snapshot. If the ids outnumber the rows of that snapshot, all
     are dropped: a delta would be no smaller than another snapshot of the whole table.
@@ -199,7 +199,7 @@ class RemovedIds:
             self._steps, self._base = IdMap(), None
 
     def knows(self, since: int | None) -> bool:
-        """Return whether all ids that lost their rows after a step are known."""
+        """Return whether all ids that lost their rows after a step are still recorded."""
         return since is not None and self._base is not None and since >= self._base
 
     def since(self, since: int, memory: RowMemory, table: str) -> NDArray[np.int64]:

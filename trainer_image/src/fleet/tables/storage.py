@@ -20,13 +20,13 @@ _UNWRITTEN: Final = -1
 _FIRST: Final = -2
 """The location of a row at place 0 of the file; place p is at ``_FIRST - p``."""
 _WINDOW: Final = 8
-"""Rows to move to the file are chosen from this many times as many candidates."""
+"""The number of candidates considered per row that moves to the file."""
 _RECENT: Final = 1 << 15
-"""Rows read from the file that are kept for the update that follows, at most."""
+"""Maximum number of rows read from the file that are kept for the update that follows."""
 _MIN_ROWS: Final = 1024
-"""Rows in memory, however few bytes were configured."""
+"""Minimum number of rows in memory, however few bytes were configured."""
 _MAX_TIME: Final = (1 << 31) - 1
-"""Writes are ordered by an int32 clock; when it is full, the older half of all times is forgotten."""
+"""Writes are ordered by an int32 clock; when it overflows, the older half of all times becomes 0."""
 
 Numbers = NDArray[np.int64]
 Records = NDArray[np.void]
@@ -38,6 +38,10 @@ class RowStore(Protocol):
     @property
     def nbytes(self) -> int:
         """Memory in use, in bytes."""
+
+    @property
+    def address(self) -> int | None:
+        """The address of the array of all rows, valid until `resize`; None if not all are in memory."""
 
     @property
     def num_on_disk(self) -> int:
@@ -55,7 +59,7 @@ class RowStore(Protocol):
         Raises
         ------
         FleetError
-            The disk refuses; rows can still be read, but not written.
+            A disk operation fails; rows can still be read, but not written.
         """
 
     def runs(self, end: int, at_once: int) -> Iterator[Numbers]:
@@ -87,14 +91,14 @@ class Memory:
 
 @dataclass(frozen=True)
 class LocalDisk:
-    """Keeps the most frequently updated rows in memory, the others in a file deleted at the process's end.
+    """Keeps the most frequently updated rows in memory, and the others in a temporary file.
 
-    Nothing is ever read that another process has written; only checkpoints are durable.
+    The file is deleted when the process ends, and no other process reads it; only checkpoints are durable.
 
     Attributes
     ----------
     memory : int
-        Bytes for rows in memory, on each server and for each table, besides ids and index.
+        Bytes for rows in memory, per server and table, in addition to ids and index.
     directory : str, optional
         Directory of the file, on the parameter servers; by default that of temporary files (``TMPDIR``, else
         ``/tmp``).
@@ -141,16 +145,21 @@ IN_MEMORY: Final = Memory()
 
 
 class _InMemory:
-    """All rows in memory; see `RowStore`. A row is one NumPy record, which moves faster than its elements."""
+    """A `RowStore` in memory. A row is one NumPy record, which moves faster than its elements would."""
 
     num_on_disk = 0
 
     def __init__(self, width: int) -> None:
-        self._records = PagedArray(0, _record_type(width))
+        self._type = _record_type(width)
+        self._records = PagedArray(0, self._type)
 
     @property
     def nbytes(self) -> int:
         return self._records.values.nbytes
+
+    @property
+    def address(self) -> int | None:
+        return self._records.values.ctypes.data
 
     def resize(self, size: int) -> None:
         self._records.resize(size)
@@ -162,20 +171,22 @@ class _InMemory:
         return torch.index_select(_words(self._records.values)[:, :num_words], 0, torch.from_numpy(numbers))
 
     def write(self, numbers: Numbers, words: Tensor) -> None:
-        self._records.values.put(numbers, _records(words))
+        self._records.values.put(numbers, _records(words, self._type))
 
     def runs(self, end: int, at_once: int) -> Iterator[Numbers]:
         return _ascending(end, at_once)
 
 
 class _OnDisk:
-    """Some rows in slots of memory, the others in a file; see `RowStore`.
+    """A `RowStore` with some rows in slots of memory and the others in a file.
 
     Replacement is an approximate LRU-2: memory holds the rows whose second-to-last write is the most recent.
     The time between two writes predicts the next use better than the time of the last one, so rows that are
     updated only once displace nothing; they are written directly to the file. Reads move no rows between
     memory and file.
     """
+
+    address = None
 
     def __init__(self, width: int, memory: int, directory: str | None) -> None:
         self._type = _record_type(width)
@@ -194,7 +205,7 @@ class _OnDisk:
         """By slot: the time of the second-to-last write of its row."""
         self._now = 0
         self._used = self._hand = 0
-        """The number of slots in use, and the next one to consider for eviction."""
+        """The number of slots in use, and the slot to consider next for eviction."""
 
     @property
     def nbytes(self) -> int:
@@ -217,18 +228,19 @@ class _OnDisk:
         in_memory, on_disk = np.flatnonzero(where >= 0), np.flatnonzero(where <= _FIRST)
         found[in_memory] = self._slots.values.take(where[in_memory])
         if on_disk.size:
-            # A look-up reads the first words, and its rows are updated soon. Whole rows are read by that
-            # update or by a snapshot, and not again soon.
+            # A look-up reads only the first words, and an update of its rows usually follows, so they are
+            # kept. Whole rows are read by that update or by a snapshot, after which they are not needed again
+            # soon.
             found[on_disk] = self._read_file(numbers[on_disk], _FIRST - where[on_disk], num_words is not None)
         return _words(found)[:, :num_words]
 
     def write(self, numbers: Numbers, words: Tensor) -> None:
-        records, at_once = _records(words), self._num_slots // 2
+        records, at_once = _records(words, self._type), self._num_slots // 2
         for begin in range(0, numbers.size, at_once):
             self._write(numbers[begin : begin + at_once], records[begin : begin + at_once])
 
     def runs(self, end: int, at_once: int) -> Iterator[Numbers]:
-        """Yield rows in the file in its order, then rows in memory, and rows that moved in between."""
+        """Yield rows in the file, in the file's order, then rows in memory, and rows that moved meanwhile."""
         yielded = np.zeros(end, dtype=np.bool_)
         for places, numbers in self._log.segments():
             numbers = numbers[self._is_at(numbers, places)]
@@ -240,7 +252,7 @@ class _OnDisk:
             yield part[~yielded[part]]
 
     def _read_file(self, numbers: Numbers, places: Numbers, keeps: bool) -> Records:
-        """Return copies of rows in the file; keep them for the update that follows if `keeps`."""
+        """Return copies of rows in the file; if `keeps`, also keep them for the update that follows."""
         records = np.empty(numbers.size, self._type)
         kept, records_kept = self._recent.find(numbers)
         records[kept] = records_kept
@@ -299,7 +311,7 @@ class _OnDisk:
         return np.arange(begin, self._used)
 
     def _evicted(self, used: int, coming: NDArray[np.int32], count: int) -> tuple[Numbers, NDArray[np.bool_]]:
-        """Choose `count` rows that go to the file, among those in memory and those being written.
+        """Choose `count` rows to move to the file, among those in memory and those being written.
 
         Parameters
         ----------
@@ -326,7 +338,7 @@ class _OnDisk:
         return slots[chosen[:window]], chosen[window:]
 
     def _compact(self) -> None:
-        """Rewrite the live rows of one segment if more places of the file are dead than live."""
+        """Rewrite the live rows of one segment if the file has more dead places than live ones."""
         found = self._log.emptiest()
         if found is None:
             return
@@ -396,6 +408,6 @@ def _words(records: Records) -> Tensor:
     return torch.from_numpy(records.view(np.float32).reshape(records.size, records.dtype.itemsize // 4))
 
 
-def _records(words: Tensor) -> Records:
+def _records(words: Tensor, dtype: "np.dtype[np.void]") -> Records:
     """View words as records; void[n]."""
-    return words.contiguous().numpy().view(_record_type(words.shape[1])).reshape(len(words))
+    return words.contiguous().numpy().view(dtype).reshape(len(words))

@@ -1,7 +1,7 @@
 """One embedding table: look-ups, updates, admission and eviction of its rows.
 
 A row exists from its first update, or from the time at which it was loaded, until it is evicted. Any other id
-reads as its first value, which is computed. So reading needs no memory and changes nothing.
+reads as its first value, which is computed on demand, so reading uses no memory and changes nothing.
 """
 
 from collections.abc import Mapping
@@ -16,11 +16,12 @@ from fleet.errors import ConfigurationError
 from fleet.tables.config import TableConfig
 from fleet.tables.eviction import Eviction, ShardRows, TouchedShards
 from fleet.tables.first_values import generator_key
+from fleet.tables.ids import SHARDS, shard_of
 from fleet.tables.index import MISSING
+from fleet.tables.kernels import is_plain
 from fleet.tables.memory import RowMemory, TableStatistics
 from fleet.tables.rows import RowLayout, TableRows
-from fleet.tables.rules import RowRule, Rows
-from fleet.tables.shards import SHARDS, shard_of
+from fleet.tables.rules import RowRule, Rows, compiled_step
 from fleet.tables.snapshot import RemovedIds, Snapshot
 
 __all__ = ["Table"]
@@ -33,7 +34,7 @@ class Table:
     ----------
     config : TableConfig
     step : int
-        Number of updates that rows to be loaded have had.
+        Number of updates that the rows to be loaded have received.
 
     Attributes
     ----------
@@ -56,6 +57,8 @@ class Table:
         self._step = step
         """The newest step of an update."""
         self._snapshot: Snapshot | None = None
+        self._loop = compiled_step(type(config.rule)) if self._layout.holds_values else None
+        """The compiled loop that steps rows as the rule does."""
 
     def __len__(self) -> int:
         """Return the number of rows."""
@@ -68,13 +71,13 @@ class Table:
         return self._memory.nbytes + self.removed.nbytes + candidates
 
     def look_up(self, ids: NDArray[np.int64], *, counted: bool = True) -> Tensor:
-        """Return the values of ids. This admits and stores nothing.
+        """Return the values of ids, without giving any id a row.
 
         Parameters
         ----------
         ids : int64[n]
         counted : bool
-            Whether `statistics` counts the look-up, such as one that a trainer requested.
+            Whether `statistics` counts the look-up. Look-ups that trainers request are counted.
 
         Returns
         -------
@@ -86,17 +89,14 @@ class Table:
         ConfigurationError
             An id is out of range.
         """
-        self.config.check_ids(ids)
-        rows = self._memory.find(ids)
-        new = rows == MISSING
-        num_new = int(np.count_nonzero(new))
+        words, missing = self._memory.read(ids, self._layout.value_words)
+        values = words if self._layout.holds_values else self._layout.values(words)
+        if missing is not None:
+            self.config.check_ids(ids)  # an id out of range has no row
+            values[torch.from_numpy(missing)] = self._first_values(ids[missing])
         if counted:
             self.statistics.looked_up += ids.size
-            self.statistics.found += ids.size - num_new
-        words = self._memory.store.read(np.where(new, 0, rows) if num_new else rows, self._layout.value_words)
-        values = self._layout.values(words)
-        if num_new:
-            values[torch.from_numpy(new)] = self._first_values(ids[new])
+            self.statistics.found += ids.size - (0 if missing is None else int(np.count_nonzero(missing)))
         return values
 
     def update(
@@ -130,19 +130,25 @@ class Table:
         Returns
         -------
         float32[n, dimension] or None
-            What a look-up would have returned.
+            The values that a look-up before the update would have returned.
 
         Raises
         ------
         ConfigurationError
             An id is out of range, or the gradient has another shape.
         """
-        self.config.check_ids(ids)
         if gradient.shape != (expected := (ids.size, self.config.dimension)):
             raise ConfigurationError(
                 f"table {self.config.name}: a gradient of shape {list(gradient.shape)}, expected "
                 f"{list(expected)}: a row for each id"
             )
+        if self._loop is not None and rule is None and self._is_stepped_at_once(gradient):
+            now = {**self.config.options_at(step), **(options or {})}
+            before = torch.empty_like(gradient) if keeps else None
+            if self._memory.step(self._loop, ids, gradient, before, (now["lr"], now["weight_decay"], step)):
+                self._step = max(self._step, step)
+                return before
+        self.config.check_ids(ids)
         self._step = max(self._step, step)
         rows = self._memory.find(ids)
         self._keep(rows)
@@ -241,7 +247,7 @@ class Table:
         if self._snapshot is not None and not self._snapshot.is_done:
             raise ConfigurationError(
                 f"table {self.config.name}: a snapshot of step {self._snapshot.step} is still in progress; "
-                "expected that its parts are read to the end, or that it is closed, before the next"
+                "read its parts to the end, or close it, before the next snapshot"
             )
         removed = None
         if since is None:
@@ -251,10 +257,19 @@ class Table:
         self._snapshot = Snapshot(self._memory, self._layout, self._step, self._policies(), since, removed)
         return self._snapshot
 
+    def _is_stepped_at_once(self, gradient: Tensor) -> bool:
+        """Return whether compiled code may step existing rows: nothing but the words of the rows changes."""
+        return (
+            self._memory.is_in_memory
+            and not self.config.eviction
+            and (self._snapshot is None or self._snapshot.is_done)
+            and is_plain(gradient, torch.float32)
+        )
+
     def _admit(
         self, ids: NDArray[np.int64], rows: NDArray[np.int64], new: NDArray[np.bool_], step: int
     ) -> NDArray[np.bool_] | None:
-        """Allocate rows for the ids without one that are admitted now; nothing is written to the rows.
+        """Allocate rows for ids that are admitted now; the rows' contents are not initialized.
 
         Parameters
         ----------
@@ -301,7 +316,8 @@ class Table:
         try:
             rule.step(Rows(values, gradient, state), {**self.config.options_at(step), **options}, step)
         except BaseException:
-            # New rows are in the index already: without their first values they would read as garbage.
+            # New rows are already in the index: if the step raises, they must not read as uninitialized
+            # memory.
             if first is not None:
                 self._memory.store.write(rows[new], first)
             raise
@@ -347,7 +363,7 @@ class Table:
         return np.concatenate(leaving)
 
     def _keep(self, rows: NDArray[np.int64], *, existed: bool = True) -> None:
-        """Have a snapshot copy rows that are about to change; new rows may reuse the numbers of old ones."""
+        """Make a snapshot copy rows that are about to change: new rows may reuse the numbers of old ones."""
         if self._snapshot is not None and not self._snapshot.is_done:
             self._snapshot.keep(rows, existed=existed)
 

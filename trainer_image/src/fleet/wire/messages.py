@@ -61,12 +61,21 @@ _ERRORS: Final[dict[str, type[FleetError]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """The payload of HELLO, with the server's incarnation, the session's number of blocks and other fields.
+    """The payload of HELLO, the greeting.
 
-    ``session`` is a random name that the trainer chooses; it is the same on each connection of the session.
-    ``taken`` is the number of the session's frames that the sender has received. ``shared`` is True if a
-    descriptor of shared memory accompanies the frame. In a server's greeting, True also means that the server
-    has mapped the trainer's memory.
+    Attributes
+    ----------
+    incarnation : str
+        The incarnation of the server.
+    num_blocks : int
+        The number of blocks in the session.
+    session : str
+        A random name that the trainer chooses; the same on each connection of the session.
+    taken : int
+        The number of the session's frames that the sender has received.
+    shared : bool
+        True if a descriptor of shared memory accompanies the frame. In a server's greeting, True also means
+        that the server has mapped the trainer's memory.
     """
 
     incarnation: str
@@ -118,7 +127,7 @@ def pack_hyper(groups: Sequence[dict[str, Any]]) -> bytes:
         return json.dumps(list(groups), sort_keys=True).encode()
     except TypeError as error:
         raise LocalProtocolError(
-            f"the hyper-parameters {list(groups)!r} cannot travel with the step: {error}; "
+            f"the hyper-parameters {list(groups)!r} cannot be sent with the step: {error}; "
             "expected numbers, booleans, None and tuples of these"
         ) from error
 
@@ -143,7 +152,8 @@ def read_hyper(payload: bytes) -> HyperParameters:
         )
     except RecursionError:
         raise RemoteProtocolError(
-            f"a HYPER frame carries {payload[:200]!r}, which is nested too deep; expected numbers and tuples"
+            f"a HYPER frame carries {payload[:200]!r}, which is nested too deeply; expected numbers and "
+            "tuples"
         ) from None
 
 
@@ -180,6 +190,7 @@ def pack_error(error: FleetError) -> bytes:
 
 def read_error(payload: bytes) -> FleetError:
     """Decode an error; an unknown type becomes RemoteProtocolError with the same message."""
+    # Truncation may have cut a character in two, which must not hide the error itself.
     name, _, sentence = payload.decode("utf-8", errors="backslashreplace").partition("\n")
     return _ERRORS.get(name, RemoteProtocolError)(sentence or name)
 

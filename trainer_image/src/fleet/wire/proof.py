@@ -101,7 +101,7 @@ def _mac(key: bytes, server: int, method: str, seconds: int, nonce: str) -> str:
 
 
 class ReplayWindow:
-    """A record of used proofs while they are valid, so that an intercepted proof cannot be replayed.
+    """A record of each used proof while the proof is valid, so that an intercepted proof cannot be replayed.
 
     Parameters
     ----------
@@ -112,6 +112,8 @@ class ReplayWindow:
     def __init__(self, times: int) -> None:
         self._times = times
         self._begun = 0.0
+        # The uses of each nonce in this period and in the previous one. Two periods are enough, because a
+        # proof is valid for at most one.
         self._came: dict[str, int] = {}
         self._came_before: dict[str, int] = {}
 

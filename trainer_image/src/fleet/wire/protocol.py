@@ -44,6 +44,7 @@ __all__ = [
     "NO_BLOCK",
     "NO_TABLES",
     "RESUMED",
+    "TENSORS",
     "TRANSITIONS",
     "VERSION",
     "Conversation",
@@ -66,6 +67,8 @@ HEADER_BYTES: Final = _HEADER.size
 
 class Kind(enum.IntEnum):
     """The kind of a frame."""
+
+    __hash__ = int.__hash__  # several look-ups for each frame, and the hash of an enum is a call in Python
 
     HELLO = 1
     """The first frame of each side, which names the session and the incarnation of the server."""
@@ -112,6 +115,8 @@ class Side(enum.Enum):
 
 class State(enum.Enum):
     """The state of one direction of a connection."""
+
+    __hash__ = object.__hash__  # as for `Kind`; members are singletons
 
     START = "start"
     """Nothing has been sent yet."""
@@ -176,10 +181,13 @@ RESUMED: Final[Mapping[Side, frozenset[State]]] = MappingProxyType(
 NO_TABLES: Final[Mapping[int, int]] = MappingProxyType({})
 """The row sizes of a connection without tables."""
 _KINDS: Final = {int(kind): kind for kind in Kind}
-_TENSORS: Final = frozenset({Kind.GRAD, Kind.PARAM})
+TENSORS: Final = frozenset({Kind.GRAD, Kind.PARAM})
+"""The kinds whose payload is the tensor of a block."""
 _OF_A_BLOCK: Final = frozenset({Kind.GRAD, Kind.PARAM, Kind.UNCHANGED})
 _OF_A_TABLE: Final = frozenset({Kind.LOOK_UP, Kind.ROWS, Kind.ROW_GRADIENT, Kind.STEPPED})
 _OF_A_STEP: Final = frozenset({Kind.GRAD, Kind.ROW_GRADIENT, Kind.STEP_END})
+_NOTHING: Final = (1, 0, 1)
+"""The bounds of a payload that does not exist."""
 _BYTES_PER_NUMBER: Final = 4
 _MAX_TRAINERS: Final = 1 << 16
 
@@ -244,28 +252,34 @@ def read_header(received: bytes | bytearray | memoryview) -> Header | None:
     RemoteProtocolError
         The bytes are not a frame of this protocol; a wrong magic number is detected at its first wrong byte.
     """
+    if len(received) < HEADER_BYTES:
+        _check_front(received)
+        return None
+    magic, version, kind, shared, attempt, trainer, block, job, step, taken, payload_bytes = (
+        _HEADER.unpack_from(received)
+    )
+    if magic != MAGIC:
+        _check_front(received)
+    if version != VERSION:
+        raise RemoteProtocolError(
+            f"the peer uses version {version} of the frame protocol, and this process uses version "
+            f"{VERSION}; run the same version of fleet-trainer in every replica"
+        )
+    if kind not in _KINDS or shared not in (0, 1):
+        raise RemoteProtocolError(
+            f"invalid frame header: kind is {kind} and shared is {shared}; expected a kind from 1 to "
+            f"{max(_KINDS)}, and shared to be 0 or 1"
+        )
+    return Header(_KINDS[kind], job, attempt, trainer, step, block, taken, payload_bytes, shared == 1)
+
+
+def _check_front(received: bytes | bytearray | memoryview) -> None:
     front = bytes(received[: len(MAGIC)])
     if not MAGIC.startswith(front):
         raise RemoteProtocolError(
             f"not a fleet frame: it starts with {front!r}, expected {MAGIC!r}; "
             "is the other end a fleet trainer or parameter server?"
         )
-    if len(received) < HEADER_BYTES:
-        return None
-    _, version, kind, shared, attempt, trainer, block, job, step, taken, payload_bytes = _HEADER.unpack_from(
-        received
-    )
-    if version != VERSION:
-        raise RemoteProtocolError(
-            f"the peer speaks version {version} of the frame protocol, this process version {VERSION}; "
-            "run the same version of fleet-trainer in every replica"
-        )
-    if kind not in _KINDS or shared not in (0, 1):
-        raise RemoteProtocolError(
-            f"a broken frame header: kind {kind}, shared {shared}; expected a kind of 1 to {max(_KINDS)} "
-            "and 0 or 1"
-        )
-    return Header(_KINDS[kind], job, attempt, trainer, step, block, taken, payload_bytes, shared == 1)
 
 
 class Conversation:
@@ -280,7 +294,7 @@ class Conversation:
     block_bytes : mapping of int to int
         The size in bytes of each block's tensor, for the blocks that this connection carries.
     remote : bool
-        Whether the peer is the sender. If so, an invalid frame raises `RemoteProtocolError`, and otherwise
+        Whether the peer is the sender. An invalid frame raises `RemoteProtocolError` if it is, and otherwise
         `LocalProtocolError`.
     row_bytes : mapping of int to int
         The size in bytes of each table's rows, for the tables that this connection carries.
@@ -321,15 +335,17 @@ class Conversation:
         if side is Side.SERVER:
             self._max_bytes[Kind.COMPLETE] = _BYTES_PER_NUMBER * _MAX_TRAINERS
         self._table_bounds = {
-            (kind, table): payload_bounds(
-                size, with_ids=kind is not Kind.ROWS, with_rows=kind is not Kind.LOOK_UP
+            (kind, table): (
+                *payload_bounds(size, with_ids=kind is not Kind.ROWS, with_rows=kind is not Kind.LOOK_UP),
+                size if kind is Kind.ROWS else 1,
             )
             for kind in _OF_A_TABLE
             for table, size in row_bytes.items()
         }
+        """The least and largest size of a payload that is not empty, and the number that divides the size."""
 
     def resume(self, state: State, step: int) -> None:
-        """Continue in the state in which an earlier connection ended; call directly after the greeting.
+        """Continue from the state that an earlier connection ended in; call directly after the greeting.
 
         Raises
         ------
@@ -353,38 +369,47 @@ class Conversation:
             The frame is not allowed in this state, has a different identity, or has a payload of the wrong
             size. ``remote`` selects the type of the error. The state does not change in this case.
         """
-        kind, step = header.kind, header.step
+        kind, job, attempt, trainer, step, block, _, size, shared = header
         following = self._transitions[self.state].get(kind)
         if following is None:
             allowed = ", ".join(each.name for each in self._transitions[self.state]) or "no frame"
             raise self._error(
                 f"a {self._side.value} sent {kind.name} in the state '{self.state.value}', expected {allowed}"
             )
-        if (header.job, header.trainer, header.attempt) != self._identity:
-            found = Identity(header.job, header.trainer, header.attempt)
+        if (job, trainer, attempt) != self._identity:
+            found = Identity(job, trainer, attempt)
             raise self._error(
-                f"a {kind.name} frame claims to be of {found}; this connection is of {self._identity}"
+                f"a {kind.name} frame has the identity {found}; expected that of this connection, "
+                f"{self._identity}"
             )
-        self._check_payload(header)
+        if kind in TENSORS:
+            fits = size == self._block_bytes.get(block)
+        elif kind in _OF_A_TABLE:
+            least, most, multiple = bounds = self._table_bounds.get((kind, block), _NOTHING)
+            fits = (least <= size <= most and size % multiple == 0) or (not size and bounds is not _NOTHING)
+        else:
+            fits = block == NO_BLOCK and size <= self._max_bytes.get(kind, 0)
+        if shared or not fits:
+            self._check_payload(header)
         if kind is Kind.HYPER:
             if step < self.step:
-                raise self._error(f"step {step} begins after step {self.step}, expected a later one")
+                raise self._error(f"step {step} begins after step {self.step}, expected a later step")
             self.step = step
         elif kind in _OF_A_STEP and step != self.step:
             raise self._error(
-                f"a {kind.name} frame is of step {step}, expected the step that began, {self.step}"
+                f"a {kind.name} frame belongs to step {step}, expected the step that has begun, {self.step}"
             )
         if following is not self.state:
             self.state = following
             self.over = not self._transitions[following]
 
     def _check_payload(self, header: Header) -> None:
-        """Validate the block or table that a frame names, and the size of the frame's payload."""
+        """Validate the block or table that a frame names, and the size of its payload."""
         kind, block, found = header.kind, header.block, header.payload_bytes
-        if header.shared and not (self.shares and kind in _TENSORS):
+        if header.shared and not (self.shares and kind in TENSORS):
             raise self._error(
-                f"a {kind.name} frame is in shared memory, expected its payload to follow: "
-                + ("it is no tensor" if self.shares else "no memory is shared")
+                f"the payload of a {kind.name} frame is in shared memory, expected it after the header: "
+                + ("it is not a tensor" if self.shares else "this connection shares no memory")
             )
         if kind in _OF_A_BLOCK:
             if block not in self._block_bytes:
@@ -392,7 +417,7 @@ class Conversation:
                     f"a {kind.name} frame names block {block}, "
                     f"expected one of the {len(self._block_bytes)} blocks of this connection"
                 )
-            size = self._block_bytes[block] if kind in _TENSORS and not header.shared else 0
+            size = self._block_bytes[block] if kind in TENSORS and not header.shared else 0
             if found != size:
                 raise self._error(
                     f"a {kind.name} frame of block {block} carries {found} bytes, expected {size}"
@@ -412,8 +437,7 @@ class Conversation:
                 f"a {kind.name} frame names table {table}, "
                 f"expected one of the {len(self._row_bytes)} tables of this connection"
             )
-        least, most = self._table_bounds[kind, table]
-        row_bytes = self._row_bytes[table] if kind is Kind.ROWS else 1
+        least, most, row_bytes = self._table_bounds[kind, table]
         if found and not (least <= found <= most and found % row_bytes == 0):
             multiple = f"a multiple of {row_bytes}, " if kind is Kind.ROWS else ""
             raise self._error(

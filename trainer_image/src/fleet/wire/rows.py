@@ -49,6 +49,8 @@ _ID_BYTES: Final = 8
 """The size in bytes of an id, and of the widest gap."""
 _FIRST: Final = struct.Struct("<qB7x")
 _WIDTHS: Final = (1, 2, 4, 8)
+_GAPS: Final = {width: np.dtype(f"<u{width}") for width in _WIDTHS}
+"""The dtype of gaps of each width."""
 _SWAPS: Final = sys.byteorder == "big"
 
 Ids = NDArray[np.int64]
@@ -101,7 +103,7 @@ def pack_row_gradient(ids: Ids, rows: Rows) -> memoryview:
 
 
 def read_row_gradient(payload: memoryview, dimension: int) -> tuple[Ids, Rows]:
-    """Decode the ids and rows of a row gradient; raises the errors of `read_ids`."""
+    """Decode the ids and rows of a row gradient; raise the same errors as `read_ids`."""
     ids, rows = _unpacked(payload, 4 * dimension, most_rows(4 * dimension))
     return ids, read_rows(rows, dimension)
 
@@ -109,15 +111,12 @@ def read_row_gradient(payload: memoryview, dimension: int) -> tuple[Ids, Rows]:
 def _packed(ids: Ids, rows: memoryview) -> memoryview:
     if not ids.size:
         return memoryview(b"")
-    gaps = np.diff(ids.view(np.uint64))  # modulo 2**64: a gap may overflow int64
+    known = ids.view(np.uint64)
+    gaps = known[1:] - known[:-1]  # modulo 2**64, because a gap may overflow int64
     largest = int(gaps.max()) if gaps.size else 0
-    width = next(width for width in _WIDTHS if largest < 1 << (8 * width))
-    end = _FIRST.size + len(rows)
-    packed = bytearray(end + width * gaps.size)
-    _FIRST.pack_into(packed, 0, int(ids[0]), width)
-    packed[_FIRST.size : end] = rows
-    packed[end:] = gaps.astype(f"<u{width}").view(np.uint8).data
-    return memoryview(packed)
+    width = 1 if largest < 1 << 8 else 2 if largest < 1 << 16 else 4 if largest < 1 << 32 else 8
+    first = _FIRST.pack(int(ids[0]), width)
+    return memoryview(b"".join((first, rows, gaps.astype(_GAPS[width]).view(np.uint8).data)))
 
 
 def _unpacked(payload: memoryview, row_bytes: int, most: int) -> tuple[Ids, memoryview]:
@@ -130,15 +129,18 @@ def _unpacked(payload: memoryview, row_bytes: int, most: int) -> tuple[Ids, memo
     )
     if left or not 1 <= number <= most:
         raise RemoteProtocolError(
-            f"{len(payload)} bytes with ids of a table, whose gaps have {width}, and rows of {row_bytes}; "
-            f"expected 1 to {most} of them, and gaps of {', '.join(map(str, _WIDTHS))} bytes"
+            f"a payload with ids of a table has {len(payload)} bytes, {width} for each gap and {row_bytes} "
+            f"for each row; expected 1 to {most} ids, and {', '.join(map(str, _WIDTHS))} bytes for each gap"
         )
     end = _FIRST.size + number * row_bytes
-    ids = np.empty(number, dtype=np.uint64)
-    ids[0] = np.int64(first).view(np.uint64)
-    ids[1:] = np.frombuffer(payload, dtype=f"<u{width}", offset=end)
-    ids = np.cumsum(ids, out=ids).view(np.int64)
-    _check_ascending(ids)
+    gaps = np.frombuffer(payload, _GAPS[width], offset=end)
+    ids: Ids = np.empty(number, np.int64)
+    ids[0] = first
+    ids[1:] = gaps  # modulo 2**64
+    ids.cumsum(out=ids)
+    # Narrow gaps cannot overflow more than once: frames are too short.
+    if not gaps.all() or ids[-1] < first or width == _ID_BYTES:
+        _check_ascending(ids)
     return ids, payload[_FIRST.size : end]
 
 
@@ -146,8 +148,8 @@ def _check_ascending(ids: Ids) -> None:
     if not bool((ids[1:] > ids[:-1]).all()):
         at = int(np.flatnonzero(ids[1:] <= ids[:-1])[0])
         raise RemoteProtocolError(
-            f"ids of a table: {ids[at + 1]} follows {ids[at]} at position {at + 1}, expected ascending ones, "
-            "each once"
+            f"ids of a table: {ids[at + 1]} follows {ids[at]} at position {at + 1}, expected distinct ids in "
+            "ascending order"
         )
 
 

@@ -8,18 +8,17 @@ created again. Changes by others are kept, because a webhook of the cluster woul
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cache
 from typing import TYPE_CHECKING
 
-from fleet_operator.api import Gang, Role, StartupPolicy
-from fleet_operator.build import Start, build_pod, build_service
+from fleet_operator.api import Gang, Role, StartupOrder
+from fleet_operator.build import Peers, PodBuilder, Start, build_service
 from fleet_operator.plan.decide.failure_policy import LONGEST
 from fleet_operator.plan.decide.quota import is_pausing
 from fleet_operator.plan.formats import is_ahead
 from fleet_operator.plan.model import CreatePod, CreateService, DeleteObject, EnsureObject, ObjectRef
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from fleet_operator.build import Extra
     from fleet_operator.plan.model import Action, Observed
@@ -43,10 +42,10 @@ class Creation:
 def creation_of(context: Context) -> Creation:
     """Return the missing replicas whose pods may be created now."""
     job = context.job
-    if is_pausing(context):
+    if is_pausing(context) or context.ledger.deactivated is not None:
         return Creation((), context.replicas.missing, gated=False)
     open_gate = may_start_trainers(
-        job.spec.startup_policy,
+        job.spec.startup_policy.order,
         gang=job.gang is not Gang.NONE,
         servers=job.replicas(Role.PSERVER),
         up=context.ready_or_completed(Role.PSERVER),
@@ -66,51 +65,51 @@ def creation_of(context: Context) -> Creation:
     return Creation(tuple(due) if context.may_create else (), tuple(backed_off), gated)
 
 
-def create_actions(context: Context, due: Iterable[Replica]) -> tuple[Action, ...]:
+def create_actions(context: Context, due: Sequence[Replica]) -> tuple[Action, ...]:
     """Return the actions that create the Service, the additional objects and the due pods, in this order."""
-    job, ledger = context.job, context.ledger
     needs_service = context.may_create and not context.observed.service
-    service = (CreateService(build_service(job)),) if needs_service else ()
+    service = (CreateService(build_service(context.job)),) if needs_service else ()
     extras = ensure(context.extras, context.observed) if context.may_create else ()
+    return (*service, *extras, *(_pods(context, due) if due else ()))
+
+
+def _pods(context: Context, due: Sequence[Replica]) -> list[CreatePod]:
+    """Return the actions that create the pods of the due replicas."""
+    ledger, replicas = context.ledger, context.replicas
     key, is_new = context.key
-    ports = context.told_ports
-    hosts = cache(context.hosts)  # every pod's environment lists every host
-    pods = (
-        build_pod(
-            job,
-            each.role,
-            each.index,
-            ledger.attempt(each),
-            hosts,
-            Start(
-                life=ledger.training,
-                unseen=ledger.may_have_ended(each),
-                peers_run=ledger.is_replaced(each) and _peers_run(context, each),
-                key=key,
-                ports=ports,
-            ),
+    peers = Peers(context.job, context.hosts, context.assigned_ports)
+    not_started = [each for each in replicas.wanted if not replicas.has_started(each)]
+    creations = [
+        CreatePod(
+            PodBuilder(
+                each.role,
+                each.index,
+                ledger.attempt(each),
+                Start(
+                    life=ledger.training,
+                    unseen=ledger.may_have_ended(each),
+                    # A restarted replica need not wait at its start if all others have started.
+                    peers_run=ledger.is_replaced(each) and all(other == each for other in not_started),
+                    key=key,
+                    ports=peers.assigned_ports,
+                ),
+                peers,
+            )
         )
         for each in due
-    )
-    creations = [CreatePod(pod) for pod in pods]
-    if is_new and creations:
+    ]
+    if is_new:
         creations[0] = replace(creations[0], brings_key=True)
-    return (*service, *extras, *creations)
+    return creations
 
 
-def _peers_run(context: Context, replica: Replica) -> bool:
-    """Return whether all other replicas have run, so that this replica need not wait for them to start."""
-    replicas = context.replicas
-    return all(replicas.has_started(each) for each in replicas.wanted if each != replica)
-
-
-def may_start_trainers(policy: StartupPolicy, *, gang: bool, servers: int, up: int) -> bool:
+def may_start_trainers(order: StartupOrder, *, gang: bool, servers: int, up: int) -> bool:
     """Return whether trainers may be created if `up` of the job's servers are ready or have completed.
 
     A gang schedules all pods or none, so all of its pods must exist. A job without parameter servers never
     waits. Only new trainers wait: running ones are not affected when a server is not ready.
     """
-    return gang or policy is StartupPolicy.ANY_ORDER or up >= servers
+    return gang or order is StartupOrder.ANY_ORDER or up >= servers
 
 
 def ensure(extras: Iterable[Extra], observed: Observed) -> tuple[EnsureObject | DeleteObject, ...]:

@@ -102,7 +102,7 @@ def how_to_force(pods: Iterable[ObservedPod], namespace: str, now: datetime) -> 
         return None
     command = f"kubectl delete pod {' '.join(stuck)} -n {namespace} --grace-period=0 --force"
     if len(stuck) > 1:
-        found, certain = "their nodes have not said that they have ended", "they do not run any more"
+        found, certain = "their nodes have not confirmed their end", "they are not running any more"
     else:
-        found, certain = "its node has not said that it has ended", "it does not run any more"
+        found, certain = "its node has not confirmed its end", "it is not running any more"
     return f"{found}; if it is certain that {certain}: {command}"

@@ -13,7 +13,7 @@ from datetime import timedelta
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from fleet_operator.api import FailureAction, RuleAction
+from fleet_operator.api import ExitCodeOperator, FailureAction, RuleAction
 from fleet_operator.plan.decide.failures import Kind
 
 if TYPE_CHECKING:
@@ -32,7 +32,9 @@ __all__ = [
     "RestartReplicas",
     "Verdict",
     "backoff",
+    "bounded",
     "first_match",
+    "is_counted_disruption",
     "judge",
     "next_pause",
 ]
@@ -52,6 +54,7 @@ class FailReason(StrEnum):
     BACKOFF_LIMIT_EXCEEDED = "BackoffLimitExceeded"
     BAD_CONFIGURATION = "BadConfiguration"
     DEADLINE_EXCEEDED = "DeadlineExceeded"
+    DISRUPTION_LIMIT_EXCEEDED = "DisruptionLimitExceeded"
     PENDING_DEADLINE_EXCEEDED = "PendingDeadlineExceeded"
     PERMANENT_ERROR = "PermanentError"
     POD_REJECTED = "PodRejected"
@@ -105,7 +108,7 @@ class Answer:
     failure: Failure
     action: FailureAction
     counts: bool
-    rule: int | None = None  # the index of the rule that requires it
+    rule: FailureRule | None = None  # the rule that requires it
 
 
 def judge(
@@ -162,7 +165,7 @@ def judge(
     cause = min(failed, key=lambda each: each.by_peer, default=failures[0])
     if counted and counted_before + counted > limit:
         sentence = (
-            f"{cause.told.message}; this is failure {counted_before + counted},"
+            f"{cause.record.message}; this is failure {counted_before + counted},"
             f" and runPolicy.backoffLimit is {limit}"
         )
         return FailJob(counted, cause, FailReason.BACKOFF_LIMIT_EXCEEDED, sentence, own)
@@ -176,9 +179,8 @@ def _answer(action: FailureAction, rules: Sequence[FailureRule], failure: Failur
     rule = first_match(rules, failure)
     counts = failure.counts
     if rule is not None:
-        ruled = rules[rule].action
-        counts = counts and ruled is not RuleAction.IGNORE
-        action = _SAME.get(ruled, FailureAction.RESTART_REPLICA)
+        counts = counts and rule.action is not RuleAction.IGNORE
+        action = _SAME.get(rule.action, FailureAction.RESTART_REPLICA)
     elif failure.kind in (Kind.DISRUPTION, Kind.STARTING):
         action = FailureAction.RESTART_REPLICA
     elif failure.kind in _HOPELESS:
@@ -195,37 +197,79 @@ def _failed(answer: Answer, counted: int, own: tuple[Replica, ...]) -> FailJob:
     failure = answer.failure
     reason = _HOPELESS.get(failure.kind, FailReason.REPLICA_FAILED)
     if answer.rule is not None:
-        said = f"failurePolicy.rules[{answer.rule}] says FailJob"
+        said = f"rule {answer.rule.name} of failurePolicy has the action FailJob"
     elif failure.kind is Kind.BAD_CONFIGURATION:
-        said = "trying again would not help, correct the job and create it again"
+        said = "a retry would fail again; correct the job and create it again"
     elif failure.kind is Kind.PERMANENT:
-        said = "trying again would not help"
+        said = "a retry would fail again"
     elif failure.kind is Kind.REPEATED:
-        said = "the same exception has ended this run before at the same line: trying again would not help"
+        said = (
+            "the same exception at the same line ended an earlier attempt of this run; a retry would not help"
+        )
     else:
         said = "failurePolicy FailJob allows no restart"
-    return FailJob(counted, failure, reason, f"{failure.told.message}; {said}", own)
+    return FailJob(counted, failure, reason, f"{failure.record.message}; {said}", own)
 
 
-def first_match(rules: Sequence[FailureRule], failure: Failure) -> int | None:
-    """Return the index of the rule that matches a failure, or None.
+def first_match(rules: Sequence[FailureRule], failure: Failure) -> FailureRule | None:
+    """Return the first rule that matches a failure, or None.
 
     Exit codes are the main container's. Disruptions, configuration errors and scripts that cannot run have
-    their own default reactions. A rule matches them only by their exit code or reason, not by their role
-    alone.
+    their own default reactions. A rule matches them only if it names their exit code, reason or message, and
+    not by their role or by the exit codes that it excludes.
     """
-    return next((index for index, rule in enumerate(rules) if _matches(rule, failure)), None)
+    return next((rule for rule in rules if _matches(rule, failure)), None)
 
 
 def _matches(rule: FailureRule, failure: Failure) -> bool:
     if rule.role not in (None, failure.replica.role):
         return False
-    named = rule.on_exit_codes is not None or rule.on_reason is not None
-    if failure.kind in _MUST_BE_NAMED and not named:
+    codes, reasons, patterns = rule.on_exit_codes, rule.on_reasons, rule.on_message_patterns
+    names_code = codes is not None and codes.operator is ExitCodeOperator.IN
+    if failure.kind in _MUST_BE_NAMED and not (names_code or reasons or patterns):
         return False
-    if rule.on_exit_codes is not None and failure.exit_code not in rule.on_exit_codes:
+    if codes is not None and not codes.has(failure.exit_code):
         return False
-    return rule.on_reason is None or not failure.reasons.isdisjoint(rule.on_reason)
+    if reasons is not None and failure.reasons.isdisjoint(reasons):
+        return False
+    return patterns is None or any(_occurs(each, failure.message) for each in patterns)
+
+
+def _occurs(pattern: str, message: str) -> bool:
+    """Return whether a line contains, in order, the parts into which asterisks divide a pattern.
+
+    This takes linear time. A regular expression from a manifest could stop the operator for all jobs.
+    """
+    for line in message.splitlines():
+        end = 0
+        for part in pattern.split("*"):
+            begin = line.find(part, end)
+            if begin < 0:
+                break
+            end = begin + len(part)
+        else:
+            return True
+    return False
+
+
+def is_counted_disruption(rules: Sequence[FailureRule], failure: Failure) -> bool:
+    """Return whether a failure is a disruption that no rule ignores."""
+    if failure.kind is not Kind.DISRUPTION:
+        return False
+    rule = first_match(rules, failure)
+    return rule is None or rule.action is not RuleAction.IGNORE
+
+
+def bounded(verdict: Verdict, *, disruptions: int, limit: int | None) -> Verdict:
+    """Return the verdict after a disruption: the job fails if it has had more disruptions than the limit."""
+    if limit is None or disruptions <= limit or isinstance(verdict, FailJob):
+        return verdict
+    sentence = (
+        f"{verdict.cause.record.message}; disruption {disruptions} of the job exceeds"
+        f" failurePolicy.disruptionLimit, {limit}"
+    )
+    reason = FailReason.DISRUPTION_LIMIT_EXCEEDED
+    return FailJob(verdict.counted, verdict.cause, reason, sentence, verdict.own)
 
 
 def backoff(failures: int) -> timedelta:

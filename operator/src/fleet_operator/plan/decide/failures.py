@@ -8,10 +8,10 @@ from datetime import timedelta
 from enum import Enum, auto
 from typing import TYPE_CHECKING
 
-from fleet_operator.api import LastFailure, Mode, Role
+from fleet_operator.api import Gang, LastFailure, Mode, Role
 from fleet_operator.plan.decide.run_policy import not_running_since
-from fleet_operator.plan.formats import stamp
-from fleet_operator.plan.model import Attempt
+from fleet_operator.plan.formats import format_indexes, stamp
+from fleet_operator.plan.model import Attempt, Event
 from fleet_operator.plan.observe.attempts import INCIDENT
 from fleet_operator.plan.observe.pods import (
     EXIT_PEER_LOST,
@@ -44,8 +44,10 @@ __all__ = [
     "VANISHED",
     "Failure",
     "Kind",
+    "failure_events",
     "failure_sentence",
     "find_failures",
+    "is_deactivated",
     "loses_parameters",
 ]
 
@@ -68,11 +70,12 @@ _SIGNALS = {
 _NO_RANK = "environment variable RANK expected, but not set"  # a message of torch.distributed
 _NO_RANK_IN_SLOTS = re.compile(r"\bKeyError: '(?:LOCAL_)?RANK'")  # of a script that reads os.environ
 _WHO_GIVES_RANKS = (
-    "; a pod has RANK only in mode Collective with trainer.slotsPerPod 1: with more slots write"
-    " command: [torchrun, SCRIPT] or [python, -m, fleet.launch, SCRIPT], which give each slot its rank"
+    "; a pod has RANK only in mode Collective with trainer.nprocPerNode 1: with more write"
+    " command: [torchrun, SCRIPT] or [python, -m, fleet.launch, SCRIPT], which give each process its rank"
 )
 _MESSAGE_CHARACTERS = 1024  # the limit of a termination message in the status; it may be a log's end
 _EARLY = timedelta(minutes=1)
+_MOST_EVENTS = 10  # of one pass; further failures share one event
 EVICTED = "Evicted"
 UNADMITTED = "UnexpectedAdmissionError"
 """The reason for a pod whose node lacks a device that the scheduler expected."""
@@ -84,6 +87,7 @@ _DISRUPTIVE = frozenset(
 )
 _REFUSALS = frozenset({"NodeAffinity", UNADMITTED})
 _OUT_OF = "OutOf"  # such as OutOfcpu
+_DEACTIVATED = "The workload is deactivated"  # Kueue continues with the cause, if it was Kueue's own decision
 
 
 class Kind(Enum):
@@ -104,20 +108,21 @@ class Failure:
 
     replica: Replica
     kind: Kind
-    told: LastFailure
+    record: LastFailure
     reasons: frozenset[str] = frozenset()  # the reasons that rules can match
     by_main: bool = True  # whether the main container is the one that ended
+    message: str = ""  # the whole termination message, which rules can match
     follows: bool = False  # whether it is a consequence of a disruption or of a counted failure
 
     @property
     def counts(self) -> bool:
-        """Whether the failure counts against the limit of restarts."""
+        """Whether the failure counts against the restart limit."""
         return self.kind not in (Kind.DISRUPTION, Kind.STARTING) and not self.follows
 
     @property
     def exit_code(self) -> int | None:
         """The exit code of the main container, if that container ended."""
-        return self.told.exit_code if self.by_main else None
+        return self.record.exit_code if self.by_main else None
 
     @property
     def prolongs_pause(self) -> bool:
@@ -126,7 +131,7 @@ class Failure:
         A pod that its node refuses would otherwise be created and refused repeatedly.
         """
         refused = any(each in _REFUSALS or each.startswith(_OUT_OF) for each in self.reasons)
-        return self.counts or (refused and self.told.exit_code is None)
+        return self.counts or (refused and self.record.exit_code is None)
 
     @property
     def unadmitted(self) -> bool:
@@ -169,8 +174,28 @@ def find_failures(context: Context) -> tuple[Failure, ...]:
     return tuple(failures)
 
 
+def failure_events(failures: Sequence[Failure]) -> tuple[Event, ...]:
+    """Return the events about failures; failures beyond a limit share one event.
+
+    All trainers of a collective job end together, and 1,000 events would delay its restart. Failures that are
+    not consequences of others have events of their own first.
+    """
+    shown = sorted(failures, key=lambda each: each.follows or each.by_peer)[:_MOST_EVENTS]
+    events = [
+        Event("Warning", each.event, each.record.message)
+        for each in sorted(shown, key=lambda each: each.replica)
+    ]
+    rest = {each.replica: each for each in failures if each not in shown}
+    if rest:
+        indexes = ((role, [each.index for each in rest if each.role is role]) for role in Role)
+        names = ", ".join(f"{role.value} {format_indexes(each)}" for role, each in indexes if each)
+        sentence = f"{len(rest)} more replicas ended: {names}"
+        events.append(Event("Warning", next(iter(rest.values())).event, sentence))
+    return tuple(events)
+
+
 def loses_parameters(context: Context, failures: Sequence[Failure]) -> bool:
-    """Return whether a server's end lost parameters that trainers still need.
+    """Return whether a server's end destroyed parameters that trainers still need.
 
     Each of these trainers would end with exit code 90 once it connected to the next server, so there is no
     need to wait for that. With a checkpoint, the next server continues from it, or reports that it cannot.
@@ -196,7 +221,7 @@ def _find_failure(context: Context, replica: Replica) -> Failure | None:
         main = context.job.template(replica.role).main_container.name
         by_main = pod.container in (None, main)
         again = pod.reason == UNADMITTED and replica.index in context.ledger.roles[replica.role].refused
-        told = _tell(pod, failure_sentence(pod, context.job, refused_again=again), now)
+        record = _tell(pod, failure_sentence(pod, context.job, refused_again=again), now)
         kind = _kind(pod, main, refused_again=again)
         if kind is Kind.ORDINARY and by_main and _gave_up_starting(context, replica, pod):
             kind = Kind.STARTING
@@ -204,7 +229,7 @@ def _find_failure(context: Context, replica: Replica) -> Failure | None:
             kind = Kind.PERMANENT
         elif kind is Kind.ORDINARY and by_main and _is_repeated_here(context, replica, pod):
             kind = Kind.REPEATED
-        return Failure(replica, kind, told, reasons, by_main)
+        return Failure(replica, kind, record, reasons, by_main, pod.message or "")
     if has_succeeded(pod) and not context.ledger.has_completed(replica):
         sentence = (
             f"{pod.name} ended with exit code 0 before every trainer had started;"
@@ -221,18 +246,18 @@ def _gone(context: Context, replica: Replica) -> Failure:
     if replica not in context.replicas.departed:
         reason, sentence = VANISHED, f"{name} is gone, and nobody has seen how it ended"
         reasons |= {VANISHED}
-    told = LastFailure(pod=name, reason=reason, message=sentence, time=stamp(context.now))
-    return Failure(replica, Kind.DISRUPTION, told, frozenset(reasons))
+    record = LastFailure(pod=name, reason=reason, message=sentence, time=stamp(context.now))
+    return Failure(replica, Kind.DISRUPTION, record, frozenset(reasons))
 
 
 def _lost(context: Context, replica: Replica, pod: ObservedPod) -> Failure:
     sentence = f"{pod.name} is lost: its node {pod.node} has been {silent_since(pod)}"
-    told = _tell(pod, sentence, context.now).model_copy(update={"reason": "NodeLost"})
-    return Failure(replica, Kind.DISRUPTION, told, frozenset({"NodeLost"}))
+    record = _tell(pod, sentence, context.now).model_copy(update={"reason": "NodeLost"})
+    return Failure(replica, Kind.DISRUPTION, record, frozenset({"NodeLost"}))
 
 
 def _follows(context: Context, failure: Failure, disturbed: frozenset[Replica]) -> bool:
-    """Return whether a failure is a consequence of another, which is a disruption or was already counted.
+    """Return whether a failure follows from another failure that is a disruption or was already counted.
 
     A trainer that outlives its server ends with exit code 90 once it connects to the next one. A replica ends
     with 91 if its peer is evicted, or is on a silent node. In a collective job, all replicas end with the
@@ -246,7 +271,7 @@ def _follows(context: Context, failure: Failure, disturbed: frozenset[Replica]) 
         return True
     if not failure.by_peer and context.job.spec.mode is not Mode.COLLECTIVE:
         return False
-    return bool(disturbed - {failure.replica})
+    return any(each != failure.replica for each in disturbed)
 
 
 def _disturbed(context: Context) -> frozenset[Replica]:
@@ -263,11 +288,11 @@ def _is_of_the_last_incident(context: Context, failure: Failure) -> bool:
     The replicas whose own failures belong to the incident are in the ledger, and are left out here.
     """
     before = context.job.status.last_failure
-    if before is None or before.time is None or failure.told.time is None:
+    if before is None or before.time is None or failure.record.time is None:
         return False
     if failure.replica in context.failed_in_incident:
         return False
-    return _was_there(context, failure.replica) and failure.told.time <= before.time + INCIDENT
+    return _was_there(context, failure.replica) and failure.record.time <= before.time + INCIDENT
 
 
 def _was_there(context: Context, replica: Replica) -> bool:
@@ -287,12 +312,8 @@ def _was_there(context: Context, replica: Replica) -> bool:
 def _outlived_a_server(context: Context, trainer: Replica) -> bool:
     """Return whether a server was replaced after this trainer's pod was created."""
     born = context.replicas.present[trainer].created_at
-    for server in (each for each in context.replicas.wanted if each.role is Role.PSERVER):
-        pod = context.replicas.present.get(server)
-        replaced = context.ledger.is_replaced(server)
-        if replaced and (pod is None or (born and pod.created_at and pod.created_at > born)):
-            return True
-    return False
+    latest, any_missing = context.servers_replaced_at
+    return any_missing or (born is not None and latest is not None and latest > born)
 
 
 def _kind(pod: ObservedPod, main: str, *, refused_again: bool) -> Kind:
@@ -313,6 +334,17 @@ def _is_disrupted(pod: ObservedPod, *, refused_again: bool) -> bool:
     same replica is refused again, further pods will be refused, too.
     """
     return bool(pod.disruption or pod.deleted_at or (_ended_by_node(pod) and not refused_again))
+
+
+def is_deactivated(context: Context) -> bool:
+    """Return whether somebody deactivated the job's Workload (``active: false``), so that Kueue stopped it.
+
+    Kueue says so only in the message of the pods' condition TerminationTarget.
+    """
+    if context.job.gang is not Gang.KUEUE:
+        return False
+    pods = (*context.replicas.present.values(), *context.replicas.departed.values())
+    return any((pod.disruption_message or "").startswith(_DEACTIVATED) for pod in pods)
 
 
 def _ended_before_work(pod: ObservedPod) -> bool:
@@ -336,9 +368,7 @@ def _gave_up_starting(context: Context, replica: Replica, pod: ObservedPod) -> b
     patience = timedelta(seconds=context.job.start_deadline_seconds)
     if pod.exit_code != EXIT_PEER_LOST or began is None or context.now >= began + patience:
         return False
-    replicas, ledger = context.replicas, context.ledger
-    others = (each for each in replicas.wanted if each != replica and not replicas.has_vanished(each))
-    return any(not (replicas.has_started(each) or ledger.is_replaced(each)) for each in others)
+    return any(each != replica for each in context.replicas.unbegun)
 
 
 def _is_permanent(context: Context, replica: Replica, pod: ObservedPod) -> bool:
@@ -347,11 +377,13 @@ def _is_permanent(context: Context, replica: Replica, pod: ObservedPod) -> bool:
     On one machine, the first failure is conclusive. On a cluster, only a repetition is conclusive: a retry
     may run on another node, with another image of the same name, or with another file system.
     """
+    one_machine = context.observed.one_machine
+    if not one_machine and context.ledger.attempt(replica) == Attempt():
+        return False
     error = permanent_error(pod.exit_code, pod.reason, pod.message)
-    if error is None or context.observed.one_machine:
+    if error is None or one_machine:
         return error is not None
-    tried_again = context.ledger.attempt(replica) > Attempt()
-    return tried_again and is_repeated(error, pod.exit_code, context.job.status.last_failure)
+    return is_repeated(error, pod.exit_code, context.job.status.last_failure)
 
 
 def _is_repeated_here(context: Context, replica: Replica, pod: ObservedPod) -> bool:
@@ -404,10 +436,12 @@ def failure_sentence(pod: ObservedPod, job: FleetJob, *, refused_again: bool = F
     code, main = pod.exit_code, job.template(pod.role).main_container.name
     said = last_sentence(pod.message, with_place=True)
     because = f": {said}" if said else ""
-    if _NO_RANK in said or (job.slots_per_pod > 1 and _NO_RANK_IN_SLOTS.search(said)):
+    if _NO_RANK in said or (job.nproc_per_node > 1 and _NO_RANK_IN_SLOTS.search(said)):
         because += _WHO_GIVES_RANKS
     if _is_disrupted(pod, refused_again=refused_again):
         cause = pod.disruption or ("it was deleted" if pod.deleted_at else pod.reason)
+        if pod.disruption_message:
+            cause = f"{cause}: {pod.disruption_message.rstrip('.')}"
         return f"{pod.name} was disrupted ({cause}){because}"
     if pod.reason == EVICTED:
         return f"{pod.name} was evicted by its node for a limit of its own (Evicted){because}"

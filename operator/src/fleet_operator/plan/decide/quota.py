@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import timedelta
+from hashlib import blake2b
 from typing import TYPE_CHECKING
-from zlib import crc32
 
 from fleet_operator.api import Gang, Mode, QuotaBackOff, Role, SyncMode
 from fleet_operator.plan.formats import is_ahead, stamp
@@ -34,7 +34,7 @@ LONGEST = timedelta(minutes=10)
 
 
 def with_quota(context: Context) -> Context:
-    """Record in the ledger when a quota began to refuse pods of a job that holds others.
+    """Record, in the ledger, when a quota began to refuse some pods of a job that already holds other pods.
 
     The ledger must be that of the next status, because it determines which pods the job holds.
     """
@@ -50,7 +50,7 @@ def with_quota(context: Context) -> Context:
 
 
 def gives_back_at(context: Context) -> datetime | None:
-    """Return when a job releases its pods, or None if no quota refuses any of them or it holds none."""
+    """Return when a job releases its pods, or None if no quota refuses any pods or the job holds none."""
     known = context.ledger.quota
     if known is None or known.refused_since is None:
         return None
@@ -80,7 +80,7 @@ def is_pausing(context: Context) -> bool:
 
 
 def _has_had_all(context: Context) -> bool:
-    """Return whether the job has had enough pods to run at some time in its current life."""
+    """Return whether, at some time in its current life, the job has had enough pods to run."""
     replicas, ledger = context.replicas, context.ledger
     had = [
         each
@@ -110,6 +110,10 @@ def _may_give_back(context: Context) -> bool:
 
 
 def _share(context: Context) -> float:
-    """Return a number from 0 to 1 that varies by job and by life."""
+    """Return a number from 0 to 1 that varies by job and by life.
+
+    It is a cryptographic hash. The CRC-32 checksums of two jobs would differ by the same bits in every life,
+    so two jobs that request their pods at the same time once would always do so.
+    """
     seed = f"{context.job.metadata.uid} {context.ledger.job_restarts}"
-    return crc32(seed.encode()) / 2**32
+    return int.from_bytes(blake2b(seed.encode(), digest_size=4).digest(), "big") / 2**32

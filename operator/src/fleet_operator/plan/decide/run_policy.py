@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
-from fleet_operator.api import CleanPodPolicy, ConditionStatus, ConditionType, JobState, SuccessPolicy
+from fleet_operator.api import CleanPodPolicy, ConditionStatus, ConditionType, JobState, SuccessPolicyType
 from fleet_operator.plan.formats import format_indexes
 from fleet_operator.plan.observe.pods import is_active
 
@@ -31,17 +31,17 @@ __all__ = [
 EXIT_PATIENCE = timedelta(seconds=30)
 
 
-def is_satisfied(policy: SuccessPolicy, *, replicas: int, succeeded: Collection[int]) -> bool:
+def is_satisfied(policy: SuccessPolicyType, *, replicas: int, succeeded: Collection[int]) -> bool:
     """Return whether the trainers with the given indexes suffice for success. Servers do not count."""
     return {
-        SuccessPolicy.ALL: len(succeeded) == replicas,
-        SuccessPolicy.ANY: len(succeeded) > 0,
-        SuccessPolicy.RANK_ZERO: 0 in succeeded,
+        SuccessPolicyType.ALL: len(succeeded) == replicas,
+        SuccessPolicyType.ANY: len(succeeded) > 0,
+        SuccessPolicyType.RANK_ZERO: 0 in succeeded,
     }[policy]
 
 
 def success_sentence(
-    policy: SuccessPolicy,
+    policy: SuccessPolicyType,
     *,
     replicas: int,
     succeeded: Collection[int],
@@ -52,7 +52,7 @@ def success_sentence(
 
     Parameters
     ----------
-    policy : SuccessPolicy
+    policy : SuccessPolicyType
     replicas : int
         The number of trainers.
     succeeded : collection of int
@@ -64,7 +64,7 @@ def success_sentence(
     """
     sentence = _success_sentence(policy, replicas=replicas, succeeded=succeeded)
     if late:
-        sentence += f"; {_trainers(late)} came too late to take part"
+        sentence += f"; {_trainers(late)} started too late to join"
     if non_finite:
         sentence += f"; but {_trainers(non_finite)} ended with NaN or infinity in the weights"
     return sentence
@@ -74,24 +74,25 @@ def _trainers(indexes: Collection[int]) -> str:
     return f"trainers {format_indexes(indexes)}" if len(indexes) > 1 else f"trainer {min(indexes)}"
 
 
-def _success_sentence(policy: SuccessPolicy, *, replicas: int, succeeded: Collection[int]) -> str:
-    if policy is SuccessPolicy.RANK_ZERO:
-        return "trainer 0 has completed, as successPolicy RankZero asks"
-    if policy is SuccessPolicy.ANY:
-        return f"trainer {min(succeeded)} has completed, as successPolicy Any asks"
+def _success_sentence(policy: SuccessPolicyType, *, replicas: int, succeeded: Collection[int]) -> str:
+    if policy is SuccessPolicyType.RANK_ZERO:
+        return "trainer 0 has completed, as successPolicy RankZero requires"
+    if policy is SuccessPolicyType.ANY:
+        return f"trainer {min(succeeded)} has completed, as successPolicy Any requires"
     return "the trainer has completed" if replicas == 1 else f"all {replicas} trainers have completed"
 
 
 def deadline(start: datetime | None, seconds: int | None) -> datetime | None:
     """Return the time by which the job must have finished, or None without a deadline.
 
-    The time includes restarts and waiting. It starts over when a suspended job is resumed.
+    The time includes restarts and waiting, but not the time in Kueue's queue. It starts over when a suspended
+    job is resumed.
     """
     return None if start is None or seconds is None else start + timedelta(seconds=seconds)
 
 
 def not_running_since(status: FleetJobStatus) -> datetime | None:
-    """Return when a job's replicas ceased to be all running, ignoring pauses; None as for `pending_since`."""
+    """Return when a job last ceased to run all replicas, ignoring pauses; None as for `pending_since`."""
     running, resumed = status.condition(ConditionType.RUNNING), status.condition(ConditionType.SUSPENDED)
     if running is None or running.status is not ConditionStatus.FALSE:
         return None
@@ -101,11 +102,13 @@ def not_running_since(status: FleetJobStatus) -> datetime | None:
 
 
 def pending_since(status: FleetJobStatus) -> datetime | None:
-    """Return when a job began to wait for replicas to run; None if all run, or if its status does not tell.
+    """Return when a job began to wait for replicas to run, or None if it is not known to be waiting.
 
     For a resumed job, the time starts when it is resumed. After a restart, it starts at the end of the pause,
-    because the pods have to be scheduled again.
+    because the pods have to be scheduled again. The time in Kueue's queue does not count.
     """
+    if status.ledger.queued_since is not None:
+        return None
     running, suspended = (
         status.condition(ConditionType.RUNNING),
         status.condition(ConditionType.SUSPENDED),
@@ -115,8 +118,9 @@ def pending_since(status: FleetJobStatus) -> datetime | None:
     if suspended is not None and suspended.status is ConditionStatus.TRUE:
         return None
     resumed = None if suspended is None else suspended.last_transition_time
-    pauses = (each.not_before for role in status.roles for each in role.restarts)
-    later = (each for each in (resumed, status.not_before, *pauses) if each is not None)
+    pauses = (each.not_before for role in status.ledger.roles.values() for each in role.restarts)
+    moments = (resumed, status.ledger.not_before, status.ledger.admitted, *pauses)
+    later = (each for each in moments if each is not None)
     return max((running.last_transition_time, *later))
 
 

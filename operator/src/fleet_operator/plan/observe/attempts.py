@@ -17,15 +17,15 @@ from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Self
 
-from fleet_operator.api import ReplicaRestarts, Role
-from fleet_operator.plan.formats import parse_indexes, stamp
+from fleet_operator.api import ReplicaRestarts, Role, StoredLedger, StoredRole
+from fleet_operator.plan.formats import format_indexes, parse_indexes, stamp
 from fleet_operator.plan.model import Attempt
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from datetime import datetime
 
-    from fleet_operator.api import FleetJobStatus, QuotaBackOff
+    from fleet_operator.api import FleetJobStatus, PortBlocks, QuotaBackOff
 
 __all__ = ["INCIDENT", "RANK_ZERO", "Ledger", "Replica", "RoleLedger"]
 
@@ -53,6 +53,7 @@ class RoleLedger:
     completed: frozenset[int] = frozenset()
     failed: frozenset[int] = frozenset()  # the replicas that failed in the latest incident
     refused: frozenset[int] = frozenset()  # replicas whose latest pod was not admitted by a node
+    ports: PortBlocks | None = None  # on their nodes' network, as at the job's start
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +63,17 @@ class Ledger:
     job_restarts: int = 0
     restarts: int = 0
     failures: int = 0
+    disruptions: int = 0
+    disrupted: datetime | None = None  # the time of the latest counted disruption
     not_before: datetime | None = None
     quota: QuotaBackOff | None = None  # the back-off under a quota
     unseen_restarts: int = 0  # the latest consecutive restarts of the job after unobserved ends
     failures_in_a_row: int = 0  # consecutive failures that restarted the whole job
     incident: datetime | None = None  # the time of its first failure, by the operator's clock
+    queue_name: str | None = None  # Kueue's queue, from the job's label
+    queued_since: datetime | None = None  # since when Kueue holds the job back, if it does
+    admitted: datetime | None = None  # when Kueue last admitted it
+    deactivated: datetime | None = None  # when its Workload was deactivated; a suspension ends this
     roles: Mapping[Role, RoleLedger] = field(default_factory=dict)
 
     @classmethod
@@ -74,24 +81,63 @@ class Ledger:
         """Read the ledger from a status."""
         roles = {}
         for role in Role:
-            told = status.role(role)
+            stored = status.ledger.role(role)
             roles[role] = RoleLedger(
-                restarts={each.index: each for each in told.restarts},
-                created=parse_indexes(told.created_indexes),
-                completed=parse_indexes(told.completed_indexes),
-                failed=parse_indexes(told.incident_indexes),
-                refused=parse_indexes(told.refused_indexes),
+                restarts={each.index: each for each in stored.restarts},
+                created=parse_indexes(stored.created),
+                completed=parse_indexes(status.role(role).completed_indexes),
+                failed=parse_indexes(stored.failed),
+                refused=parse_indexes(stored.refused),
+                ports=stored.ports,
             )
         return cls(
             job_restarts=status.job_restarts,
             restarts=status.restarts,
             failures=status.failures,
-            not_before=status.not_before,
-            quota=status.quota_back_off,
-            unseen_restarts=status.unseen_restarts or 0,
-            failures_in_a_row=status.failures_in_a_row or 0,
-            incident=status.incident_start,
+            disruptions=status.disruptions,
+            disrupted=status.ledger.disrupted,
+            not_before=status.ledger.not_before,
+            quota=status.ledger.quota_back_off,
+            unseen_restarts=status.ledger.unseen_restarts,
+            failures_in_a_row=status.ledger.failures_in_a_row,
+            incident=status.ledger.incident_start,
+            queue_name=status.ledger.queue_name,
+            queued_since=status.ledger.queued_since,
+            admitted=status.ledger.admitted,
+            deactivated=status.ledger.deactivated,
             roles=roles,
+        )
+
+    def stored(self, before: StoredLedger) -> StoredLedger:
+        """Return the ledger for the next status, with the unknown fields of the last one.
+
+        The counters and the completions are in the status itself.
+        """
+        roles = {
+            role.value: StoredRole(
+                restarts=tuple(own.restarts[index] for index in sorted(own.restarts)),
+                created=format_indexes(own.created),
+                refused=format_indexes(own.refused),
+                failed=format_indexes(own.failed),
+                ports=own.ports,
+                **before.role(role).extras,
+            )
+            for role, own in self.roles.items()
+        }
+        others = {role: kept for role, kept in before.roles.items() if role not in roles}
+        return StoredLedger(
+            incident_start=self.incident,
+            disrupted=self.disrupted,
+            not_before=self.not_before,
+            failures_in_a_row=self.failures_in_a_row,
+            unseen_restarts=self.unseen_restarts,
+            quota_back_off=self.quota,
+            queue_name=self.queue_name,
+            queued_since=self.queued_since,
+            admitted=self.admitted,
+            deactivated=self.deactivated,
+            roles={role: own for role, own in (roles | others).items() if own != StoredRole()},
+            **before.extras,
         )
 
     @property
@@ -169,9 +215,16 @@ class Ledger:
                 roles[replica.role] = replace(own, restarts={**own.restarts, replica.index: seen_now})
         return replace(begun, roles=roles)
 
+    def with_ports(self, ports: Mapping[Role, PortBlocks | None]) -> Self:
+        """Return the ledger with the ports of the replicas of each role."""
+        roles = {role: replace(own, ports=ports.get(role)) for role, own in self.roles.items()}
+        return replace(self, roles=roles)
+
     def with_seen(self, role: Role, created: frozenset[int], completed: frozenset[int]) -> Self:
         """Return the ledger with further replicas of a role recorded as created or completed."""
         own = self.roles[role]
+        if own.created >= created and own.completed >= completed:
+            return self
         own = replace(own, created=own.created | created, completed=own.completed | completed)
         return replace(self, roles={**self.roles, role: own})
 
@@ -194,14 +247,14 @@ class Ledger:
         role, index = replica.role, replica.index
         own = self.roles[role]
         count = self.attempt(replica).replica + 1
-        told = ReplicaRestarts(
+        counted = ReplicaRestarts(
             index=index,
             count=count,
             not_before=not_before,
             failures_in_a_row=failures_in_a_row or None,
             unseen=unseen or None,
         )
-        restarts = {**own.restarts, index: told}
+        restarts = {**own.restarts, index: counted}
         own = replace(own, restarts=restarts, created=own.created - {index})
         return replace(self, restarts=self.restarts + 1, roles={**self.roles, role: own})
 
@@ -222,7 +275,7 @@ class Ledger:
     def with_job_restart(
         self, not_before: datetime, *, failures_in_a_row: int = 0, unseen: bool = False
     ) -> Self:
-        """Return the ledger with a restart of all replicas, after a failure or after `unseen` ends."""
+        """Return the ledger with a restart of all replicas, after a failure or (`unseen`) unobserved ends."""
         return replace(
             self.with_new_life(),
             restarts=self.restarts + 1,
@@ -254,7 +307,7 @@ class Ledger:
         )
 
     def with_refused(self, refused: Iterable[Replica], ran: Iterable[Replica]) -> Self:
-        """Return the ledger with the replicas whose pods a node did not admit, without those that ran."""
+        """Return the ledger with more replicas that a node did not admit, without those that have run."""
         refused, ran = frozenset(refused), frozenset(ran)
         roles = {}
         for role, own in self.roles.items():
@@ -262,6 +315,12 @@ class Ledger:
             now = {each.index for each in refused if each.role is role}
             roles[role] = replace(own, refused=frozenset(before | now))
         return replace(self, roles=roles)
+
+    def with_disruption(self, now: datetime) -> Self:
+        """Return the ledger with one more disruption, unless one was counted within the last minute."""
+        if self.disrupted is not None and abs(stamp(now) - self.disrupted) <= INCIDENT:
+            return self
+        return replace(self, disruptions=self.disruptions + 1, disrupted=stamp(now))
 
     def with_failures(self, counted: int, failed: Iterable[Replica], now: datetime) -> Self:
         """Return the ledger with new failures.

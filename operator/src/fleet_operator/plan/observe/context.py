@@ -14,12 +14,14 @@ name only once, so the creation of the first pod of a life determines the key (d
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Self
 
-from fleet_operator.api import Role
-from fleet_operator.api.names import JOB_KEY, JOB_KEY_FILE, service_name
-from fleet_operator.build import build_extras
+from fleet_operator.api import Gang, Role
+from fleet_operator.api.names import JOB_KEY, JOB_KEY_FILE, KUEUE, service_name
+from fleet_operator.build import build_extras, port_blocks
+from fleet_operator.plan.formats import stamp
 from fleet_operator.plan.model import ObjectRef
 from fleet_operator.plan.observe.attempts import RANK_ZERO, Ledger, Replica
 from fleet_operator.plan.observe.pods import has_ended, has_started, has_succeeded, is_on_silent_node, lost_at
@@ -61,7 +63,7 @@ class Context:
 
     def with_ledger(self, ledger: Ledger) -> Self:
         """Return the same context with another ledger, which determines the current pods."""
-        return replace(self, ledger=ledger)
+        return self if ledger is self.ledger else replace(self, ledger=ledger)
 
     @cached_property
     def replicas(self) -> Replicas:
@@ -103,6 +105,27 @@ class Context:
         return next((each for each in wanted if before and self.replicas.name_of(each) == before.pod), None)
 
     @cached_property
+    def may_have_served(self) -> bool:
+        """Whether a server that succeeded can have completed.
+
+        Every trainer must have run, in its current pod or an earlier one. In an elastic job, trainer 0
+        suffices, because the others may have started too late.
+        """
+        first = self.replicas.present.get(RANK_ZERO)
+        done = self.ledger.has_completed(RANK_ZERO) or (first is not None and has_succeeded(first))
+        if self.job.elastic and done:
+            return True
+        return all(_may_have_run(self, each) for each in self.replicas.wanted if each.role is Role.TRAINER)
+
+    @cached_property
+    def servers_replaced_at(self) -> tuple[datetime | None, bool]:
+        """When the latest pod of a restarted server was created, and whether such a pod is missing."""
+        restarted = (each for each in self.replicas.wanted if each.role is Role.PSERVER)
+        pods = [self.replicas.present.get(each) for each in restarted if self.ledger.is_replaced(each)]
+        born = (pod.created_at for pod in pods if pod is not None and pod.created_at is not None)
+        return max(born, default=None), None in pods
+
+    @cached_property
     def silent_nodes(self) -> dict[Replica, datetime | None]:
         """The replicas on silent nodes, each with the time at which it counts as lost, or None."""
         return {
@@ -112,10 +135,10 @@ class Context:
         }
 
     def tolerations(self, role: Role) -> tuple[Mapping[str, Any], ...]:
-        """Return the tolerations of the pods of a role: the template's and the pool's."""
-        pool = self.job.spec.node_pool
+        """Return the tolerations of the pods of a role: the template's and the job's."""
+        scheduling = self.job.spec.scheduling
         own = self.job.template(role).spec.tolerations or ()
-        return (*own, *(pool.tolerations if pool else ()))
+        return (*own, *(scheduling.tolerations if scheduling else ()))
 
     @cached_property
     def extras(self) -> tuple[Extra, ...]:
@@ -127,12 +150,12 @@ class Context:
 
     @cached_property
     def unserved(self) -> Extra | None:
-        """The first object that the job needs and the operator may not create, if any."""
+        """The first object that the job needs but the operator is not permitted to create, if any."""
         return unserved(self.extras, self.observed)
 
     @cached_property
     def foreign(self) -> tuple[str, ...]:
-        """The objects of other owners that have names of this job's objects, as ``Kind/name``."""
+        """The objects of other owners that have the name of one of this job's objects, as ``Kind/name``."""
         pods = (f"Pod/{pod.name}" for pod in self.observed.pods if not pod.owned)
         wanted = {f"Pod/{self.replicas.name_of(each)}" for each in self.replicas.wanted}
         wanted |= {f"{each.manifest['kind']}/{each.manifest['metadata']['name']}" for each in self.extras}
@@ -153,20 +176,48 @@ class Context:
         return key_of_life(own, self.ledger.job_restarts, self.observed.new_key)
 
     @property
-    def told_ports(self) -> tuple[int, ...]:
-        """The ports of pods on their nodes' network, as the oldest pod of the current life has them."""
+    def assigned_ports(self) -> tuple[int, ...]:
+        """The ports of pods on the host network, as they were given to the oldest pod of the current life."""
         life = self.ledger.job_restarts
-        told = [pod for pod in self.observed.pods if pod.owned and pod.attempt.job == life and pod.told_ports]
-        eldest = min(told, key=lambda pod: (pod.created_at is None, pod.created_at), default=None)
-        return eldest.told_ports if eldest is not None else ()
+        pods = [
+            pod for pod in self.observed.pods if pod.owned and pod.attempt.job == life and pod.assigned_ports
+        ]
+        eldest = min(pods, key=lambda pod: (pod.created_at is None, pod.created_at), default=None)
+        return eldest.assigned_ports if eldest is not None else ()
 
 
 def context_of(job: FleetJob, observed: Observed, now: datetime, hosts: Hosts) -> Context:
     """Build the context, with new observations recorded in the ledger."""
     pods = (pod for pod in observed.pods if pod.owned)
     ledger = Ledger.of(job.status).with_attempts((Replica(pod.role, pod.index), pod.attempt) for pod in pods)
+    queue = job.queue_name if job.spec.pod_group_policy is None else None  # a policy is immutable
+    ledger = ledger if ledger.queue_name == queue else replace(ledger, queue_name=queue)
+    if job.host_ports is not None:
+        ledger = ledger.with_ports({role: port_blocks(job, role) for role in job.roles})
     context = with_completions(Context(job, observed, now, hosts, ledger, job.replicas(Role.TRAINER)))
+    context = _with_time_in_queue(context)
     return _with_trainers_to_have(context) if job.elastic else context
+
+
+def _with_time_in_queue(context: Context) -> Context:
+    """Return the context with the time in Kueue's queue recorded, and excluded from the time since the start.
+
+    The job is in the queue as long as Kueue's gate is on each pod of its current life that has not ended.
+    Kueue removes the gates of all pods when it admits their group. A deactivated job waits as well.
+    """
+    job, ledger = context.job, context.ledger
+    pods = [pod for pod in context.replicas.present.values() if not has_ended(pod) and pod.deleted_at is None]
+    gated = bool(pods) and all(any(gate.startswith(KUEUE) for gate in pod.gates) for pod in pods)
+    queued = job.gang is Gang.KUEUE and (gated or ledger.deactivated is not None)
+    if queued and ledger.queued_since is None:
+        return context.with_ledger(replace(ledger, queued_since=stamp(context.now)))
+    if queued or ledger.queued_since is None:
+        return context
+    waited = max(stamp(context.now) - ledger.queued_since, timedelta())
+    if (start := job.status.start_time) is not None:
+        status = job.status.model_copy(update={"start_time": start + waited})
+        context = replace(context, job=job.with_status(status))
+    return context.with_ledger(replace(ledger, queued_since=None, admitted=stamp(context.now)))
 
 
 def _with_trainers_to_have(context: Context) -> Context:
@@ -221,21 +272,7 @@ def is_unseen(context: Context, replica: Replica) -> bool:
 def _has_served(context: Context, server: ObservedPod) -> bool:
     """Return whether a server that succeeded has completed. Otherwise, its end is a failure."""
     wanted = range(context.job.replicas(Role.TRAINER))
-    return _may_have_served(context) or parse_words(server.message).completed.issuperset(wanted)
-
-
-def _may_have_served(context: Context) -> bool:
-    """Return whether a server that succeeded can have completed.
-
-    Every trainer must have run, in its current pod or an earlier one. In an elastic job, trainer 0 suffices,
-    because the others may have started too late.
-    """
-    first = context.replicas.present.get(RANK_ZERO)
-    done = context.ledger.has_completed(RANK_ZERO) or (first is not None and has_succeeded(first))
-    if context.job.elastic and done:
-        return True
-    trainers = (each for each in context.replicas.wanted if each.role is Role.TRAINER)
-    return all(_may_have_run(context, each) for each in trainers)
+    return context.may_have_served or parse_words(server.message).completed.issuperset(wanted)
 
 
 def _may_have_run(context: Context, trainer: Replica) -> bool:
@@ -301,7 +338,7 @@ def key_of_life(pods: Iterable[ObservedPod], life: int, new: str | None) -> tupl
 
 
 def is_resized(*, before: int, wanted: int) -> bool:
-    """Return whether the desired number of trainers differs from the last status; 0 there means a new job."""
+    """Return whether the desired number of trainers has changed; `before` is 0 for a new job."""
     return before not in (0, wanted)
 
 

@@ -76,7 +76,7 @@ class Progress:
 
 
 def parse_progress(text: str) -> Progress | None:
-    """Parse a progress report; None if `text` is not one. Unknown and invalid values are dropped."""
+    """Parse a progress report; return None if `text` is not one. Unknown and invalid values are dropped."""
     try:
         document = json.loads(text)
     except (ValueError, RecursionError):  # the pod runs user code, which may send anything
@@ -122,7 +122,6 @@ def job_progress(
     if total is not None and step < total and steps_per_second:
         eta = math.ceil(min(MAX_ETA_SECONDS, (total - step) / steps_per_second))
     return JobProgress(
-        summary=f"{percentage}%" if percentage is not None else f"step {step}",
         percentage=percentage,
         step=step,
         total_steps=total,
@@ -140,16 +139,16 @@ def progress_of(context: Context, state: JobState) -> JobProgress | None:
     """
     pod = context.replicas.present.get(RANK_ZERO, context.replicas.departed.get(RANK_ZERO))
     before = context.job.status
-    told = before.progress if context.ledger.job_restarts == before.job_restarts else None
+    latest = before.progress if context.ledger.job_restarts == before.job_restarts else None
     if pod is not None and has_succeeded(pod):
         last = parse_progress(pod.message or "")
         final = None if last is None else job_progress(last, moment=pod.finished_at)
-        told = final or told
+        latest = final or latest
     elif context.observed.progress is not None and pod is not None:
-        told = context.observed.progress
-    if told is None or not state.final:
-        return told
-    return told.model_copy(update={"eta_seconds": None})
+        latest = context.observed.progress
+    if latest is None or not state.final:
+        return latest
+    return latest.model_copy(update={"eta_seconds": None})
 
 
 def _whole(value: Any) -> int | None:
@@ -189,18 +188,18 @@ def _words(text: Any) -> str | None:
 def _tables(tables: Any) -> tuple[TableStatistics, ...]:
     found = []
     for table in tables[:MAX_TABLES] if isinstance(tables, list) else ():
-        told = table if isinstance(table, dict) else {}
-        name, rows, size = told.get("name"), _whole(told.get("rows")), _whole(told.get("bytes"))
+        fields = table if isinstance(table, dict) else {}
+        name, rows, size = fields.get("name"), _whole(fields.get("rows")), _whole(fields.get("bytes"))
         if isinstance(name, str) and rows is not None and size is not None:
             shown = _words(name) or ""
-            skew = _number(told.get("shardSkew"))
+            skew = _number(fields.get("shardSkew"))
             found.append(
                 TableStatistics(
                     name=shown,
                     rows=rows,
                     bytes=size,
-                    rows_on_disk=_whole(told.get("rowsOnDisk")),
-                    hit_percentage=_whole(told.get("hitPercentage")),
+                    rows_on_disk=_whole(fields.get("rowsOnDisk")),
+                    hit_percentage=_whole(fields.get("hitPercentage")),
                     shard_skew=None if skew is None else float(f"{skew:.{DIGITS}g}"),
                 )
             )
@@ -225,9 +224,11 @@ def trainers_with_non_finite(pods: Iterable[ObservedPod]) -> list[int]:
     pods : iterable of ObservedPod
         The latest pod of each replica. Only messages of pods that succeeded count.
     """
-    told = {
+    reports = {
         pod.index: parse_progress(pod.message or "")
         for pod in pods
         if pod.role is Role.TRAINER and has_succeeded(pod)
     }
-    return sorted(index for index, progress in told.items() if progress is not None and progress.non_finite)
+    return sorted(
+        index for index, progress in reports.items() if progress is not None and progress.non_finite
+    )

@@ -7,7 +7,7 @@ peer. An elastic job no longer needs such a trainer, and any other job restarts 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING
 
 from fleet_operator.api import Role
@@ -37,7 +37,7 @@ class Replicas:
     @cached_property
     def wanted(self) -> tuple[Replica, ...]:
         """All needed replicas, in the order of their creation."""
-        return tuple(each for each in self._pods if each not in self.late)
+        return tuple(each for each in self._pods if each not in self.late) if self.late else tuple(self._pods)
 
     @cached_property
     def present(self) -> dict[Replica, ObservedPod]:
@@ -48,6 +48,8 @@ class Replicas:
     @cached_property
     def departed(self) -> dict[Replica, ObservedPod]:
         """The last known states of deleted pods of the replicas' current attempts."""
+        if not self.observed.departed:
+            return {}
         found = {(pod.name, pod.attempt): pod for pod in self.observed.departed}
         known = ((each, found.get((self.name_of(each), self.ledger.attempt(each)))) for each in self._pods)
         return {replica: pod for replica, pod in known if pod is not None}
@@ -55,9 +57,14 @@ class Replicas:
     @cached_property
     def _pods(self) -> dict[Replica, ObservedPod | None]:
         """Every replica in the manifest, with the pod of its current attempt or None."""
-        asked_for = (Replica(role, i) for role in self.job.roles for i in range(self.job.replicas(role)))
         found = {(pod.name, pod.attempt): pod for pod in self.observed.pods if pod.owned}
-        return {each: found.get((self.name_of(each), self.ledger.attempt(each))) for each in asked_for}
+        attempt = self.ledger.attempt
+        return {each: found.get((name, attempt(each))) for each, name in self._names.items()}
+
+    @cached_property
+    def _names(self) -> Mapping[Replica, str]:
+        """Every replica in the manifest, with the name of its pod."""
+        return _names_of(self.job.name, tuple((role, self.job.replicas(role)) for role in self.job.roles))
 
     @cached_property
     def late(self) -> frozenset[Replica]:
@@ -66,7 +73,7 @@ class Replicas:
 
     @cached_property
     def ended_late(self) -> tuple[ObservedPod, ...]:
-        """The pods of late trainers that have started, which are kept like the pods of other trainers."""
+        """The started pods of late trainers, which are kept like the pods of other trainers."""
         found = (self._pods[each] for each in sorted(self.late))
         return tuple(pod for pod in found if pod is not None and has_started(pod))
 
@@ -105,7 +112,15 @@ class Replicas:
 
     def name_of(self, replica: Replica) -> str:
         """Return the name of a replica's pod."""
-        return pod_name(self.job.name, replica.role, replica.index)
+        return self._names.get(replica) or pod_name(self.job.name, replica.role, replica.index)
+
+    @cached_property
+    def unbegun(self) -> tuple[Replica, ...]:
+        """The replicas that have not run in the current life of the job, except those whose pods vanished."""
+        rest = (
+            each for each in self.wanted if not self.has_started(each) and not self.ledger.is_replaced(each)
+        )
+        return tuple(each for each in rest if not self.has_vanished(each))
 
     def has_vanished(self, replica: Replica) -> bool:
         """Return whether an incomplete replica's pod was observed, and is now gone."""
@@ -138,6 +153,14 @@ class Replicas:
         """Return whether a replica is ready or has completed."""
         pod = self.present.get(replica)
         return self.ledger.has_completed(replica) or (pod is not None and pod.ready)
+
+
+@lru_cache(maxsize=8)
+def _names_of(job: str, roles: tuple[tuple[Role, int], ...]) -> Mapping[Replica, str]:
+    """Return the names of a job's pods. Cached, because a pass needs all of them repeatedly."""
+    return {
+        Replica(role, index): pod_name(job, role, index) for role, number in roles for index in range(number)
+    }
 
 
 def late_trainers(pods: Mapping[Replica, ObservedPod | None], ledger: Ledger) -> frozenset[Replica]:

@@ -166,7 +166,7 @@ def last_place(lines: Sequence[str]) -> str:
 
 
 def last_traceback(lines: Sequence[str]) -> list[str]:
-    """Return the available lines of the last traceback, without the prefix of their rank."""
+    """Return the available lines of the last traceback, without their rank prefixes."""
     number, prefix, _ = max(exceptions(lines), default=(-1, "", ""))
     found: list[str] = []
     for line in reversed(lines[: number + 1]):
@@ -179,7 +179,7 @@ def last_traceback(lines: Sequence[str]) -> list[str]:
 
 
 def without_rank(text: str) -> str:
-    """Return the lines without the prefixes of their ranks."""
+    """Return the lines without their rank prefixes."""
     return "\n".join(_split(line)[1] for line in text.splitlines())
 
 
@@ -205,19 +205,19 @@ def find_root_cause(message: str) -> str:
     who = f"rank {rank}: " if rank else ""
     found = list(exceptions(above))
     own = (f"[rank{rank}]:", f"[default{local_rank}]:")
-    signals = [told for (told,) in _all(_SIGNAL, root)]
+    signals = [message for (message,) in _all(_SIGNAL, root)]
     said = (
-        [told for _, _, told in exceptions(root)]
-        or [told for _, prefix, told in found if prefix in own]
-        or [told for told in signals if not told.startswith(_ABORTED)]
-        or [told for _, _, told in found]
+        [message for _, _, message in exceptions(root)]
+        or [message for _, prefix, message in found if prefix in own]
+        or [message for message in signals if not message.startswith(_ABORTED)]
+        or [message for _, _, message in found]
         or signals
     )
     if said:
         return who + said[-1]
     (code,) = _first(_EXIT_CODE, root) or ("?",)
     return (
-        f"{who}exit code {code}; its exception stands in the log above torchrun's summary, and here too if"
+        f"{who}exit code {code}; its exception is in the log above torchrun's summary, and here too if"
         " main() is decorated with torch.distributed.elastic.multiprocessing.errors.record"
     )
 
@@ -346,8 +346,8 @@ def raised_at(message: str | None) -> str | None:
     None without an exception or a place, and for connection errors, because a retry may reach the peer.
     """
     lines = (message or "").strip().splitlines()
-    told = _EXCEPTION_OF_FLEET.fullmatch(lines[-1]) if lines else None
-    said, place = told.group("said", "place") if told else (last_exception(lines), last_place(lines))
+    match = _EXCEPTION_OF_FLEET.fullmatch(lines[-1]) if lines else None
+    said, place = match.group("said", "place") if match else (last_exception(lines), last_place(lines))
     if not said or not place or _OF_CONNECTIONS.search(said):
         return None
     return f"{said.partition(':')[0]} at {place}"

@@ -25,7 +25,7 @@ __all__ = ["joined_sentence", "news", "noted_sentence", "scaled_sentence", "tell
 _BECOMES_TRUE: dict[str, tuple[str, str]] = {
     ConditionType.RUNNING: ("Normal", "Started"),
     ConditionType.SUSPENDED: ("Normal", "Suspended"),
-    ConditionType.SUCCEEDED: ("Normal", "Succeeded"),
+    ConditionType.COMPLETE: ("Normal", "Succeeded"),
     ConditionType.FAILED: ("Warning", "Failed"),
 }
 
@@ -43,7 +43,7 @@ def tell(
     events: tuple[Event, ...],
     looks: Iterable[datetime | None],
 ) -> Plan:
-    """Return the plan with its events, the urgency of its status, and the time of the next pass.
+    """Return the plan with its events, how urgently to write its status, and the time of the next pass.
 
     Parameters
     ----------
@@ -115,12 +115,12 @@ def news(before: FleetJobStatus, after: FleetJobStatus) -> tuple[Event, ...]:
 
 def scaled_sentence(*, before: int, wanted: int) -> str:
     """Return a sentence about a change in the number of trainers that restarts all replicas."""
-    return f"trainer.replicas was {before} and is {wanted}: all replicas start anew with that number"
+    return f"trainer.replicas has changed from {before} to {wanted}: all replicas restart with the new number"
 
 
 def noted_sentence(*, before: int, wanted: int) -> str:
     """Return a sentence about a change in the number of trainers of a job that has no pods."""
-    return f"trainer.replicas was {before} and is {wanted}: the job starts with that number"
+    return f"trainer.replicas has changed from {before} to {wanted}: the job starts with the new number"
 
 
 def joined_sentence(*, before: int, wanted: int) -> str:
@@ -130,11 +130,11 @@ def joined_sentence(*, before: int, wanted: int) -> str:
     who = (
         f"trainer {changed[0]} {verb}s" if len(changed) == 1 else f"trainers {format_indexes(changed)} {verb}"
     )
-    return f"trainer.replicas was {before} and is {wanted}: {who} the others, which go on"
+    return f"trainer.replicas has changed from {before} to {wanted}: {who} while the others continue"
 
 
 def too_late_sentence(*, asked: int, had: int) -> str:
     """Return a sentence about why an elastic job has fewer trainers than desired; empty if it has all."""
     if asked <= had:
         return ""
-    return f"; trainer.replicas is {asked}, but a trainer has completed, and none is added after that"
+    return f"; trainer.replicas is {asked}, but no trainer is added after a trainer has completed"

@@ -2,7 +2,7 @@
 
 A gang waits for its queue to admit it, or for enough of its pods to be schedulable at once. Schedulers report
 this in the conditions of the pods, and some in the status of the PodGroup. Kueue reports it in a Workload,
-which the operator may not read: it sees only the pods' scheduling gates.
+which the operator reads if it may. Otherwise it sees only the pods' scheduling gates.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import re
 from typing import TYPE_CHECKING, NamedTuple
 
 from fleet_operator.api import Gang, Role
-from fleet_operator.api.names import gang_name
+from fleet_operator.api.names import KUEUE
 from fleet_operator.plan.decide.creation import ensure
 from fleet_operator.plan.decide.deletion import how_to_force, stuck_pods
 from fleet_operator.plan.decide.quota import gives_back_at, is_pausing
@@ -44,12 +44,12 @@ __all__ = [
 ]
 
 _CREATE_AGAIN = "and create the job again"
-_IMAGE = "correct the image's name, or give imagePullSecrets"
+_IMAGE = "correct the image's name, or set imagePullSecrets"
 
 ADVICE = {
     # of a waiting pod
-    "Unschedulable": "free or add nodes, or ask for less",
-    "SchedulingGated": "whoever set the pod's schedulingGates must remove them",
+    "Unschedulable": "free or add nodes, or request less",
+    "SchedulingGated": "the controller that set the pod's schedulingGates must remove them",
     "ErrImagePull": _IMAGE,
     "ImagePullBackOff": _IMAGE,
     "InvalidImageName": _IMAGE,
@@ -57,17 +57,19 @@ ADVICE = {
     "CreateContainerConfigError": "create the Secret or ConfigMap that the template names",
     "CreateContainerError": "correct the template's command, user or mounts",
     "RunContainerError": "correct the template's command, user or mounts",
-    "CrashLoopBackOff": "the container's log says why it ends",
-    "GangWaiting": "the events of its pods and of its PodGroup say more",
+    "CrashLoopBackOff": "the container's log shows why it ends",
+    "GangWaiting": "see the events of its pods and of its PodGroup",
     # of a job with an object that cannot be created yet
-    "CreationRefused": "it is tried again: make room, or ask whoever set the limit or runs the webhook",
-    "QuotaBackOff": "make room, ask for less, or ask whoever set the quota",
-    "FeatureDisabled": "have it enabled under features in the values of the operator's chart",
-    "WaitingForParameterServers": "if it stays so, its log and its events say why",
+    "CreationRefused": "the creation is retried: free resources, or ask the owner of the limit or webhook",
+    "Deactivated": "to queue the job again, set spec.suspend to true and then to false",
+    "QuotaBackOff": "free resources, request less, or ask the owner of the quota for more",
+    "FeatureDisabled": "enable it under features in the values of the operator's chart",
+    "WaitingForParameterServers": "if this persists, see its log and its events",
     # of the end of a job
     "BackoffLimitExceeded": f"correct what its log shows, or raise the limit, {_CREATE_AGAIN}",
     "DeadlineExceeded": f"raise it, {_CREATE_AGAIN}",
-    "PendingDeadlineExceeded": f"make room for it {_CREATE_AGAIN}",
+    "DisruptionLimitExceeded": f"find out what ends its pods, or raise the limit, {_CREATE_AGAIN}",
+    "PendingDeadlineExceeded": f"free resources for it {_CREATE_AGAIN}",
     "PermanentError": f"correct the script, its command or its image {_CREATE_AGAIN}",
     "PodRejected": f"correct the template {_CREATE_AGAIN}",
     "ReplicaFailed": f"correct what its log shows {_CREATE_AGAIN}",
@@ -78,7 +80,6 @@ _REASON = re.compile(r"[A-Z][A-Za-z0-9]*")
 WAITS_FOR_OTHERS = frozenset({"Schedulable", "Undetermined"})
 """Volcano's reason for a pod that is schedulable although the others in its gang are not."""
 
-_KUEUES = "kueue.x-k8s.io/"
 
 # Transient reasons of every pod; any other reason is worth reporting.
 PASSING = frozenset({"ContainerCreating", "PodInitializing"})
@@ -99,13 +100,13 @@ def why_not_created(context: Context, *, backed_off: Iterable[Replica], gated: b
     if context.foreign and incomplete:
         names = ", ".join(context.foreign)
         sentence = (
-            f"{names} has a name of this job but belongs to somebody else;"
+            f"{names} has a name that this job needs, but another owner;"
             " delete it, or create the job under another name"
         )
         return PendingReason("NameTaken", sentence)
     if (left_over := context.observed.left_over) and incomplete:
         sentence = (
-            f"{some(sorted(left_over))} of a deleted job of this name is still there; it is being removed"
+            f"{some(sorted(left_over))} of a deleted job with this name still exists, and is being removed"
         )
         theirs = (pod for pod in context.observed.pods if f"Pod/{pod.name}" in left_over)
         return PendingReason("PredecessorTerminating", _or_forced(context, theirs, sentence))
@@ -114,17 +115,20 @@ def why_not_created(context: Context, *, backed_off: Iterable[Replica], gated: b
     if not missing:
         return None
     wanted = {name_of(each) for each in missing}
+    if (since := context.ledger.deactivated) is not None:
+        sentence = f"the Workload of this job was deactivated in Kueue at {since:%H:%M:%S} UTC"
+        return PendingReason("Deactivated", advised("Deactivated", _or_forced(context, past, sentence)))
     if is_pausing(context):
         return PendingReason("QuotaBackOff", advised("QuotaBackOff", given_back_sentence(context)))
     if leaving := sorted(pod.name for pod in past if pod.name in wanted):
         kept = dict.fromkeys(name for pod in past if pod.name in wanted for name in pod.finalizers)
-        until = f"{', '.join(kept)} lets go of it" if kept else "it is gone"
-        sentence = f"{some(leaving)} is being deleted; its name is taken until {until}"
+        until = f"{', '.join(kept)} is removed from its finalizers" if kept else "it is gone"
+        sentence = f"{some(leaving)} is being deleted; its name is in use until {until}"
         return PendingReason("PodTerminating", _or_forced(context, past, sentence))
     if refused := context.observed.refused:
-        sentence = f"the API server refuses what is missing, for now: {refused}"
+        sentence = f"the API server temporarily refuses the missing objects: {refused}"
         if (due := gives_back_at(context)) is not None:
-            sentence += f"; at {due:%H:%M:%S} UTC the job gives back the pods that it has"
+            sentence += f"; at {due:%H:%M:%S} UTC the job releases the pods that it has"
         return PendingReason("CreationRefused", advised("CreationRefused", sentence))
     if pausing := [name_of(each) for each in backed_off]:
         return PendingReason("BackOff", f"{some(pausing)} is created again after a pause")
@@ -139,8 +143,8 @@ def given_back_sentence(context: Context) -> str:
     until = f"{again:%H:%M:%S} UTC" if again is not None else "soon"
     because = f": {context.observed.refused}" if context.observed.over_quota else ""
     sentence = (
-        f"the job has given its pods back, because a quota has no room for all of them{because};"
-        f" it asks for all of them again at {until}"
+        f"the job has released its pods, because a quota does not admit all of them{because};"
+        f" it requests all of them again at {until}"
     )
     return _or_forced(context, context.replicas.past, sentence)
 
@@ -159,15 +163,15 @@ def _waiting_for_servers(context: Context) -> PendingReason:
     there = [replicas.name_of(each) for each in slow if each in replicas.present]
     sentence = "trainers are created once all parameter servers are ready"
     if there:
-        return PendingReason(reason, advised(reason, f"{sentence}: {some(there)} is not yet"))
+        return PendingReason(reason, advised(reason, f"{sentence}: {some(there)} is not ready yet"))
     absent = [replicas.name_of(each) for each in slow]
-    return PendingReason(reason, f"{sentence}: {some(absent)} is not created yet")
+    return PendingReason(reason, f"{sentence}: {some(absent)} does not exist yet")
 
 
 def _disabled(extra: Extra) -> str:
     group = extra.manifest["apiVersion"].rpartition("/")[0]
     kind = f"{extra.manifest['kind']}.{group}" if group else extra.manifest["kind"]
-    return f"{extra.field} needs a {kind}, which this operator is not set up to make"
+    return f"{extra.field} needs a {kind}, which this operator is not configured to create"
 
 
 def why_not_running(context: Context, not_created: PendingReason | None) -> PendingReason:
@@ -180,30 +184,29 @@ def why_not_running(context: Context, not_created: PendingReason | None) -> Pend
     if pod is not None:
         said = f": {pod.message}" if pod.message else ""
         reason = as_reason(pod.reason, "PodWaiting")
-        return PendingReason(reason, advised(reason, f"{pod.name} waits, {pod.reason}{said}"))
+        return PendingReason(reason, advised(reason, f"{pod.name} is waiting, {pod.reason}{said}"))
     return not_created or PendingReason("Starting", _starting(context))
 
 
 def _is_gang_incomplete(context: Context) -> bool:
     """Return whether fewer pods of a gang exist than must be scheduled together."""
     there = len(context.replicas.wanted) - len(context.replicas.missing)
-    return context.job.gang is not Gang.NONE and there < context.job.min_available
+    return context.job.gang is not Gang.NONE and there < context.job.min_member
 
 
 def _why_gang_waits(context: Context) -> PendingReason | None:
-    scheduling = context.job.spec.scheduling
-    if scheduling is None:
+    if context.job.gang is Gang.NONE:
         return None
     found = (context.observed.objects.get(ObjectRef.of(each.manifest)) for each in context.extras)
     held_back = (each.held_back for each in found if each is not None)
     why = why_gang_waits(
         context.job.gang,
-        gang_name(context.job.name, context.ledger.job_restarts),
+        context.job.gang_name(context.ledger.job_restarts),
         context.job.metadata.namespace,
         pods=context.replicas.present.values(),
-        wanted=context.job.min_available,
-        queue=scheduling.queue,
-        held_back=next(filter(None, held_back), None),
+        wanted=context.job.min_member,
+        queue=context.job.queue_name,
+        held_back=context.observed.queue_message or next(filter(None, held_back), None),
     )
     return None if why is None else PendingReason(*why)
 
@@ -227,17 +230,19 @@ def why_in_doubt(context: Context) -> PendingReason | None:
         return why_unended(context, replicas.present.values())
     replica, given_up = next(iter(context.silent_nodes.items()))
     pod, names = replicas.present[replica], [replicas.name_of(each) for each in context.silent_nodes]
-    until = "for as long as it takes" if given_up is None else f"until {given_up:%H:%M:%S} UTC"
+    until = "without a time limit" if given_up is None else f"until {given_up:%H:%M:%S} UTC"
     return PendingReason(
         "NodeNotReady",
-        f"{some(names)} is on node {pod.node}, which is {silent_since(pod)}; the node is waited for {until}",
+        f"{some(names)} is on node {pod.node}, which is {silent_since(pod)}; the job waits for it {until}",
     )
 
 
 def trouble(context: Context) -> ObservedPod | None:
     """Return the first pod with a persistent problem, preferably one that does not depend on other pods."""
-    told = [pod for pod in _not_running(context) if pod.reason and pod.reason not in PASSING]
-    return next((pod for pod in told if pod.reason not in WAITS_FOR_OTHERS), next(iter(told), None))
+    with_reasons = [pod for pod in _not_running(context) if pod.reason and pod.reason not in PASSING]
+    return next(
+        (pod for pod in with_reasons if pod.reason not in WAITS_FOR_OTHERS), next(iter(with_reasons), None)
+    )
 
 
 def _not_running(context: Context) -> Iterator[ObservedPod]:
@@ -251,12 +256,12 @@ def _starting(context: Context) -> str:
     """Return a sentence about pods that are not running yet, but have no known problem."""
     slow = [pod.name for pod in _not_running(context)]
     if not slow:
-        return "the pods are there, but not all of them run yet"
-    sentence = f"{some(slow)} is being started; if it stays so, its events say why"
+        return "all pods exist, but not all of them run yet"
+    sentence = f"{some(slow)} is being started; if this persists, see its events"
     if (tls := context.job.tls) is None:
         return sentence
     # The kubelet reports a missing Secret only in an event, which the operator may not read.
-    return f"{sentence}, such as a Secret {tls.secret_name} (spec.network.tls) that is not there"
+    return f"{sentence}, for example about a missing Secret {tls.secret_name} (spec.network.tls)"
 
 
 def why_gang_waits(
@@ -284,29 +289,32 @@ def why_gang_waits(
     queue : str, optional
         The queue of the gang.
     held_back : str, optional
-        The message of the pending PodGroup, if any.
+        The message of the pending PodGroup or of Kueue's Workload, if any.
     """
     waiting = [pod for pod in pods if pod.node is None and pod.phase is PodPhase.PENDING]
     if gang is Gang.NONE or not waiting:
         return None
     if gang is Gang.KUEUE:
-        return _not_admitted(name, namespace, waiting, queue)
+        return _not_admitted(name, namespace, waiting, queue, held_back)
     return _not_placed(name, waiting, wanted, held_back)
 
 
 def _not_admitted(
-    name: str, namespace: str, waiting: Sequence[ObservedPod], queue: str | None
+    name: str, namespace: str, waiting: Sequence[ObservedPod], queue: str | None, said_by_kueue: str | None
 ) -> tuple[str, str] | None:
     """Return the reason why Kueue holds back a group, if it does; the pods report other problems."""
-    gated = [pod for pod in waiting if any(gate.startswith(_KUEUES) for gate in pod.gates)]
+    gated = [pod for pod in waiting if any(gate.startswith(KUEUE) for gate in pod.gates)]
     if not gated:
         return None
+    begin = f"Kueue's queue {queue} has not admitted the gang {name}"
+    if said_by_kueue:
+        return "SchedulingGated", f"{begin}: {said_by_kueue}"
     pod = gated[0]
-    gates = ", ".join(gate for gate in pod.gates if gate.startswith(_KUEUES))
+    gates = ", ".join(gate for gate in pod.gates if gate.startswith(KUEUE))
     said = f": {pod.message}" if pod.message else ""
     return "SchedulingGated", (
-        f"Kueue's queue {queue} has not admitted the gang {name}: {some([each.name for each in gated])}"
-        f" waits behind {gates}{said}; kubectl describe workload {name} -n {namespace} says why"
+        f"{begin}: {some([each.name for each in gated])}"
+        f" is gated by {gates}{said}; kubectl describe workload {name} -n {namespace} shows why"
     )
 
 
@@ -314,18 +322,20 @@ def _not_placed(
     name: str, waiting: Sequence[ObservedPod], wanted: int, held_back: str | None
 ) -> tuple[str, str]:
     """Return the scheduler's message about the pod that delays the others, or else about the group."""
-    told = sorted((pod for pod in waiting if pod.reason), key=lambda pod: pod.reason in WAITS_FOR_OTHERS)
-    places = "a place for 1 pod" if wanted == 1 else f"places for {wanted} pods together"
+    with_reasons = sorted(
+        (pod for pod in waiting if pod.reason), key=lambda pod: pod.reason in WAITS_FOR_OTHERS
+    )
+    places = "a node for 1 pod" if wanted == 1 else f"nodes for {wanted} pods together"
     without = "1 has" if len(waiting) == 1 else f"{len(waiting)} have"
-    begin = f"the gang {name} needs {places}, and {without} none"
-    if told:
-        pod = told[0]
+    begin = f"the gang {name} needs {places}, but {without} none"
+    if with_reasons:
+        pod = with_reasons[0]
         said = f": {pod.message}" if pod.message else ""
         reason = "GangWaiting" if pod.reason in WAITS_FOR_OTHERS else as_reason(pod.reason, "GangWaiting")
-        return reason, advised(reason, f"{begin}; {pod.name} waits, {pod.reason}{said}")
+        return reason, advised(reason, f"{begin}; {pod.name} is waiting, {pod.reason}{said}")
     if held_back:
         return "GangWaiting", advised("GangWaiting", f"{begin}; its PodGroup is {held_back}")
-    silent = f"the scheduler {waiting[0].scheduler or 'of the gang'} has said nothing of them yet"
+    silent = f"the scheduler {waiting[0].scheduler or 'of the gang'} has not reported on them yet"
     return "GangWaiting", advised("GangWaiting", f"{begin}; {silent}")
 
 

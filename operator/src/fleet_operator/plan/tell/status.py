@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fleet_operator.api import (
+    Columns,
     Condition,
     ConditionStatus,
     ConditionType,
@@ -12,6 +13,8 @@ from fleet_operator.api import (
     JobState,
     Role,
     RoleStatus,
+    StoredLedger,
+    StoredRole,
 )
 from fleet_operator.api.names import LABEL_JOB_NAME, LABEL_ROLE
 from fleet_operator.plan.formats import format_indexes, stamp
@@ -25,24 +28,30 @@ if TYPE_CHECKING:
     from fleet_operator.api import LastFailure
     from fleet_operator.plan.observe.context import Context
 
-__all__ = ["Told", "build_status", "conditions", "only_counts_differ"]
+__all__ = ["ConditionChange", "build_status", "conditions", "only_counts_differ"]
 
-Told = tuple[bool, str, str]  # whether a condition holds, its reason, its message
+_TERMINAL = {JobState.SUCCEEDED: ConditionType.COMPLETE, JobState.FAILED: ConditionType.FAILED}
+
+ConditionChange = tuple[bool, str, str]  # whether a condition holds, its reason, its message
 
 _ON_THE_WAY = frozenset({"Creating", "GangWaiting", "PodsCreated", "Starting"})
 """Reasons that normally follow each other quickly: one write can skip all but the last."""
 
 
 def conditions(
-    before: FleetJobStatus, told: Mapping[ConditionType, Told], *, generation: int, now: datetime
+    before: FleetJobStatus,
+    changes: Mapping[ConditionType, ConditionChange],
+    *,
+    generation: int,
+    now: datetime,
 ) -> tuple[Condition, ...]:
     """Return the conditions of the next status.
 
     Parameters
     ----------
     before : FleetJobStatus
-        The last status. Conditions that are not in `told` stay; those of other writers come last.
-    told : mapping
+        The last status. Conditions that are not in `changes` stay; those of other writers come last.
+    changes : mapping
         The conditions that are known now.
     generation : int
         The job's observed generation.
@@ -52,10 +61,10 @@ def conditions(
     result = []
     for kind in ConditionType:
         old = before.condition(kind)
-        if kind not in told:
+        if kind not in changes:
             result += [old] if old is not None else []
             continue
-        holds, reason, message = told[kind]
+        holds, reason, message = changes[kind]
         status = ConditionStatus.TRUE if holds else ConditionStatus.FALSE
         same = old is not None and old.status is status
         result.append(
@@ -75,7 +84,7 @@ def conditions(
 def build_status(
     context: Context,
     state: JobState,
-    told: Mapping[ConditionType, Told],
+    changes: Mapping[ConditionType, ConditionChange],
     *,
     last_failure: LastFailure | None = None,
     start: datetime | None = None,
@@ -89,7 +98,7 @@ def build_status(
         The job's state, with the ledger for the next status.
     state : JobState
         The job's state.
-    told : mapping
+    changes : mapping
         The conditions that are known now; the others are kept.
     last_failure : LastFailure, optional
         A new failure; else the previous one is kept.
@@ -99,28 +108,31 @@ def build_status(
     job, ledger, before = context.job, context.ledger, context.job.status
     roles = tuple(_role_status(context, role) for role in job.roles)
     others = tuple(each for each in before.roles if each.role not in tuple(Role))
-    up = {role: _up(context, role) for role in job.roles}
+    up = {role: f"{_up(context, role)}/{job.replicas(role)}" for role in job.roles}
+    progress = progress_of(context, state)
     return FleetJobStatus(
         observed_generation=job.metadata.generation,
         state=state,
-        conditions=conditions(before, told, generation=job.metadata.generation, now=context.now),
-        pservers=f"{up[Role.PSERVER]}/{job.replicas(Role.PSERVER)}" if Role.PSERVER in up else None,
-        trainers=f"{up[Role.TRAINER]}/{job.replicas(Role.TRAINER)}",
+        conditions=conditions(before, changes, generation=job.metadata.generation, now=context.now),
+        terminal_state=_TERMINAL.get(state),
+        start_time=start,
+        completion_time=completion,
         trainer_replicas=next(each.active for each in roles if each.role == Role.TRAINER),
         selector=f"{LABEL_JOB_NAME}={job.name},{LABEL_ROLE}={Role.TRAINER.value}",
         restarts=ledger.restarts,
-        failures=ledger.failures,
-        incident_start=ledger.incident,
         job_restarts=ledger.job_restarts,
-        unseen_restarts=ledger.unseen_restarts or None,
-        not_before=ledger.not_before,
-        failures_in_a_row=ledger.failures_in_a_row or None,
-        quota_back_off=ledger.quota,
-        start_time=start,
-        completion_time=completion,
+        failures=ledger.failures,
+        disruptions=ledger.disruptions,
         last_failure=last_failure or before.last_failure,
-        progress=progress_of(context, state),
+        progress=progress,
         roles=roles + others,
+        columns=Columns(
+            pservers=up.get(Role.PSERVER),
+            trainers=up[Role.TRAINER],
+            progress=progress.summary if progress is not None else None,
+            **before.columns.extras,
+        ),
+        ledger=ledger.stored(before.ledger),
         **before.extras,
     )
 
@@ -133,10 +145,10 @@ def only_counts_differ(one: FleetJobStatus, other: FleetJobStatus) -> bool:
 def _without_counts(status: FleetJobStatus) -> FleetJobStatus:
     return status.model_copy(
         update={
-            "pservers": None,
-            "trainers": None,
+            "columns": Columns(),
             "trainer_replicas": None,
             "progress": None,
+            "ledger": _what_stays_known(status.ledger),
             "roles": tuple(_what_stays(each) for each in status.roles),
             "conditions": tuple(
                 each.model_copy(update={"message": ""})
@@ -149,7 +161,13 @@ def _without_counts(status: FleetJobStatus) -> FleetJobStatus:
 
 def _what_stays(role: RoleStatus) -> RoleStatus:
     """Return the part of a role's status that must be written without delay, such as the completions."""
-    return RoleStatus(role=role.role, restarts=role.restarts, completed_indexes=role.completed_indexes)
+    return RoleStatus(role=role.role, completed_indexes=role.completed_indexes)
+
+
+def _what_stays_known(ledger: StoredLedger) -> StoredLedger:
+    """Return the part of a ledger that must be written without delay, such as the restarts."""
+    roles = {role: StoredRole(restarts=own.restarts) for role, own in ledger.roles.items() if own.restarts}
+    return ledger.model_copy(update={"roles": roles})
 
 
 def _role_status(context: Context, role: Role) -> RoleStatus:
@@ -162,11 +180,7 @@ def _role_status(context: Context, role: Role) -> RoleStatus:
         ready=sum(pod.ready for pod in pods),
         succeeded=len(context.completed(role)),
         failed=sum(has_failed(pod) for pod in pods),
-        restarts=tuple(own.restarts[index] for index in sorted(own.restarts)),
-        created_indexes=format_indexes(own.created),
         completed_indexes=format_indexes(own.completed),
-        refused_indexes=format_indexes(own.refused),
-        incident_indexes=format_indexes(own.failed),
         **context.job.status.role(role).extras,
     )
 

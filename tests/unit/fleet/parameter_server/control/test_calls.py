@@ -204,7 +204,7 @@ def test_what_is_no_parameter_server_is_named():
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
     client = ControlClient(f"127.0.0.1:{port}", 0, 0)
-    with pytest.raises(ConfigurationError, match="answers, but is no fleet parameter server"):
+    with pytest.raises(ConfigurationError, match="answers, but is not a fleet parameter server"):
         client.barrier(0, 10.0)
     client.close()
     server.stop(0).wait()

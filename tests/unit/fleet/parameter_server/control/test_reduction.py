@@ -81,7 +81,7 @@ def test_a_restarted_trainer_takes_part_in_the_next_reduction():
 def test_another_call_on_another_trainer_is_named(other, words):
     reductions = Reductions()
     reductions.contribute(0, 0, given(np.float32(1)), LIVE)
-    with pytest.raises(ConfigurationError, match=rf"trainer 1 asks for the {words}, and trainer 0"):
+    with pytest.raises(ConfigurationError, match=rf"trainer 1 requests the {words}, and trainer 0"):
         reductions.contribute(1, 0, other, LIVE)
 
 
@@ -110,6 +110,6 @@ def test_the_result_has_the_form_of_what_was_given():
 @pytest.mark.parametrize("shape", [(3,), (2, 2), (-2,), ()])
 def test_what_does_not_fill_its_shape_is_refused_before_it_keeps_others_waiting(shape):
     reductions = Reductions()
-    with pytest.raises(ConfigurationError, match=r"8 bytes came for the sum of <f4.*, expected -?[0-9]+$"):
+    with pytest.raises(ConfigurationError, match=r"8 bytes arrived for the sum of <f4.*, expected -?[0-9]+$"):
         reductions.contribute(0, 0, Contribution("sum", "<f4", shape, bytes(8)), LIVE)
     assert reductions.missing(LIVE) == [0, 1, 2]

@@ -19,6 +19,7 @@ from fleet.plan import (
     NormPlan,
     PSDispatcher,
 )
+from tests.support.modes import wait_for_buffer
 
 HYPER = ({"lr": 1.0},)
 ALL = NormPlan("", 1.0, (0, 2), (0, 1, 2))
@@ -112,7 +113,7 @@ class Server:
             mode.begin(trainer, 0, HYPER)
 
     def send(self, trainer: int, block: int, value: float, step: int = 0) -> list[Answer]:
-        landing = self.shard.buffers.land(trainer, block, self.mode.turn)
+        landing = wait_for_buffer(self.shard, trainer, block, self.mode.turn)
         np.frombuffer(landing, dtype=np.float32)[:] = value
         return [*self.mode.gradient(trainer, block, step), *self.mode.advance(block)]
 
@@ -192,7 +193,7 @@ def test_a_trainer_that_comes_back_while_a_norm_is_awaited_changes_nothing():
     assert server.send(0, 0, 99.0) == []
     with pytest.raises(RemoteProtocolError, match="for step 0, expected the next step"):
         server.send(0, 0, 99.0)
-    with pytest.raises(RemoteProtocolError, match=r"neither sent w\.block0"):
+    with pytest.raises(RemoteProtocolError, match=r"without a gradient of w\.block0"):
         server.mode.end(0, 0, [])
     pulled = server.mode.pull(0, 0)[1].value
     # Block 1 has not come again: the trainer awaits no answer about it yet.
@@ -229,5 +230,5 @@ def test_a_trainer_that_completes_changes_no_block_that_awaits_its_norm():
 
 @pytest.mark.parametrize("part", [their_part(1.0, key="v"), NormPart(0, "", 0, {}), NormPart(0, "", 5, {})])
 def test_a_part_of_no_norm_of_this_server_is_refused(part):
-    with pytest.raises(RemoteProtocolError, match="in which this server has no part with it"):
+    with pytest.raises(RemoteProtocolError, match="that norm does not cover blocks of both servers"):
         Server(1, ClipGradByGlobalNorm(1.0)).mode.norm(part)

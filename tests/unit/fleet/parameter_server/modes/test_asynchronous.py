@@ -158,9 +158,9 @@ def test_a_step_that_an_earlier_life_made_is_not_made_twice():
 def test_a_step_that_ends_without_a_word_about_a_block_is_refused():
     server = async_server()
     server.send(0, 0, 1.0)
-    with pytest.raises(RemoteProtocolError, match=r"ends step 0: .* neither sent w nor said"):
+    with pytest.raises(RemoteProtocolError, match=r"ends step 0 without a gradient of w; .*as absent"):
         server.mode.end(0, 0, [])
-    with pytest.raises(RemoteProtocolError, match="1 of the absent blocks are not of this server"):
+    with pytest.raises(RemoteProtocolError, match="1 of the absent blocks are not on this server"):
         server.mode.end(0, 0, [1, 7])
 
 

@@ -131,14 +131,14 @@ def test_who_has_waited_too_long_for_the_others_ends_with_the_present_values_and
     monkeypatch.setattr(trainer.session, "wait_for_ends", wait_for_ends)
     trainer.mode.stop()
     assert trainer.values == {"b": 7.0, "w": 9.0}
-    assert "waited 1800 s for trainer 1: this trainer ends with the present values" in caplog.text
+    assert "waited 1800 s for trainer 1: this trainer ends with the current values" in caplog.text
 
 
 def test_at_the_start_it_says_how_often_trainers_hear_of_each_other(caplog):
     caplog.set_level("INFO", "fleet")
     Trainer(push_nums=100)
     assert "every 100 steps (config.geo_sgd_need_push_nums)" in caplog.text
-    assert "one that makes fewer exchanges nothing before its end" in caplog.text
+    assert "a trainer that makes fewer steps exchanges nothing before it ends" in caplog.text
 
 
 def test_never_pushing_is_refused():

@@ -19,6 +19,7 @@ from fleet.parameter_server.modes.sync import SyncServer
 from fleet.wire import NO_STEP
 from tests.support.modes import RATE_OF_ONE as HYPER
 from tests.support.modes import OneServer, sgd
+from tests.support.processes import wait_for
 
 MakeOptimizer = Callable[[Any], torch.optim.Optimizer]
 
@@ -92,7 +93,7 @@ def test_the_log_says_once_over_whom_the_mean_is_when_a_trainer_has_finished(cap
         setup.send(trainer, 0, 3.0, step=1)
         setup.send(trainer, 1, 3.0, step=1)
     assert [record.getMessage() for record in caplog.records] == [
-        "from step 1 on the mean is over trainers 0 and 2: the others have finished"
+        "from step 1 on, gradients are averaged over trainers 0 and 2: the other trainers have completed"
     ]
     assert setup.value(0) == -6.0
 
@@ -132,7 +133,7 @@ def test_other_hyper_parameters_are_named_with_both_trainers():
     setup = sync_server(1)
     setup.mode.begin(0, 1, ({"lr": 0.5, "momentum": 0.0},))
     with pytest.raises(
-        ConfigurationError, match=r"step 1: trainer 1 .* than trainer 0: lr=0\.25 instead of lr=0\.5 in"
+        ConfigurationError, match=r"step 1: .* of trainer 1 .* of trainer 0: lr=0\.25 instead of lr=0\.5 in"
     ):
         setup.mode.begin(1, 1, ({"lr": 0.25, "momentum": 0.0},))
 
@@ -158,7 +159,7 @@ def test_hyper_parameters_are_compared_past_a_trainer_that_skips():
     setup = sync_server(3)
     setup.mode.begin(0, 1, NO_STEP)
     setup.mode.begin(1, 1, ({"lr": 0.5},))
-    with pytest.raises(ConfigurationError, match=r"trainer 2 .* than trainer 1: lr=0\.25 instead of lr=0\.5"):
+    with pytest.raises(ConfigurationError, match=r"trainer 2 .* trainer 1: lr=0\.25 instead of lr=0\.5"):
         setup.mode.begin(2, 1, ({"lr": 0.25},))
 
 
@@ -194,13 +195,13 @@ def test_a_gradient_sent_twice_is_refused():
 def test_a_step_that_ends_without_a_word_about_a_block_is_refused():
     setup = sync_server(2)
     setup.send(0, 0, 1.0)
-    with pytest.raises(RemoteProtocolError, match="ends step 0 but neither sent w"):
+    with pytest.raises(RemoteProtocolError, match="ends step 0 without a gradient of w"):
         setup.mode.end(0, 0, [])
 
 
 def test_absent_blocks_of_another_server_are_refused():
     setup = sync_server(2)
-    with pytest.raises(RemoteProtocolError, match="1 of the absent blocks are not of this server"):
+    with pytest.raises(RemoteProtocolError, match="1 of the absent blocks are not on this server"):
         setup.mode.end(0, 0, [0, 1, 2])
 
 
@@ -336,8 +337,7 @@ def test_who_is_held_up_by_a_lower_rank_is_not_waited_for(monkeypatch):
     setup.send(2, 1, 1.0)
     with ThreadPoolExecutor() as pool:
         held = pool.submit(setup.send, 1, 1, 1.0)
-        with setup.shard.buffers.changed:
-            assert setup.shard.buffers.changed.wait_for(lambda: setup.shard.buffers.held == {1}, 60.0)
+        wait_for(lambda: setup.shard.buffers.held == {1}, "trainer 1 to be held up")
         assert setup.mode.missing() == Missing(0, (0,), "w")
         first = setup.send(0, 1, 1.0)
         assert [first, held.result(60.0)].count([]) == 1
@@ -373,7 +373,8 @@ def test_a_block_that_is_a_step_ahead_is_given_with_its_value_from_before(optimi
     with caplog.at_level("INFO"):
         assert server.pulled(1, 1) == made
     assert (
-        "trainer 1 (attempt 3) takes the values of step 1, which 1 of 2 blocks here have made" in caplog.text
+        "trainer 1 (attempt 3) receives the values of step 1, which 1 of 2 blocks here have already made"
+        in caplog.text
     )
     server.begin(1, 1)
     ahead = server.value(0)
@@ -443,7 +444,7 @@ def test_a_step_of_which_nobody_has_the_values_is_refused_by_name(asked):
     server = sync_server(1)
     for number in (0, 1):
         step(server, number, 1.0)
-    with pytest.raises(StateLostError, match=rf"asks for b of step {asked}, .* at step 2, does not"):
+    with pytest.raises(StateLostError, match=rf"requests b at step {asked}, .* at step 2 and no longer has"):
         server.mode.pull(0, asked)
 
 

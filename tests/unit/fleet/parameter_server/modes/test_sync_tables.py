@@ -45,7 +45,7 @@ def test_the_rows_from_before_the_last_step_are_there_for_a_trainer_that_comes_b
     tables.send(0, 1, {3: 1.0})
     assert tables.rows(0, 2, 3, 4, 7) == [-2.0, 0.0, -1.0]
     assert tables.rows(0, 1, 3, 4, 7) == [-1.0, 0.0, -1.0]
-    with pytest.raises(StateLostError, match="rows of table clicks of step 0, and this server, at step 2"):
+    with pytest.raises(StateLostError, match="rows of table clicks at step 0, but this server is at step 2"):
         tables.rows(0, 0, 3)
 
 
@@ -125,7 +125,7 @@ def test_a_gradient_of_a_step_that_nobody_began_ends_the_server_with_its_reason(
 def test_a_look_up_holds_up_nobody_who_asks_for_rows_of_another_table(monkeypatch):
     reading, seen = threading.Event(), threading.Event()
     tables = Tables(Sync(), number=2)
-    look_up = tables.store.look_up
+    look_up = tables.store.rows
 
     def wait(table, ids):
         if table == 0:
@@ -133,7 +133,7 @@ def test_a_look_up_holds_up_nobody_who_asks_for_rows_of_another_table(monkeypatc
             assert seen.wait(10)
         return look_up(table, ids)
 
-    monkeypatch.setattr(tables.store, "look_up", wait)
+    monkeypatch.setattr(tables.store, "rows", wait)
     with futures.ThreadPoolExecutor() as pool:
         first = pool.submit(tables.rows, 0, 0, 3)
         assert reading.wait(10)
@@ -155,7 +155,7 @@ def test_more_rows_than_one_frame_tells_are_refused_before_a_step_that_trainers_
     monkeypatch.setattr("fleet.parameter_server.table_store.most_rows", lambda _: 2)
     Tables(Sync(), 1).send(0, 0, {3: 1.0, 4: 1.0, 5: 1.0})  # trainers look these up
     held = Tables(Sync(), 1, held=True)
-    with pytest.raises(FleetError, match=r"hold table clicks too, and 3 of its rows .* expected 2 at most"):
+    with pytest.raises(FleetError, match=r"also hold table clicks, and 3 of its rows .* expected at most 2"):
         held.send(0, 0, {3: 1.0, 4: 1.0, 5: 1.0})
     assert held.half.step == 0
 

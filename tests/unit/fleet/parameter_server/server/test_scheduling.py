@@ -1,25 +1,16 @@
-"""Pacing of trainers, the pool of stepping threads, and trainers that train past the others."""
+"""Pacing of trainers, and trainers that train past the others."""
 
-import contextlib
 import logging
-import queue
-import threading
-from collections.abc import Iterator
 
 import pytest
 
-from fleet.parameter_server.server.scheduling import Overrun, Pacing, StepPool, receive_bytes
-
-SECONDS = 10.0
+from fleet.parameter_server.server.scheduling import Overrun, Pacing, receive_bytes
 
 
 class Clock:
     now = 100.0
-    each = 0.0
-    """By how much it goes on whenever it is read."""
 
     def __call__(self) -> float:
-        self.now += self.each
         return self.now
 
 
@@ -39,7 +30,7 @@ def pacing(clock: Clock) -> Pacing:
 
 
 def send(pacing: Pacing, trainer: int, step: int = 5) -> None:
-    pacing.begin(trainer, step)
+    assert not pacing.begin(trainer, step, lambda: None), "the frame may be received"
     pacing.took(trainer, 1000)
 
 
@@ -59,7 +50,7 @@ def test_nobody_waits_for_who_has_paused(pacing, clock):
 
 
 def test_a_large_frame_under_way_is_waited_for_a_while(pacing, clock):
-    pacing.begin(1, 5)
+    assert not pacing.begin(1, 5, lambda: None)
     clock.now += 0.9
     assert pacing.is_ahead(0)
     clock.now += 0.2
@@ -76,7 +67,7 @@ def test_nobody_waits_for_who_sends_nothing_of_this_step(pacing, trainer_1_is):
 
 
 def test_the_end_of_an_earlier_life_amid_a_frame_breaks_nothing(pacing):
-    pacing.begin(1, 5)
+    assert not pacing.begin(1, 5, lambda: None)
     pacing.ended(1)
     pacing.took(1, 1000)
     send(pacing, 1)
@@ -89,74 +80,29 @@ def test_without_a_bound_kernel_buffers_have_the_systems_size():
 
 
 def test_a_frame_is_held_up_until_the_other_has_caught_up(clock):
-    pacing = Pacing(1500, clock, patience_seconds=60)
-    began = threading.Event()
-
-    def ahead() -> None:
-        for _ in range(3):
-            send(pacing, 0)
-        began.set()
-        send(pacing, 0)
-
+    pacing, resumed = Pacing(1500, clock, patience_seconds=60), list[int]()
     send(pacing, 1)
-    thread = threading.Thread(target=ahead, daemon=True)
-    thread.start()
-    assert began.wait(10)
-    thread.join(0.2)
-    assert thread.is_alive()
-    send(pacing, 1)
-    thread.join(10)
-    assert not thread.is_alive()
-
-
-def test_a_frame_is_not_held_up_for_ever(clock, monkeypatch):
-    pacing = Pacing(1500, clock, patience_seconds=0.03)
-    monkeypatch.setattr(clock, "each", 0.01)
-    send(pacing, 1)
-    pacing.begin(1, 5)
-    for _ in range(4):
-        send(pacing, 0)
-    assert pacing.is_ahead(0)
-
-
-@pytest.fixture
-def pool() -> Iterator[StepPool]:
-    made = StepPool(2)
-    made.start()
-    yield made
-    made.close()
-
-
-def test_as_much_is_done_at_once_as_there_are_threads(pool):
-    met = threading.Barrier(3)
-    for _ in range(2):
-        pool.submit(lambda: met.wait(SECONDS))
-    met.wait(SECONDS)
-
-
-def test_no_more_is_done_at_once_than_there_are_threads(pool):
-    three, met = threading.Barrier(3), queue.SimpleQueue[bool]()
-
-    def meet() -> None:
-        with contextlib.suppress(threading.BrokenBarrierError):
-            three.wait(0.5)
-        met.put(not three.broken)
-
     for _ in range(3):
-        pool.submit(meet)
-    assert [met.get(timeout=SECONDS) for _ in range(3)] == [False, False, False]
+        send(pacing, 0)
+    assert pacing.begin(0, 5, lambda: resumed.append(0))
+    assert not resumed
+    send(pacing, 1)
+    assert resumed == [0]
+    send(pacing, 0)
 
 
-def test_what_was_handed_over_is_done_before_the_threads_end():
-    pool, done = StepPool(2), threading.Semaphore(0)
-    for _ in range(4):
-        pool.submit(lambda: done.release())
-    pool.close()
-    pool.start()
-    assert all(done.acquire(timeout=SECONDS) for _ in range(4))
-    for thread in pool._threads:
-        thread.join(SECONDS)
-        assert not thread.is_alive()
+def test_a_frame_is_not_held_up_for_ever(clock):
+    pacing = Pacing(1500, clock, patience_seconds=0.03)
+    send(pacing, 1)
+    assert not pacing.begin(1, 5, lambda: None)
+    for _ in range(3):
+        send(pacing, 0)
+    waited = 0.0
+    while delay := pacing.begin(0, 5, lambda: None):
+        clock.now += delay
+        waited += delay
+    assert waited == pytest.approx(0.03)
+    assert pacing.is_ahead(0)
 
 
 class Steps:
@@ -190,12 +136,10 @@ def test_a_late_trainer_is_told_once_and_counted(late, caplog):
     for step in range(200, 273):
         steps.begin(late, step)
     (once,) = warnings(caplog)
-    assert (
-        f"trainer {late}, which joined late, trains past the others: they have completed at step 200" in once
-    )
+    assert f"trainer {late} joined late, and continues after the others completed at step 200" in once
     assert steps.overrun.steps(late) == 72
     steps.complete(late, 273)
-    assert warnings(caplog)[1:] == [f"trainer {late} has made 73 steps past the others"]
+    assert warnings(caplog)[1:] == [f"trainer {late} has made 73 steps after the others completed"]
 
 
 def test_one_that_was_there_all_the_time_may_have_a_longer_share(caplog):

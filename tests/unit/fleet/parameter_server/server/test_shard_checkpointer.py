@@ -10,7 +10,7 @@ import torch
 
 from fleet.checkpoint import FileRecord, Manifest, Piece, find_checkpoint
 from fleet.errors import ConfigurationError, FleetError
-from fleet.parameter_server.control.checkpoints import CHUNK_BYTES
+from fleet.parameter_server.control.calls import CHUNK_BYTES
 from fleet.parameter_server.control.proto import control_pb2
 from fleet.parameter_server.server.shard_checkpointer import PartTransfer, ShardCheckpointer
 from fleet.parameter_server.server.shard_loader import ShardLoader
@@ -24,7 +24,7 @@ def test_a_part_is_joined_and_handed_over_once():
     parts.upload("a", 0, b"half ")
     parts.upload("a", 5, b"and half")
     assert parts.take_upload("a", 13) == b"half and half"
-    with pytest.raises(FleetError, match="has 13 bytes, and 0 have arrived"):
+    with pytest.raises(FleetError, match="has 13 bytes, but 0 bytes of '' have arrived"):
         parts.take_upload("a", 13)
     assert parts.take_upload("b", 0) == b""
 
@@ -34,7 +34,7 @@ def test_another_save_has_nothing_of_the_one_before():
     parts.upload("a", 0, b"of a")
     parts.upload("b", 0, b"b")
     with pytest.raises(
-        FleetError, match="part of the save 'a' has 4 bytes, and 1 have arrived of 'b': save again"
+        FleetError, match="part of the save 'a' has 4 bytes, but 1 bytes of 'b' have arrived; save again"
     ):
         parts.take_upload("a", 4)
 
@@ -43,7 +43,7 @@ def test_another_save_has_nothing_of_the_one_before():
 def test_a_chunk_that_does_not_follow_is_refused(save, offset):
     parts = PartTransfer()
     parts.upload("a", 0, b"four")
-    with pytest.raises(ConfigurationError, match="expected one of 'a' at 4: save again"):
+    with pytest.raises(ConfigurationError, match="expected a chunk of 'a' at 4; save again"):
         parts.upload(save, offset, b"x")
 
 
@@ -66,7 +66,7 @@ class Checkpointer(ShardCheckpointer):
     def __init__(self, attempt: int = 0, value: float = 1.0) -> None:
         pieces = [Piece("w", 0, 1, torch.tensor([value]), {})]
         shard: Any = SimpleNamespace(
-            plan=SimpleNamespace(server=0, endpoints=("a:1",), mode=None, custom=None, table_shards=()),
+            plan=SimpleNamespace(server=0, endpoints=("a:1",), has_common_step=False, table_shards=()),
             blocks={},
             store=SimpleNamespace(snapshot=lambda: list(pieces)),
             tables=TableStore((), FailedStep("a:1")),

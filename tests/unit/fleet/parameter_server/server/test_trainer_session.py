@@ -8,6 +8,7 @@ from fleet.errors import RemoteProtocolError
 from fleet.parameter_server.modes import Sync
 from fleet.parameter_server.server import trainer_session
 from fleet.parameter_server.server.trainer_session import TrainerSession
+from fleet.parameter_server.transport.event_loop import EventLoop
 from fleet.wire import Header, Hello, Identity, Kind
 from tests.support.modes import OneServer
 
@@ -33,7 +34,15 @@ def test_a_trainer_that_looks_up_more_rows_without_reading_answers_is_refused(mo
 
     identity = Identity(0, 5, 0)
     session = TrainerSession(
-        identity, server.shard, server.mode, Hello("", 2), "", None, deliver=nothing, on_connected=nothing
+        identity,
+        server.shard,
+        server.mode,
+        Hello("", 2),
+        "",
+        None,
+        EventLoop(1),
+        deliver=nothing,
+        on_connected=nothing,
     )
     monkeypatch.setattr(session, "_stream", cast("Any", stream))
 
@@ -46,7 +55,7 @@ def test_a_trainer_that_looks_up_more_rows_without_reading_answers_is_refused(mo
         look_up(taken)
     look_up(3)
     with pytest.raises(
-        RemoteProtocolError, match=r"trainer 5 asks .* not taken 24 bytes .* from 24 bytes on"
+        RemoteProtocolError, match=r"trainer 5 requests more rows .* read 24 bytes .* at most 24 unread bytes"
     ):
         look_up(3)
     assert stream.sent == 5

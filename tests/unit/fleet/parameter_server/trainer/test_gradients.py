@@ -234,7 +234,7 @@ def test_hyper_parameters_changed_after_the_first_gradient_left_are_noticed():
     setup.backward()
     setup.optimizer.param_groups[0]["lr"] = 0.2
     with pytest.raises(
-        FleetError, match=r"lr from 0\.1 to 0\.2 in param group 0.*after optimizer\.step\(\).*overlap=False"
+        FleetError, match=r"lr from 0\.1 to 0\.2 in param group 0.*between optimizer\.step\(\).*overlap=False"
     ):
         setup.flow.step()
 
@@ -350,7 +350,7 @@ def test_a_script_that_changes_gradients_in_the_first_steps_is_sent_in_step_from
             assert sent == parameter.grad.numpy().tobytes()
     assert [is_early(setup) for _ in range(4)] == [False] * 4
     assert len(caplog.records) == 1
-    assert re.search(rf"leave in optimizer\.step\(\).*, for {because}.*overlap=False", caplog.text)
+    assert re.search(rf"sent in optimizer\.step\(\).*, because {because}.*overlap=False", caplog.text)
 
 
 def test_a_script_that_begins_to_change_gradients_later_is_told_the_remedy():
@@ -425,6 +425,6 @@ def test_a_scaler_whose_gradients_have_left_is_told_the_remedy():
     setup = Setup()
     setup.backward()
     with pytest.raises(
-        FleetError, match=r"scaler is at work, and the gradient of 1\.\w+ has been sent.*False"
+        FleetError, match=r"scaler is in use, but the gradient of 1\.\w+ has already been sent.*False"
     ):
         setup.flow.step(Scaling(torch.tensor(1024.0), found_inf=False))

@@ -33,7 +33,7 @@ def served(_: str, ids: NDArray[np.int64]) -> Tensor:
 def test_rows_are_the_trainers_copies_where_there_are_any_and_else_the_servers():
     made = Made()
     plan = TablePlan(0, TableConfig("clicks", 1, SGD(), first_values=made, options={"lr": 1.0}), None)
-    rows = Mock(look_up=Mock(side_effect=served))
+    rows = Mock(fetch=Mock(side_effect=served))
     rows.values_seen = served
     tables = LocalTables([plan], 2, rows)
     tables.step({"clicks": (np.array([3, 5]), torch.ones(2, 1))}, ())
@@ -43,7 +43,7 @@ def test_rows_are_the_trainers_copies_where_there_are_any_and_else_the_servers()
         ([3, 5], [2.0, 4.0], None),
         ([4], [4.0], [4]),
     ):
-        rows.look_up.reset_mock()
-        assert tables.look_up("clicks", np.array(ids))[:, 0].tolist() == expected
-        assert [each.args[1].tolist() for each in rows.look_up.call_args_list] == ([asked] if asked else [])
+        rows.fetch.reset_mock()
+        assert tables.fetch("clicks", np.array(ids))[:, 0].tolist() == expected
+        assert [each.args[1].tolist() for each in rows.fetch.call_args_list] == ([asked] if asked else [])
     assert made.ids == []

@@ -44,7 +44,7 @@ def test_values_of_another_step_than_all_servers_were_asked_for_are_refused(step
     replies = expecting_nothing(5)
     replies.expect_values(present=True, exactly=True)
     replies.value_landed(0, 5, changed=True)
-    with pytest.raises(RemoteProtocolError, match=f"of step {step}, which is not expected at step 5"):
+    with pytest.raises(RemoteProtocolError, match=f"of step {step}, which was not requested at step 5"):
         replies.value_landed(1, step, changed=True)
 
 
@@ -60,7 +60,7 @@ def test_any_other_value_may_be_newer_and_a_present_one_older(present, steps):
 def test_a_value_from_before_the_step_is_refused():
     replies = expecting_nothing(5)
     replies.expect_values()
-    with pytest.raises(RemoteProtocolError, match="of step 4, which is not expected"):
+    with pytest.raises(RemoteProtocolError, match="of step 4, which was not requested"):
         replies.value_landed(0, 4, changed=True)
 
 

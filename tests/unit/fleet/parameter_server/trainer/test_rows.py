@@ -33,7 +33,7 @@ class Stream:
         self._replies = replies
         self._row_bytes = {table.number: table.row_bytes for table in replies.plan.tables}
 
-    def send(self, kind: Kind, payload: memoryview, *, step: int, block: int) -> None:
+    def send(self, kind: Kind, payload: memoryview, *, step: int, block: int, more: bool = False) -> None:
         """Take a frame."""
         if kind is not Kind.LOOK_UP:
             return
@@ -89,7 +89,7 @@ def test_rows_that_nobody_has_asked_for_are_refused(table, num_bytes):
 
     stream.send = send  # type: ignore[method-assign]
     with pytest.raises(RemoteProtocolError, match=f"rows of table {table}, expected 1 of table 0"):
-        rows.look_up("t0", np.array([5]))
+        rows.fetch("t0", np.array([5]))
 
 
 @pytest.mark.parametrize("id_", [-1, 10])
@@ -106,8 +106,8 @@ def test_a_step_with_more_rows_than_a_frame_takes_is_the_scripts_mistake(monkeyp
     rows, _ = rows_of(2)
     with pytest.raises(
         ConfigurationError,
-        match=r"gradients of 2 rows of table t0 for one server, expected 1 .*; use smaller batches, more "
-        "parameter servers, or fewer steps at once: max_merge_var_num",
+        match=r"gradients of 2 rows of table t0 for one server, expected at most 1; use smaller batches, "
+        r"more parameter servers, or merge fewer steps \(max_merge_var_num\)",
     ):
         rows.send({"t0": (np.array([3, 4]), torch.ones(2, 2))})
 
@@ -117,7 +117,7 @@ def test_a_server_is_asked_for_no_more_than_may_be_unanswered(monkeypatch):
     rows, stream = rows_of(2, look_ups_at_once=3)
     stream.answers = False
     with futures.ThreadPoolExecutor() as pool:
-        found = pool.submit(rows.look_up, "t0", np.arange(8))
+        found = pool.submit(rows.fetch, "t0", np.arange(8))
         wait_for(lambda: len(stream.asked) == 3, "three look-ups")
         stream.answer()
         wait_for(lambda: len(stream.asked) == 4, "the last look-up")
@@ -139,5 +139,5 @@ def test_rows_that_were_fetched_ahead_are_those_of_the_next_step(at, asks):
     rows.prefetch("t0", np.array([3, 5, 8]))
     rows.replies.step = at
     stream.asked.clear()
-    assert rows.look_up("t0", np.array([5, 7])).tolist() == [[1.0, 1.0]] * 2
+    assert rows.fetch("t0", np.array([5, 7])).tolist() == [[1.0, 1.0]] * 2
     assert stream.asked == asks

@@ -1,4 +1,4 @@
-"""When a data connection that carries nothing is given up: what its kernels say is no sign of life."""
+"""When an idle data connection is given up: the acknowledgements of its kernels are no sign of life."""
 
 from types import SimpleNamespace
 from typing import Any, cast

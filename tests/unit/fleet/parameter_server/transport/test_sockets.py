@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from fleet.parameter_server.transport import connection, sockets
+from fleet.parameter_server.transport import sockets
 from fleet.parameter_server.transport.sockets import ConnectionEndedError
 from tests.support.processes import wait_for
 
@@ -33,10 +33,10 @@ def pair() -> Iterator[Pair]:
 def test_many_buffers_of_all_sizes_arrive_in_order(pair):
     here, there = pair
     buffers = [bytes([index % 251]) * size for index, size in enumerate([0, 1, 70_000, 3] * 400)]
-    sender = threading.Thread(target=connection.send_all, args=(here, buffers), daemon=True)
+    sender = threading.Thread(target=sockets.send_all, args=(here, buffers), daemon=True)
     sender.start()
     received = bytearray(sum(map(len, buffers)))
-    connection.receive_exactly(there, memoryview(received))
+    sockets.receive_exactly(there, memoryview(received))
     sender.join(10)
     assert received == b"".join(buffers)
 
@@ -46,9 +46,9 @@ def test_an_end_says_how_far_it_came(pair):
     here.sendall(b"abc")
     here.close()
     with pytest.raises(ConnectionEndedError, match="closed at the other end, after 3 of 10 bytes"):
-        connection.receive_exactly(there, memoryview(bytearray(10)))
+        sockets.receive_exactly(there, memoryview(bytearray(10)))
     with pytest.raises(ConnectionEndedError, match=r"closed at the other end$"):
-        connection.receive_exactly(there, memoryview(bytearray(10)))
+        sockets.receive_exactly(there, memoryview(bytearray(10)))
 
 
 def test_hanging_up_wakes_a_thread_that_receives(pair):
@@ -57,7 +57,7 @@ def test_hanging_up_wakes_a_thread_that_receives(pair):
 
     def receive() -> None:
         try:
-            connection.receive_exactly(there, memoryview(bytearray(10)))
+            sockets.receive_exactly(there, memoryview(bytearray(10)))
         except OSError as error:
             ended.append(error)
 

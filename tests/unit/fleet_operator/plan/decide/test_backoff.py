@@ -89,7 +89,7 @@ def test_a_healthy_time_that_a_disruption_ends_counts_as_well(document):
 
 
 def test_a_failure_that_is_ignored_prolongs_the_pause_though_it_does_not_count():
-    rules = [{"onExitCodes": [75], "action": "Ignore"}]
+    rules = [{"name": "codes-ignore", "onExitCodes": {"operator": "In", "values": [75]}, "action": "Ignore"}]
     story = Story(failurePolicy={"rules": rules})
     assert [pause_after(story, 100 * each, 75) for each in range(3)] == [1, 2, 4]
     assert story.job.status.failures == 0

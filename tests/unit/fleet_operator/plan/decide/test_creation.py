@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from fleet_operator.api import StartupPolicy
+from fleet_operator.api import StartupOrder
 from fleet_operator.build import build_extras
 from fleet_operator.plan.decide.creation import may_start_trainers
 from fleet_operator.plan.model import ObjectRef, ObservedObject
@@ -15,11 +15,11 @@ from tests.support.plans import Story, ended, pserver, trainer
 @pytest.mark.parametrize(
     ("policy", "gang", "servers", "up", "expected"),
     [
-        pytest.param(StartupPolicy.IN_ORDER, False, 2, 1, False, id="in-order-waits-for-the-last-server"),
-        pytest.param(StartupPolicy.IN_ORDER, False, 2, 2, True, id="in-order-goes-on-when-all-are-ready"),
-        pytest.param(StartupPolicy.IN_ORDER, False, 0, 0, True, id="without-servers-nobody-waits"),
-        pytest.param(StartupPolicy.ANY_ORDER, False, 2, 0, True, id="any-order-never-waits"),
-        pytest.param(StartupPolicy.IN_ORDER, True, 2, 0, True, id="a-gang-is-complete-or-gets-no-place"),
+        pytest.param(StartupOrder.IN_ORDER, False, 2, 1, False, id="in-order-waits-for-the-last-server"),
+        pytest.param(StartupOrder.IN_ORDER, False, 2, 2, True, id="in-order-continues-when-all-are-ready"),
+        pytest.param(StartupOrder.IN_ORDER, False, 0, 0, True, id="without-servers-no-trainer-waits"),
+        pytest.param(StartupOrder.ANY_ORDER, False, 2, 0, True, id="any-order-never-waits"),
+        pytest.param(StartupOrder.IN_ORDER, True, 2, 0, True, id="a-gang-is-complete-or-gets-no-place"),
     ],
 )
 def test_may_start_trainers(policy, gang, servers, up, expected):
@@ -36,7 +36,7 @@ def test_a_server_that_runs_but_is_not_ready_holds_the_trainers_back():
 
 
 def test_any_order_creates_everything_at_once():
-    lines = Story(startupPolicy="AnyOrder").sees(service=False)
+    lines = Story(startupPolicy={"order": "AnyOrder"}).sees(service=False)
     assert [line for line in lines if line.startswith("create")] == [
         "create Service digits",
         "create digits-pserver-0 0.0",
@@ -69,13 +69,13 @@ CLAIM = {"spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"
 CHECKPOINT = {"volumeClaimTemplate": CLAIM, "scope": "Job"}
 
 
-CLAIM_REF = ObjectRef("v1", "PersistentVolumeClaim", "digits-checkpoint")
+CLAIM_REF = ObjectRef("v1", "PersistentVolumeClaim", "digits-checkpoint-11111111")
 
 
-GANG = {"gang": "Volcano"}
+GANG: dict[str, Any] = {"volcano": {}}
 
 
-BUDGET = {"replicas": 2, "podDisruptionBudget": True}
+BUDGET = {"replicas": 2, "disruptionBudget": {}}
 
 
 BUDGET_REF = ObjectRef("policy/v1", "PodDisruptionBudget", "digits-pserver")
@@ -104,10 +104,10 @@ def having(*refs: ObjectRef, made_from: str | None = None) -> dict[str, Any]:
 
 
 def test_all_of_it_is_there_before_the_pods_that_need_it():
-    story = Story(checkpoint=CHECKPOINT, scheduling=GANG, pserver=BUDGET)
+    story = Story(checkpoint=CHECKPOINT, podGroupPolicy=GANG, pserver=BUDGET)
     assert done(story.sees(service=False))[:4] == [
         "create Service digits",
-        "ensure PersistentVolumeClaim digits-checkpoint",
+        "ensure PersistentVolumeClaim digits-checkpoint-11111111",
         "ensure PodDisruptionBudget digits-pserver",
         "ensure PodGroup digits-0",
     ]
@@ -115,7 +115,7 @@ def test_all_of_it_is_there_before_the_pods_that_need_it():
 
 
 def test_a_gang_is_created_whole_although_trainers_start_in_order():
-    lines = Story(scheduling=GANG).sees(**having(group(0)))
+    lines = Story(podGroupPolicy=GANG).sees(**having(group(0)))
     assert sum(line.startswith("create digits") for line in lines) == 4
 
 
@@ -126,7 +126,7 @@ def test_what_somebody_deleted_comes_back():
 
 
 def test_what_an_operator_with_other_settings_made_is_made_anew():
-    story = Story(network={"policy": True})
+    story = Story(network={"policy": {"type": "Isolated"}})
     lines = done(story.sees(*ALL, **MADE, **having(POLICY, made_from="something else")))
     assert lines == ["delete NetworkPolicy digits", "ensure NetworkPolicy digits"]
     [wanted] = [extra.made_from for extra in build_extras(story.job, 0)]
@@ -142,7 +142,7 @@ def test_a_claim_is_never_made_anew():
 
 
 def test_a_new_life_is_a_new_gang():
-    story = Story(scheduling=GANG, failurePolicy={"action": "RestartJob"})
+    story = Story(podGroupPolicy=GANG, failurePolicy={"action": "RestartJob"})
     story.sees(*ALL, **having(group(0)))
     lines = story.sees(*ALL[:3], ended(trainer(1), 1), after=5, **having(group(0)))
     assert "delete PodGroup digits-0" in lines
@@ -151,7 +151,7 @@ def test_a_new_life_is_a_new_gang():
 
 def test_another_number_of_trainers_is_a_new_gang_although_no_pod_has_been_seen():
     bounds = {"minReplicas": 1, "maxReplicas": 4}
-    story = Story(jobs.collective_manifest(trainer={"replicas": 2, **bounds}, scheduling=GANG))
+    story = Story(jobs.collective_manifest(trainer={"replicas": 2, **bounds}, podGroupPolicy=GANG))
     story.sees(service=False)
     story.scale(3)
     lines = story.sees(after=5, **having(group(0)))
@@ -165,7 +165,7 @@ def test_another_number_of_trainers_is_a_new_gang_although_no_pod_has_been_seen(
 
 
 def test_what_holds_pods_together_goes_with_them_and_what_holds_data_stays():
-    spec: dict[str, Any] = {"checkpoint": CHECKPOINT, "scheduling": GANG, "pserver": BUDGET}
+    spec: dict[str, Any] = {"checkpoint": CHECKPOINT, "podGroupPolicy": GANG, "pserver": BUDGET}
     there = having(CLAIM_REF, BUDGET_REF, group(0))
     story = Story(**spec)
     story.sees(*ALL, **there)
@@ -173,17 +173,17 @@ def test_what_holds_pods_together_goes_with_them_and_what_holds_data_stays():
     assert story.job.status.state == "Succeeded"
     lines = story.sees(ended(pserver(0)), ended(pserver(1)), after=6, **there)
     assert done(lines) == ["delete PodDisruptionBudget digits-pserver", "delete PodGroup digits-0"]
-    story = Story(**spec, runPolicy={"suspend": True})
+    story = Story(**spec, suspend=True)
     assert done(story.sees(**there)) == done(lines)
 
 
 def test_what_the_operator_is_not_set_up_to_make_is_told_and_no_pod_waits_without_it():
     unserved = frozenset({("scheduling.volcano.sh/v1beta1", "PodGroup")})
-    story = Story(scheduling=GANG)
+    story = Story(podGroupPolicy=GANG)
     lines = story.sees(service=False, unserved=unserved)
     told = (
-        "FeatureDisabled: spec.scheduling.gang needs a PodGroup.scheduling.volcano.sh, which this operator is"
-        " not set up to make; have it enabled under features in the values of the operator's chart"
+        "FeatureDisabled: spec.podGroupPolicy needs a PodGroup.scheduling.volcano.sh, which this operator is"
+        " not configured to create; enable it under features in the values of the operator's chart"
     )
     assert f"PodsCreated False {told}" in lines
     assert f"tell Warning {told}" in lines
@@ -208,7 +208,7 @@ def test_a_job_does_without_a_policy_that_it_does_not_ask_for():
     for seen in ({}, {**MADE, "foreign": foreign}):
         lines = done(Story().sees(service=False, **seen))
         assert lines == ["create Service digits", *(f"create digits-pserver-{each} 0.0" for each in (0, 1))]
-    asking = Story(network={"policy": True})
+    asking = Story(network={"policy": {"type": "Isolated"}})
     asking.sees(service=False, **MADE, foreign=foreign)
     assert asking.job.status.conditions[0].reason == "NameTaken"
     asking.sees(service=False)

@@ -25,12 +25,13 @@ def test_a_name_that_is_still_taken_is_told_and_waited_for():
     story = Story()
     story.sees(pserver(0), pserver(1), trainer(0), ended(trainer(1), 1))
     going = ended(trainer(1, deleted_at=at(40)), 1)
-    taken = "PodTerminating: digits-trainer-1 is being deleted; its name is taken until it is gone"
+    taken = "PodTerminating: digits-trainer-1 is being deleted; its name is in use until it is gone"
+    restarting = "Restarting True ReplicaRestarting: digits-trainer-1 failed with exit code 1"
     assert story.sees(pserver(0), pserver(1), trainer(0), going, after=10) == [
         "Restarting pservers 2/2 trainers 1/2 restarts 1 failures 1",
         f"PodsCreated False {taken}",
         f"Running False {taken}",
-        "Restarting True ReplicaRestarting: digits-trainer-1 failed with exit code 1; it is started again",
+        f"{restarting}; the replica is restarted",
         "look again after 60 s",
     ]
 
@@ -83,7 +84,7 @@ def test_a_finished_job_does_not_leave_a_pod_of_a_lost_node_for_ever():
 
 
 FORCE = (
-    "its node has not said that it has ended; if it is certain that it does not run any more:"
+    "its node has not confirmed its end; if it is certain that it is not running any more:"
     " kubectl delete pod digits-trainer-1 -n default --grace-period=0 --force"
 )
 
@@ -93,7 +94,7 @@ def test_a_pod_of_a_slow_node_is_waited_for_and_the_status_tells_how_to_force_it
     others = (pserver(0), pserver(1), trainer(0))
     story.sees(*others, ended(trainer(1), 1))
     slow = trainer(1, ready=True, deleted_at=at(30))
-    taken = "PodTerminating: digits-trainer-1 is being deleted; its name is taken until it is gone"
+    taken = "PodTerminating: digits-trainer-1 is being deleted; its name is in use until it is gone"
     lines = story.sees(*others, slow, after=59)
     assert f"PodsCreated False {taken}" in lines
     assert lines[-1] == "look again after 1 s"
@@ -111,7 +112,7 @@ def test_a_pod_that_somebody_deletes_on_a_slow_node_puts_what_runs_in_doubt():
 
 
 FORCE_ALL = (
-    "their nodes have not said that they have ended; if it is certain that they do not run any more:"
+    "their nodes have not confirmed their end; if it is certain that they are not running any more:"
     " kubectl delete pod digits-trainer-0 digits-trainer-1 -n default --grace-period=0 --force"
 )
 
@@ -127,7 +128,7 @@ def test_a_suspended_job_tells_which_pods_are_still_there_and_how_to_force_them(
     story = Story()
     story.sees(pserver(0), pserver(1), trainer(0), trainer(1))
     story.edit(suspend=True)
-    held = "Suspended True Suspended: runPolicy.suspend is true: "
+    held = "Suspended True Suspended: spec.suspend is true: "
     going = [trainer(each, ready=True, deleted_at=at(30)) for each in slow]
     passing = pserver(0, deleted_at=at(50))
     assert f"{held}no pod of this job runs until it is false" in story.sees(*going, passing, after=59)
@@ -143,8 +144,11 @@ def test_a_pod_that_a_finalizer_keeps_is_not_said_to_go_by_force():
     story.sees(*others, ended(trainer(1), 1))
     kept = trainer(1, ready=True, deleted_at=at(30), finalizers=("example.com/kept",))
     lines = story.sees(*others, kept, after=60)
-    told = "digits-trainer-1 is being deleted; its name is taken until example.com/kept lets go of it"
-    assert f"PodsCreated False PodTerminating: {told}" in lines
+    sentence = (
+        "digits-trainer-1 is being deleted; its name is in use until example.com/kept is removed from its"
+        " finalizers"
+    )
+    assert f"PodsCreated False PodTerminating: {sentence}" in lines
 
 
 @pytest.mark.parametrize(
@@ -185,7 +189,7 @@ def test_a_lost_node_is_not_waited_for_as_long_as_its_pods_grace_period():
 
 
 def test_a_pod_whose_node_is_lost_while_it_is_being_deleted_is_waited_for_as_long_as_the_node():
-    story = Story(nodePool={"tolerations": [{**FOREVER, "tolerationSeconds": 20}]})
+    story = Story(scheduling={"tolerations": [{**FOREVER, "tolerationSeconds": 20}]})
     others = (pserver(0), pserver(1), trainer(0))
     story.sees(*others, trainer(1))
     evicted: dict[str, Any] = {"disruption": "DeletionByTaintManager", "deleted_at": at(10 + HOUR)}
@@ -207,7 +211,7 @@ def test_a_pod_whose_node_is_lost_while_it_is_being_deleted_is_waited_for_as_lon
     ],
 )
 def test_the_grace_period_is_kept_where_nobody_knows_the_node_to_be_lost(tolerations, pod):
-    story = Story(nodePool={"tolerations": tolerations})
+    story = Story(scheduling={"tolerations": tolerations})
     others = (pserver(0), pserver(1), trainer(0))
     story.sees(*others, ended(trainer(1), 1))
     lines = story.sees(*others, trainer(1, **pod, deleted_at=at(HOUR)), after=1800)

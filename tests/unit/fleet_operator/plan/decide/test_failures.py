@@ -45,9 +45,9 @@ def failure_of(*pods: ObservedPod) -> Failure:
             Kind.ORDINARY,
             "digits-trainer-0 failed with exit code 1: ValueError: Error initializing torch.distributed using"
             " env:// rendezvous: environment variable RANK expected, but not set; a pod has RANK only in mode"
-            " Collective with trainer.slotsPerPod 1: with more slots write command: [torchrun, SCRIPT] or"
-            " [python, -m, fleet.launch, SCRIPT], which give each slot its rank",
-            id="slots-without-a-launcher",
+            " Collective with trainer.nprocPerNode 1: with more write command: [torchrun, SCRIPT] or"
+            " [python, -m, fleet.launch, SCRIPT], which give each process its rank",
+            id="processes-without-a-launcher",
         ),
         pytest.param(
             ended(trainer(0), 137, reason="OOMKilled"),
@@ -209,18 +209,18 @@ def failure_of(*pods: ObservedPod) -> Failure:
 )
 def test_find_failures(pod, kind, sentence):
     failure = failure_of(pod)
-    assert (failure.kind, failure.told.message) == (kind, sentence)
+    assert (failure.kind, failure.record.message) == (kind, sentence)
 
 
 def test_a_long_message_is_cut_from_its_beginning():
-    told = failure_of(ended(trainer(0), 1, message="x" * 5000 + "\nValueError: the end")).told
-    message = told.termination_message or ""
+    record = failure_of(ended(trainer(0), 1, message="x" * 5000 + "\nValueError: the end")).record
+    message = record.termination_message or ""
     assert message.endswith("ValueError: the end")
     assert len(message) == 1024
 
 
 def test_the_time_of_a_failure_is_the_containers_end():
-    assert failure_of(ended(trainer(0), 1, finished_at=at(-3.5))).told.time == at(-4)
+    assert failure_of(ended(trainer(0), 1, finished_at=at(-3.5))).record.time == at(-4)
 
 
 def test_main_container_decides_when_a_sidecar_fails():
@@ -241,7 +241,7 @@ def test_main_container_decides_when_a_sidecar_fails():
 def test_a_script_that_looks_for_its_rank_in_a_pod_of_several_slots_is_told_of_launchers(
     said, slots, advised
 ):
-    job = jobs.job(jobs.collective_manifest(trainer={"slotsPerPod": slots}))
+    job = jobs.job(jobs.collective_manifest(trainer={"nprocPerNode": slots}))
     message = f"Traceback (most recent call last):\n  File x\n{said}\n"
     sentence = failure_sentence(ended(trainer(0), 1, message=message), job)
     assert sentence.startswith(f"digits-trainer-0 failed with exit code 1: {said}")

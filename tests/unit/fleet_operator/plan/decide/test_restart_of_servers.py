@@ -60,9 +60,9 @@ def came_again(again: ObservedPod) -> tuple[Story, list[str]]:
 )
 def test_a_trainer_that_comes_again_when_all_are_done_starts_the_job_anew_uncounted(again):
     story, lines = came_again(again)
-    told = "digits-trainer-1 is started again, but parameter servers have completed; all replicas start anew"
-    assert f"Restarting True JobRestarting: {told}" in lines
-    assert [line for line in lines if line.startswith("tell ")] == [f"tell Warning JobRestarting: {told}"]
+    reason = "digits-trainer-1 must be restarted, but parameter servers have completed; all replicas restart"
+    assert f"Restarting True JobRestarting: {reason}" in lines
+    assert [line for line in lines if line.startswith("tell ")] == [f"tell Warning JobRestarting: {reason}"]
     status = story.job.status.to_manifest()
     assert (status["jobRestarts"], status["failures"], status["lastFailure"]["exitCode"]) == (1, 1, 1)
 
@@ -119,7 +119,7 @@ def test_a_server_lost_while_trainers_work_restarts_the_whole_job_and_counts_at_
     story.sees(pserver(0), pserver(1), trainer(0), trainer(1))
     lines = story.sees(ended(pserver(0), **end), pserver(1), trainer(0), trainer(1), after=5)
     assert lines[0] == f"Restarting pservers 0/2 trainers 0/2 restarts 1 failures {failures}"
-    why = "its parameters are lost, so all replicas start anew"
+    why = "its parameters are lost, so all replicas restart"
     assert any(line.startswith("Restarting True JobRestarting") and line.endswith(why) for line in lines)
     late = (ended(trainer(0), 90), ended(trainer(1), 91))
     assert story.sees(pserver(1), *late, after=5.5)[0].endswith(f"restarts 1 failures {failures}")

@@ -1,11 +1,12 @@
 """successPolicy, deadlines, and what a finished job leaves behind."""
 
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
 import pytest
 
-from fleet_operator.api import CleanPodPolicy, FleetJobStatus, JobState, SuccessPolicy
+from fleet_operator.api import CleanPodPolicy, FleetJobStatus, JobState, SuccessPolicyType
 from fleet_operator.plan.decide.run_policy import (
     cleanup_at,
     deadline,
@@ -24,12 +25,12 @@ from tests.support.plans import T0, Story, at, ended, pending, pserver, trainer
 @pytest.mark.parametrize(
     ("policy", "succeeded", "expected"),
     [
-        pytest.param(SuccessPolicy.ALL, {0, 1}, False, id="all-waits-for-the-last-trainer"),
-        pytest.param(SuccessPolicy.ALL, {0, 1, 2}, True, id="all-is-all"),
-        pytest.param(SuccessPolicy.ANY, set(), False, id="any-needs-one"),
-        pytest.param(SuccessPolicy.ANY, {2}, True, id="any-takes-whichever-is-first"),
-        pytest.param(SuccessPolicy.RANK_ZERO, {1, 2}, False, id="rank-zero-ignores-the-others"),
-        pytest.param(SuccessPolicy.RANK_ZERO, {0}, True, id="rank-zero-waits-for-nobody"),
+        pytest.param(SuccessPolicyType.ALL, {0, 1}, False, id="all-waits-for-the-last-trainer"),
+        pytest.param(SuccessPolicyType.ALL, {0, 1, 2}, True, id="all-is-all"),
+        pytest.param(SuccessPolicyType.ANY, set(), False, id="any-needs-one"),
+        pytest.param(SuccessPolicyType.ANY, {2}, True, id="any-takes-whichever-is-first"),
+        pytest.param(SuccessPolicyType.RANK_ZERO, {1, 2}, False, id="rank-zero-ignores-the-others"),
+        pytest.param(SuccessPolicyType.RANK_ZERO, {0}, True, id="rank-zero-is-enough"),
     ],
 )
 def test_is_satisfied(policy, succeeded, expected):
@@ -39,13 +40,15 @@ def test_is_satisfied(policy, succeeded, expected):
 @pytest.mark.parametrize(
     ("policy", "replicas", "expected"),
     [
-        pytest.param(SuccessPolicy.ALL, 3, "all 3 trainers have completed", id="all"),
-        pytest.param(SuccessPolicy.ALL, 1, "the trainer has completed", id="one"),
-        pytest.param(SuccessPolicy.ANY, 3, "trainer 1 has completed, as successPolicy Any asks", id="any"),
+        pytest.param(SuccessPolicyType.ALL, 3, "all 3 trainers have completed", id="all"),
+        pytest.param(SuccessPolicyType.ALL, 1, "the trainer has completed", id="one"),
         pytest.param(
-            SuccessPolicy.RANK_ZERO,
+            SuccessPolicyType.ANY, 3, "trainer 1 has completed, as successPolicy Any requires", id="any"
+        ),
+        pytest.param(
+            SuccessPolicyType.RANK_ZERO,
             3,
-            "trainer 0 has completed, as successPolicy RankZero asks",
+            "trainer 0 has completed, as successPolicy RankZero requires",
             id="rank-zero",
         ),
     ],
@@ -62,7 +65,7 @@ def test_parameter_servers_have_no_vote():
 
 
 def test_enough_success_outweighs_a_failure_of_the_same_moment():
-    story = Story(successPolicy="RankZero", failurePolicy={"action": "FailJob"})
+    story = Story(successPolicy={"type": "RankZero"}, failurePolicy={"action": "FailJob"})
     story.sees(pserver(0), pserver(1), ended(trainer(0)), ended(trainer(1), 1))
     assert story.job.status.state == "Succeeded"
 
@@ -86,7 +89,7 @@ def test_a_job_that_takes_too_long_fails_and_its_pods_go():
     sentence = "the job has not finished within runPolicy.activeDeadlineSeconds, 100 s"
     assert story.sees(*pods, after=100) == [
         "Failed pservers 2/2 trainers 2/2 restarts 0 failures 0",
-        "PodsCreated True PodsCreated: the pods of all replicas are there",
+        "PodsCreated True PodsCreated: the pods of all replicas exist",
         f"Running False DeadlineExceeded: {sentence}",
         f"Failed True DeadlineExceeded: {sentence}; raise it, and create the job again",
         "delete digits-pserver-0 0.0",
@@ -166,7 +169,9 @@ def test_the_schedulers_own_reason_is_in_the_status_and_then_in_the_failure():
     waits = pending(trainer(1), "Unschedulable", SCHEDULER)
     pods = (pserver(0), pserver(1), trainer(0), waits)
     lines = story.sees(*pods)
-    said = "digits-trainer-1 waits, Unschedulable: 0/4 nodes are available: 4 Insufficient nvidia.com/gpu"
+    said = (
+        "digits-trainer-1 is waiting, Unschedulable: 0/4 nodes are available: 4 Insufficient nvidia.com/gpu"
+    )
     assert any(line.startswith(f"Running False Unschedulable: {said}") for line in lines)
     assert lines[-1] == "look again after 60 s"
     lines = story.sees(*pods, after=60)
@@ -233,11 +238,76 @@ def test_an_elastic_job_that_came_to_run_while_nobody_looked_is_not_failed():
 
 
 def test_time_in_suspension_does_not_count_as_pending():
-    story = Story(runPolicy={**LIMIT, "suspend": True})
+    story = Story(runPolicy=LIMIT, suspend=True)
     story.sees()
     story.edit(suspend=False)
     story.sees(after=600)
     assert story.sees(after=610)[-1] == "look again after 50 s"
+
+
+QUEUED = {"podGroupPolicy": {"kueue": {"queueName": "research"}}}
+RUNNING = (pserver(0), pserver(1), trainer(0), trainer(1))
+GATED = tuple(replace(pending(each), gates=("kueue.x-k8s.io/admission",)) for each in RUNNING)
+
+
+def test_no_deadline_runs_while_kueue_holds_the_job_back():
+    limits = {"activeDeadlineSeconds": 100, "pendingDeadlineSeconds": 60}
+    story = Story(**QUEUED, runPolicy=limits)
+    story.sees()
+    assert not any("look" in line for line in story.sees(*GATED, after=10))
+    story.sees(*GATED, after=5000)
+    admitted = tuple(pending(each) for each in RUNNING)
+    assert story.sees(*admitted, after=5010)[-1] == "look again after 60 s"
+    story.sees(*RUNNING, after=5040)
+    assert story.job.status.start_time == at(5000), "without the 5,000 s in the queue"
+    story.sees(*RUNNING, after=5099)
+    assert story.job.status.state == "Running"
+    story.sees(*RUNNING, after=5100)
+    assert story.job.status.state == "Failed"
+
+
+def test_pods_that_kueue_has_admitted_must_run_in_time():
+    story = Story(**QUEUED, runPolicy=LIMIT)
+    story.sees(*GATED)
+    story.sees(*(pending(each) for each in RUNNING), after=600)
+    story.sees(*(pending(each) for each in RUNNING), after=661)
+    assert story.job.status.state == "Failed"
+
+
+@pytest.mark.parametrize(
+    ("message", "holds"),
+    [
+        ("The workload is deactivated", True),
+        ("The workload is deactivated due to exceeding the maximum number of re-queuing retries", True),
+        ("Preempted to accommodate a workload", False),
+    ],
+)
+def test_a_job_that_kueue_has_deactivated_makes_no_group_until_it_was_suspended(message: str, holds: bool):
+    story = Story(**QUEUED, runPolicy=LIMIT)
+    story.sees(*RUNNING)
+    stopped = replace(
+        ended(RUNNING[3], 143), disruption="WorkloadEvicted", disruption_message=message, deleted_at=at(40)
+    )
+    story.sees(*RUNNING[:3], stopped, after=10)
+    assert story.job.status.failures == 0
+    assert story.job.status.last_failure is not None
+    assert f"(WorkloadEvicted: {message})" in story.job.status.last_failure.message
+    lines = story.sees(after=5000 if holds else 30)
+    assert any(line.startswith("create digits-") for line in lines) is not holds
+    assert ("Running False Deactivated" in str(lines)) is holds
+    if holds:
+        story.edit(suspend=True)
+        story.sees(after=5010)
+        story.edit(suspend=False)
+        lines = story.sees(after=5020)
+        assert any(line.startswith("create digits-") for line in lines)
+
+
+def test_the_gate_of_another_controller_does_not_stop_the_clock():
+    story = Story(**QUEUED, runPolicy=LIMIT)
+    story.sees(*(replace(each, gates=("example.com/wait",)) for each in GATED))
+    story.sees(*(replace(each, gates=("example.com/wait",)) for each in GATED), after=61)
+    assert story.job.status.state == "Failed"
 
 
 def waits_for_an_image(**run_policy: int) -> tuple[Story, ObservedPod]:
@@ -268,7 +338,7 @@ def test_it_is_a_failure_like_any_other_once_the_deadline_is_over_or_everybody_r
 
 
 def test_a_trainer_of_servers_that_are_not_there_yet_counts_as_little():
-    story = Story(startupPolicy="AnyOrder", failurePolicy={"action": "FailJob"})
+    story = Story(startupPolicy={"order": "AnyOrder"}, failurePolicy={"action": "FailJob"})
     pods = (pserver(0), pending(pserver(1)), trainer(1))
     story.sees(*pods, trainer(0))
     lines = story.sees(*pods, ended(trainer(0), 91), after=180)
@@ -353,7 +423,7 @@ def test_a_server_that_is_stopped_after_the_success_has_not_failed():
 
 
 def test_a_pod_of_an_older_attempt_goes_whatever_the_policy():
-    story = Story(runPolicy={"cleanPodPolicy": "None"}, successPolicy="RankZero")
+    story = Story(runPolicy={"cleanPodPolicy": "None"}, successPolicy={"type": "RankZero"})
     story.sees(pserver(0), pserver(1), trainer(0), ended(trainer(1), 1))
     lines = story.sees(pserver(0), pserver(1), ended(trainer(0)), ended(trainer(1), 1), after=1)
     assert [line for line in lines if line.startswith("delete")] == ["delete digits-trainer-1 0.0"]

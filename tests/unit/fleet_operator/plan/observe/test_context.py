@@ -39,7 +39,7 @@ def keys(actions: list[CreatePod]) -> set[str | None]:
 
 
 def test_the_first_pod_of_a_life_brings_the_key_that_all_others_get():
-    actions = created(jobs.job(jobs.manifest(startupPolicy="AnyOrder")))
+    actions = created(jobs.job(jobs.manifest(startupPolicy={"order": "AnyOrder"})))
     assert [action.brings_key for action in actions] == [True, False, False, False]
     assert keys(actions) == {NEW}
 
@@ -55,7 +55,7 @@ def test_the_first_pod_of_a_life_brings_the_key_that_all_others_get():
     ],
 )
 def test_every_pod_of_a_life_has_the_key_of_those_that_are_there(pods: list[ObservedPod]):
-    actions = created(jobs.job(jobs.manifest(startupPolicy="AnyOrder")), *pods)
+    actions = created(jobs.job(jobs.manifest(startupPolicy={"order": "AnyOrder"})), *pods)
     assert actions
     assert keys(actions) == {OURS}
     assert not any(action.brings_key for action in actions)
@@ -69,7 +69,7 @@ def test_another_life_has_another_key():
 
 def test_a_pod_of_somebody_else_settles_no_key():
     foreign = replace(trainer(0, key=OURS), owned=False, name="somebody-elses")
-    assert keys(created(jobs.job(jobs.manifest(startupPolicy="AnyOrder")), foreign)) == {NEW}
+    assert keys(created(jobs.job(jobs.manifest(startupPolicy={"order": "AnyOrder"})), foreign)) == {NEW}
 
 
 @pytest.mark.parametrize("name", ["FLEET_JOB_KEY", "FLEET_JOB_KEY_FILE"])
@@ -77,7 +77,7 @@ def test_a_template_that_brings_the_key_is_given_none(name: str):
     source = {"secretKeyRef": {"name": "digits", "key": "key"}}
     environment: dict[str, Any] = {"env": [{"name": name, "valueFrom": source}]}
     [first, *_] = actions = created(
-        jobs.job(jobs.manifest(template=template(environment), startupPolicy="AnyOrder"))
+        jobs.job(jobs.manifest(template=template(environment), startupPolicy={"order": "AnyOrder"}))
     )
     assert not first.brings_key
     assert {each["name"]: each for each in main_of(dict(first.manifest))["env"]}[name]["valueFrom"] == source
@@ -155,7 +155,7 @@ def test_the_condition_of_what_nobody_saw_has_a_reason_of_its_own():
     lines = story.sees(pserver(0), pserver(1), trainer(0), after=600)
     gone = "digits-trainer-1 is gone, and nobody has seen how it ended"
     assert lines[0] == "Restarting pservers 2/2 trainers 1/2 restarts 1 failures 0"
-    assert f"Restarting True PodsVanished: {gone}; it is started again" in lines
+    assert f"Restarting True PodsVanished: {gone}; the replica is restarted" in lines
     failure = story.job.status.last_failure
     assert failure is not None
     assert failure.reason == "PodsVanished"
@@ -237,7 +237,7 @@ def test_a_trainer_that_failed_when_it_was_done_and_finds_no_servers_starts_anew
     story.sees(*ALL[:3], ended(trainer(1), 137), after=5)
     lines = story.sees(*KNEW_THE_FIRST, done(trainer(0), "0"), trainer(1, "0.1"), after=8)
     assert lines[0] == "Restarting pservers 0/2 trainers 0/2 restarts 2 failures 1"
-    said = "digits-trainer-1 is started again, but parameter servers have completed; all replicas start anew"
+    said = "digits-trainer-1 must be restarted, but parameter servers have completed; all replicas restart"
     assert f"Restarting True JobRestarting: {said}" in lines
 
 

@@ -54,12 +54,12 @@ def test_a_pod_that_is_being_deleted_is_given_up_with_its_grace_period_instead()
 
 
 def test_a_silent_node_is_told_then_its_pod_is_replaced_without_being_counted():
-    story = Story(nodePool={"tolerations": [{"operator": "Exists"}]})
+    story = Story(scheduling={"tolerations": [{"operator": "Exists"}]})
     others = (pserver(0), pserver(1), trainer(0))
     story.sees(*others, trainer(1))
     told = (
         "NodeNotReady: digits-trainer-1 is on node gpu-7, which is silent since 10:00:00 UTC;"
-        " the node is waited for until 10:05:00 UTC"
+        " the job waits for it until 10:05:00 UTC"
     )
     lines = story.sees(*others, trainer(1, **SILENT), after=40)
     assert lines[0] == "Running pservers 2/2 trainers 2/2 restarts 0 failures 0"

@@ -300,7 +300,7 @@ RECORDED = f"""\
         ),
         pytest.param(
             OWN + HEAD + UNKNOWN,
-            "rank 0: exit code 1; its exception stands in the log above torchrun's summary, and here too if "
+            "rank 0: exit code 1; its exception is in the log above torchrun's summary, and here too if "
             "main() is decorated with torch.distributed.elastic.multiprocessing.errors.record",
             id="no-exception-in-what-is-left",
         ),
@@ -325,7 +325,7 @@ PODS = (pserver(0), pserver(1), trainer(0))
 MODULE = "ModuleNotFoundError: No module named 'x'"
 
 
-HELP = "; trying again would not help; correct the script, its command or its image and create the job again"
+HELP = "; a retry would fail again; correct the script, its command or its image and create the job again"
 
 
 def words(*arguments: str) -> tuple[int, str]:
@@ -529,7 +529,9 @@ def test_a_name_server_that_hiccups_twice_fails_no_job():
 
 
 def test_a_rule_that_names_the_exit_code_decides_first():
-    rules = [{"onExitCodes": [1], "action": "RestartJob"}]
+    rules = [
+        {"name": "codes-restartjob", "onExitCodes": {"operator": "In", "values": [1]}, "action": "RestartJob"}
+    ]
     story = Story(jobs.manifest(failurePolicy={"rules": rules}))
     lines = story.sees(*PODS, ended(trainer(1), 1, message=MISSING), one_machine=True)
     assert lines[0].startswith("Restarting ")
@@ -607,7 +609,10 @@ IDLE, NOT_JOINED = IN_WORDS.format(stage="joined, no step made"), IN_WORDS.forma
 )
 def test_on_one_machine_the_second_exception_at_a_line_before_any_step_fails_the_job(first, second):
     [failed] = [line for line in two_lives(first, second) if line.startswith("Failed True PermanentError: ")]
-    assert "no such column (at /work/train.py:12); the same exception has ended this run before" in failed
+    assert (
+        "no such column (at /work/train.py:12); the same exception at the same line ended an earlier"
+        " attempt of this run" in failed
+    )
 
 
 @pytest.mark.parametrize(

@@ -31,12 +31,12 @@ def test_is_resized(before, wanted, expected):
 
 
 def test_scaled_sentence():
-    said = "trainer.replicas was 2 and is 4: all replicas start anew with that number"
+    said = "trainer.replicas has changed from 2 to 4: all replicas restart with the new number"
     assert scaled_sentence(before=2, wanted=4) == said
 
 
 def test_noted_sentence():
-    said = "trainer.replicas was 2 and is 4: the job starts with that number"
+    said = "trainer.replicas has changed from 2 to 4: the job starts with the new number"
     assert noted_sentence(before=2, wanted=4) == said
 
 
@@ -50,7 +50,7 @@ def test_noted_sentence():
     ],
 )
 def test_joined_sentence(before, wanted, who):
-    said = f"trainer.replicas was {before} and is {wanted}: {who} the others, which go on"
+    said = f"trainer.replicas has changed from {before} to {wanted}: {who} while the others continue"
     assert joined_sentence(before=before, wanted=wanted) == said
 
 
@@ -73,15 +73,15 @@ def test_a_collective_job_starts_anew_with_the_new_number_uncounted():
     story.sees(trainer(0), trainer(1))
     story.scale(3)
     lines = story.sees(trainer(0), trainer(1), after=5)
-    told = "trainer.replicas was 2 and is 3: all replicas start anew with that number"
+    sentence = "trainer.replicas has changed from 2 to 3: all replicas restart with the new number"
     assert lines[0] == "Restarting trainers 0/3 restarts 0 failures 0"
-    assert f"Restarting True Scaled: {told}" in lines
+    assert f"Restarting True Scaled: {sentence}" in lines
     assert created(lines) == [
         "delete digits-trainer-0 0.0",
         "delete digits-trainer-1 0.0",
         "create digits-trainer-2 1.0",
     ]
-    assert lines[-1] == f"tell Normal Scaled: {told}"
+    assert lines[-1] == f"tell Normal Scaled: {sentence}"
     assert created(story.sees(after=6)) == [f"create digits-trainer-{index} 1.0" for index in range(3)]
 
 
@@ -92,7 +92,7 @@ def test_a_collective_job_that_shrinks_has_no_trainer_left_over():
     story.sees(*(trainer(index) for index in range(3)), after=5)
     story.sees(after=6)
     story.sees(trainer(0, "1.0"), trainer(1, "1.0"), after=7)
-    assert (story.job.status.state, story.job.status.trainers) == ("Running", "2/2")
+    assert (story.job.status.state, story.job.status.columns.trainers) == ("Running", "2/2")
     story.sees(ended(trainer(0, "1.0")), ended(trainer(1, "1.0")), after=8)
     assert story.job.status.state == "Succeeded"
 
@@ -106,12 +106,12 @@ def test_a_collective_job_that_shrinks_has_no_trainer_left_over():
     ],
 )
 def test_what_completed_with_another_number_is_no_success(policy, ends):
-    story = Story(jobs.collective_manifest(trainer={"replicas": 3, **BOUNDS}, successPolicy=policy))
+    story = Story(jobs.collective_manifest(trainer={"replicas": 3, **BOUNDS}, successPolicy={"type": policy}))
     pods = [trainer(index) for index in range(3)]
     story.sees(*pods)
     story.scale(2)
     story.sees(*(ended(pod) if pod.index in ends else pod for pod in pods), after=5)
-    assert (story.job.status.state, story.job.status.trainers) == ("Restarting", "0/2")
+    assert (story.job.status.state, story.job.status.columns.trainers) == ("Restarting", "0/2")
     assert created(story.sees(after=6)) == ["create digits-trainer-0 1.0", "create digits-trainer-1 1.0"]
 
 
@@ -134,7 +134,7 @@ def test_a_job_that_was_resized_while_suspended_resumes_with_the_new_number(mode
     story.edit(suspend=True)
     story.sees(*SERVERS, trainer(0), trainer(1), after=5)
     story.scale(wanted)
-    noted = f"trainer.replicas was 2 and is {wanted}: the job starts with that number"
+    noted = f"trainer.replicas has changed from 2 to {wanted}: the job starts with the new number"
     assert f"tell Normal Scaled: {noted}" in story.sees(after=6), "nothing runs that could go on"
     story.edit(suspend=False)
     story.sees(after=7)
@@ -147,7 +147,7 @@ def test_a_job_none_of_whose_pods_is_there_yet_is_scaled_without_a_restart(mode)
     story = Story(syncMode=mode, trainer={"replicas": 2, **BOUNDS})
     story.sees(service=False)
     story.scale(3)
-    noted = "trainer.replicas was 2 and is 3: the job starts with that number"
+    noted = "trainer.replicas has changed from 2 to 3: the job starts with the new number"
     assert f"tell Normal Scaled: {noted}" in story.sees(after=5)
 
 
@@ -182,8 +182,8 @@ def test_a_trainer_joins_an_elastic_job_and_nothing_starts_anew(mode):
     lines = story.sees(*SERVERS, trainer(0), trainer(1), after=5)
     assert lines[0] == "Running pservers 2/2 trainers 2/3 restarts 0 failures 0"
     assert created(lines) == ["create digits-trainer-2 0.0"]
-    told = "trainer.replicas was 2 and is 3: trainer 2 joins the others, which go on"
-    assert lines[-1] == f"tell Normal Scaled: {told}"
+    sentence = "trainer.replicas has changed from 2 to 3: trainer 2 joins while the others continue"
+    assert lines[-1] == f"tell Normal Scaled: {sentence}"
     lines = story.sees(*SERVERS, *(trainer(index) for index in range(3)), after=6)
     assert lines[0] == "Running pservers 2/2 trainers 3/3 restarts 0 failures 0"
     assert created(lines) == []
@@ -195,7 +195,7 @@ def test_surplus_trainers_of_an_elastic_job_are_deleted_and_are_no_failures():
     three = tuple(trainer(index) for index in range(3))
     lines = story.sees(*SERVERS, *three, after=5)
     assert created(lines) == ["delete digits-trainer-1 0.0", "delete digits-trainer-2 0.0"]
-    assert lines[-1].endswith("trainers 1-2 leave the others, which go on")
+    assert lines[-1].endswith("trainers 1-2 leave while the others continue")
     leaving = [ended(each, 143, deleted_at=at(35)) for each in three[1:]]
     for pods in ((three[0], *leaving), (three[0],)):
         lines = story.sees(*SERVERS, *pods, after=6)
@@ -260,7 +260,7 @@ def test_a_trainer_that_finds_no_node_does_not_end_an_elastic_job_that_has_enoug
     for seconds in (5, 500):
         lines = story.sees(*SERVERS, trainer(0), trainer(1), stuck, after=seconds)
         assert lines[0] == "Running pservers 2/2 trainers 2/3 restarts 0 failures 0"
-    assert "digits-trainer-2 waits, Unschedulable: 0/3 nodes are available" in lines[2]
+    assert "digits-trainer-2 is waiting, Unschedulable: 0/3 nodes are available" in lines[2]
     assert not any(line.startswith("look again") for line in lines)
 
 
@@ -284,7 +284,7 @@ def test_no_trainer_is_added_once_one_has_completed():
     lines = story.sees(*one_done, after=6)
     assert lines[0] == "Running pservers 2/2 trainers 2/2 restarts 0 failures 0"
     assert created(lines) == []
-    assert "trainer.replicas is 3, but a trainer has completed, and none is added after that" in lines[2]
+    assert "trainer.replicas is 3, but no trainer is added after a trainer has completed" in lines[2]
     story.sees(*SERVERS, ended(trainer(0)), ended(trainer(1)), after=7)
     assert story.job.status.state == "Succeeded"
 
@@ -321,7 +321,7 @@ def test_a_trainer_that_comes_when_the_others_are_done_is_not_waited_for(late, s
     if state == "Succeeded":
         ending = story.job.status.explanation
         assert ending is not None
-        assert ending.message.startswith("all 2 trainers have completed; trainer 2 came too late")
+        assert ending.message.startswith("all 2 trainers have completed; trainer 2 started too late")
 
 
 EVERY_POD = [f"delete digits-{name} 0.0" for name in ("pserver-0", "pserver-1", "trainer-0", "trainer-1")]

@@ -12,7 +12,7 @@ from fleet_operator.plan.tell.reasons import ADVICE, why_gang_waits
 from tests.support import jobs
 from tests.support.plans import Story, at, ended, pending, pserver, trainer
 
-STARTING = "Starting: digits-trainer-1 is being started; if it stays so, its events say why"
+STARTING = "Starting: digits-trainer-1 is being started; if this persists, see its events"
 
 
 @pytest.mark.parametrize(
@@ -20,19 +20,19 @@ STARTING = "Starting: digits-trainer-1 is being started; if it stays so, its eve
     [
         pytest.param(
             pending(trainer(1), "Unschedulable", "0/3 nodes are available: 3 Insufficient nvidia.com/gpu."),
-            "Unschedulable: digits-trainer-1 waits, Unschedulable:"
-            " 0/3 nodes are available: 3 Insufficient nvidia.com/gpu; free or add nodes, or ask for less",
+            "Unschedulable: digits-trainer-1 is waiting, Unschedulable:"
+            " 0/3 nodes are available: 3 Insufficient nvidia.com/gpu; free or add nodes, or request less",
             id="the-schedulers-own-sentence",
         ),
         pytest.param(
             pending(trainer(1), "ImagePullBackOff", 'Back-off pulling image "traner:1"'),
-            'ImagePullBackOff: digits-trainer-1 waits, ImagePullBackOff: Back-off pulling image "traner:1";'
-            " correct the image's name, or give imagePullSecrets",
+            'ImagePullBackOff: digits-trainer-1 is waiting, ImagePullBackOff: Back-off pulling image "traner'
+            ":1\"; correct the image's name, or set imagePullSecrets",
             id="an-image-that-cannot-be-pulled",
         ),
         pytest.param(
             pending(trainer(1), "CreateContainerConfigError"),
-            "CreateContainerConfigError: digits-trainer-1 waits, CreateContainerConfigError;"
+            "CreateContainerConfigError: digits-trainer-1 is waiting, CreateContainerConfigError;"
             " create the Secret or ConfigMap that the template names",
             id="without-a-sentence",
         ),
@@ -48,7 +48,7 @@ STARTING = "Starting: digits-trainer-1 is being started; if it stays so, its eve
         ),
         pytest.param(
             pending(trainer(1), "sidecar not injected", "by the mesh"),
-            "PodWaiting: digits-trainer-1 waits, sidecar not injected: by the mesh",
+            "PodWaiting: digits-trainer-1 is waiting, sidecar not injected: by the mesh",
             id="what-is-no-word-is-no-reason",
         ),
     ],
@@ -56,7 +56,7 @@ STARTING = "Starting: digits-trainer-1 is being started; if it stays so, its eve
 def test_a_pod_that_waits(pod, expected):
     assert Story().sees(pserver(0), pserver(1), trainer(0), pod)[:3] == [
         "Pending pservers 2/2 trainers 1/2 restarts 0 failures 0",
-        "PodsCreated True PodsCreated: the pods of all replicas are there",
+        "PodsCreated True PodsCreated: the pods of all replicas exist",
         f"Running False {expected}",
     ]
 
@@ -64,14 +64,14 @@ def test_a_pod_that_waits(pod, expected):
 def test_a_pod_that_may_wait_for_certificates_names_their_secret():
     story = Story(network={"tls": {"secretName": "digits-tls"}})
     assert story.sees(pserver(0), pserver(1), trainer(0), pending(trainer(1), "ContainerCreating"))[2] == (
-        f"Running False {STARTING}, such as a Secret digits-tls (spec.network.tls) that is not there"
+        f"Running False {STARTING}, for example about a missing Secret digits-tls (spec.network.tls)"
     )
 
 
 def test_what_the_api_server_refuses_for_now_is_told_before_what_waits_for_it():
     quota = 'pods "digits-pserver-1" is forbidden: exceeded quota: few'
-    refused = f"CreationRefused: the API server refuses what is missing, for now: {quota};"
-    refused += " it is tried again: make room, or ask whoever set the limit or runs the webhook"
+    refused = f"CreationRefused: the API server temporarily refuses the missing objects: {quota};"
+    refused += " the creation is retried: free resources, or ask the owner of the limit or webhook"
     lines = Story().sees(pserver(0), refused=quota)
     assert lines[1:3] == [f"PodsCreated False {refused}", f"Running False {refused}"]
     assert "create digits-pserver-1 0.0" in lines, "it is tried again"
@@ -79,20 +79,21 @@ def test_what_the_api_server_refuses_for_now_is_told_before_what_waits_for_it():
 
 def test_a_server_that_cannot_be_placed_is_told_though_the_trainers_wait_for_it():
     lines = Story().sees(pserver(0), pending(pserver(1), "Unschedulable", "0/1 nodes are available"))
-    gate = "trainers are created once all parameter servers are ready: digits-pserver-1 is not yet"
-    gate += "; if it stays so, its log and its events say why"
+    gate = "trainers are created once all parameter servers are ready: digits-pserver-1 is not ready yet"
+    gate += "; if this persists, see its log and its events"
     assert lines[1:3] == [
         f"PodsCreated False WaitingForParameterServers: {gate}",
         (
-            "Running False Unschedulable: digits-pserver-1 waits, Unschedulable: 0/1 nodes are available;"
-            " free or add nodes, or ask for less"
+            "Running False Unschedulable: digits-pserver-1 is waiting, Unschedulable: 0/1 nodes are available"
+            ";"
+            " free or add nodes, or request less"
         ),
     ]
 
 
 def test_a_server_that_is_not_there_has_no_log_to_look_at():
     gate = "PodsCreated False WaitingForParameterServers: trainers are created once all parameter servers are"
-    gate += " ready: digits-pserver-0 (and 1 more) is not created yet"
+    gate += " ready: digits-pserver-0 (and 1 more) does not exist yet"
     assert Story().sees()[1] == gate
 
 
@@ -121,10 +122,10 @@ def running(lines: list[str]) -> str:
 def test_the_pod_that_holds_the_others_up_speaks_for_the_gang():
     pods = [pending(each, "Schedulable", "the others have no place") for each in ALL[:3]]
     pods.append(pending(ALL[3], "Unschedulable", UNSCHEDULABLE))
-    story = Story(scheduling={"gang": "Volcano"}, runPolicy={"pendingDeadlineSeconds": 60})
+    story = Story(podGroupPolicy={"volcano": {}}, runPolicy={"pendingDeadlineSeconds": 60})
     assert running(story.sees(*pods, **THERE)) == (
-        "Running False Unschedulable: the gang digits-0 needs places for 4 pods together, and 4 have none;"
-        f" digits-trainer-1 waits, Unschedulable: {UNSCHEDULABLE}; free or add nodes, or ask for less"
+        "Running False Unschedulable: the gang digits-0 needs nodes for 4 pods together, but 4 have none;"
+        f" digits-trainer-1 is waiting, Unschedulable: {UNSCHEDULABLE}; free or add nodes, or request less"
     )
     story.sees(*pods, after=60, **THERE)
     assert story.job.status.state == "Failed"
@@ -136,33 +137,33 @@ def test_the_pod_that_holds_the_others_up_speaks_for_the_gang():
 
 def test_a_gang_whose_pods_only_wait_for_each_other_says_so():
     pods = [pending(each, "Undetermined", "pod group is not ready") for each in ALL]
-    line = running(Story(scheduling={"gang": "Volcano"}).sees(*pods, **THERE))
-    assert line.startswith("Running False GangWaiting: the gang digits-0 needs places for 4 pods together")
-    assert "digits-pserver-0 waits, Undetermined: pod group is not ready" in line
+    line = running(Story(podGroupPolicy={"volcano": {}}).sees(*pods, **THERE))
+    assert line.startswith("Running False GangWaiting: the gang digits-0 needs nodes for 4 pods together")
+    assert "digits-pserver-0 is waiting, Undetermined: pod group is not ready" in line
 
 
 def test_a_gang_in_a_queue_says_what_its_pod_group_says():
     pods = [pending(each) for each in ALL]
     held_back = {GROUP: ObservedObject(held_back="Pending: queue resource quota insufficient")}
-    line = running(Story(scheduling={"gang": "Volcano"}).sees(*pods, objects=held_back))
+    line = running(Story(podGroupPolicy={"volcano": {}}).sees(*pods, objects=held_back))
     assert "GangWaiting" in line
-    assert "its PodGroup is Pending: queue resource quota insufficient; the events of its pods" in line
+    assert "its PodGroup is Pending: queue resource quota insufficient; see the events of its pods" in line
 
 
 def test_a_scheduler_that_says_nothing_is_named():
     pods = [replace(pending(each), scheduler="volcano") for each in ALL]
-    line = running(Story(scheduling={"gang": "Volcano"}).sees(*pods, **THERE))
-    assert "the scheduler volcano has said nothing of them yet" in line
+    line = running(Story(podGroupPolicy={"volcano": {}}).sees(*pods, **THERE))
+    assert "the scheduler volcano has not reported on them yet" in line
 
 
 def test_pods_with_places_wait_for_what_they_say_themselves():
     on_nodes = [replace(pending(each, "ImagePullBackOff", "no such image"), node="gpu-1") for each in ALL]
-    line = running(Story(scheduling={"gang": "Volcano"}).sees(*on_nodes, **THERE))
-    assert line.startswith("Running False ImagePullBackOff: digits-pserver-0 waits")
+    line = running(Story(podGroupPolicy={"volcano": {}}).sees(*on_nodes, **THERE))
+    assert line.startswith("Running False ImagePullBackOff: digits-pserver-0 is waiting")
     assert why_gang_waits(Gang.NONE, "digits-0", "default", pods=[pending(ALL[0])], wanted=4) is None
 
 
-KUEUE = {"gang": "Kueue", "queue": "research"}
+KUEUE = {"kueue": {"queueName": "research"}}
 
 
 MANAGED: dict[str, Any] = {"finalizers": ("kueue.x-k8s.io/managed",)}
@@ -173,21 +174,29 @@ def test_a_group_that_kueue_has_not_admitted_says_whom_to_ask():
         replace(pending(each, "SchedulingGated", "blocked"), gates=("kueue.x-k8s.io/admission",))
         for each in ALL
     ]
-    assert running(Story(scheduling=KUEUE).sees(*gated)) == (
-        "Running False SchedulingGated: Kueue's queue research has not admitted the gang digits-0:"
-        " digits-pserver-0 (and 3 more) waits behind kueue.x-k8s.io/admission: blocked;"
-        " kubectl describe workload digits-0 -n default says why"
+    assert running(Story(podGroupPolicy=KUEUE).sees(*gated)) == (
+        "Running False SchedulingGated: Kueue's queue research has not admitted the gang digits-11111111-0:"
+        " digits-pserver-0 (and 3 more) is gated by kueue.x-k8s.io/admission: blocked;"
+        " kubectl describe workload digits-11111111-0 -n default shows why"
     )
+
+
+def test_kueues_own_reason_comes_first_where_the_operator_may_read_it():
+    gated = [replace(pending(each, "SchedulingGated"), gates=("kueue.x-k8s.io/admission",)) for each in ALL]
+    line = running(Story(podGroupPolicy=KUEUE).sees(*gated, queue_message="insufficient unused quota"))
+    assert line.endswith("has not admitted the gang digits-11111111-0: insufficient unused quota")
 
 
 def test_a_gate_of_somebody_else_is_not_kueues():
     gated = [replace(pending(each, "SchedulingGated", "blocked"), gates=("example.com/x",)) for each in ALL]
-    line = running(Story(scheduling=KUEUE).sees(*gated))
-    assert line.endswith("SchedulingGated: blocked; whoever set the pod's schedulingGates must remove them")
+    line = running(Story(podGroupPolicy=KUEUE).sees(*gated))
+    assert line.endswith(
+        "SchedulingGated: blocked; the controller that set the pod's schedulingGates must remove them"
+    )
 
 
 def test_under_kueue_no_replica_is_started_again_alone_because_its_name_stays_taken():
-    story = Story(scheduling=KUEUE, failurePolicy={"action": "RestartReplica"})
+    story = Story(podGroupPolicy=KUEUE, failurePolicy={"action": "RestartReplica"})
     managed = [replace(each, **MANAGED) for each in ALL]
     story.sees(*managed)
     story.sees(*managed[:3], ended(managed[3], 1), after=5)
@@ -196,8 +205,8 @@ def test_under_kueue_no_replica_is_started_again_alone_because_its_name_stays_ta
     lines = story.sees(*leaving, after=12)
     assert not [line for line in lines if line.startswith("create ")]
     assert (
-        "PodsCreated False PodTerminating: digits-pserver-0 (and 3 more) is being deleted; its name is taken"
-        " until kueue.x-k8s.io/managed lets go of it"
+        "PodsCreated False PodTerminating: digits-pserver-0 (and 3 more) is being deleted; its name is in use"
+        " until kueue.x-k8s.io/managed is removed from its finalizers"
     ) in lines
     lines = story.sees(after=13)
     assert "create digits-trainer-1 1.0" in lines
@@ -207,20 +216,20 @@ def test_a_collective_job_waits_for_its_queue_as_well():
     gated = [
         replace(pending(each, "SchedulingGated"), gates=("kueue.x-k8s.io/admission",)) for each in ALL[2:]
     ]
-    line = running(Story(jobs.collective_manifest(scheduling=KUEUE)).sees(*gated))
-    assert "digits-trainer-0 (and 1 more) waits behind kueue.x-k8s.io/admission" in line
+    line = running(Story(jobs.collective_manifest(podGroupPolicy=KUEUE)).sees(*gated))
+    assert "digits-trainer-0 (and 1 more) is gated by kueue.x-k8s.io/admission" in line
 
 
 def test_one_pod_is_one():
     one = pending(ALL[3], "Unschedulable", UNSCHEDULABLE)
-    line = running(Story(scheduling={"gang": "Volcano"}).sees(*ALL[:3], one, **THERE))
-    assert "needs places for 4 pods together, and 1 has none; digits-trainer-1 waits" in line
-    alone = {"gang": "Volcano", "minAvailable": 1}
-    line = running(Story(scheduling=alone).sees(*ALL[:3], one, **THERE))
-    assert "needs a place for 1 pod, and 1 has none" in line
+    line = running(Story(podGroupPolicy={"volcano": {}}).sees(*ALL[:3], one, **THERE))
+    assert "needs nodes for 4 pods together, but 1 has none; digits-trainer-1 is waiting" in line
+    alone = {"volcano": {"minMember": 1}}
+    line = running(Story(podGroupPolicy=alone).sees(*ALL[:3], one, **THERE))
+    assert "needs a node for 1 pod, but 1 has none" in line
     gated = replace(pending(ALL[3], "SchedulingGated"), gates=("kueue.x-k8s.io/admission",))
-    line = running(Story(scheduling=KUEUE).sees(*ALL[:3], gated))
-    assert "digits-trainer-1 waits behind kueue.x-k8s.io/admission;" in line
+    line = running(Story(podGroupPolicy=KUEUE).sees(*ALL[:3], gated))
+    assert "digits-trainer-1 is gated by kueue.x-k8s.io/admission;" in line
 
 
 QUOTA = 'pods "digits-trainer-0" is forbidden: exceeded quota: few'
@@ -228,8 +237,8 @@ QUOTA = 'pods "digits-trainer-0" is forbidden: exceeded quota: few'
 
 def test_a_gang_whose_pods_cannot_be_created_says_so_and_its_deadline_too():
     pods = [pending(each) for each in ALL[:2]]
-    story = Story(scheduling={"gang": "Volcano"}, runPolicy={"pendingDeadlineSeconds": 60})
-    refused = f"CreationRefused: the API server refuses what is missing, for now: {QUOTA}"
+    story = Story(podGroupPolicy={"volcano": {}}, runPolicy={"pendingDeadlineSeconds": 60})
+    refused = f"CreationRefused: the API server temporarily refuses the missing objects: {QUOTA}"
     assert running(story.sees(*pods, **THERE, refused=QUOTA)).startswith(f"Running False {refused}")
     pods[0] = pending(ALL[0], "Unschedulable", "the gang is not complete")
     story.sees(*pods, after=60, **THERE, refused=QUOTA)
@@ -241,16 +250,16 @@ def test_a_gang_whose_pods_cannot_be_created_says_so_and_its_deadline_too():
 
 def test_a_gang_that_has_as_many_pods_as_it_needs_waits_for_its_scheduler_though_more_are_refused():
     trainers = {"replicas": 3, "minReplicas": 2, "maxReplicas": 4}
-    story = Story(syncMode="Async", trainer=trainers, scheduling={"gang": "Volcano"})
+    story = Story(syncMode="Async", trainer=trainers, podGroupPolicy={"volcano": {}})
     pods = [pending(each) for each in ALL[:3]]
     assert "CreationRefused" in running(story.sees(*pods, **THERE, refused=QUOTA)), "one too few"
     pods.append(pending(ALL[3], "Unschedulable", UNSCHEDULABLE))
     line = running(story.sees(*pods, after=1, **THERE, refused=QUOTA))
-    assert line.startswith("Running False Unschedulable: the gang digits-0 needs places for 4 pods together")
+    assert line.startswith("Running False Unschedulable: the gang digits-0 needs nodes for 4 pods together")
 
 
 def test_that_a_gang_begins_to_look_for_places_can_wait():
-    story = Story(scheduling={"gang": "Volcano"})
+    story = Story(podGroupPolicy={"volcano": {}})
     story.sees(**THERE)
     story.sees(*(pending(each) for each in ALL), after=1, **THERE)
     running_now = story.job.status.condition(ConditionType.RUNNING)

@@ -1,8 +1,8 @@
-"""Replies of the control service: single replies, streams, and the conversion of errors.
+"""Replies of the control service, single or streamed, and the conversion of errors.
 
-A streamed reply as a whole has no time limit, as long as its pieces keep arriving. gRPC only has a timeout
-for the whole call, and blocks the caller until the next piece arrives. So each stream has a thread that waits
-for one piece at a time, while the caller checks for failures.
+The time limit of a streamed reply applies to each piece, not to the whole reply. gRPC only has a timeout for
+the whole call, and blocks the caller until the next piece arrives. Each stream therefore has a thread that
+waits for one piece at a time, while the caller checks for failures.
 """
 
 import threading
@@ -25,20 +25,23 @@ from fleet.errors import (
 from fleet.parameter_server.waits import WaitLog
 
 __all__ = [
+    "CHUNK_BYTES",
     "Pending",
     "Stream",
     "StreamCall",
     "answer",
+    "cancel_if_unread",
     "error_of",
     "pieces_of",
     "refuse",
-    "taken_in_time",
 ]
 
 Reply = TypeVar("Reply")
 Piece = TypeVar("Piece")
 Arriving = TypeVar("Arriving", covariant=True)
 
+CHUNK_BYTES: Final = 1 << 20
+"""The largest part of a tensor or a file in one message, in bytes."""
 _LOOK_SECONDS: Final = 1.0
 _REFUSALS: Final = frozenset(
     {grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.ALREADY_EXISTS}
@@ -87,7 +90,7 @@ def error_of(endpoint: str, error: grpc.RpcError) -> FleetError:
         )
     if code is grpc.StatusCode.UNIMPLEMENTED:
         return ConfigurationError(
-            f"{endpoint} answers, but is no fleet parameter server ({details}); check the endpoints"
+            f"{endpoint} answers, but is not a fleet parameter server ({details}); check the endpoints"
         )
     if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
         return PeerLostError(f"parameter server {endpoint} does not answer: {details}")
@@ -95,7 +98,7 @@ def error_of(endpoint: str, error: grpc.RpcError) -> FleetError:
 
 
 class Pending(Generic[Reply]):
-    """A reply that has not arrived yet, so that many servers can be called concurrently.
+    """A reply that may not have arrived yet, so that many servers can be called concurrently.
 
     Parameters
     ----------
@@ -122,9 +125,9 @@ class Pending(Generic[Reply]):
         Raises
         ------
         ConfigurationError
-            The server refuses the call; the message gives its reason.
+            The server refused the call; the message gives the reason.
         FleetError
-            The server failed; the message gives its reason.
+            The server failed; the message gives the reason.
         PeerLostError
             The server did not answer in time.
         """
@@ -144,11 +147,11 @@ class StreamCall(Protocol[Arriving]):
         """Return self."""
 
     def cancel(self) -> object:
-        """End the call; a waiting thread gets an error."""
+        """Cancel the call; a waiting thread gets an error."""
 
 
 class Stream(Generic[Piece]):
-    """The pieces of one call; only `close` ends it early.
+    """The messages of one call; only `close` ends the call early.
 
     Parameters
     ----------
@@ -169,7 +172,7 @@ class Stream(Generic[Piece]):
         self._next: Future[Piece | None] | None = None
 
     def arrives_within(self, seconds: float) -> bool:
-        """Wait for the next piece; return whether the piece, the end or an error has arrived in time."""
+        """Wait for the next message; return whether the message, the end or an error has arrived in time."""
         if self._next is None:
             self._next = self._waiting.submit(next, self._call, None)
         try:
@@ -179,35 +182,35 @@ class Stream(Generic[Piece]):
         return True
 
     def take(self) -> Piece | None:
-        """Return the piece that has arrived; None after the last one.
+        """Return the message that has arrived; None after the last message.
 
         Raises
         ------
         ConfigurationError
-            The server refuses the call; the message gives its reason.
+            The server refused the call; the message gives the reason.
         PeerLostError
             The server is lost.
         """
         arrived, self._next = self._next, None
         if arrived is None:
-            raise ValueError("there is no piece to take; expected a call of arrives_within() before")
+            raise ValueError("no piece has arrived; expected a call of arrives_within() first")
         try:
             return arrived.result()
         except grpc.RpcError as error:
             raise self._describe(error) from error
 
     def close(self) -> None:
-        """End the call unless it has ended; safe to repeat."""
+        """Cancel the call unless it has ended. Safe to repeat."""
         self._call.cancel()
         self._waiting.shutdown()
 
 
-def taken_in_time(
+def cancel_if_unread(
     pieces: Iterator[Piece], end: Callable[[], object], stalled_seconds: float
 ) -> Iterator[Piece]:
-    """Yield the pieces that a server sends; end the call if the receiver stops reading.
+    """Yield the messages that a server sends; cancel the call if the receiver stops reading.
 
-    Such a receiver would block the server's thread in a send, where no exception reaches it.
+    Otherwise a stalled receiver would block the server's thread in a send, where no exception reaches it.
 
     Parameters
     ----------
@@ -234,7 +237,7 @@ def pieces_of(
     log: WaitLog | None = None,
     look_seconds: float = _LOOK_SECONDS,
 ) -> Generator[Piece, None, None]:
-    """Yield the pieces of a stream, and close it at the end.
+    """Yield the messages of a stream, and close it at the end.
 
     Parameters
     ----------
@@ -269,7 +272,7 @@ def pieces_of(
             try:
                 piece = stream.take()
             except FleetError:
-                check()  # a session that has ended has cancelled its calls; this raises the reason
+                check()  # an ended session has cancelled its calls, and this raises the reason for its end
                 raise
             if piece is None:
                 return

@@ -56,7 +56,7 @@ def server_credentials(certificates: Certificates) -> grpc.ServerCredentials:
     """Return a server's credentials, which use the current certificates for each new connection."""
     known = certificates.current()
 
-    def renewed() -> Any:  # returns None for no change, which gRPC's type stubs do not allow for
+    def renewed() -> Any:  # returns None if nothing changed, which gRPC's type stubs do not allow
         nonlocal known
         if (loaded := certificates.current()) is known:
             return None
@@ -74,7 +74,7 @@ def _configuration(loaded: Loaded) -> grpc.ServerCertificateConfiguration:
 
 
 class ServerStub:
-    """The stub of a server's control service; each call uses the certificates that are current at the time.
+    """The stub of a server's control service; each call uses the current certificates.
 
     Parameters
     ----------
@@ -117,7 +117,7 @@ class ServerStub:
             return self._stub
 
     def close(self) -> None:
-        """Close the channel; pending calls are cancelled."""
+        """Close the channel, and cancel pending calls."""
         with self._lock:
             channels, self._channels = self._channels, []
         for channel in channels:
@@ -135,7 +135,7 @@ class ServerStub:
 
 
 def check_encrypts(endpoint: str, certificates: Certificates | None) -> None:
-    """Raise an error if a listening server rejects all calls because of TLS; gRPC does not report this.
+    """Raise an error if a listening server rejects calls because of TLS, which gRPC does not report.
 
     A server that does not listen or does not respond raises no error.
 
@@ -148,7 +148,7 @@ def check_encrypts(endpoint: str, certificates: Certificates | None) -> None:
     Raises
     ------
     ConfigurationError
-        Only one end has certificates, or either end refuses the other's.
+        Only one end has certificates, or one end rejects the other's certificate.
     """
     host, port = split_endpoint(endpoint)
     with contextlib.suppress(OSError):
@@ -159,7 +159,7 @@ def check_encrypts(endpoint: str, certificates: Certificates | None) -> None:
 
 
 def _why_plain(connected: socket.socket) -> str:
-    """Send a TLS ClientHello, and return an error text if the server answers it and so expects TLS."""
+    """Send a TLS ClientHello, and return an error text if the server's answer shows that it expects TLS."""
     context, leaving = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), ssl.MemoryBIO()
     context.check_hostname = False
     with contextlib.suppress(ssl.SSLWantReadError):
@@ -167,7 +167,7 @@ def _why_plain(connected: socket.socket) -> str:
     with connected:
         connected.sendall(leaving.read())
         encrypts = connected.recv(2, socket.MSG_WAITALL) in _TLS_RECORDS
-    return "it speaks TLS only: give this process FLEET_TLS_DIR as well" if encrypts else ""
+    return "it accepts only TLS: set FLEET_TLS_DIR for this process as well" if encrypts else ""
 
 
 def _why_tls(connected: socket.socket, certificates: Certificates, host: str) -> str:

@@ -1,13 +1,13 @@
 """The control calls about checkpoints, on the client and the server, and the encoding of state in messages.
 
 A server's values, or its optimizers' state, travel as a stream of `StatePiece`. The tensors of a block's
-state come first, followed by its entries as JSON, which refers to the tensors by name. So an entry that is
-not a tensor, such as a step count or None, keeps its type.
+state come first, followed by its entries as JSON, which refers to the tensors by name. An entry that is not a
+tensor, such as a step count or None, therefore keeps its type.
 """
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import grpc
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fleet.checkpoint import decode, encode
 from fleet.errors import FleetError
-from fleet.parameter_server.control.calls import Pending, answer
+from fleet.parameter_server.control.calls import CHUNK_BYTES, Pending, answer
 from fleet.parameter_server.control.channel import ServerStub
 from fleet.parameter_server.control.proto import control_pb2, control_pb2_grpc
 from fleet.parameter_server.transport.arena import bytes_of, dtype_of
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from fleet.parameter_server.server.shard_checkpointer import ShardCheckpointer
 
 __all__ = [
-    "CHUNK_BYTES",
     "CheckpointClient",
     "CheckpointServicer",
     "join_states",
@@ -33,8 +32,6 @@ __all__ = [
     "pieces_of_tensor",
 ]
 
-CHUNK_BYTES: Final = 1 << 20
-"""The largest part of a tensor or a file in one message, in bytes."""
 Reply = TypeVar("Reply")
 
 
@@ -56,7 +53,7 @@ class CheckpointClient:
         trainer: control_pb2.Trainer,
         describe: Callable[[grpc.RpcError], FleetError],
     ) -> None:
-        self._calls = stub.now
+        self._stub = stub
         self._trainer = trainer
         self._describe = describe
 
@@ -72,7 +69,7 @@ class CheckpointClient:
     ) -> Pending[control_pb2.SaveReply]:
         """Ask the server to copy its shard and to start writing the copy.
 
-        The save includes trainer 0's part, `part_bytes` bytes that `upload_part` has sent before.
+        The save includes the `part_bytes` bytes of trainer 0's part that `upload_part` has already sent.
         """
         request = control_pb2.SaveRequest(
             trainer=self._trainer,
@@ -82,50 +79,50 @@ class CheckpointClient:
             part_bytes=part_bytes,
             incremental=incremental,
         )
-        return self._pending(self._calls.Save.future(request, timeout=timeout_seconds))
+        return self._pending(self._stub.now.Save.future(request, timeout=timeout_seconds))
 
     def written(self, save: str, timeout_seconds: float) -> Pending[control_pb2.WrittenReply]:
         """Ask for the files of a save, once they are durable."""
         request = control_pb2.WrittenRequest(trainer=self._trainer, save=save)
-        return self._pending(self._calls.Written.future(request, timeout=timeout_seconds))
+        return self._pending(self._stub.now.Written.future(request, timeout=timeout_seconds))
 
     def commit(
         self, directory: str, manifest: str, timeout_seconds: float
     ) -> Pending[control_pb2.CommitReply]:
-        """Ask the server to write the manifest or, if that is empty, to remove replaced files."""
+        """Ask the server to write the manifest or, if `manifest` is empty, to remove replaced files."""
         request = control_pb2.CommitRequest(trainer=self._trainer, directory=directory, manifest=manifest)
-        return self._pending(self._calls.Commit.future(request, timeout=timeout_seconds))
+        return self._pending(self._stub.now.Commit.future(request, timeout=timeout_seconds))
 
     def numbers(
         self, directory: str, timeout_seconds: float, *, verify: bool = False, remove: Iterable[int] = ()
     ) -> Pending[control_pb2.CheckpointsReply]:
-        """Remove numbered checkpoints, and list the remaining ones; with `verify`, also the complete ones."""
+        """Remove numbered checkpoints; list the remaining and, with `verify`, the complete numbers."""
         request = control_pb2.CheckpointsRequest(
             trainer=self._trainer, directory=directory, verify=verify, remove=remove
         )
-        return self._pending(self._calls.Checkpoints.future(request, timeout=timeout_seconds))
+        return self._pending(self._stub.now.Checkpoints.future(request, timeout=timeout_seconds))
 
     def load(self, directory: str, timeout_seconds: float, save: str = "") -> Pending[control_pb2.LoadReply]:
-        """Ask the server to load a checkpoint unless training has begun; if empty, ask which is loaded."""
+        """Ask the server to load a checkpoint unless training has begun, or to name the one it has loaded."""
         request = control_pb2.LoadRequest(trainer=self._trainer, directory=directory, save=save)
-        return self._pending(self._calls.Load.future(request, timeout=timeout_seconds))
+        return self._pending(self._stub.now.Load.future(request, timeout=timeout_seconds))
 
     def upload_part(
         self, save: str, offset: int, data: bytes, timeout_seconds: float
     ) -> Pending[control_pb2.PartReply]:
         """Send a chunk of trainer 0's part of the next save."""
         request = control_pb2.PartRequest(trainer=self._trainer, save=save, offset=offset, data=data)
-        return self._pending(self._calls.Part.future(request, timeout=timeout_seconds))
+        return self._pending(self._stub.now.Part.future(request, timeout=timeout_seconds))
 
     def download_part(self, offset: int, timeout_seconds: float) -> Pending[control_pb2.FoundPartReply]:
         """Ask for a chunk of trainer 0's part of the checkpoint that the last `load` found."""
         request = control_pb2.FoundPartRequest(trainer=self._trainer, offset=offset)
-        return self._pending(self._calls.FoundPart.future(request, timeout=timeout_seconds))
+        return self._pending(self._stub.now.FoundPart.future(request, timeout=timeout_seconds))
 
     def set_status(self, step: int, part: bytes, timeout_seconds: float) -> Pending[control_pb2.StatusReply]:
-        """Send the status of this trainer's script, for the checkpoints that follow."""
+        """Send the status of this trainer's script, which later checkpoints will hold."""
         request = control_pb2.StatusRequest(trainer=self._trainer, step=step, part=part)
-        return self._pending(self._calls.Status.future(request, timeout=timeout_seconds))
+        return self._pending(self._stub.now.Status.future(request, timeout=timeout_seconds))
 
     def _pending(self, future: "grpc.Future[Reply]") -> Pending[Reply]:
         return Pending(future, self._describe)
@@ -242,12 +239,12 @@ def pieces_of_state(block: int, state: Mapping[str, object]) -> Iterator[control
 
 
 def join_values(pieces: Iterable[control_pb2.StatePiece]) -> dict[int, Tensor]:
-    """Join the pieces of a stream of values; return the value of each block."""
+    """Join the messages of a stream of values; return the value of each block."""
     return {piece.block: tensor for piece, tensor in _tensors_in(pieces)}
 
 
 def join_states(pieces: Iterable[control_pb2.StatePiece]) -> dict[int, dict[str, Any]]:
-    """Join the pieces of a stream of optimizer states; return the state of each block."""
+    """Join the messages of a stream of optimizer states; return the state of each block."""
     states: dict[int, dict[str, Any]] = {}
     tensors: dict[str, Tensor] = {}
     for piece, tensor in _tensors_in(pieces):
@@ -269,7 +266,7 @@ def _pieces_of(block: int, tensors: Mapping[str, Tensor], entries: str) -> Itera
 def _tensors_in(
     pieces: Iterable[control_pb2.StatePiece],
 ) -> Iterator[tuple[control_pb2.StatePiece, Tensor]]:
-    """Yield the last piece of each tensor with the tensor, and each piece of entries with an empty tensor."""
+    """Yield each tensor with its last message, and an empty tensor with every other message of entries."""
     data = bytearray()
     for piece in pieces:
         data += piece.data

@@ -119,7 +119,7 @@ class ControlClient:
         )
 
     def ask_steps_past(self, timeout_seconds: float) -> Pending[control_pb2.HeartbeatReply]:
-        """Ask, with a heartbeat, for the number of steps that this trainer has made past the others."""
+        """Ask, with a heartbeat, how many steps this trainer has run beyond the other trainers' last step."""
         return Pending(self.heartbeat(timeout_seconds), self._describe)
 
     def stats(self, timeout_seconds: float) -> "Pending[control_pb2.StatsReply]":
@@ -131,10 +131,10 @@ class ControlClient:
     def barrier(
         self, passed: int, timeout_seconds: float, *, ending: bool = False
     ) -> control_pb2.BarrierReply:
-        """Arrive at the next barrier after `passed` others; a repeated call asks whether it has been passed.
+        """Arrive at the next barrier after `passed` completed ones; call again until this one completes.
 
-        With `ending`, the barrier is the end of training, which is passed once every trainer has made its
-        last step.
+        With `ending`, the barrier is the end of training, which is passed once every trainer has run its last
+        step.
         """
         request = control_pb2.BarrierRequest(trainer=self._trainer, passed=passed, ending=ending)
         return Pending(
@@ -147,7 +147,7 @@ class ControlClient:
         return Stream(call, self.endpoint, self._describe)
 
     def reduce(self, passed: int, given: Contribution, timeout_seconds: float) -> control_pb2.ReduceReply:
-        """Contribute to the next reduction after `passed` others; a repeated call asks for its result."""
+        """Contribute to the reduction that follows `passed` earlier ones; call again to get the result."""
         request = control_pb2.ReduceRequest(
             trainer=self._trainer,
             passed=passed,

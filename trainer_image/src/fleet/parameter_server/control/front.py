@@ -1,10 +1,10 @@
 """The port of a server's control service: a relay in front of gRPC that limits unauthenticated connections.
 
 gRPC accepts any number of connections from any host, uses descriptors and memory for each, and does not
-reveal which connection a call uses until the call is served. So if the job has a key, gRPC listens on a
-loopback address, and this module relays connections from the server's endpoint to it. Only a few connections
-may be open over which no call has proved the key; proved connections have no limit. All of this happens in
-the relay's thread: a surplus connection is closed before the next one is accepted.
+reveal which connection a call uses until the call is served. Therefore, if the job has a key, gRPC listens on
+a loopback address, and this module relays connections from the server's endpoint to it. Few connections may
+be open over which no call has proved the key; the number of proved connections is not limited. One thread
+does all of this, so a surplus connection is closed before the next one is accepted.
 """
 
 import contextlib
@@ -122,7 +122,9 @@ class Front:
                 raise ConnectionResetError("it said nothing")
             inner = own(socket.socket())
             inner.setblocking(False)
-            inner.connect_ex((LOOPBACK, self._port))  # still in progress; the pair detects the outcome
+            inner.connect_ex(
+                (LOOPBACK, self._port)
+            )  # the connection is in progress; the relay detects the outcome
             for each in (guest.connected, inner):
                 each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             port = inner.getsockname()[1]

@@ -1,7 +1,7 @@
-"""Authentication of control calls: only replicas with the job's key and the kubelet's probe may call.
+"""Authentication of control calls: only replicas with the job's key, and the kubelet's probes, may call.
 
 The thread that accepts calls checks the proof in their metadata. Separate threads answer a call without a
-valid proof with UNAUTHENTICATED, and its message is not read. Health/Check needs no proof; its message is not
+valid proof with UNAUTHENTICATED, without reading its message. Health/Check needs no proof. Its message is not
 read either, because the answer does not depend on it.
 """
 
@@ -21,7 +21,7 @@ from fleet.wire.proof import CLOCK_SECONDS, NONCE_BYTES, ReplayWindow, make_proo
 __all__ = ["MOST_TRIES", "Guard", "Prover", "prover_of"]
 
 MOST_TRIES: Final = 5
-"""The most attempts that gRPC makes for an unanswered call; each attempt has the same metadata."""
+"""The maximum number of attempts that gRPC makes for a call; all of them send the same metadata."""
 _METADATA: Final = "fleet-proof"
 _CHECK: Final = "/grpc.health.v1.Health/Check"
 _LOG_SECONDS: Final = 60.0
@@ -96,9 +96,9 @@ class Guard(grpc.ServerInterceptor):
     large : collection of str
         The methods whose messages carry tensors, which have no limit of their own.
     serving : callable
-        Returns the answer to probes: whether the server accepts calls.
+        Returns whether the server accepts calls; this is the answer to probes.
     proved : callable
-        Called with the peer of each admitted call, by gRPC's name for it.
+        Called with gRPC's name for the peer of each admitted call.
     """
 
     def __init__(
@@ -158,8 +158,8 @@ class Guard(grpc.ServerInterceptor):
         if now - self._logged_at >= _LOG_SECONDS:
             self._logged_at = now
             _log.warning(
-                "refused a call of %s without a valid proof of the job's key (FLEET_JOB_KEY); if it came "
-                "from a replica, that replica has another key, or its clock differs by more than %g s",
+                "refused a call of %s without a valid proof of the job's key (FLEET_JOB_KEY); if the caller "
+                "is a replica, it has another key, or its clock differs by more than %g s",
                 method.rpartition("/")[2][:64],
                 CLOCK_SECONDS,
             )
@@ -179,7 +179,7 @@ def _health(
 
 
 class _Pooled:
-    """A handler with its own threads, which gRPC looks up in an attribute of the handler."""
+    """A handler with its own thread pool, held in the attribute where gRPC looks for one."""
 
     def __init__(self, pool: ThreadPoolExecutor, behavior: Callable[..., Any]) -> None:
         self.experimental_thread_pool = pool

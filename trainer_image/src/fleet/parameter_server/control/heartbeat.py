@@ -1,8 +1,8 @@
 """A trainer's heartbeats to all servers, and the evaluation of the replies.
 
-The thread never waits for a step, so that a trainer with a long step keeps sending heartbeats. If a server's
-data connection breaks, the thread also determines whether the server is alive, has restarted without its
-state, or is lost.
+A thread sends them and never waits for a step, so a trainer with a long step keeps sending heartbeats. If a
+server's data connection breaks, the thread also determines whether the server is alive, has restarted without
+its state, or is lost.
 """
 
 import logging
@@ -19,7 +19,7 @@ from fleet.parameter_server.control.client import ControlClient
 from fleet.parameter_server.control.proto import control_pb2
 from fleet.parameter_server.settings import Settings
 from fleet.process.resources import WatchClock
-from fleet.tables.shards import SHARDS
+from fleet.tables.ids import SHARDS
 
 __all__ = ["Heartbeat", "TableTotals"]
 
@@ -34,7 +34,7 @@ class _Peer:
     incarnation: str
     heard: float
     lived: float = 0.0
-    """The time at which the latest answered heartbeat was sent; the server was alive at some later time."""
+    """The time at which the latest answered heartbeat was sent; the server was alive after that time."""
     named: bool = False
     waiting_for: str = ""
     lost: FleetError | None = None
@@ -81,7 +81,7 @@ class Heartbeat:
         self._clock = clock
         self._wake = threading.Event()
         self._stop = False
-        self._told_past = False
+        self._warned_past = False
         self._thread = threading.Thread(target=self._run, name="fleet-heartbeat", daemon=True)
 
     def start(self) -> None:
@@ -105,7 +105,7 @@ class Heartbeat:
         self._peers[server].lost = None
 
     def heard(self, server: int) -> None:
-        """Record that other data arrived from a server: the server is alive, even if it is busy."""
+        """Record that other data arrived from a server, which shows that it is alive, even if busy."""
         self._peers[server].heard = self._clock.now()
 
     def lived(self, server: int) -> float:
@@ -151,16 +151,16 @@ class Heartbeat:
             self._on_failure(
                 StateLostError(
                     f"parameter server {peer.control.endpoint} came back without its state (incarnation "
-                    f"{reply.incarnation} instead of {peer.incarnation}); the job must start again"
+                    f"{reply.incarnation} instead of {peer.incarnation}); the job must be restarted"
                 )
             )
         peer.lived = sent
-        if reply.steps_past and not self._told_past:
-            self._told_past = True
+        if reply.steps_past and not self._warned_past:
+            self._warned_past = True
             _log.warning(
-                "this trainer joined late and trains past the others, which have completed: it now trains "
-                "on its own data alone. A loop over fleet.epochs() or fleet.steps() continues at the step of "
-                "the training, and ends with the others"
+                "this trainer joined late, and the others have completed: from here on it trains alone, on "
+                "its own data. A loop over fleet.epochs() or fleet.steps() would start at the job's current "
+                "step and end with the others"
             )
 
     def _unanswered(self, peer: _Peer) -> None:
@@ -180,8 +180,8 @@ class Heartbeat:
         if silent >= limit:
             self._on_failure(
                 PeerLostError(
-                    f"parameter server {peer.control.endpoint} has not answered for {silent:.0f} s; it "
-                    "has vanished for good, as FLAGS_rpc_deadline is "
+                    f"parameter server {peer.control.endpoint} has not answered for {silent:.0f} s; it has "
+                    "vanished for good, because FLAGS_rpc_deadline is "
                     f"{self._settings.deadline_seconds * 1000:.0f} ms"
                 )
             )
@@ -198,7 +198,7 @@ class TableTotals:
         self._latest[server] = tuple(tables)
 
     def total(self) -> list[dict[str, str | int | float]]:
-        """Return the statistics of each table over all servers, as JSON-ready data.
+        """Return the statistics of each table, combined over all servers, as JSON-ready data.
 
         Returns
         -------

@@ -15,7 +15,7 @@ __all__ = ["MAX_BYTES", "Contribution", "Reductions"]
 
 _COMBINE: Final = {"sum": np.add, "min": np.minimum, "max": np.maximum}
 MAX_BYTES: Final = 16 << 20
-"""The largest contribution: control calls are not meant for tensors, which use data connections."""
+"""The size limit of a contribution; control calls are not meant for large arrays."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Contribution:
 
     @classmethod
     def of(cls, values: Any, operation: str) -> "Contribution":
-        """Return the contribution that consists of these numbers.
+        """Build a contribution from numbers.
 
         Raises
         ------
@@ -52,10 +52,12 @@ class Contribution:
         if np.dtype(self.dtype).kind not in "iuf" or len(self.data) > MAX_BYTES:
             raise ConfigurationError(
                 f"all_reduce_worker got {len(self.data)} bytes of {self.dtype}; expected numbers, at most "
-                f"{MAX_BYTES} bytes: it is for counts and metrics; gradients have their own path"
+                f"{MAX_BYTES} bytes: it is for counts and metrics, not for gradients"
             )
         if len(self.data) != (expected := np.dtype(self.dtype).itemsize * prod(self.shape)):
-            raise ConfigurationError(f"{len(self.data)} bytes came for the {self.form}, expected {expected}")
+            raise ConfigurationError(
+                f"{len(self.data)} bytes arrived for the {self.form}, expected {expected}"
+            )
 
     def array(self) -> npt.NDArray[np.generic]:
         """Return the numbers as an array."""
@@ -76,12 +78,12 @@ class Reductions:
     """The bytes of the last reduction."""
 
     def admit(self, trainer: int) -> None:
-        """Admit a trainer that has joined; the reduction in progress is its first."""
+        """Admit a trainer that has joined; its first reduction is the one in progress."""
         self._bases[trainer] = self.passed
         self._given.pop(trainer, None)
 
     def contribute(self, trainer: int, before: int, given: Contribution, live: Collection[int]) -> int:
-        """Add a trainer's contribution to its next reduction, after `before` earlier ones.
+        """Add a trainer's contribution to its next reduction, which follows `before` earlier reductions.
 
         Returns
         -------
@@ -100,8 +102,8 @@ class Reductions:
         for other, theirs in self._given.items():
             if theirs.form != given.form:
                 raise ConfigurationError(
-                    f"trainer {trainer} asks for the {given.form}, and trainer {other} for the "
-                    f"{theirs.form}; expected the same call of all_reduce_worker on every trainer"
+                    f"trainer {trainer} requests the {given.form}, and trainer {other} the {theirs.form}; "
+                    "expected the same call of all_reduce_worker on every trainer"
                 )
         self._given[trainer] = given
         self.release(live)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fleet.errors import ConfigurationError
 from fleet.parameter_server.certificates import Certificates
-from fleet.parameter_server.control.calls import answer, taken_in_time
+from fleet.parameter_server.control.calls import answer, cancel_if_unread
 from fleet.parameter_server.control.channel import server_credentials
 from fleet.parameter_server.control.checkpoints import CheckpointServicer, pieces_of_state, pieces_of_tensor
 from fleet.parameter_server.control.front import LOOPBACK, Front
@@ -33,7 +33,7 @@ _STOP_SECONDS: Final = 1.0
 _STALLED_SECONDS: Final = 180.0
 _MOST_BYTES: Final = 256 << 20
 _LARGE: Final = frozenset({"Status", "Commit", "Write", "Reduce"})
-"""Methods whose messages carry a trainer's tensors, or the names of all its tensors."""
+"""Methods whose messages carry tensors of a trainer, or the names of all its tensors."""
 
 
 class ControlBackend(Protocol):
@@ -57,7 +57,7 @@ class ControlBackend(Protocol):
         """Return the server's progress and traffic."""
 
     def norm(self, request: control_pb2.NormRequest) -> None:
-        """Add another server's part of a norm; raise ConfigurationError to refuse it."""
+        """Add another server's part of a norm; raise ConfigurationError to reject it."""
 
     def optimizer_state(self) -> Iterator[tuple[int, Mapping[str, object]]]:
         """Yield the optimizer state of each block."""
@@ -78,7 +78,7 @@ class ControlService:
     num_trainers : int
         The number of trainers, which determines how many calls are served concurrently.
     key : bytes
-        The key of the job, which callers must have; empty if the job has none.
+        The key of the job, which callers must prove that they have; empty if the job has none.
     server : int
         The index of this server in the job.
     most_bytes : int
@@ -118,7 +118,10 @@ class ControlService:
             futures.ThreadPoolExecutor(2 * num_trainers + 4, thread_name_prefix="fleet-control"),
             interceptors=[guard],
             options=[
-                ("grpc.so_reuseport", 0),  # otherwise a second server on the port would get half of the calls
+                (
+                    "grpc.so_reuseport",
+                    0,
+                ),  # otherwise a second server could bind the port, and receive half of the calls
                 ("grpc.max_receive_message_length", most_bytes),
                 ("grpc.max_send_message_length", -1),
             ],
@@ -145,14 +148,14 @@ class ControlService:
                 self._front = Front(listener, inner, self._most_unproved)
         except (OSError, RuntimeError) as error:
             raise ConfigurationError(
-                f"the parameter server cannot listen on {name}: {error}; is the port taken by another "
-                "process, or is the address not one of this host?"
+                f"the parameter server cannot listen on {name}: {error}; check that no other process uses "
+                "the port, and that the address is one of this host's"
             ) from error
         self._server.start()
         self._set_serving(True)
 
     def _bind(self, address: str) -> int:
-        """Make gRPC listen, and return the port; raise RuntimeError if gRPC cannot listen."""
+        """Bind gRPC's port, and return it; raise RuntimeError if gRPC cannot listen."""
         if self._certificates is None:
             port = self._server.add_insecure_port(address)
         else:
@@ -166,7 +169,7 @@ class ControlService:
             self._front.proved(peer)
 
     def refuse(self) -> threading.Event:
-        """Stop accepting calls; the returned event is set once calls in progress are answered or aborted."""
+        """Stop accepting calls. The returned event is set once calls in progress have ended."""
         self._set_serving(False)
         if self._front is not None:
             self._front.close()
@@ -184,7 +187,7 @@ class ControlService:
 
 
 class _Servicer(CheckpointServicer):
-    """The handlers for all calls that are not about checkpoints."""
+    """The handlers for all calls except those about checkpoints."""
 
     def __init__(self, backend: ControlBackend, stalled_seconds: float) -> None:
         super().__init__(backend.checkpoints)
@@ -235,7 +238,7 @@ class _Servicer(CheckpointServicer):
         request: control_pb2.StateRequest,
         context: grpc.ServicerContext,
     ) -> Iterator[control_pb2.StatePiece]:
-        yield from taken_in_time(self._pieces(request, context), context.cancel, self._stalled_seconds)
+        yield from cancel_if_unread(self._pieces(request, context), context.cancel, self._stalled_seconds)
 
     def _pieces(
         self, request: control_pb2.StateRequest, context: grpc.ServicerContext

@@ -56,10 +56,10 @@ class Participants:
         of_trainers[trainer] = hyper_parameters
         if hyper_parameters not in (NO_STEP, expected):
             raise ConfigurationError(
-                f"step {step}: trainer {trainer} has other hyper-parameters than trainer {other}: "
-                f"{_difference(hyper_parameters, expected)}; in sync mode a schedule must not depend on the "
-                "trainer's own data, and a restarted trainer must bring its schedule to where the others are:"
-                " fleet.epochs(n, loader, scheduler) does"
+                f"step {step}: the hyper-parameters of trainer {trainer} differ from those of trainer "
+                f"{other}: {_difference(hyper_parameters, expected)}; in sync mode a schedule must not "
+                "depend on the trainer's own data, and a restarted trainer must advance its schedule to the "
+                "current step, as fleet.epochs(n, loader, scheduler) does"
             )
 
     def hyper_of(self, step: int, trainers: Collection[int]) -> HyperParameters:
@@ -104,6 +104,8 @@ class PendingNorm:
 
 @dataclass(slots=True)
 class _Parts:
+    """The sums of squares that have arrived for one norm of one step, by block."""
+
     own: dict[int, float] = field(default_factory=dict)
     sent: bool = False
     others: dict[int, Mapping[int, float]] = field(default_factory=dict)
@@ -152,7 +154,7 @@ class NormBook:
             parts.sent = True
             known = self._pop_known(step, norm)
         others = [server for server in norm.servers if server != self._server]
-        if others:
+        if others:  # even if this server has all parts: the others still need this one
             self._send(NormPart(step, norm.key, self._server, dict(parts.own)), others)
         return known
 
@@ -205,6 +207,7 @@ class NormBook:
         if not parts.sent or len(parts.others) + 1 < len(norm.servers):
             return None
         del self._parts[step, norm.key]
+        # `total_of` adds in the order of the blocks, so the order of arrival does not matter.
         sums = dict(parts.own)
         for theirs in parts.others.values():
             sums |= theirs

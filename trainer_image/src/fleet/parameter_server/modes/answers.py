@@ -33,7 +33,7 @@ class AnsweredTrainer(TrainerMode):
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        # An instance attribute, because the backward pass calls it for every block.
+        # Bound directly, which saves a call: the backward pass sends every block through it.
         self.send = session.send_gradient  # type: ignore[method-assign]
 
     def begin(self, hyper_parameters: HyperParameters) -> None:
@@ -48,9 +48,12 @@ class AnsweredTrainer(TrainerMode):
         self._session.adopt_values()
         self._session.advance()
 
-    def across_steps(self, module: Module) -> TrainerMode:
-        """Return a trainer half that postpones the wait to the next forward pass of this module."""
-        return CrossStepTrainer(self._session, module)
+    def across_steps(self, module: Module) -> TrainerMode | None:
+        """Return a trainer half that postpones the wait to the next forward pass of this module.
+
+        A subclass has steps of its own, which the other half would silently replace: it gets None.
+        """
+        return CrossStepTrainer(self._session, module) if type(self) is AnsweredTrainer else None
 
 
 class CrossStepTrainer(TrainerMode):
@@ -105,9 +108,9 @@ class CrossStepTrainer(TrainerMode):
         """
         if block.param in self._stale:
             raise FleetError(
-                f"{block.param} has a gradient, but no forward pass of the module that owns it came first: "
-                "it was used before its new value had arrived. Use parameters through the modules that own "
-                "them, or DistributedStrategy(cross_step=False)"
+                f"{block.param} has a gradient, but the module that owns it has run no forward pass in this "
+                "step: the parameter was used before its new value arrived. Use parameters only through the "
+                "modules that own them, or set DistributedStrategy(cross_step=False)"
             )
         self._session.send_gradient(block, payload)
 
@@ -128,9 +131,9 @@ class CrossStepTrainer(TrainerMode):
         """Raise FleetError if values are in transit, because the script has seen older values."""
         if self._outstanding:
             raise FleetError(
-                f"{call} was called while the values of the last step were still under way: the script "
-                "has written to older ones. Call model.state_dict(), which waits for them, before writing; "
-                "or use DistributedStrategy(cross_step=False)"
+                f"{call} was called while the values of the last step were still in transit: the script has "
+                "written to older values. Before writing, call model.state_dict(), which waits for the new "
+                "ones; or set DistributedStrategy(cross_step=False)"
             )
 
     def stop(self) -> None:
@@ -154,5 +157,6 @@ class CrossStepTrainer(TrainerMode):
                 self._session.adopt_values(sorted(outstanding))
                 self._outstanding -= outstanding
 
+        # torch.compile must call the hook, not trace it, because the hook waits for other threads.
         hook: Callable[..., None] = torch.compiler.disable(adopt)  # type: ignore[no-untyped-call]
         return hook

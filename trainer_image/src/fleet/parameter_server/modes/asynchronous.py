@@ -25,7 +25,7 @@ from fleet.parameter_server.table_store import RowUpdate, append_ids
 from fleet.parameter_server.transport.arena import Arena, LazyBytes, bytes_of
 from fleet.plan.config import DistributedMode
 from fleet.tables import RowGradients
-from fleet.tables.kernels import distinct_ids
+from fleet.tables.ids import distinct_ids
 from fleet.update import compensate_delay
 from fleet.wire import NO_STEP, HyperParameters
 from fleet.wire.rows import pack_row_gradient
@@ -47,7 +47,6 @@ class Async(Mode):
 
     name: ClassVar[str] = "async"
     programs: ClassVar[DistributedMode] = DistributedMode.ASYNC
-    steps_tables: ClassVar[bool] = True
     elastic: ClassVar[bool] = True
 
     def agreement(self) -> Mapping[str, str]:
@@ -62,11 +61,11 @@ class Async(Mode):
         target.step(gradient)
 
     def make_server(self, shard: Shard, num_trainers: int) -> ServerMode:
-        """Build the half of one server."""
+        """Build the mode's half on one server."""
         return ImmediateServer(shard, num_trainers, keeps_seen=self.dc_asgd)
 
     def make_trainer(self, session: Session) -> TrainerMode:
-        """Build the half of one trainer."""
+        """Build the mode's half on one trainer."""
         return AnsweredTrainer(session)
 
 
@@ -93,7 +92,8 @@ class TrainerSteps:
 
     @property
     def ahead(self) -> int:
-        """The number of steps that the most advanced trainer has made."""
+        """The number of steps that the most advanced trainer has completed."""
+        # A copy of the keys, because another thread may admit a trainer meanwhile.
         return max((self.of(trainer) for trainer in list(self._next)), default=0)
 
     def of(self, trainer: int) -> int:
@@ -146,10 +146,11 @@ class TrainerSteps:
 class ImmediateServer(ServerMode):
     """The server half of a mode without a barrier, in which each gradient is applied on arrival.
 
-    A value is read only when its bytes are sent, so gradients of other trainers may change it until then. If
-    updates carry the value that their trainer has seen, the trainer instead receives a copy from the time at
-    which the answer is created.
     `Mode.rule` determines the effect of a gradient on its block.
+
+    A value is read only when its bytes are sent, so gradients of other trainers may change it until then. If
+    updates carry the value that their trainer has seen, the answer instead has a copy of the value, made when
+    the answer is created.
 
     Parameters
     ----------
@@ -192,7 +193,7 @@ class ImmediateServer(ServerMode):
 
     @property
     def step(self) -> int:
-        """The number of steps that the most advanced trainer has made."""
+        """The number of steps that the most advanced trainer has completed."""
         return self._steps.ahead
 
     def step_of(self, trainer: int) -> int:
@@ -250,7 +251,7 @@ class ImmediateServer(ServerMode):
                 seen = self._seen.of(trainer, block) if self._seen is not None else None
                 self._store.apply(Update(block, gradient, hyper, (origin,), seen))
                 self._steps.advance(trainer, block, step)
-        finally:
+        finally:  # even after an error: the buffer must be free when the trainer's next process joins
             with self._shard.buffers.changed:
                 self._shard.buffers.forget(trainer)
         return [self._answer(trainer, block)] if self._answers_gradients else []
@@ -267,8 +268,9 @@ class ImmediateServer(ServerMode):
         if self._steps.is_due(trainer, ~table, step):
             hyper = self._steps.hyper[trainer]
             if hyper != NO_STEP or self._adds_rows:
-                origin = self._steps.origin(trainer, step)
-                self._tables.apply(RowUpdate(table, gradient, hyper, (origin,)))
+                update = RowUpdate(table, gradient, hyper, (self._steps.origin(trainer, step),))
+                self._tables.apply(update)
+                gradient = update.gradient
             self._steps.advance(trainer, ~table, step)
         rows: memoryview | None = None
         if self._adds_rows:
@@ -280,7 +282,7 @@ class ImmediateServer(ServerMode):
     def look_up(self, trainer: int, table: int, step: int, ids: NDArray[np.int64]) -> Tensor:
         """Return the current rows, regardless of the trainer's step."""
         del trainer, step
-        return self._tables.look_up(table, ids)
+        return self._tables.rows(table, ids)
 
     def end(self, trainer: int, step: int, absent: Sequence[int]) -> Sequence[Answer]:
         """End a trainer's step; return the answers, which include the values of absent blocks.
@@ -294,19 +296,19 @@ class ImmediateServer(ServerMode):
         if open_ := [name for table, name in self._tables.names.items() if steps[~table] <= step]:
             raise RemoteProtocolError(
                 f"trainer {trainer} ends step {step} without a gradient of table {', '.join(open_[:3])}; "
-                "expected one of each table, an empty one where no row has any"
+                "expected a gradient of each table, which is empty if no row has one"
             )
         missing, blocks = set(absent), self._shard.blocks
         if unknown := [block for block in absent if block not in blocks]:
             raise RemoteProtocolError(
-                f"trainer {trainer} ends step {step}: {len(unknown)} of the absent blocks are not of this "
-                "server; expected none"
+                f"trainer {trainer} ends step {step}: {len(unknown)} of the absent blocks are not on this "
+                "server; expected only blocks of this server"
             )
         early = [each.name for block, each in blocks.items() if steps[block] <= step and block not in missing]
         if early:
             raise RemoteProtocolError(
-                f"trainer {trainer} ends step {step}: it neither sent {', '.join(early[:3])} nor said that "
-                "there is no gradient; expected one or the other for each block"
+                f"trainer {trainer} ends step {step} without a gradient of {', '.join(early[:3])}; expected "
+                "each block either to have a gradient or to be listed as absent"
             )
         for block in absent:
             self._steps.advance(trainer, block, step)

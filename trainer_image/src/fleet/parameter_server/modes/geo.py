@@ -45,7 +45,6 @@ class Geo(Mode):
     name: ClassVar[str] = "geo"
     programs: ClassVar[DistributedMode] = DistributedMode.GEO
     steps_locally: ClassVar[bool] = True
-    steps_tables: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.push_nums < 1:
@@ -60,11 +59,11 @@ class Geo(Mode):
         target.value.add_(update.gradient)
 
     def make_server(self, shard: Shard, num_trainers: int) -> ServerMode:
-        """Build the half of one server."""
+        """Build the mode's half on one server."""
         return ImmediateServer(shard, num_trainers, adds_rows=True)
 
     def make_trainer(self, session: Session) -> TrainerMode:
-        """Build the half of one trainer."""
+        """Build the mode's half on one trainer."""
         return GeoTrainer(session, self.push_nums)
 
 
@@ -95,8 +94,9 @@ class GeoTrainer(TrainerMode):
         self._pushed_to = self._session.step
         if self._session.plan.trainers > 1:
             _log.info(
-                "mode geo: trainers step by themselves, and exchange what they have changed every %d steps "
-                "(config.geo_sgd_need_push_nums); one that makes fewer exchanges nothing before its end",
+                "mode geo: trainers step locally, and exchange changes every %d steps "
+                "(config.geo_sgd_need_push_nums); a trainer that makes fewer steps exchanges nothing before "
+                "it ends",
                 self._push_nums,
             )
         for name, parameter in self._session.store.parameters.items():
@@ -131,7 +131,7 @@ class GeoTrainer(TrainerMode):
         try:
             self._session.wait_for_ends()
         except DeadlineExceededError as error:
-            _log.warning("%s: this trainer ends with the present values, which may still change", error)
+            _log.warning("%s: this trainer ends with the current values, which may still change", error)
         self._session.request_values()
         self._session.wait_for_values()
         self._session.adopt_values()

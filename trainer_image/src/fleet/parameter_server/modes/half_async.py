@@ -32,7 +32,7 @@ from fleet.plan.config import DistributedMode
 from fleet.plan.job import TrainerPlan
 from fleet.process.finite import NO_ROWS, OfRows
 from fleet.tables import RowGradients, merge
-from fleet.tables.rules import SGD
+from fleet.tables.rules import SGD, PaddleSGD
 from fleet.wire import NO_STEP, HyperParameters
 
 __all__ = ["GradientQueues", "HalfAsync", "HalfAsyncTrainer", "MergedStep"]
@@ -56,7 +56,6 @@ class HalfAsync(Mode):
 
     name: ClassVar[str] = "half_async"
     programs: ClassVar[DistributedMode] = DistributedMode.HALF_ASYNC
-    steps_tables: ClassVar[bool] = True
     elastic: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -65,11 +64,11 @@ class HalfAsync(Mode):
                 raise ConfigurationError(f"HalfAsync.{field} is {getattr(self, field)}; expected at least 1")
 
     def make_server(self, shard: Shard, num_trainers: int) -> ServerMode:
-        """Build the half of one server, which works as in async mode but sends values only on request."""
+        """Build the mode's half on one server; it works as in async mode but sends values only on request."""
         return ImmediateServer(shard, num_trainers, answers_gradients=False)
 
     def make_trainer(self, session: Session) -> TrainerMode:
-        """Build the half of one trainer."""
+        """Build the mode's half on one trainer."""
         return HalfAsyncTrainer(session, self.send_queue_size, self.max_merge_var_num)
 
 
@@ -101,7 +100,9 @@ class GradientQueues:
         self._at_most = max_merge_var_num
         self._queues: dict[int, deque[tuple[int, Tensor]]] = {block.id: deque() for block in plan.blocks}
         self._steps: deque[tuple[int, HyperParameters, OfRows]] = deque()
-        self._summed_tables = {plan.name for plan in plan.tables if isinstance(plan.config.rule, SGD)}
+        self._summed_tables = {
+            plan.name for plan in plan.tables if isinstance(plan.config.rule, SGD | PaddleSGD)
+        }
         self._free: dict[int, list[Tensor]] = {block.id: [] for block in plan.blocks}
         self._merged = Arena({block.id: Extent(dtype_of(block.dtype), block.shape) for block in plan.blocks})
         self._lock = threading.Lock()
@@ -111,7 +112,7 @@ class GradientQueues:
         with self._lock:
             free = self._free[block.id]
             copy = free.pop() if free else torch.empty(block.shape, dtype=dtype_of(block.dtype))
-        bytes_of(copy)[:] = payload
+        bytes_of(copy)[:] = payload  # without the lock, so that the sending thread can dequeue meanwhile
         with self._lock:
             self._queues[block.id].append((step, copy))
 
@@ -122,7 +123,7 @@ class GradientQueues:
 
     @property
     def empty(self) -> bool:
-        """Return whether no complete step is queued."""
+        """Whether no complete step is queued."""
         with self._lock:
             return not self._steps
 
@@ -139,6 +140,7 @@ class GradientQueues:
                 return None
             steps = [self._steps.popleft() for _ in range(min(self._at_most, len(self._steps)))]
             step = steps[-1][0]
+            # A step without gradients has no hyper-parameters; the last step with gradients determines them.
             hyper_parameters = next((each for _, each, _ in reversed(steps) if each != NO_STEP), NO_STEP)
             of_blocks = {block: self._take(queue, step) for block, queue in self._queues.items()}
         gradients = {block: self._merge_block(block, queued) for block, queued in of_blocks.items() if queued}
@@ -188,7 +190,7 @@ class Progress:
 
     @property
     def awaits_values(self) -> bool:
-        """Whether gradients have been sent that the values that arrived last do not include."""
+        """Whether the values that arrived last lack gradients that have been sent."""
         return self.sent > self.arrived
 
 
@@ -262,7 +264,7 @@ class HalfAsyncTrainer(TrainerMode):
             self._draining = True
             self._work.notify_all()
         session.wait_until(
-            lambda: self._queues.empty and not self._sending, lambda: "the queued gradients to leave"
+            lambda: self._queues.empty and not self._sending, lambda: "the queued gradients to be sent"
         )
         self.close()
         session.request_values()
@@ -288,7 +290,7 @@ class HalfAsyncTrainer(TrainerMode):
         while session.step - progress.adopted > steps:
             session.wait_until(
                 lambda: progress.landed,
-                lambda: f"values with step {progress.adopted} in them; {steps} steps may be under way",
+                lambda: f"values that include step {progress.adopted}; {steps} steps may be in flight",
             )
             self._adopt()
 

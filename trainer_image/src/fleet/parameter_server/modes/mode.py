@@ -8,7 +8,7 @@ docs/modes.md has an example.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,6 +42,8 @@ __all__ = [
     "TrainerMode",
 ]
 
+Half = TypeVar("Half", bound="ServerMode | TrainerMode")
+
 
 @dataclass(frozen=True, slots=True)
 class Answer:
@@ -74,14 +76,14 @@ class Missing:
         if self.servers:
             named = name_servers(endpoints[each] for each in self.servers)
             return f"step {self.step} waits for the part of {named} in {self.block}"
-        return f"step {self.step} waits for {self.block} of {name_trainers(self.trainers)}"
+        return f"step {self.step} waits for {self.block} from {name_trainers(self.trainers)}"
 
 
 class ServerMode(Protocol):
     """A mode's half on a server; it decides when to step blocks and tables, and which trainers to answer.
 
-    The receiving threads of all trainers call the half concurrently; the calls about one trainer come from
-    one thread. No method may wait for another trainer.
+    The server's threads call the half concurrently; calls about one trainer come one after the other. No
+    method may wait for another trainer.
     """
 
     defers: ClassVar[bool] = False
@@ -89,7 +91,7 @@ class ServerMode(Protocol):
 
     @property
     def step(self) -> int:
-        """The progress of the training run; in sync mode, the number of steps that every block has made."""
+        """The progress of the training run; in sync mode, the number of steps completed by every block."""
 
     def step_of(self, trainer: int) -> int:
         """Return the next step of a trainer, at which the trainer continues after a restart."""
@@ -154,6 +156,15 @@ class ServerMode(Protocol):
         del number, of_table
         return ()
 
+    def arrived_bytes(self, table: int, num_bytes: int) -> int | None:
+        """Return the size of the row gradients that `advance` would use now; None if it would use none.
+
+        The server calls `advance` on another thread if they are large. Called after each `row_gradient` with
+        the size of this gradient, which is the default.
+        """
+        del table
+        return num_bytes
+
     def look_up(self, trainer: int, table: int, step: int, ids: NDArray[np.int64]) -> Tensor:
         """Return rows for a trainer that is at this step; in modes with a common step, the rows at that step.
 
@@ -166,7 +177,7 @@ class ServerMode(Protocol):
         raise RemoteProtocolError(f"trainer {trainer} looked up table {table}; this mode steps no tables")
 
     def end(self, trainer: int, step: int, absent: Sequence[int]) -> Sequence[Answer]:
-        """End a trainer's step, for which the trainer has no gradient of the absent blocks."""
+        """End a trainer's step; the trainer has no gradient of the absent blocks in this step."""
 
     def complete(self, trainer: int) -> Sequence[Answer]:
         """Continue without a trainer that has completed or is lost."""
@@ -256,13 +267,13 @@ class SessionRows(Protocol):
 
     @property
     def settled(self) -> bool:
-        """Return whether every server has stepped the rows for which gradients were sent last."""
+        """Whether every server has stepped the rows for which gradients were sent last."""
 
     def wait(self, *, background: bool = False) -> None:
         """Wait until `settled` is True; pass `background` if training continues meanwhile."""
 
     def adopt(self) -> None:
-        """Copy the rows that servers have sent into this trainer's copies; training thread only."""
+        """Copy the rows that servers have sent into this trainer's copies; only for the training thread."""
 
 
 class LocalRows(Protocol):
@@ -273,13 +284,13 @@ class LocalRows(Protocol):
 
     @property
     def must_leave(self) -> bool:
-        """Return whether, after another step, the changes may no longer fit in one exchange."""
+        """Whether, after another step, the changes may no longer fit in one exchange."""
 
     def leaving(self) -> OfRows:
         """Return the changes since the last call, by table."""
 
     def arrived(self) -> None:
-        """Add the changes of other trainers, which are included in the rows that servers have sent."""
+        """Add the changes of other trainers; the rows that servers have sent include these changes."""
 
     def end(self) -> None:
         """Adopt the servers' rows as the final rows."""
@@ -304,7 +315,7 @@ class Session(Protocol):
         """The trainer's copies of rows, if the mode steps locally and the model has tables."""
 
     def advance(self) -> None:
-        """Count a step as made."""
+        """Count one more completed step."""
 
     def expect_values(self) -> None:
         """Register the expected answers, one per block; call before sending the request."""
@@ -344,7 +355,7 @@ class Session(Protocol):
         """Wait until the values of these blocks have landed."""
 
     def adopt_values(self, names: Iterable[str] | None = None) -> None:
-        """Copy landed values into all parameters, or into those with these names; training thread only."""
+        """Copy landed values into all parameters, or into the named ones; only for the training thread."""
 
     def wait_for_ends(self) -> None:
         """Wait until no other trainer makes further steps; raise DeadlineExceededError after a time limit."""
@@ -375,8 +386,6 @@ class Mode(ABC):
         The Paddle mode whose transpiled programs this mode runs; ASYNC by default.
     steps_locally : bool
         Whether a trainer steps its parameters with the user's own optimizer, as in GEO.
-    steps_tables : bool
-        Whether the server half steps tables as well as dense blocks.
     survives_loss : bool
         Whether the other trainers continue when a trainer is lost. If not, the job ends.
     elastic : bool
@@ -387,7 +396,6 @@ class Mode(ABC):
     name: ClassVar[str]
     programs: ClassVar[DistributedMode] = DistributedMode.ASYNC
     steps_locally: ClassVar[bool] = False
-    steps_tables: ClassVar[bool] = False
     survives_loss: ClassVar[bool] = True
     elastic: ClassVar[bool] = False
 
@@ -402,19 +410,26 @@ class Mode(ABC):
         """
         target.step(update.gradient)
 
-    def check_tables(self, shard: Shard) -> None:
-        """Raise ConfigurationError if a server has tables and this mode does not step them."""
-        if len(shard.tables) and not self.steps_tables:
-            raise ConfigurationError(
-                f"the mode {self.name!r} steps no tables, and the model has {shard.tables.describe()}; "
-                "expected one of the modes sync, async, half_async and geo, or torch.nn.Embedding in place "
-                "of the table"
-            )
-
     @abstractmethod
     def make_server(self, shard: Shard, num_trainers: int) -> ServerMode:
-        """Build the half of one server."""
+        """Build the mode's half on one server."""
 
     @abstractmethod
     def make_trainer(self, session: Session) -> TrainerMode:
-        """Build the half of one trainer."""
+        """Build the mode's half on one trainer."""
+
+
+def check_half(half: Half, base: type[Half], kind: Mode) -> Half:
+    """Return a mode's half, which must be a subclass of `base`: the runtime calls its default methods.
+
+    Raises
+    ------
+    ConfigurationError
+        The half is not a subclass.
+    """
+    if base not in type(half).__mro__:  # isinstance() does not work with these Protocols
+        raise ConfigurationError(
+            f"the mode {kind.name!r} made a {type(half).__name__}; expected a subclass of "
+            f"fleet.parameter_server.modes.{base.__name__}, whose methods have defaults"
+        )
+    return half

@@ -45,7 +45,7 @@ from fleet.wire import NO_STEP, HyperParameters
 __all__ = ["Sync", "SyncServer"]
 
 _AHEAD: Final = (
-    "trainer %d (attempt %d) takes the values of step %d, which %d of %d blocks here have made already: "
+    "trainer %d (attempt %d) receives the values of step %d, which %d of %d blocks here have already made: "
     "its gradients for these blocks will be dropped"
 )
 _log = logging.getLogger(__name__)
@@ -57,15 +57,14 @@ class Sync(Mode):
 
     name: ClassVar[str] = "sync"
     programs: ClassVar[DistributedMode] = DistributedMode.SYNC
-    steps_tables: ClassVar[bool] = True
     survives_loss: ClassVar[bool] = False
 
     def make_server(self, shard: Shard, num_trainers: int) -> ServerMode:
-        """Build the half of one server."""
+        """Build the mode's half on one server."""
         return SyncServer(shard, num_trainers)
 
     def make_trainer(self, session: Session) -> TrainerMode:
-        """Build the half of one trainer."""
+        """Build the mode's half on one trainer."""
         return AnsweredTrainer(session)
 
 
@@ -105,7 +104,7 @@ class _Round:
 
     @property
     def busy(self) -> bool:
-        """Return whether a thread is changing the sum, or the sum may no longer change."""
+        """Whether a thread is changing the sum, or the sum may no longer change."""
         return self.adding is not None or self.stepping or self.averaged
 
 
@@ -142,7 +141,7 @@ class SyncServer(ServerMode):
 
     @property
     def step(self) -> int:
-        """The number of steps that all blocks and tables have made."""
+        """The number of steps that all blocks and tables have completed."""
         with self._changed:
             return self._lowest_step()
 
@@ -191,9 +190,9 @@ class SyncServer(ServerMode):
                 self._wait_for(lambda: not rounds[block].stepping, name)  # noqa: B023
                 if (value := self._value_at(block, step)) is None:
                     raise StateLostError(
-                        f"trainer {trainer} asks for {name} of step {step}, and this server, at step "
-                        f"{rounds[block].step}, does not have it any more: a server has lost steps, and the "
-                        "job must start again from its last checkpoint"
+                        f"trainer {trainer} requests {name} at step {step}, but this server is at step "
+                        f"{rounds[block].step} and no longer has that value: a server has lost steps, and "
+                        "the job must restart from its last checkpoint"
                     )
                 if (
                     trainer in rounds[block].again
@@ -258,7 +257,7 @@ class SyncServer(ServerMode):
         return self._tables.gradient(trainer, table, step, gradient)
 
     def advance(self, number: int, *, of_table: bool = False) -> Sequence[Answer]:
-        """Sum and step a block or a table as far as the available gradients allow."""
+        """Sum the gradients of a block or a table and step it, as far as the available gradients allow."""
         if of_table:
             return self._tables.advance(number)
         try:
@@ -267,12 +266,17 @@ class SyncServer(ServerMode):
             self._fail(error)
             raise
 
+    def arrived_bytes(self, table: int, num_bytes: int) -> int | None:
+        """Return the size of all gradients of a table's step; see `SyncTables.arrived_bytes`."""
+        del num_bytes
+        return self._tables.arrived_bytes(table)
+
     def look_up(self, trainer: int, table: int, step: int, ids: NDArray[np.int64]) -> Tensor:
-        """Return the rows of a step; see `SyncTables.look_up`."""
-        return self._tables.look_up(trainer, table, step, ids)
+        """Return the rows of a step; see `SyncTables.rows_at`."""
+        return self._tables.rows_at(trainer, table, step, ids)
 
     def end(self, trainer: int, step: int, absent: Sequence[int]) -> Sequence[Answer]:
-        """End a trainer's step, for which the trainer has no gradient of the absent blocks.
+        """End a trainer's step; the trainer has no gradient of the absent blocks in this step.
 
         Raises
         ------
@@ -286,8 +290,8 @@ class SyncServer(ServerMode):
             early = [block for block, round_ in self._rounds.items() if round_.step < step]
             if unknown or early:
                 raise RemoteProtocolError(
-                    f"trainer {trainer} ends step {step}: {len(unknown)} of the absent blocks are not of "
-                    f"this server, and {len(early)} blocks are not as far yet; expected none"
+                    f"trainer {trainer} ends step {step}: {len(unknown)} of the absent blocks are not on "
+                    f"this server, and {len(early)} blocks have not reached the step; expected none of either"
                 )
             late = [block for block in absent if self._rounds[block].step > step]
             for block in late:
@@ -302,8 +306,8 @@ class SyncServer(ServerMode):
             ]
             if open_:
                 raise RemoteProtocolError(
-                    f"trainer {trainer} ends step {step} but neither sent {', '.join(open_[:3])} "
-                    "nor said that there is no gradient"
+                    f"trainer {trainer} ends step {step} without a gradient of {', '.join(open_[:3])}; "
+                    "expected each block either to have a gradient or to be listed as absent"
                 )
             answers = [Answer(block, self._rounds[block].step, (trainer,)) for block in late]
             if absent:
@@ -335,8 +339,8 @@ class SyncServer(ServerMode):
             known = self._norms.add_part(part, present)
         except KeyError as error:
             raise RemoteProtocolError(
-                f"server {part.server} sent its part of the norm of {part.key or 'all gradients'}, in which "
-                "this server has no part with it; do all replicas run the same script?"
+                f"server {part.server} sent its part of the norm of {part.key or 'all gradients'}, but that "
+                "norm does not cover blocks of both servers; do all replicas run the same script?"
             ) from error
         return self._step_clipped(known) if known is not None else []
 
@@ -362,7 +366,7 @@ class SyncServer(ServerMode):
     # The private methods from here to `_wait_for` are called with the lock held.
 
     def _lowest_step(self) -> int:
-        """Return the number of steps that every block and every table has made."""
+        """Return the number of steps that every block and every table has completed."""
         steps = [round_.step for round_ in self._rounds.values()]
         return min(steps + [round_.step for round_ in self._tables.rounds.values()], default=0)
 
@@ -394,6 +398,8 @@ class SyncServer(ServerMode):
     def _value_at(self, block: int, step: int) -> memoryview | None:
         """Return a block's value after `step` steps, or None if that value no longer exists."""
         round_ = self._rounds[block]
+        # One previous value is enough: a block makes no second step without a gradient of the returning
+        # trainer, which sends none before it has all values of the first.
         if step == round_.step or (step == round_.step - 1 and round_.unchanged):
             return self._store.view(block)
         if step == round_.step - 1 and round_.before is not None:
@@ -427,12 +433,12 @@ class SyncServer(ServerMode):
         )
 
     def _check_recent(self, trainer: int, block: int, step: int) -> None:
-        """Check that a trainer is at most one step behind; the others never make two steps without it."""
+        """Check that a trainer is at most one step behind; other trainers never make two steps without it."""
         if step < (now := self._rounds[block].step) - 1:
             raise RemoteProtocolError(
                 f"trainer {trainer} is at step {step} of {self._shard.blocks[block].name}, expected step "
-                f"{now} or {now - 1}: values were loaded after this trainer joined; load on every trainer "
-                "before its first step, or on the servers: fleet.init_server(model_dir)"
+                f"{now} or {now - 1}: a checkpoint was loaded after this trainer joined; load it on every "
+                "trainer before its first step, or on the servers: fleet.init_server(model_dir)"
             )
 
     def _wait_for(self, done: Callable[[], bool], name: str) -> None:
@@ -518,7 +524,7 @@ class SyncServer(ServerMode):
             if self._averaged_over != live:
                 self._averaged_over = live
                 _log.warning(
-                    "from step %d on the mean is over %s: the others have finished",
+                    "from step %d on, gradients are averaged over %s: the other trainers have completed",
                     round_.step,
                     name_trainers(sorted(live)),
                 )
@@ -574,7 +580,7 @@ class SyncServer(ServerMode):
             return total
         if place is None:
             with self._changed:
-                place = self._buffers.place(block)
+                place = self._buffers.sum_buffer(block)
         copy_bytes(value, place.bytes)
         self._store.apply(update)
         return place

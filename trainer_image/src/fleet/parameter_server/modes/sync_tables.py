@@ -28,8 +28,8 @@ from fleet.parameter_server.modes.mode import Answer, Missing
 from fleet.parameter_server.store import Origin
 from fleet.parameter_server.table_store import RowUpdate, TableStore, append_ids
 from fleet.tables import RowGradients, merge
+from fleet.tables.ids import distinct_ids
 from fleet.tables.index import find_among
-from fleet.tables.kernels import distinct_ids
 from fleet.wire import NO_STEP, HyperParameters
 from fleet.wire.rows import pack_row_gradient
 
@@ -86,7 +86,7 @@ class SyncTables:
                 self.rounds[number].arrived.pop(trainer, None)
                 self.rounds[number].ahead.pop(trainer, None)
 
-    def look_up(self, trainer: int, table: int, step: int, ids: NDArray[np.int64]) -> Tensor:
+    def rows_at(self, trainer: int, table: int, step: int, ids: NDArray[np.int64]) -> Tensor:
         """Return the rows that a table had after `step` steps.
 
         For the step after the current one, this returns the current rows. When the table is stepped, the
@@ -102,11 +102,10 @@ class SyncTables:
         with self._changed[table]:
             self._wait_until_stepped(table)
             round_ = self.rounds[table]
-            rows = self._store.look_up(table, ids)
+            rows = self._store.rows(table, ids)
             if step == round_.step + 1:
-                if not self._store.held_by_trainers(
-                    table
-                ):  # a trainer that holds the table receives all changes anyway
+                # A trainer that holds the table receives all changes anyway.
+                if not self._store.held_by_trainers(table):
                     append_ids(round_.ahead.setdefault(trainer, []), ids)
                 return rows
             if step == round_.step:
@@ -116,9 +115,9 @@ class SyncTables:
                 rows[torch.from_numpy(found)] = round_.before.values[torch.from_numpy(at)]
                 return rows
             raise StateLostError(
-                f"trainer {trainer} asks for rows of {self._name(table)} of step {step}, and this server, at "
-                f"step {round_.step}, does not have them: a server has lost steps, and the job must start "
-                "again from its last checkpoint"
+                f"trainer {trainer} requests rows of {self._name(table)} at step {step}, but this server is "
+                f"at step {round_.step} and does not have them: a server has lost steps, and the job must "
+                "restart from its last checkpoint"
             )
 
     def gradient(self, trainer: int, table: int, step: int, gradient: RowGradients) -> Sequence[Answer]:
@@ -132,9 +131,8 @@ class SyncTables:
         self._store.check(table, gradient.ids)
         with self._changed[table]:
             round_ = self.rounds[table]
-            if (
-                step == round_.step - 1
-            ):  # an earlier process of the trainer has sent the gradient, and the step was made
+            # An earlier process of the trainer sent this gradient, and the step was made with it.
+            if step == round_.step - 1:
                 return [self._answer(table, round_, (trainer,))]
             if step != round_.step or trainer in round_.arrived:
                 raise RemoteProtocolError(
@@ -154,7 +152,7 @@ class SyncTables:
         if open_:
             raise RemoteProtocolError(
                 f"trainer {trainer} ends step {step} without a gradient of {', '.join(open_[:3])}; expected "
-                "one of each table, an empty one where no row has any"
+                "a gradient of each table, which is empty if no row has one"
             )
 
     def advance(self, table: int) -> list[Answer]:
@@ -193,6 +191,17 @@ class SyncTables:
                 if trainer in round_.ahead
             ]
 
+    def arrived_bytes(self, table: int) -> int | None:
+        """Return the size of all gradients of the step; None while one is missing, or the step is being made.
+
+        A gradient that arrives meanwhile in another thread is seen there.
+        """
+        with self._changed[table]:
+            round_ = self.rounds[table]
+            if round_.stepping or not self._participants.live <= round_.arrived.keys():
+                return None
+            return sum(each.values.nbytes for each in round_.arrived.values())
+
     def complete(self) -> list[Answer]:
         """Step the tables that were waiting only for a trainer that is no longer live."""
         return [answer for number in self.rounds for answer in self.advance(number)]
@@ -230,15 +239,16 @@ class SyncTables:
     ) -> RowGradients:
         """Apply the mean of the gradients; return the changed rows with their previous values."""
         total = merge(gradients) if len(gradients) > 1 else gradients[0]  # one trainer's ids are distinct
-        nothing = RowGradients(total.ids[:0].copy(), total.values[:0].clone())
         if hyper == NO_STEP:
-            return nothing
+            return _none_of(total)
         self._store.check_reportable(table, total.ids.size)
         if divisor > 1:
             total.values.mul_(1.0 / divisor)
         update = RowUpdate(table, total, hyper, origins, keeps=True)
         self._store.apply(update)
-        return RowGradients(total.ids, update.before) if update.before is not None else nothing
+        if update.before is None:
+            return _none_of(total)
+        return RowGradients(update.gradient.ids, update.before)
 
     def _answer(self, table: int, round_: _Round, trainers: tuple[int, ...]) -> Answer:
         """Return the answer to a table's last step, with all changed rows if trainers hold the table."""
@@ -257,3 +267,8 @@ class SyncTables:
         ids = asked[find_among(asked, changed)[0]]
         rows = pack_row_gradient(ids, self._store.read(table, ids).numpy()) if ids.size else None
         return Answer(table, round_.step, (trainer,), value=rows, of_table=True)
+
+
+def _none_of(rows: RowGradients) -> RowGradients:
+    """Return no rows, with the same row shape, in memory of their own, so that `rows` can be freed."""
+    return RowGradients(rows.ids[:0].copy(), rows.values[:0].clone())

@@ -75,7 +75,7 @@ class Barriers:
             return control_pb2.ReduceReply(done=False, missing_trainers=missing)
 
     def end(self, trainer: int, attempt: int) -> control_pb2.BarrierReply:
-        """Record that a trainer has made its last step; wait up to a second until all others have, too.
+        """Record a trainer's last step; wait up to a second for the last steps of all other trainers.
 
         Raises
         ------

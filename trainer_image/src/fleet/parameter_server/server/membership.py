@@ -157,20 +157,22 @@ class Membership:
                 f"as the job has {self._most} trainers (PADDLE_TRAINER_ID, {number})"
             )
         if elastic and not self.live:
-            raise PeerLostError(f"trainer {trainer} came after every other one had left the training")
+            raise PeerLostError(f"trainer {trainer} joined after every other trainer had left the job")
         member = self._members.get(trainer, _Member())
         _check_plausible(trainer, attempt, member.first, now)
         if attempt < member.attempt:
             raise AlreadyJoinedError(
-                f"trainer {trainer} joined with attempt {attempt}, but a process of attempt "
-                f"{member.attempt} has taken its place; expected a higher one (FLEET_RESTARTS)"
+                f"trainer {trainer} joined with attempt {attempt}, but its attempt {member.attempt} has "
+                "already joined; expected a higher attempt (FLEET_RESTARTS)"
             )
+        # gRPC repeats a join if its reply was lost, before the trainer has connected. Once it has, a second
+        # process with the same attempt may not join while the first one is alive.
         silent = now - member.heard >= self._settings.silent_seconds
         lives = member.connected and member.lost is None and not silent and not member.completed
         if attempt == member.attempt and lives:
             raise AlreadyJoinedError(
-                f"trainer {trainer} joined already, as another process that lives, with the same attempt "
-                f"{attempt}; give each trainer an id of its own (PADDLE_TRAINER_ID)"
+                f"another process that is still alive has already joined as trainer {trainer}, with the same "
+                f"attempt {attempt}; give each trainer its own id (PADDLE_TRAINER_ID)"
             )
         first = member.first or (attempt, now)
         joined = _Member(attempt=attempt, heard=now, first=first)
@@ -252,16 +254,17 @@ def describe_absences(absences: Sequence[Absence]) -> str:
 
 
 def loss_of(absence: Absence, now: float, *, step: int, lost_seconds: float) -> PeerLostError:
-    """Return the error for a trainer whose absence has exceeded its deadline, which the message names."""
+    """Return an error that names the deadline, for a trainer whose absence has exceeded that deadline."""
     waited = f"{now - absence.since:.0f} s"
     if absence.reason == NOT_JOINED:
         return PeerLostError(
-            f"trainer {absence.trainer} has not joined within {waited}; see its log, or raise "
-            "runPolicy.pendingDeadlineSeconds (FLEET_START_DEADLINE_SECONDS; without, FLAGS_rpc_deadline)"
+            f"trainer {absence.trainer} did not join within {waited}; see its log, or increase "
+            "runPolicy.pendingDeadlineSeconds (FLEET_START_DEADLINE_SECONDS, or FLAGS_rpc_deadline if it is "
+            "not set)"
         )
     return PeerLostError(
         f"trainer {absence.trainer} {absence.reason} {waited} ago, at step {step}; it has vanished for good, "
-        f"as FLAGS_rpc_deadline is {lost_seconds * 1000:.0f} ms (a trainer that ends well calls "
+        f"as FLAGS_rpc_deadline is {lost_seconds * 1000:.0f} ms (a trainer that completes calls "
         "fleet.stop_worker())"
     )
 
@@ -281,9 +284,9 @@ def _check_plausible(trainer: int, attempt: int, first: tuple[int, float] | None
     most = _MOST_AT_FIRST if first is None else first[0] + int(now - first[1]) + _SPARE
     if attempt > most:
         raise ConfigurationError(
-            f"trainer {trainer} came with attempt {attempt}, expected {most} at most: no replica can "
-            "have been started so often by now; FLEET_RESTARTS counts the starts of this replica before "
-            "this one, and its launcher must count them up one by one"
+            f"trainer {trainer} joined with attempt {attempt}, expected at most {most}: no replica can have "
+            "been started so often by now; FLEET_RESTARTS is the number of earlier starts of this replica, "
+            "which its launcher must increase by one at each start"
         )
 
 
@@ -301,7 +304,7 @@ def check_job(
     found, expected = (request.job_name, request.job_uid), (job.name, job.uid)
     if found != expected:
         raise ConfigurationError(
-            f"a replica of job {found[0]!r} (uid {found[1]!r}) came to a server of job {expected[0]!r} "
+            f"a replica of job {found[0]!r} (uid {found[1]!r}) called a server of job {expected[0]!r} "
             f"(uid {expected[1]!r}); are two jobs configured with the same addresses?"
         )
 
@@ -330,12 +333,12 @@ def check_agreement(
     if difference:
         raise ConfigurationError(
             f"this trainer does not run the same training as the parameter server: {difference} "
-            "(here: the server; there: the trainer); run one script with the same settings in every role"
+            "(here: the server; there: the trainer); run the same script with the same settings in every role"
         )
 
 
 def check_identity(identity: Identity, job: "JobIdentity", joined: int) -> None:
-    """Check that a greeting comes from a trainer of the server's job, and that it has joined.
+    """Check that a greeting comes from a trainer of the server's job, and that this trainer has joined.
 
     Parameters
     ----------
@@ -354,11 +357,13 @@ def check_identity(identity: Identity, job: "JobIdentity", joined: int) -> None:
     expected = job_hash(job.name, job.uid)
     if identity.job != expected:
         raise RemoteProtocolError(
-            f"a frame of job {identity.job:016x} came to the server of job {job.name} ({expected:016x}); are "
-            "two jobs configured with the same addresses?"
+            f"a frame of job {identity.job:016x} arrived at a server of job {job.name} ({expected:016x}); "
+            "are two jobs configured with the same addresses?"
         )
     if joined != identity.attempt:
-        place = f"its place is taken by attempt {joined}" if joined >= 0 else "expected a join before data"
+        place = (
+            f"expected attempt {joined}, which has joined" if joined >= 0 else "expected a join before data"
+        )
         raise RemoteProtocolError(
             f"trainer {identity.trainer} with attempt {identity.attempt} has not joined here; {place}"
         )

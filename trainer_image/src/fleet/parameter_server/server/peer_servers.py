@@ -106,7 +106,7 @@ class PeerServers:
         elif away:
             self._on_failure(
                 PeerLostError(
-                    f"{sentence} has not taken the part of {self._plan.endpoint} within "
+                    f"{sentence} did not accept the part of {self._plan.endpoint} within "
                     f"{self._settings.deadline_seconds:g} s (FLAGS_rpc_deadline); it has vanished for good"
                 )
             )

@@ -1,26 +1,25 @@
-"""Scheduling of a server's work: pacing of trainers, a pool of stepping threads, and late trainers.
+"""Scheduling of a server's work: pacing of trainers, the choice of work for the pool, and late trainers.
 
 Pacing. A piece is stepped when every trainer's gradient of it has arrived. Streams that share a server's link
 drift apart by as much as their buffers hold. Values are then sent back late, and the link is idle in one
 direction at the end of a step. So the server briefly stops reading from a trainer that is far ahead, and the
 other trainers get its share of the link.
 
-The pool. A thread that receives a large gradient hands the summing and stepping to the pool, and receives the
+The pool. In sync mode, the event loop's thread lets the pool sum and step a large gradient, and receives the
 next gradient meanwhile. So one trainer keeps several cores busy, and many trainers use no more threads than
-there are cores. The receiving thread itself uses a gradient in three cases: if the gradient is small, because
-waking another thread would take longer; if it is in shared memory, because nothing is received; and in modes
-without a barrier, because the buffer is not free for the next gradient until this one is applied.
+there are cores. The loop's thread sums and steps a small gradient itself, because waking another thread would
+take longer. In modes without a barrier, the pool applies a large gradient and its connection waits meanwhile,
+because the buffer cannot receive the next gradient before that.
 """
 
 import logging
-import queue
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-__all__ = ["LEAST_BYTES", "Overrun", "Pacing", "StepPool", "receive_bytes"]
+__all__ = ["LEAST_BYTES", "Overrun", "Pacing", "receive_bytes"]
 
 LEAST_BYTES: Final = 1 << 16
 """The smallest gradient for which a thread of the pool is woken."""
@@ -39,6 +38,8 @@ class _Sender:
     step: int = -1
     taken_bytes: int = 0
     """The bytes of the step that have been received."""
+    until: float | None = None
+    """The time until which the current frame may wait; None if it does not wait."""
     began: float | None = None
     """The time at which the current frame began; None between two frames."""
     last: float = 0.0
@@ -49,7 +50,7 @@ class _Sender:
 
 
 class Pacing:
-    """The pacing of trainers that send the same step; called by each trainer's receiving thread.
+    """The pacing of trainers that send the same step.
 
     Parameters
     ----------
@@ -71,33 +72,58 @@ class Pacing:
         self._clock = clock
         self._patience_seconds = patience_seconds
         self._senders: dict[int, _Sender] = {}
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
+        self._resumes: dict[int, Callable[[], None]] = {}
+        """For each waiting trainer, the function that resumes its connection."""
 
-    def begin(self, trainer: int, step: int) -> None:
-        """Wait, within the time limit, while a trainer is too far ahead; call before receiving its frame."""
-        with self._changed:
+    def begin(self, trainer: int, step: int, resume: Callable[[], None]) -> float:
+        """Begin to receive a trainer's frame, unless the trainer is too far ahead.
+
+        Parameters
+        ----------
+        trainer, step : int
+        resume : callable
+            Called once when the trainer may no longer be too far ahead.
+
+        Returns
+        -------
+        float
+            0 if the frame may be received; otherwise the seconds after which to try again, if nothing resumes
+            the trainer before.
+        """
+        with self._lock:
             sender = self._senders.setdefault(trainer, _Sender())
             if sender.step != step:
-                sender.step, sender.taken_bytes = step, 0
-            until = self._clock() + self._patience_seconds
-            while self.is_ahead(trainer) and self._clock() < until:
-                self._changed.wait(_LOOK_SECONDS)
-            sender.began = self._clock()
+                sender.step, sender.taken_bytes, sender.began = step, 0, None
+            now = self._clock()
+            if sender.began is None and self.is_ahead(trainer):
+                if sender.until is None:
+                    sender.until = now + self._patience_seconds
+                if now < sender.until:
+                    self._resumes[trainer] = resume
+                    return min(_LOOK_SECONDS, sender.until - now)
+            sender.began, sender.until = now, None
+            return 0.0
 
     def took(self, trainer: int, payload_bytes: int) -> None:
         """Record that a trainer's frame has been received."""
-        with self._changed:
+        with self._lock:
             sender = self._senders.get(trainer)  # none if an earlier process of the trainer has just ended
             if sender is not None:
                 sender.taken_bytes += payload_bytes
                 sender.began, sender.last = None, self._clock()
-                self._changed.notify_all()
+                self._resume_all()
 
     def ended(self, trainer: int) -> None:
         """Record that a trainer has sent its whole step, or has disconnected."""
-        with self._changed:
+        with self._lock:
             self._senders.pop(trainer, None)
-            self._changed.notify_all()
+            self._resumes.pop(trainer, None)
+            self._resume_all()
+
+    def _resume_all(self) -> None:
+        while self._resumes:
+            self._resumes.popitem()[1]()
 
     def is_ahead(self, trainer: int) -> bool:
         """Return whether a trainer is too far ahead of another trainer that is sending the same step."""
@@ -126,43 +152,8 @@ def receive_bytes(lead_bytes: int | None) -> int | None:
     return None if lead_bytes is None else _RECEIVE_BYTES
 
 
-class StepPool:
-    """A pool of threads that sum and step large gradients.
-
-    Parameters
-    ----------
-    num_threads : int
-        The number of threads.
-    """
-
-    def __init__(self, num_threads: int) -> None:
-        self._queue: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._threads = [
-            threading.Thread(target=self._run, name=f"fleet-step-{number}", daemon=True)
-            for number in range(num_threads)
-        ]
-
-    def start(self) -> None:
-        """Start the threads."""
-        for thread in self._threads:
-            thread.start()
-
-    def submit(self, work: Callable[[], None]) -> None:
-        """Queue a function, which must not raise."""
-        self._queue.put(work)
-
-    def close(self) -> None:
-        """Make the threads end after the queued work, without waiting for them."""
-        for _ in self._threads:
-            self._queue.put(None)
-
-    def _run(self) -> None:
-        while (work := self._queue.get()) is not None:
-            work()
-
-
 class Overrun:
-    """A detector of late trainers that train past the others; it logs a warning and counts their steps.
+    """Detects late trainers that run steps after the others have completed; warns, and counts the steps.
 
     A trainer that has trained from the beginning may legitimately make the last steps alone, because its
     share of the data may be larger. A trainer that joined late does so by accident, because its loop started
@@ -191,7 +182,7 @@ class Overrun:
             self.late.add(trainer)
 
     def begins(self, trainer: int) -> None:
-        """Warn when a late trainer begins its first step past the others."""
+        """Warn when a late trainer begins its first step after the others have completed."""
         if (
             trainer not in self.late
             or trainer in self._warned
@@ -200,22 +191,22 @@ class Overrun:
             return
         self._warned.add(trainer)
         _log.warning(
-            "trainer %d, which joined late, trains past the others: they have completed at step %d, and what "
-            "follows is on its data alone. A loop over fleet.epochs() or fleet.steps() continues where the "
-            "training is, and ends with the others",
+            "trainer %d joined late, and continues after the others completed at step %d, with its own data "
+            "only. A loop over fleet.epochs() or fleet.steps() begins at the job's current step, and ends "
+            "with the others",
             trainer,
             self._end,
         )
 
     def completed(self, trainer: int, step: int) -> None:
-        """Log that a trainer has completed at a step, and its number of steps past the others."""
+        """Log a trainer's completion at a step, and its number of steps after the others completed."""
         _log.info("trainer %d has completed, at step %d", trainer, step)
         if past := self.steps(trainer):
-            _log.warning("trainer %d has made %d steps past the others", trainer, past)
+            _log.warning("trainer %d has made %d steps after the others completed", trainer, past)
         self._end = max(self._end, step)
 
     def steps(self, trainer: int) -> int:
-        """Return the number of steps that a late trainer has made past the others."""
+        """Return the number of steps that a late trainer has made after the others completed."""
         if trainer not in self.late or self._end < 0:
             return 0
         return max(0, self._step_of(trainer) - self._end)

@@ -1,8 +1,9 @@
 """A parameter server, which owns a shard of the model and serves it until every trainer has completed.
 
-Threads: gRPC's own for control calls; one per listener that accepts data connections; one receiving and one
-sending thread per trainer; and a pool with one thread per core that sums and steps large blocks. The thread
-that called `serve` is the watchdog: it logs what the server waits for, and enforces the deadlines.
+Threads: gRPC's own for control calls; one per listener that accepts data connections, and one for each
+handshake; one that serves the data connections of all trainers; and a pool with one thread per core, at least
+two, which sums and steps large blocks. The thread that called `serve` is the watchdog: it logs what the
+server waits for, and enforces the deadlines.
 """
 
 import logging
@@ -14,7 +15,8 @@ from fleet.parameter_server.certificates import certificates_of
 from fleet.parameter_server.control.proto import control_pb2
 from fleet.parameter_server.control.service import ControlService, pack_placement
 from fleet.parameter_server.facts import elastic_facts, initial_state_fact
-from fleet.parameter_server.modes import NormPart, mode_of_server
+from fleet.parameter_server.modes import NormPart, ServerMode, mode_of_server
+from fleet.parameter_server.modes.mode import check_half
 from fleet.parameter_server.pieces import lead_bytes
 from fleet.parameter_server.server.barriers import Barriers
 from fleet.parameter_server.server.membership import Membership, check_job, loss_of_missed
@@ -85,8 +87,8 @@ class Server:
             fused=settings.fused,
             send_norm_part=self._peers.send,
         )
-        kind.check_tables(self._shard)
-        self._mode = kind.make_server(self._shard, plan.trainers)
+        half = kind.make_server(self._shard, plan.trainers)
+        self._mode = check_half(half, ServerMode, kind)  # type: ignore[type-abstract]
         clock, changed = WatchClock(settings.glance_seconds), self._serving.changed
         membership = Membership(plan.trainers, settings, clock.now())
         self.loader = ShardLoader(self._shard, self._mode, job)
@@ -155,8 +157,8 @@ class Server:
             progress.show_tables(self._shard.tables.statistics)
             if library() is None:
                 _log.info(
-                    "rows of tables are found by numpy, added by torch: no kernels.so was compiled for "
-                    "this machine"
+                    "NumPy looks up rows of tables and torch adds them, because no kernels.so was compiled "
+                    "for this machine"
                 )
         _log.info(
             "parameter server %s serves %s in mode %s; %s",
@@ -189,7 +191,7 @@ class Server:
                     lost = self._watchdog.look()
                     if not lost:
                         serving.changed.wait(_LOOK_SECONDS)
-                for trainer, error in lost:
+                for trainer, error in lost:  # without the lock, because giving up steps blocks and sends
                     self._trainers.give_up(trainer, error)
         except FleetError as error:
             self._trainers.dismiss(error)
@@ -262,7 +264,7 @@ class Server:
         if request.fingerprint != self._shard.plan.fingerprint:
             raise ConfigurationError(
                 f"parameter server {self._shard.plan.endpoint} does not run the same training as server "
-                f"{request.server}; run one script with the same settings in every role"
+                f"{request.server}; run the same script with the same settings in every role"
             )
         part = NormPart(request.step, request.key, request.server, dict(request.sums))
         try:

@@ -33,20 +33,18 @@ from fleet.checkpoint import (
     write_trainer_part,
 )
 from fleet.errors import CheckpointError, ConfigurationError, FleetError
+from fleet.parameter_server.control.calls import CHUNK_BYTES
 from fleet.parameter_server.control.proto import control_pb2
 from fleet.parameter_server.modes import ServerMode
 from fleet.parameter_server.server.membership import Membership
 from fleet.parameter_server.server.shard_loader import ShardLoader
 from fleet.parameter_server.shard import Shard
 from fleet.parameter_server.table_store import RowCopy
-from fleet.plan.config import DistributedMode
 from fleet.process.resources import for_saves
 
 __all__ = ["PartTransfer", "ShardCheckpointer"]
 
 _log = logging.getLogger(__name__)
-_CHUNK_BYTES: Final = 1 << 20
-"""The size of the chunks of a trainer's part, one per message."""
 _LOOK_SECONDS: Final = 1.0
 """The longest time for which a call waits for files that are being written."""
 _SAVE_NAME: Final = re.compile(r"[0-9A-Za-z]{1,64}")
@@ -88,7 +86,7 @@ class ShardCheckpointer:
         self._changed = changed
         self._folder = folder
         self._name = f"{plan.server}-of-{len(plan.endpoints)}"
-        self._in_step = plan.mode is DistributedMode.SYNC and plan.custom is None
+        self._in_step = plan.has_common_step
         self._parts = PartTransfer()
         self._statuses: dict[int, tuple[int, bytes]] = {}
         """The latest step and status of each trainer other than 0."""
@@ -119,8 +117,8 @@ class ShardCheckpointer:
         save, step = request.save, request.step if self._in_step else None
         if not _SAVE_NAME.fullmatch(save):
             raise ConfigurationError(
-                f"a save is called {save[:80]!r}; expected at most 64 letters and digits, as the name "
-                "becomes a part of file names"
+                f"a save is named {save[:80]!r}; expected 1 to 64 letters and digits, because the name "
+                "becomes part of file names"
             )
         first_part = self._parts.take_upload(save, request.part_bytes)
         with self._changed:
@@ -171,7 +169,8 @@ class ShardCheckpointer:
         save, files = self._save, self._files
         if save != request.save:
             raise FleetError(
-                f"the save {request.save} cannot be finished: another one came after it; save again"
+                f"the save {request.save} cannot be finished, because another save has begun since; save "
+                "again"
             )
         wait([files], _LOOK_SECONDS)
         if not files.done():
@@ -199,11 +198,11 @@ class ShardCheckpointer:
             gone = [file.name for file in files if not is_written(path, file)]
             if save != self._save or gone:
                 reason = (
-                    f"{', '.join(gone)} is not as it was written" if gone else "another one came after it"
+                    f"{', '.join(gone)} is not as it was written" if gone else "another save has begun since"
                 )
                 raise FleetError(
-                    f"the save {save} in {path} cannot be finished: {reason}; the checkpoint before "
-                    "stays as it is: save again"
+                    f"the save {save} in {path} cannot be finished: {reason}; the previous checkpoint is "
+                    "unchanged; save again"
                 )
             self._mode.missing()  # raises if a step has failed since the copy
             self._claims.hold(path)
@@ -289,8 +288,8 @@ class ShardCheckpointer:
             return {trainer: self._mode.step_of(trainer) for trainer in trainers}
         if self._mode.step != step:
             raise ConfigurationError(
-                f"the trainer asks for a checkpoint of step {step}, and the blocks here are at step "
-                f"{self._mode.step}; save between optimizer.step() and the next backward()"
+                f"the trainer requests a checkpoint of step {step}, but the blocks on this server are at "
+                f"step {self._mode.step}; save between optimizer.step() and the next backward()"
             )
         return {}
 
@@ -306,9 +305,9 @@ class ShardCheckpointer:
         # Resolved, because a link in the folder may lead out of it.
         if not Path(directory).resolve().is_relative_to(Path(self._folder).resolve()):
             raise ConfigurationError(
-                f"{directory} is not in {self._folder}, where the checkpoints of this job are "
-                "(FLEET_CHECKPOINT_DIR); for a trainer, servers read, write and remove files nowhere else. "
-                "To begin with a checkpoint from elsewhere, have the servers load it themselves: "
+                f"{directory} is not in {self._folder}, the folder of this job's checkpoints "
+                "(FLEET_CHECKPOINT_DIR); on behalf of a trainer, servers read, write and remove files only "
+                "there. To begin with a checkpoint from elsewhere, let the servers load it: "
                 "fleet.init_server(model_dir)"
             )
 
@@ -335,8 +334,8 @@ class PartTransfer:
                 self._save, self._uploaded = save, bytearray()
             if (save, offset) != (self._save, len(self._uploaded)):
                 raise ConfigurationError(
-                    f"a chunk of the trainer's part of the save {save!r} begins at {offset}; "
-                    f"expected one of {self._save!r} at {len(self._uploaded)}: save again"
+                    f"a chunk of the trainer's part of the save {save!r} begins at {offset}; expected a "
+                    f"chunk of {self._save!r} at {len(self._uploaded)}; save again"
                 )
             self._uploaded += data
 
@@ -355,8 +354,8 @@ class PartTransfer:
             self._save, self._uploaded = "", bytearray()
         if (found, len(uploaded)) != (save, size):
             raise FleetError(
-                f"the trainer's part of the save {save!r} has {size} bytes, and {len(uploaded)} have arrived "
-                f"of {found!r}: save again"
+                f"the trainer's part of the save {save!r} has {size} bytes, but {len(uploaded)} bytes of "
+                f"{found!r} have arrived; save again"
             )
         return uploaded
 
@@ -370,7 +369,7 @@ class PartTransfer:
         """Return the chunk at an offset; return no bytes at the end."""
         with self._lock:
             part = self._offered.get(trainer, b"")
-        return part[offset : offset + _CHUNK_BYTES]
+        return part[offset : offset + CHUNK_BYTES]
 
 
 @dataclass(frozen=True, slots=True)
@@ -397,7 +396,7 @@ class _Bases:
             if base.directory.parent == directory.parent and _still_exists(base)
         }
         if not found:
-            _log.info("%s gets all rows: its folder has no checkpoint of all rows yet", directory)
+            _log.info("%s gets all rows, because its folder has no checkpoint with all rows yet", directory)
         return found
 
     def begin(

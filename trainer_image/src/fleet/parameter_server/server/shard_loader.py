@@ -90,7 +90,7 @@ class ShardLoader:
         return None if manifest.after is None else [*manifest.after, manifest.save, *self.saved]
 
     def inform(self, trainer: int) -> tuple[str, int]:
-        """Return the loaded checkpoint and the trainer's next step; record that it knows the checkpoint."""
+        """Return the loaded checkpoint, now known to the trainer, and the trainer's next step."""
         with self._values_lock:
             self._known[trainer] = self.restored
             return self.restored, self._mode.step_of(trainer)
@@ -113,9 +113,9 @@ class ShardLoader:
                 self._begun = True
                 return
         raise ConfigurationError(
-            f"trainer {trainer} began a step with the values from before the save {self.restored} was "
-            "loaded; expected every trainer to call fleet.load_check_point or load_persistables before its "
-            "first step, or the servers to load: fleet.init_server(model_dir)"
+            f"trainer {trainer} began a step with values from before the save {self.restored} was loaded; "
+            "expected every trainer to call fleet.load_check_point or load_persistables before its first "
+            "step, or the servers to load the checkpoint: fleet.init_server(model_dir)"
         )
 
     @contextmanager
@@ -285,9 +285,9 @@ class ShardLoader:
     def _check_not_begun(self, checkpoint: Checkpoint) -> None:
         if self._begun:
             raise ConfigurationError(
-                f"{checkpoint.directory} was not loaded: training has begun with other values; expected "
-                "every trainer to call fleet.load_check_point or load_persistables before its first step, or "
-                "the servers to load: fleet.init_server(model_dir)"
+                f"{checkpoint.directory} was not loaded, because training has begun with other values; "
+                "expected every trainer to call fleet.load_check_point or load_persistables before its first "
+                "step, or the servers to load the checkpoint: fleet.init_server(model_dir)"
             )
 
     def _check_training(self, checkpoint: Checkpoint) -> None:
@@ -300,9 +300,9 @@ class ShardLoader:
             checkpoint.has_state or any(rows_have_state(checkpoint, name, shards) for name in names)
         ):
             raise CheckpointError(
-                f"{checkpoint.directory} has the state of optimizers on the servers, and here trainers have "
-                "optimizers of their own, which would begin without; load it in a mode in which servers "
-                "step, or begin with the values alone: fleet.save_inference_model, then load_state_dict"
+                f"{checkpoint.directory} has the state of optimizers on the servers, but in this mode the "
+                "trainers have the optimizers, which would begin without state; load it in a mode in which "
+                "servers step, or load only the values: fleet.save_inference_model, then load_state_dict"
             )
 
     def _warn(self, damage: Sequence[CheckpointError], used: str) -> None:

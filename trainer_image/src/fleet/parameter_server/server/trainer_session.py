@@ -9,7 +9,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from fleet.errors import FleetError, RemoteProtocolError
@@ -22,13 +22,14 @@ from fleet.parameter_server.transport.block_transport import (
     SharedMemoryTransport,
     StreamTransport,
 )
-from fleet.parameter_server.transport.connection import End, Frame
+from fleet.parameter_server.transport.connection import End, Frame, NotYet, Work
+from fleet.parameter_server.transport.event_loop import EventLoop
 from fleet.parameter_server.transport.handshake import Caller
 from fleet.parameter_server.transport.shared_memory import SharedBlocks
 from fleet.parameter_server.transport.sockets import ConnectionEndedError
 from fleet.parameter_server.transport.stream import Arrivals, ResumableStream, StreamEndedError
 from fleet.process import progress
-from fleet.wire import Header, Hello, Identity, Kind, Side
+from fleet.wire import NO_STEP, Header, Hello, HyperParameters, Identity, Kind, Side
 from fleet.wire.messages import pack_error, pack_numbers
 from fleet.wire.rows import MOST_ROW_BYTES
 
@@ -36,8 +37,8 @@ __all__ = ["Deliver", "TrainerSession"]
 
 _log = logging.getLogger(__name__)
 
-Deliver = Callable[["TrainerSession", Frame | End], None]
-"""Receives the frames of a session, and its end."""
+Deliver = Callable[["TrainerSession", Frame | End], Work | None]
+"""Receives the frames of a session, and its end; see `transport.connection.Deliver`."""
 
 
 @dataclass(slots=True)
@@ -80,8 +81,10 @@ class TrainerSession:
         The dtype of tensors on the wire; see `Codec`.
     pacing : Pacing or None
         The pacing of the server, if it has one.
+    loop : EventLoop
+        The loop that serves the connections.
     deliver : callable
-        Called by the receiving thread with each frame, and once with the end of each connection.
+        Called by the loop with each frame, and once with the end of each connection.
     on_connected : callable
         Called when the session has a data connection, the first or a later one.
     """
@@ -94,6 +97,7 @@ class TrainerSession:
         expected: Hello,
         wire_dtype: str,
         pacing: Pacing | None,
+        loop: EventLoop,
         *,
         deliver: Deliver,
         on_connected: Callable[["TrainerSession"], None],
@@ -104,6 +108,8 @@ class TrainerSession:
         """Whether the trainer has begun a step."""
         self.asked = False
         """Whether the trainer has requested values; earlier answers were meant for its previous process."""
+        self.hyper: tuple[bytes, HyperParameters] = b"", NO_STEP
+        """The latest hyper-parameters as they arrived and decoded: they seldom change."""
         self._shard = shard
         self._mode = mode
         self._expected = expected
@@ -111,8 +117,12 @@ class TrainerSession:
         self._on_connected = on_connected
         self._resumption = _Resumption()
         self._codec = Codec(
-            shard.plan.blocks, wire_dtype, partial(shard.buffers.land, identity.trainer, turn=mode.turn)
+            shard.plan.blocks,
+            wire_dtype,
+            lambda block: shard.buffers.land(identity.trainer, block, mode.turn, self._stream.resume),
         )
+        self.converted = self._codec.converted.keys()
+        """The blocks whose gradients are converted after they have arrived."""
         self.block_bytes = self._codec.block_bytes
         """The size of each block on the wire in bytes."""
         self.row_bytes = shard.tables.row_bytes
@@ -123,6 +133,7 @@ class TrainerSession:
             identity,
             self._codec.buffer_of if pacing is None else self._paced_buffer_of,
             partial(deliver, self),
+            loop,
         )
         self.arrivals = Arrivals(self._stream)
         self._shared: SharedBlocks | None = None
@@ -132,7 +143,7 @@ class TrainerSession:
         """The frame number and size of each answer with rows that the trainer may not have read."""
 
     def resume(self, caller: Caller) -> None:
-        """Resume the session over a new connection, once the old connection has received its current frame.
+        """Resume the session over a new connection, once the last frame of the old connection is processed.
 
         Parameters
         ----------
@@ -150,12 +161,11 @@ class TrainerSession:
             again = self._resumption.name is not None
             self._fence(caller)
             descriptors = self._share(caller)
-            ours = Hello(
-                self._expected.incarnation,
-                self._expected.num_blocks,
-                caller.hello.session,
-                self._stream.taken,
-                bool(descriptors),
+            ours = replace(
+                self._expected,
+                session=caller.hello.session,
+                taken=self._stream.taken,
+                shared=bool(descriptors),
             )
             directions = caller.answer(ours, self.block_bytes, descriptors, self.row_bytes)
             self._on_connected(self)
@@ -194,8 +204,8 @@ class TrainerSession:
         kept = sum(num_bytes for _, num_bytes in self._unread)
         if kept >= MOST_ROW_BYTES:
             raise RemoteProtocolError(
-                f"trainer {self.identity.trainer} asks for more rows, and has not taken {kept} bytes of "
-                f"answers; expected it to wait for them from {MOST_ROW_BYTES} bytes on"
+                f"trainer {self.identity.trainer} requests more rows before it has read {kept} bytes of "
+                f"earlier answers; expected at most {MOST_ROW_BYTES} unread bytes"
             )
 
     def send_rows(self, header: Header, rows: memoryview) -> None:
@@ -204,7 +214,7 @@ class TrainerSession:
         self._unread.append((number, len(rows)))
 
     def send_value(self, answer: Answer) -> None:
-        """Enqueue an answer: a block's value, or notice that a block is unchanged or a table was stepped."""
+        """Enqueue an answer: a block's value, or a notice of an unchanged block or a stepped table."""
         if not self.asked:
             return
         step, block = answer.step, answer.block
@@ -235,30 +245,30 @@ class TrainerSession:
 
     def finish(self, timeout_seconds: float) -> bool:
         """Send all queued frames, and close the session; return whether there was a connection."""
-        with self._shard.buffers.hurry(self.identity.trainer):
-            return self._stream.finish(timeout_seconds)
+        return self._stream.finish(timeout_seconds)
 
     def abandon(self) -> None:
         """Close the session immediately, without notifying the trainer."""
         self.finish(0.0)
         self.ending.notified.set()
 
-    def _paced_buffer_of(self, header: Header) -> memoryview | None:
+    def _paced_buffer_of(self, header: Header) -> memoryview | NotYet | None:
         if header.kind is Kind.GRAD and not header.shared and self._pacing is not None:
-            self._pacing.begin(self.identity.trainer, header.step)
+            delay = self._pacing.begin(self.identity.trainer, header.step, self._stream.resume)
+            if delay:
+                return NotYet(delay)
         return self._codec.buffer_of(header)
 
     def _fence(self, caller: Caller) -> None:
-        """End the old connection after the frame that it is receiving."""
+        """End the old connection, and wait until its last frame is processed."""
         self._check(caller.hello)
         caller.check_waiting()  # a caller that has disconnected must not end the connection that replaced it
         self._resumption.reaches = False
         self._resumption.name = caller.hello.session
-        with self._shard.buffers.hurry(self.identity.trainer):
-            self._stream.fence()
+        self._stream.fence()
         self._check(caller.hello)  # again: the last frame of the old connection may have failed
         if self._stream.has_ended:
-            raise ConnectionEndedError("this server has closed the session meanwhile")
+            raise ConnectionEndedError("this server has closed the session in the meantime")
         caller.check_waiting()
 
     def _check(self, hello: Hello) -> None:
@@ -266,11 +276,13 @@ class TrainerSession:
             raise self.ending.failure
         expected = self._expected
         if (hello.incarnation, hello.num_blocks) != (expected.incarnation, expected.num_blocks):
-            raise RemoteProtocolError(f"the trainer greets {hello}, expected {expected}; it must join again")
+            raise RemoteProtocolError(
+                f"the trainer's greeting is {hello}, expected {expected}; the trainer must join again"
+            )
         if self._resumption.name not in (None, hello.session):
             raise RemoteProtocolError(
-                f"another process is trainer {self.identity.trainer} with attempt {self.identity.attempt} by "
-                "now; give each trainer an id of its own (PADDLE_TRAINER_ID)"
+                f"another process has connected as trainer {self.identity.trainer} with attempt "
+                f"{self.identity.attempt}; give each trainer its own id (PADDLE_TRAINER_ID)"
             )
 
     def _share(self, caller: Caller) -> Sequence[int]:
@@ -286,8 +298,8 @@ class TrainerSession:
         shares = values is not None and offered
         if self._stream.taken and shares != (self._shared is not None):
             raise RemoteProtocolError(
-                "the trainer shared memory on one connection of its session and not on another; it must join "
-                "again"
+                "the trainer shared memory on one connection of its session and not on another; the trainer "
+                "must join again"
             )
         if not shares or self._shared is None:
             self._shared = self._map(caller.descriptors[0]) if shares else None

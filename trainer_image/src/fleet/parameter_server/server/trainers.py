@@ -4,7 +4,7 @@ import contextlib
 import logging
 import secrets
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -21,12 +21,13 @@ from fleet.parameter_server.server.membership import (
     check_identity,
     check_job,
 )
-from fleet.parameter_server.server.scheduling import LEAST_BYTES, Overrun, Pacing, StepPool
+from fleet.parameter_server.server.scheduling import LEAST_BYTES, Overrun, Pacing
 from fleet.parameter_server.server.shard_loader import ShardLoader
 from fleet.parameter_server.server.trainer_session import TrainerSession
 from fleet.parameter_server.settings import Settings
 from fleet.parameter_server.shard import Shard
-from fleet.parameter_server.transport.connection import BrokenConnectionError, End, Frame
+from fleet.parameter_server.transport.connection import BrokenConnectionError, End, Frame, Work
+from fleet.parameter_server.transport.event_loop import EventLoop
 from fleet.parameter_server.waits import name_trainers, wait_for_all
 from fleet.process.resources import WatchClock, available_cores
 from fleet.tables import RowGradients
@@ -40,6 +41,11 @@ if TYPE_CHECKING:
 __all__ = ["Serving", "Trainers"]
 
 _FLOAT_BYTES: Final = 4
+_LEAST_WORKERS: Final = 2
+_ROW_BYTES_PER_ID_BYTE: Final = 8
+"""The bytes of rows that are counted for each byte of a look-up's ids."""
+_OF_TABLES: Final = frozenset({Kind.LOOK_UP, Kind.ROW_GRADIENT})
+_RARE: Final = frozenset({Kind.PULL, Kind.COMPLETE})
 _FLUSH_SECONDS: Final = 10.0
 _log = logging.getLogger(__name__)
 
@@ -75,7 +81,7 @@ class Serving:
 
 
 class Trainers:
-    """The trainers of one server; admits them, passes their frames to the mode, and sends the mode's answers.
+    """Admits the trainers of one server, passes their frames to the mode, and sends the mode's answers.
 
     Parameters
     ----------
@@ -124,25 +130,31 @@ class Trainers:
         self._clock = clock
         self._loader = loader
         self._barriers = barriers
-        lead, cores = lead_bytes(shard.plan, settings), available_cores()
+        lead = lead_bytes(shard.plan, settings)
         self._pacing = Pacing(lead) if lead is not None else None
-        self._pool = StepPool(cores) if cores > 1 else None  # with one core, a pool gains nothing
+        self._loop = EventLoop(max(_LEAST_WORKERS, available_cores()))
+        self._step_bytes = dict(shard.block_bytes)
+        """For each block, the bytes that are stepped with it: a norm clips and steps its blocks together."""
+        for norm in shard.plan.clipping.norms:
+            together = sum(shard.block_bytes[block] for block in norm.blocks)
+            self._step_bytes |= dict.fromkeys(norm.blocks, together)
+        self._largest_bytes = max(self._step_bytes.values(), default=0)
+        self._tables_in_pool: list[int] = []
+        """The table of each piece of long work in the pool, which may hold the table's lock."""
         self._overrun = Overrun(mode.step_of, shard.plan.trainers)
         self._hello = Hello(serving.incarnation, len(shard.plan.blocks))
         self._joining = threading.Lock()
         """Held while a trainer joins, so that only one joins at a time."""
 
     def start(self) -> None:
-        """Start the threads that step large gradients."""
-        if self._pool is not None:
-            self._pool.start()
+        """Start the threads that serve the trainers' connections."""
+        self._loop.start()
 
     def close(self) -> None:
         """Close all sessions without notifying the trainers."""
         for session in list(self.sessions.values()):
             session.abandon()
-        if self._pool is not None:
-            self._pool.close()
+        self._loop.close()
 
     def join(self, request: control_pb2.JoinRequest) -> tuple[str, int]:
         """Let a trainer join if it agrees with this server on all facts that must be equal.
@@ -179,6 +191,7 @@ class Trainers:
                 self._hello,
                 self._settings.wire_dtype,
                 self._pacing,
+                self._loop,
                 deliver=self.take,
                 on_connected=self.connected,
             )
@@ -198,7 +211,7 @@ class Trainers:
         return restored, step
 
     def heard(self, trainer: int, attempt: int) -> int:
-        """Record a trainer's heartbeat; return the number of steps that it has made past the others."""
+        """Record a trainer's heartbeat; return the trainer's number of steps after the others completed."""
         with self._serving.changed:
             if self.membership.attempt(trainer) == attempt:
                 self.membership.heard(trainer, self._clock.now())
@@ -212,8 +225,8 @@ class Trainers:
         session = self.sessions.get(identity.trainer)
         if session is None or session.identity != identity:
             raise RemoteProtocolError(
-                f"trainer {identity.trainer} with attempt {identity.attempt} is not counted on any more; it "
-                "must join again"
+                f"trainer {identity.trainer} with attempt {identity.attempt} has no session on this server "
+                "any more; it must join again"
             )
         return session
 
@@ -229,7 +242,7 @@ class Trainers:
         _log.error(
             "%s; %s",
             error,
-            f"training continues with {name_trainers(remaining)}" if remaining else "none is left",
+            f"training continues with {name_trainers(remaining)}" if remaining else "no trainer is left",
         )
         self.answer(self._mode.complete(trainer))
 
@@ -241,14 +254,14 @@ class Trainers:
                 if session is not None:
                     session.send_value(answer)
 
-    def take(self, session: TrainerSession, event: Frame | End) -> None:
-        """Handle a frame or the end of a session's connection; called by the session's receiving thread."""
+    def take(self, session: TrainerSession, event: Frame | End, *, in_pool: bool = False) -> Work | None:
+        """Handle a frame or the end of a session's connection; return work that takes long, for the pool."""
         if isinstance(event, End):
-            if self._pacing is not None:
-                self._pacing.ended(session.identity.trainer)
             self.ended(session, event.error)
-            return
+            return None
         header, payload = event
+        if not in_pool and (work := self._work_for_pool(session, event)) is not None:
+            return work
         trainer, mode = session.identity.trainer, self._mode
         match header.kind:
             case Kind.GRAD:
@@ -267,13 +280,44 @@ class Trainers:
                     session.begun = True
                 if trainer in self._overrun.late:
                     self._overrun.begins(trainer)
-                mode.begin(trainer, header.step, read_hyper(bytes(payload)))
+                if payload != session.hyper[0]:
+                    session.hyper = bytes(payload), read_hyper(bytes(payload))
+                mode.begin(trainer, header.step, session.hyper[1])
             case Kind.STEP_END:
                 if self._pacing is not None:
                     self._pacing.ended(trainer)
-                self.answer(mode.end(trainer, header.step, read_numbers(bytes(payload))))
+                absent = read_numbers(bytes(payload)) if payload else ()
+                self.answer(mode.end(trainer, header.step, absent))
             case _:
                 self._take_rare(session, header, bytes(payload))
+        return None
+
+    def _work_for_pool(self, session: TrainerSession, event: Frame) -> Work | None:
+        """Return the use of a frame as work for the pool; None if it is short and waits for no thread."""
+        header, mode, tables = event.header, self._mode, self._shard.tables
+        kind, number, num_bytes = header.kind, header.block, header.payload_bytes
+        of_table = waits = False
+        if kind is Kind.GRAD:
+            used = not mode.defers or number in session.converted
+            long = used and self._shard.block_bytes[number] >= LEAST_BYTES
+        elif kind is Kind.STEP_END:
+            long = num_bytes > 0 and self._largest_bytes >= LEAST_BYTES
+        elif of_table := kind in _OF_TABLES:
+            if kind is Kind.LOOK_UP:
+                long = num_bytes * _ROW_BYTES_PER_ID_BYTE >= LEAST_BYTES or not session.begun
+            else:
+                of_rows = (
+                    num_bytes if mode.defers else tables.update_bytes(number, num_bytes, session.hyper[1])
+                )
+                long = of_rows >= LEAST_BYTES
+            long = long or number in tables.on_disk
+            waits = number in self._tables_in_pool or tables.is_locked(number)
+        else:
+            long = kind in _RARE or (kind is Kind.HYPER and not session.begun)
+        if not (long or waits):
+            return None
+        work = partial(self.take, session, event, in_pool=True)
+        return self._on_table(number, work) if of_table and long else work
 
     def _take_rare(self, session: TrainerSession, header: Header, payload: bytes) -> None:
         """Handle a frame of a kind that does not occur in every step."""
@@ -311,6 +355,8 @@ class Trainers:
     def ended(self, session: TrainerSession, error: FleetError | None) -> None:
         """Record that a session's connection has ended, with an error unless it ended by the protocol."""
         trainer = session.identity.trainer
+        if self._pacing is not None:
+            self._pacing.ended(trainer)
         with self._serving.changed:
             current = self.sessions.get(trainer) is session and trainer not in self.membership.completed
             if current and error is not None:
@@ -328,7 +374,15 @@ class Trainers:
             "; waiting for it to come back" if broken else "",
         )
         if not broken:
-            session.fail(error, 1.0)
+            # Not in this thread, which must not wait until the trainer has read the error.
+            farewell = threading.Thread(
+                target=session.fail, args=(error, 1.0), name="fleet-farewell", daemon=True
+            )
+            try:
+                farewell.start()
+            except RuntimeError as raised:
+                _log.warning("%s: trainer %d reads the error when it reconnects", raised, trainer)
+                session.fail(error, 0.0)
 
     def dismiss(self, error: FleetError | None) -> None:
         """End all sessions: send each trainer its last frames, and the server's error if there is one."""
@@ -369,19 +423,27 @@ class Trainers:
         )
 
     def _use(self, session: TrainerSession, header: Header, answers: Sequence[Answer]) -> None:
-        """Send the answers to a gradient, and let the mode use it, in this thread or in the pool."""
+        """Send the answers to a gradient, and let the mode use the gradient, here or in the pool."""
         if answers:
             self.answer(answers)
         if not self._mode.defers:
             return
-        of_table = header.kind is Kind.ROW_GRADIENT
-        if self._pool is not None and header.payload_bytes >= LEAST_BYTES:
-            self._pool.submit(partial(self._advance, session, header.block, of_table=of_table))
+        number, of_table = header.block, header.kind is Kind.ROW_GRADIENT
+        if of_table:
+            arrived = self._mode.arrived_bytes(number, header.payload_bytes)
+            if arrived is None:
+                return
+            num_bytes = self._shard.tables.update_bytes(number, arrived, session.hyper[1])
         else:
-            self.answer(self._mode.advance(header.block, of_table=of_table))
+            num_bytes = self._step_bytes[number]
+        if num_bytes >= LEAST_BYTES:
+            work = partial(self._advance, session, number, of_table=of_table)
+            self._loop.submit(self._on_table(number, work) if of_table else work)
+        else:
+            self.answer(self._mode.advance(number, of_table=of_table))
 
     def _advance(self, session: TrainerSession, number: int, *, of_table: bool) -> None:
-        """Let the mode use a gradient; a failure ends the session, as in the receiving thread."""
+        """Let the mode use a gradient, in the pool; a failure ends the session."""
         try:
             self.answer(self._mode.advance(number, of_table=of_table))
         except FleetError as error:
@@ -389,6 +451,18 @@ class Trainers:
         except Exception as raised:  # noqa: BLE001 - the pool continues
             _log.exception("a gradient of trainer %d could not be used", session.identity.trainer)
             self.ended(session, FleetError(f"a gradient could not be used: {raised!r}"))
+
+    def _on_table(self, table: int, work: Callable[[], object]) -> Callable[[], None]:
+        """Return long work on a table, until whose end the pool gets the other frames of the table, too."""
+        self._tables_in_pool.append(table)
+
+        def run() -> None:
+            try:
+                work()
+            finally:
+                self._tables_in_pool.remove(table)
+
+        return run
 
     def _look_up(self, session: TrainerSession, header: Header, payload: memoryview) -> None:
         session.check_unread(header)

@@ -90,7 +90,7 @@ class Watchdog:
         silent = {absence.trainer for absence in absences if absence.reason == SILENT}
         for trainer in sorted(silent - self._silent):
             _log.warning(
-                "trainer %d has given no sign of life for %.0f s, at step %d",
+                "nothing has arrived from trainer %d for %.0f s, at step %d",
                 trainer,
                 self._settings.silent_seconds,
                 self._mode.step_of(trainer),
@@ -108,4 +108,4 @@ class Watchdog:
         awaited = missing.describe(self._plan.endpoints)
         waited = self._stalled.note(missing, lambda: f"parameter server {self._plan.endpoint}: {awaited}")
         if waited >= self._settings.stalled_seconds:
-            raise DeadlineExceededError(f"{awaited} for {waited:.0f} s, although it lives")
+            raise DeadlineExceededError(f"{awaited} for {waited:.0f} s, although the peer is alive")

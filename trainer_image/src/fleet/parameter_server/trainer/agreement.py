@@ -15,7 +15,6 @@ from fleet.parameter_server.control.calls import Pending
 from fleet.parameter_server.control.client import ControlClient
 from fleet.parameter_server.control.proto import control_pb2
 from fleet.parameter_server.trainer.calls import ServerCalls
-from fleet.parameter_server.trainer.replies import in_step
 from fleet.parameter_server.waits import WaitLog
 from fleet.plan.job import TrainerPlan
 from fleet.process import progress
@@ -111,9 +110,9 @@ def warn_of_other_values(
     names = ", ".join(sorted({block.param for block in blocks})[:3])
     servers = ", ".join(sorted({block.endpoint for block in blocks}))
     _log.warning(
-        "trainer %d began with other values than the parameter servers %s: %d of %d blocks differ "
-        "(%s …); the servers' values are used. Seed every role alike (torch.manual_seed) before the "
-        "model is built, or load the same weights in every role.",
+        "the initial values of trainer %d differ from those of the parameter servers %s in %d of %d blocks "
+        "(%s …); the servers' values are used. Set the same seed in every role (torch.manual_seed) before "
+        "the model is built, or load the same weights in every role",
         plan.trainer_id,
         servers,
         len(blocks),
@@ -132,7 +131,8 @@ def loaded_and_steps(
     servers load a checkpoint at the same time, some servers may have loaded it already.
     """
     found: Sequence[control_pb2.JoinReply | control_pb2.StatsReply | control_pb2.LoadReply] = joined
-    if in_step(plan):
+    # Not from the replies to the joins: between two joins, the other trainers may have completed a step.
+    if plan.has_common_step:
         now = calls.ask_all(lambda control, seconds: control.stats(seconds))
         found = now
     if len({reply.restored for reply in (*joined, *found)}) > 1:
@@ -186,12 +186,12 @@ def check_equal(endpoints: Sequence[str], restored: Sequence[str]) -> None:
     """
     if len(set(restored)) > 1:
         found = ", ".join(
-            f"{endpoint} {f'the save {save}' if save else 'nothing'}"
+            f"{endpoint} has {f'the save {save}' if save else 'none'}"
             for endpoint, save in zip(endpoints, restored, strict=True)
         )
         raise StateLostError(
-            f"the parameter servers have loaded different checkpoints: {found}; expected one that every "
-            "server has whole"
+            f"the parameter servers have loaded different checkpoints: {found}; expected one that is "
+            "complete on every server"
         )
 
 
@@ -204,23 +204,23 @@ def next_step(plan: TrainerPlan, steps: Sequence[int]) -> int:
         The steps differ by more than is possible in a mode with a common step.
     """
     holding = [step for server, step in enumerate(steps) if plan.tables or plan.blocks_on(server)]
-    if in_step(plan) and max(holding, default=0) - min(holding, default=0) > 1:
+    if plan.has_common_step and max(holding, default=0) - min(holding, default=0) > 1:
         raise StateLostError(
             f"the parameter servers {', '.join(plan.endpoints)} are at the steps "
-            f"{', '.join(str(step) for step in steps)}; expected one step, or two that follow each "
-            "other: one of them came back without its state"
+            f"{', '.join(str(step) for step in steps)}; expected the same step, or two consecutive steps: a "
+            "server has restarted without its state"
         )
     return min(holding, default=0)
 
 
 def note_steps_past(trainer: int, calls: ServerCalls) -> None:
-    """Log and count the steps that a late trainer has made past the others."""
+    """Log and count the steps that a late trainer has made after the others completed."""
     replies = calls.ask_all(lambda control, seconds: control.ask_steps_past(seconds))
     if past := max(reply.steps_past for reply in replies):
         progress.count("steps_past_the_others", past)
         _log.warning(
-            "trainer %d, which joined late, has made %d steps past the others, on its data alone; a loop "
-            "over fleet.epochs() or fleet.steps() makes none",
+            "trainer %d joined late, and has made %d steps after the others completed, with its own data "
+            "only; a loop over fleet.epochs() or fleet.steps() makes no such steps",
             trainer,
             past,
         )

@@ -91,8 +91,8 @@ class ServerCalls:
             waited = log.note(server, lambda: f"waiting for parameter server {endpoint} to {what}")
             if waited >= self._settings.stalled_seconds:
                 raise DeadlineExceededError(
-                    f"parameter server {endpoint} answers, and has not done within {waited:.0f} s what it was"
-                    f" asked to: to {what}; look at its disk"
+                    f"parameter server {endpoint} answers calls, but took longer than {waited:.0f} s to "
+                    f"{what}; check its disk"
                 )
         return reply
 
@@ -103,7 +103,7 @@ class ServerCalls:
 
     def wait_for_ends(self) -> None:
         """Wait until every other trainer has called this method, has completed or is lost."""
-        self._pass("the end of the training", ending=True)
+        self._pass("the end of training", ending=True)
 
     def reduce(self, given: Contribution, call: str = "all_reduce_worker") -> bytes:
         """Combine numbers with those of every trainer that has not completed.

@@ -27,7 +27,8 @@ from fleet.checkpoint import (
     restore_part,
 )
 from fleet.errors import CheckpointError, FleetError
-from fleet.parameter_server.control.checkpoints import CHUNK_BYTES, join_values
+from fleet.parameter_server.control.calls import CHUNK_BYTES
+from fleet.parameter_server.control.checkpoints import join_values
 from fleet.parameter_server.facts import state_of
 from fleet.parameter_server.trainer.agreement import common_save
 from fleet.parameter_server.trainer.session import Session
@@ -62,10 +63,10 @@ class TrainerCheckpoints(Saver):
 
     @property
     def current_step(self) -> int:
-        """The number of steps made since the job began."""
+        """The number of steps completed since the job began."""
         return self._session.step
 
-    def hand_in(self, status: TrainStatus) -> None:
+    def submit_status(self, status: TrainStatus) -> None:
         """Send the status of this trainer's script to the servers, for the checkpoints that follow."""
         step = self.current_step
         part = TrainerPart(replace(status, step=step)).to_bytes()
@@ -215,7 +216,7 @@ class TrainerCheckpoints(Saver):
         for server, reply in enumerate(replies):
             if reply.part_bytes:
                 data = self._download_part(server, reply.part_bytes)
-                part = TrainerPart.from_bytes(data, f"what {reply.directory} has of the trainer")
+                part = TrainerPart.from_bytes(data, f"the trainer's part of {reply.directory}")
                 restore_part(part, self._source)
                 if self._session.local_rows is not None:
                     self._session.local_rows.resume(part.own_rows)
@@ -226,15 +227,15 @@ class TrainerCheckpoints(Saver):
             return first_status
         for reply in replies:
             if reply.status:
-                where = f"what the servers have of trainer {trainer}"
+                where = f"the status of trainer {trainer} on the servers"
                 return TrainerPart.from_bytes(reply.status, where).status
         # Trainer 0's status applies to other trainers only in modes with a common step.
         if first_status is None or not any(reply.apart for reply in replies):
             return first_status
         _log.warning(
-            "the checkpoint has no status of trainer %d, which has made %d steps at its own pace: it gets a "
-            "TrainStatus without an epoch; call fleet.save_check_point on every trainer, or loop over "
-            "fleet.epochs() or fleet.steps()",
+            "the checkpoint has no status of trainer %d, which had made %d steps at its own pace: the "
+            "trainer gets a TrainStatus without an epoch; call fleet.save_check_point on every trainer, or "
+            "loop over fleet.epochs() or fleet.steps()",
             trainer,
             self.current_step,
         )
@@ -266,7 +267,7 @@ class TrainerCheckpoints(Saver):
             if not data:
                 raise FleetError(
                     f"parameter server {calls.controls[server].endpoint} returned {len(part)} bytes of the "
-                    f"trainer's part of its checkpoint, expected {size}: load it again"
+                    f"trainer's part of its checkpoint, expected {size}; load the checkpoint again"
                 )
             part += data
         return bytes(part)

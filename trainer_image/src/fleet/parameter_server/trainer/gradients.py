@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 __all__ = ["GradientFlow", "SentGradient", "hyper_parameters_of"]
 
-_NO_OVERLAP: Final = "DistributedStrategy(overlap=False), with which everything is sent in optimizer.step()"
+_NO_OVERLAP: Final = "DistributedStrategy(overlap=False), which sends all gradients in optimizer.step()"
 _PLAIN: Final = frozenset({bool, float, int, str, type(None)})
 _log = logging.getLogger(__name__)
 
@@ -68,7 +68,7 @@ def hyper_parameters_of(optimizer: Optimizer) -> HyperParameters:
 
 @dataclass(slots=True)
 class SentGradient:
-    """A gradient that was sent early or, while the script is observed, would have been."""
+    """A gradient that was sent or, while the script is observed, would have been."""
 
     gradient: Tensor
     version: int
@@ -82,7 +82,7 @@ class SentGradient:
 
     @property
     def unchanged(self) -> bool:
-        """Return whether the gradient is unchanged, judged by its version, its address and the mark."""
+        """Whether the gradient is unchanged, judged by its version, its address and the mark."""
         if version_of(self.gradient) != self.version or self.gradient.data_ptr() != self.address:
             return False
         if self.mark is None:
@@ -131,6 +131,8 @@ class GradientFlow:
         rows: TrainerRows | None = None,
     ) -> None:
         param_of = {block.id: block.param for block in plan.blocks}
+        # The order in which the backward pass produces gradients, on all trainers. With priorities that
+        # differed between trainers, servers' buffers filled with gradients that waited for other trainers.
         order = dict.fromkeys(param_of[block] for block in plan.send_order)
         self._parameters = {name: parameters[name] for name in order}
         self._blocks = {name: plan.blocks_of(name) for name in order}
@@ -211,11 +213,12 @@ class GradientFlow:
         for name, sent in self._sent.items():
             if self._parameters[name].grad is not sent.gradient or not sent.unchanged:
                 raise FleetError(
-                    f"the gradient of {name} was changed after it had been sent, by clipping or by a "
-                    f"GradScaler's unscaling for instance, so the change would be lost. Use {_NO_OVERLAP}, "
-                    "or clip on the servers (strategy.grad_clip)"
+                    f"the gradient of {name} was changed after it had been sent, for example by clipping or "
+                    f"by a GradScaler, so the change would be lost. Use {_NO_OVERLAP}, or clip on the "
+                    "servers (strategy.grad_clip)"
                 )
         grads = {name: each.grad for name, each in self._parameters.items() if each.grad is not None}
+        # Unscaled before sending, because a float16 sum over trainers may overflow where no gradient does.
         finite = scaling is None or self._unscale(scaling, grads)
         of_rows = self._rows.gradients() if self._rows is not None else NO_ROWS
         check = self._finite if scaling is None else None
@@ -252,9 +255,9 @@ class GradientFlow:
         for name, sent in earlier.items():
             if version_of(sent.gradient) != sent.version:
                 raise FleetError(
-                    f"the gradient of {name} was changed in place after optimizer.step(), while it may still "
-                    "have been under way. Call zero_grad() with set_to_none=True, which is its default, or "
-                    "use DistributedStrategy(cross_step=False)"
+                    f"the gradient of {name} was changed in place after optimizer.step(), possibly before it "
+                    "had been sent. Call zero_grad() with set_to_none=True, the default, or use "
+                    "DistributedStrategy(cross_step=False)"
                 )
 
     def check_nothing_in_flight(self, what: str) -> None:
@@ -270,8 +273,8 @@ class GradientFlow:
         if self._sent:
             raise FleetError(
                 f"{what}, but the gradients of {len(self._sent)} parameters ({next(iter(self._sent))} …) "
-                "have been sent already and optimizer.step() did not follow; the other trainers count on "
-                f"them. To skip steps, use {_NO_OVERLAP}"
+                "have already been sent, and optimizer.step() has not been called; the other trainers rely "
+                f"on these gradients. To skip steps, use {_NO_OVERLAP}"
             )
 
     def _accumulated(self, name: str, parameter: Parameter) -> None:
@@ -283,9 +286,9 @@ class GradientFlow:
             return
         if name in self._sent:
             raise FleetError(
-                f"a second backward() reached {name}, whose gradient has been sent already in this step. "
-                "Call optimizer.step() after each backward(), or wrap all but the last of several in "
-                f"optimizer.no_sync(); or use {_NO_OVERLAP}"
+                f"a second backward() reached {name}, whose gradient has already been sent in this step. "
+                "Call optimizer.step() after each backward(), or wrap all backward passes of a step except "
+                f"the last in optimizer.no_sync(); or use {_NO_OVERLAP}"
             )
         with self._beginning:
             if self._hyper is None:
@@ -301,8 +304,9 @@ class GradientFlow:
     def _send(self, name: str, gradient: Tensor, *, early: bool = False) -> None:
         if gradient.layout is not torch.strided:
             raise ConfigurationError(
-                f"the gradient of {name} is sparse ({gradient.layout}), and of no known module; give the "
-                "model, fleet.distributed_optimizer(optimizer, strategy, model=model), or use sparse=False"
+                f"the gradient of {name} is sparse ({gradient.layout}), but its module is unknown; pass the "
+                "model, as in fleet.distributed_optimizer(optimizer, strategy, model=model), or use "
+                "sparse=False"
             )
         if gradient.dtype is not self._dtypes[name]:
             check_dtype(name, gradient, self._dtypes[name])
@@ -327,8 +331,8 @@ class GradientFlow:
         """Divide gradients by a gradient scaler's factor; return whether all gradients are finite."""
         if self._sent:
             raise FleetError(
-                f"a gradient scaler is at work, and the gradient of {next(iter(self._sent))} has been sent "
-                f"with its scale. Use {_NO_OVERLAP}"
+                f"a gradient scaler is in use, but the gradient of {next(iter(self._sent))} has already been "
+                f"sent without unscaling. Use {_NO_OVERLAP}"
             )
         of_rows = self._rows.gradient_tensors() if self._rows is not None else []
         scaling.undo([*of_rows, *grads.values()])
@@ -358,7 +362,7 @@ class GradientFlow:
     def _learn(self, hyper: HyperParameters, *, scaled: bool) -> None:
         """Determine from an observed step whether gradients can be sent early."""
         if scaled:
-            self._stop_overlap("a gradient scaler is at work")
+            self._stop_overlap("a gradient scaler is in use")
         elif self._seen_hyper not in (None, hyper):
             self._stop_overlap("hyper-parameters were changed between backward() and step()")
         for name, seen in self._seen.items():
@@ -372,8 +376,8 @@ class GradientFlow:
         self._overlaps = self._observes = False
         self._seen, self._seen_hyper = {}, None
         _log.info(
-            "gradients leave in optimizer.step(), and not during the backward pass, for %s; "
-            "DistributedStrategy(overlap=False) says so from the beginning",
+            "gradients are sent in optimizer.step() instead of during the backward pass, because %s; with "
+            "DistributedStrategy(overlap=False), they are from the beginning",
             because,
         )
 
@@ -392,6 +396,6 @@ def _changed_hyper(sent: HyperParameters | None, present: HyperParameters) -> Fl
     )
     return FleetError(
         f"hyper-parameters changed after the first gradient of the step had been sent: {changes}. Change "
-        "them after optimizer.step(), where a scheduler's step() belongs, and before the next "
-        f"backward(); or use {_NO_OVERLAP}"
+        "them between optimizer.step() and the next backward(), where a scheduler's step() belongs; or use "
+        f"{_NO_OVERLAP}"
     )

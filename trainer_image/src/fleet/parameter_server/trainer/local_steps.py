@@ -158,17 +158,17 @@ class LocalTables:
         tables = {name: self._tables[name].state() for name in keeping}
         return OwnRows(self._steps, {name: rows for name, rows in tables.items() if rows.ids.size})
 
-    def look_up(self, name: str, ids: NDArray[np.int64]) -> Tensor:
+    def fetch(self, name: str, ids: NDArray[np.int64]) -> Tensor:
         """Return this trainer's copies of rows, or the servers' rows; see `fleet.nn.RowSource`."""
         own = self._tables[name].has(ids)
         if not own.any():
-            return self.rows.look_up(name, ids)
+            return self.rows.fetch(name, ids)
         copies = self._tables[name].look_up(ids[own])
         if own.all():
             return copies
         rows = copies.new_empty(ids.size, copies.shape[1])
         rows[torch.from_numpy(own)] = copies
-        rows[torch.from_numpy(~own)] = self.rows.look_up(name, ids[~own])
+        rows[torch.from_numpy(~own)] = self.rows.fetch(name, ids[~own])
         return rows
 
     def prefetch(self, name: str, ids: NDArray[np.int64]) -> None:
@@ -176,12 +176,12 @@ class LocalTables:
         self.rows.prefetch(name, ids[~self._tables[name].has(ids)])
 
     def touched(self, name: str, touched: Touched) -> None:
-        """Add rows that have a gradient."""
+        """Record rows that have a gradient."""
         self.rows.touched(name, touched)
 
     @property
     def weights(self) -> list[Parameter]:
-        """The weights of those tables that trainers hold, too."""
+        """The weights of those tables of which trainers have a copy."""
         return [plan.own for plan in self._plans.values() if plan.own is not None]
 
     def step(self, gradients: OfRows, hyper_parameters: HyperParameters) -> None:
@@ -201,19 +201,19 @@ class LocalTables:
 
     @property
     def must_leave(self) -> bool:
-        """Return whether, after another step, the changes may no longer fit in one exchange."""
+        """Whether, after another step, the changes may no longer fit in one exchange."""
         return any(
             table.most_leaving > most_rows(self._plans[name].row_bytes)
             for name, table in self._tables.items()
         )
 
     def leaving(self) -> OfRows:
-        """Return the changes of each table since the last call."""
+        """Return the changes to each table since the last call."""
         changed = {name: table.leaving(self._steps) for name, table in self._tables.items()}
         return {name: (change.ids, change.values) for name, change in changed.items() if change.ids.size}
 
     def arrived(self) -> None:
-        """Add the changes of other trainers, which are included in the rows that servers have sent."""
+        """Add the changes of other trainers; the rows that servers have sent include these changes."""
         for plan, ids, rows in self.rows.replies.take_changed_rows():
             table = self._tables[plan.name]
             table.arrived(ids, rows, self._steps)

@@ -79,8 +79,8 @@ class DistributedOptimizer(Optimizer):
         """
         if closure is not None:
             raise ConfigurationError(
-                "step(closure) cannot evaluate the model again on parameter servers; "
-                "call backward() yourself, then step()"
+                "step(closure) is not supported, because parameter servers cannot evaluate the model; call "
+                "backward() yourself, then step()"
             )
         trainer, scaling = self._bound(), Scaling.of(self)
         trainer.step(scaling)
@@ -162,9 +162,9 @@ class DistributedOptimizer(Optimizer):
         """
         if self._started:
             raise ConfigurationError(
-                "load_state_dict() came after fleet.init_worker() or fleet.init_server(), and the state is "
-                "the parameter servers' by then: call it before, in every role; or load a checkpoint "
-                "(fleet.init_server(model_dir), fleet.load_persistables)"
+                "load_state_dict() was called after fleet.init_worker() or fleet.init_server(), when the "
+                "parameter servers already had the state; call it earlier, in every role, or load a "
+                "checkpoint (fleet.init_server(model_dir), fleet.load_persistables)"
             )
         state_dict = state_dict.copy()  # as in torch, because a hook may change it
         for hook in self._optimizer_load_state_dict_pre_hooks.values():
@@ -208,11 +208,10 @@ class DistributedOptimizer(Optimizer):
 def _check_step(optimizer: Optimizer) -> None:
     """Refuse a step() that was set on the object, because servers call the step() of the class."""
     own = vars(optimizer).get("step")
-    if own is not None and not hasattr(
-        own, "_wrapped_by_lr_sched"
-    ):  # a scheduler's own wrapper is allowed, because it only counts calls
+    # A scheduler's wrapper is allowed, because it only counts calls.
+    if own is not None and not hasattr(own, "_wrapped_by_lr_sched"):
         raise ConfigurationError(
-            f"the {type(optimizer).__name__} given to fleet.distributed_optimizer() has a step() of its own, "
-            "which is not its class's and would not be called; expected a subclass that overrides step(), or "
-            "hooks: optimizer.register_step_pre_hook(), register_step_post_hook()"
+            f"the {type(optimizer).__name__} passed to fleet.distributed_optimizer() has a step() set on the "
+            "object, which the servers would not call; expected a subclass that overrides step(), or hooks: "
+            "optimizer.register_step_pre_hook(), register_step_post_hook()"
         )

@@ -51,7 +51,7 @@ class StepGuard:
             self._handle = None
 
     def replace(self, step: Callable[[], object]) -> None:
-        """Run a step in place of the optimizer's own step, within the optimizer's hooks."""
+        """Run a step in place of the optimizer's own, between its pre-step and post-step hooks."""
         with self.allowed():
             Optimizer.profile_hook_step(lambda _: step())(self._optimizer)
 
@@ -69,9 +69,9 @@ class StepGuard:
             return
         name = type(optimizer).__name__
         raise FleetError(
-            f"step() was called on the {name} that fleet.distributed_optimizer() had been given; it would "
-            "train this process alone. Keep what the function returns, and step that: "
-            "optimizer = fleet.distributed_optimizer(optimizer)"
+            f"step() was called on the {name} that was passed to fleet.distributed_optimizer(); it would "
+            "train this process alone. Step the optimizer that the function returns: optimizer = "
+            "fleet.distributed_optimizer(optimizer)"
         )
 
 
@@ -109,7 +109,7 @@ class Scaling:
 
 
 def update_scaler(optimizer: Optimizer) -> None:
-    """Report that some trainer's gradient is not finite to the scaler that has called this step.
+    """Tell the scaler that has called this step that some trainer's gradient is not finite.
 
     The scale then changes as it would in a single process, and stays equal on all trainers. An optimizer has
     no reference to the scaler, so this function searches the call stack for the scaler.

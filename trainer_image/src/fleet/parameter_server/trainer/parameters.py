@@ -47,6 +47,7 @@ Copying and comparing it takes 1 ms, less than 2 % of the shortest steps of ``be
 """
 
 _WHOLE_ROUNDS: Final = 3
+"""The number of first rounds that compare all bytes: a script's habits show in its first steps."""
 _UNIT_BYTES: Final = 1024
 """The sizes of parts are multiples of this, so that parts contain whole elements."""
 _ROUNDINGS: Final = 8
@@ -196,9 +197,9 @@ def check_dtype(name: str, parameter: Tensor, expected: torch.dtype) -> None:
     """
     if parameter.dtype is not expected:
         raise ConfigurationError(
-            f"{name} is {parameter.dtype}, and was {expected} when fleet.distributed_optimizer() was called, "
-            "as which the parameter servers hold and step it; convert the model (model.to(dtype), double(), "
-            "bfloat16(), half()) before that call, in every role alike"
+            f"{name} is {parameter.dtype}, but was {expected} when fleet.distributed_optimizer() was called, "
+            "and the parameter servers hold and step it as such; convert the model (model.to(dtype), "
+            "double(), bfloat16(), half()) before that call, in every role"
         )
 
 
@@ -364,7 +365,7 @@ class _ParameterMemory:
 
     @property
     def _plain(self) -> bool:
-        """Return whether the bytes in the parameter's memory have the wire format."""
+        """Whether the bytes in the parameter's memory have the wire format."""
         return self.parameter.device.type == "cpu" and self.parameter.is_contiguous()
 
     @torch.no_grad()
@@ -379,12 +380,13 @@ class _ParameterMemory:
         elsewhere, self.elsewhere = self.elsewhere, {}
         parameter = self.parameter
         if self._plain:
-            whole = bytes_of(parameter)
+            address, adopted = parameter.data_ptr(), self._adopted
+            whole = adopted[1] if adopted is not None and adopted[0] == address else bytes_of(parameter)
             for block in changed:
                 value = elsewhere.get(block) or self.landings.get(block) or self.landing(block)
                 copy_bytes(value, whole[self._ranges[block]])
             torch.autograd.graph.increment_version(parameter)
-            self._take(whole, parameter.data_ptr())
+            self._take(whole, address)
             return
         for block, value in elsewhere.items():
             copy_bytes(value, self.landing(block))
@@ -420,10 +422,11 @@ class _ParameterMemory:
         if self._mark.matches(content) or self._mark.matches_but_for_rounding(content, self.parameter.dtype):
             return
         raise FleetError(
-            f"the parameter {self.name} was written to after its values had come from the parameter "
-            "servers, whose next values would overwrite that. Call fleet.push_parameters() after writing, "
-            "before the next step; or write before fleet.init_worker(), in every role alike, or after "
-            "fleet.stop_worker(). What an evaluation exchanges for a while is put back before the next step"
+            f"the parameter {self.name} was written to after its values had arrived from the parameter "
+            "servers, and the next values would overwrite the change. Call fleet.push_parameters() after "
+            "writing and before the next step; or write before fleet.init_worker(), in every role, or after "
+            "fleet.stop_worker(). If an evaluation replaces the values temporarily, restore them before the "
+            "next step"
         )
 
     def _bytes(self) -> memoryview:

@@ -1,8 +1,8 @@
 """The replies that a trainer expects from its servers: block values, table rows, and confirmed table steps.
 
 The training thread, or a thread of the mode, registers a reply before sending the request, and then waits for
-the reply. The thread that receives from a server records the reply. The first failure in any thread ends
-every wait.
+the reply. The thread of the event loop, or of its pool, records the reply. The first failure in any thread
+ends every wait.
 """
 
 import sys
@@ -21,7 +21,6 @@ from torch import Tensor
 from fleet.errors import DeadlineExceededError, FleetError, RemoteProtocolError
 from fleet.parameter_server.settings import Settings
 from fleet.parameter_server.waits import WaitLog
-from fleet.plan.config import DistributedMode
 from fleet.plan.job import TrainerPlan
 from fleet.plan.tables import TablePlan
 from fleet.process import progress
@@ -29,7 +28,7 @@ from fleet.process.resources import WatchClock
 from fleet.wire import Header
 from fleet.wire.rows import MOST_LOOK_UPS, read_row_gradient, read_rows
 
-__all__ = ["LOOK_SECONDS", "ChangedRows", "LookUp", "Replies", "in_step"]
+__all__ = ["LOOK_SECONDS", "ChangedRows", "LookUp", "Replies"]
 
 LOOK_SECONDS: Final = 1.0
 """The interval at which a wait checks for failures."""
@@ -56,11 +55,6 @@ class LookUp:
     pending: int
 
 
-def in_step(plan: TrainerPlan) -> bool:
-    """Return whether the mode has a common step, so that all trainers make the same step."""
-    return plan.mode is DistributedMode.SYNC and plan.custom is None
-
-
 class Replies:
     """The state that the threads of a session share.
 
@@ -85,6 +79,8 @@ class Replies:
         self._blocks = {block.id: block for block in plan.blocks}
         self._missing: set[int] = set()
         """Blocks whose expected values have not arrived."""
+        self._expected_at = 0
+        """The step at which the missing values were requested: `step` may have advanced since."""
         self._steps = range(0)
         """The steps to which the expected values may belong."""
         self._wanted: frozenset[int] = frozenset()
@@ -169,7 +165,7 @@ class Replies:
             Whether the values of exactly this step are requested.
         """
         with self._changed:
-            self._missing = set(self._blocks)
+            self._missing, self._expected_at = set(self._blocks), self.step
             first = 0 if present and not exactly else self.step
             self._steps = range(first, self.step + 1 if exactly else sys.maxsize)
             self.unchanged = set()
@@ -184,9 +180,10 @@ class Replies:
         """
         with self._changed:
             if block not in self._missing or step not in self._steps:
+                sent = self._blocks[block]
                 raise RemoteProtocolError(
-                    f"a server sent {self._blocks[block].name} of step {step}, which is not expected at "
-                    f"step {self.step}"
+                    f"parameter server {sent.endpoint} sent {sent.name} of step {step}, which was not "
+                    f"requested at step {self._expected_at}"
                 )
             self._missing.remove(block)
             if not changed:
@@ -196,13 +193,15 @@ class Replies:
 
     @property
     def values_arrived(self) -> bool:
-        """Return whether all expected values have arrived."""
-        return not self._missing
+        """Whether all expected values have arrived."""
+        with self._changed:
+            return not self._missing
 
     @property
     def nothing_changed(self) -> bool:
-        """Return whether the last step changed no block."""
-        return len(self.unchanged) == len(self._blocks)
+        """Whether the last step changed no block."""
+        with self._changed:
+            return len(self.unchanged) == len(self._blocks)
 
     def wait_for_values(self, *, background: bool = False) -> None:
         """Wait for all expected values; see `wait_until`."""
@@ -225,7 +224,8 @@ class Replies:
         blocks = [self._blocks[block] for block in sorted(self._missing)]
         servers = ", ".join(sorted({block.endpoint for block in blocks}))
         because = self.servers_wait_for()
-        return f"{blocks[0].name} of step {self.step} from {servers}" + (f" ({because})" if because else "")
+        reason = f" ({because})" if because else ""
+        return f"{blocks[0].name} of step {self._expected_at} from {servers}{reason}"
 
     def expect_rows(self, server: int, look_up: LookUp, at: NDArray[np.int64]) -> None:
         """Register a row request before it is sent; wait while the server has too many requests.
@@ -260,17 +260,20 @@ class Replies:
         if look_up is None or (look_up.table.number, at.size) != (header.block, count):
             expected = f"{at.size} of table {look_up.table.number}" if look_up is not None else "none"
             raise RemoteProtocolError(
-                f"the server sent {count} rows of table {header.block}, expected {expected}"
+                f"parameter server {self.plan.endpoints[server]} sent {count} rows of table {header.block}, "
+                f"expected {expected}"
             )
-        rows = torch.from_numpy(read_rows(payload, look_up.table.config.dimension))
+        rows = read_rows(payload, look_up.table.config.dimension)
         if count == len(look_up.rows):  # one server has all rows, in the order of the ids
-            look_up.rows = rows
+            look_up.rows = torch.from_numpy(rows)
         else:
-            look_up.rows[torch.from_numpy(at)] = rows
+            look_up.rows.numpy()[at] = rows
         with self._changed:
+            was_full = len(pending) >= self._most_look_ups
             pending.popleft()
             look_up.pending -= 1
-            self._changed.notify_all()
+            if was_full or not look_up.pending:
+                self._changed.notify_all()
 
     def wait_for_rows(self, look_up: LookUp) -> Tensor:
         """Wait for the rows of a look-up, and return them: float32[n, dimension]. See `wait_until`."""
@@ -299,15 +302,15 @@ class Replies:
         with self._changed:
             if header.step != self._table_steps or (server, header.block) not in self._stepping:
                 raise RemoteProtocolError(
-                    f"the server says that table {header.block} has made {header.step} steps, which is not "
-                    f"expected; expected {self._table_steps} steps of one of {sorted(self._stepping)}"
+                    f"parameter server {self.plan.endpoints[server]} reports {header.step} steps of table "
+                    f"{header.block}, expected {self._table_steps} steps of one of {sorted(self._stepping)}"
                 )
             table = self._tables[header.block]
             ids, rows = read_row_gradient(payload, table.config.dimension)
             if table.own is not None and ids.size and not 0 <= int(ids[0]) <= int(ids[-1]) < len(table.own):
                 raise RemoteProtocolError(
-                    f"the server sent rows {ids[0]} to {ids[-1]} of table {table.number}, expected 0 to "
-                    f"{len(table.own) - 1}"
+                    f"parameter server {self.plan.endpoints[server]} sent rows {ids[0]} to {ids[-1]} of "
+                    f"table {table.number}, expected 0 to {len(table.own) - 1}"
                 )
             if ids.size:
                 self._changed_rows.append((table, ids, torch.from_numpy(rows)))
@@ -317,7 +320,7 @@ class Replies:
 
     @property
     def tables_stepped(self) -> bool:
-        """Return whether every server has stepped the tables."""
+        """Whether every server has stepped the tables."""
         return not self._stepping
 
     def wait_for_tables(self, *, background: bool = False) -> None:

@@ -20,7 +20,7 @@ from torch.nn import Parameter
 
 from fleet.errors import ConfigurationError
 from fleet.nn.table import Touched, to_device, to_host
-from fleet.parameter_server.trainer.replies import LookUp, Replies, in_step
+from fleet.parameter_server.trainer.replies import LookUp, Replies
 from fleet.plan import Source
 from fleet.process import progress
 from fleet.process.finite import OfRows
@@ -77,8 +77,10 @@ class TrainerRows:
         """The largest number of rows of each table in one request."""
         self._own = {name: table.own for name, table in self._tables.items() if table.own is not None}
         """The weights of tables that this trainer holds, too; their gradients are sparse."""
-        self._waits_each_step = in_step(replies.plan) or bool(self._own)
+        self._waits_each_step = replies.plan.has_common_step or bool(self._own)
         self._placement = Placement.over(len(streams))
+        self._placed: dict[str, tuple[NDArray[np.int64], dict[int, NDArray[np.int64]]]] = {}
+        """The latest ids of each table with the positions of each server's: a gradient often has the same."""
         self._order = threading.Lock()
         """Held while requests are sent, because each server answers requests in the order of sending."""
         self._prefetched: dict[str, deque[_Prefetched]] = {}
@@ -89,8 +91,8 @@ class TrainerRows:
         """Return whether there are tables."""
         return bool(self._tables)
 
-    def look_up(self, name: str, ids: NDArray[np.int64]) -> Tensor:
-        """Return the rows of ids, as of the steps that this trainer has made.
+    def fetch(self, name: str, ids: NDArray[np.int64]) -> Tensor:
+        """Return the rows of ids, as of the steps that this trainer has completed.
 
         Parameters
         ----------
@@ -110,7 +112,8 @@ class TrainerRows:
         """
         step, rows, missing = self.replies.step, None, np.arange(ids.size)
         for batch in self._prefetched.get(name, ()):
-            if batch.step + 1 != step:  # rows requested in this step may already be the rows of the next step
+            # Only rows that were requested in the previous step: those of this step may be the next step's.
+            if batch.step + 1 != step:
                 continue
             found, at = find_among(ids[missing], batch.ids)
             if found.any():
@@ -141,10 +144,11 @@ class TrainerRows:
         table, most = self._tables[name], self._most_at_once[name]
         parts = [
             (server, at[begin : begin + most])
-            for server, at in self._placement.positions(ids).items()
+            for server, at in self._positions(name, ids).items()
             for begin in range(0, at.size, most)
         ]
-        look_up = LookUp(table, torch.empty(ids.size, table.config.dimension), len(parts))
+        rows = torch.empty(ids.size, table.config.dimension, dtype=torch.float32)  # whatever torch's default
+        look_up = LookUp(table, rows, len(parts))
         with self._order:
             for server, at in parts:
                 self.replies.expect_rows(server, look_up, at)
@@ -152,8 +156,15 @@ class TrainerRows:
         progress.count("rows_looked_up", ids.size)
         return look_up
 
+    def _positions(self, name: str, ids: NDArray[np.int64]) -> dict[int, NDArray[np.int64]]:
+        """Return the positions of each server's ids; the ids must not change afterwards."""
+        placed = self._placed.get(name)
+        if placed is None or placed[0] is not ids:
+            placed = self._placed[name] = ids, self._placement.positions(ids)
+        return placed[1]
+
     def touched(self, name: str, touched: Touched) -> None:
-        """Add rows that have a gradient; a second backward pass adds to the same rows."""
+        """Record rows that have a gradient; a second backward pass accumulates into the same rows."""
         self._touched[name, touched.order] = touched
 
     def gradients(self) -> OfRows:
@@ -208,7 +219,7 @@ class TrainerRows:
         return values[torch.from_numpy(places[np.searchsorted(known, ids)])]
 
     def send(self, gradients: OfRows, step: int | None = None) -> None:
-        """Send each table's gradient to every server, an empty one if no row of the server has a gradient.
+        """Send each table's gradient to every server; it is empty if no row of that server has a gradient.
 
         Parameters
         ----------
@@ -222,22 +233,23 @@ class TrainerRows:
         for table in self._tables.values():
             ids, values = gradients.get(table.name, (np.zeros(0, dtype=np.int64), None))
             progress.count("row_gradients_sent", ids.size)
-            servers = self._placement.positions(ids)
+            servers = self._positions(table.name, ids)
             for server, stream in enumerate(self._streams):
                 payload = memoryview(b"")
                 if server in servers and values is not None:
                     at = servers[server]
                     if at.size > (most := most_rows(table.row_bytes)):
                         raise ConfigurationError(
-                            f"what is sent at once has gradients of {at.size} rows of table {table.name} for "
-                            f"one server, expected {most} at most; use smaller batches, more parameter "
-                            "servers, or fewer steps at once: max_merge_var_num"
+                            f"one step has gradients of {at.size} rows of table {table.name} for one server, "
+                            f"expected at most {most}; use smaller batches, more parameter servers, or merge "
+                            "fewer steps (max_merge_var_num)"
                         )
                     of_ids, of_values = ids, values.numpy()
                     if at.size < ids.size:
                         of_ids, of_values = of_ids[at], of_values.take(at, axis=0)
                     payload = pack_row_gradient(of_ids, of_values)
-                stream.send(Kind.ROW_GRADIENT, payload, step=step, block=table.number)
+                # The end of the step follows.
+                stream.send(Kind.ROW_GRADIENT, payload, step=step, block=table.number, more=True)
 
     def end_step(self) -> None:
         """Wait, if necessary, until servers have stepped the tables, and adopt changed rows.
@@ -252,7 +264,7 @@ class TrainerRows:
 
     @property
     def settled(self) -> bool:
-        """Return whether every server has stepped the rows whose gradients were sent last."""
+        """Whether every server has stepped the rows whose gradients were sent last."""
         return self.replies.tables_stepped
 
     def wait(self, *, background: bool = False) -> None:
@@ -260,7 +272,7 @@ class TrainerRows:
         self.replies.wait_for_tables(background=background)
 
     def adopt(self) -> None:
-        """Write changed rows to this trainer's weights and prefetched rows; training thread only."""
+        """Write changed rows to this trainer's weights and prefetched rows; only for the training thread."""
         for table, ids, rows in self.replies.take_changed_rows():
             if table.own is not None:
                 write_rows(table.own, ids, rows)
@@ -270,18 +282,18 @@ class TrainerRows:
                 batch.look_up.rows[torch.from_numpy(at)] = rows[torch.from_numpy(found)]
 
     def take_all(self) -> None:
-        """Fetch all rows of the tables that this trainer holds, too, and drop prefetched rows."""
+        """Fetch all rows of the tables of which this trainer has a copy, and drop prefetched rows."""
         self._prefetched.clear()
         for name, weight in self._own.items():
             num_rows, most = len(weight), self._most_at_once[name]
             for begin in range(0, num_rows, most):
                 ids = np.arange(begin, min(begin + most, num_rows), dtype=np.int64)
-                write_rows(weight, ids, self.look_up(name, ids))
+                write_rows(weight, ids, self.fetch(name, ids))
 
 
 @torch.no_grad()
 def write_rows(weight: Parameter, ids: NDArray[np.int64], rows: Tensor) -> None:
-    """Overwrite the rows of a weight that have these ids."""
+    """Overwrite the rows with these ids in a weight."""
     weight[torch.from_numpy(ids).to(weight.device)] = to_device(rows, weight.device)
 
 
@@ -289,8 +301,8 @@ def _rows_of(name: str, weight: Parameter) -> RowGradients:
     """Return a weight's gradient, merged by row; the gradient itself does not change."""
     if weight.grad is None or not weight.grad.is_sparse:
         raise ConfigurationError(
-            f"the gradient of {name} is not sparse, and its module has sparse=True, so parameter servers "
-            "step rows of it; is the weight used elsewhere too? Use sparse=False there"
+            f"the gradient of {name} is not sparse, but its module has sparse=True, so that parameter "
+            "servers step it row by row; is the weight also used elsewhere? If so, use sparse=False"
         )
     gradient = weight.grad.coalesce().detach()
     return RowGradients(gradient.indices()[0].cpu().numpy(), to_host(gradient.values()))
@@ -321,14 +333,14 @@ def rows_of_tables(source: Source, table_ids: Mapping[str, Any]) -> dict[str, Te
     tables = {each.name: each.declared for each in source.tables if each.name not in source.own_tables}
     if missing := [name for name in tables if name not in table_ids]:
         raise ConfigurationError(
-            f"the rows of table {', '.join(missing)} are on the parameter servers, and no state dict of one "
-            "process has them; expected the ids that are served: fleet.save_inference_model(directory, "
-            "table_ids={name: ids}), or a checkpoint, of which python -m fleet.checkpoint exports all rows"
+            f"the rows of table {', '.join(missing)} are on the parameter servers, not in the state dict of "
+            "one process; expected the ids to export, as in fleet.save_inference_model(directory, "
+            "table_ids={name: ids}). To export all rows, save a checkpoint and run python -m fleet.checkpoint"
         )
     if unknown := [name for name in table_ids if name not in tables]:
         raise ConfigurationError(
-            f"table_ids has {unknown[0]!r}, and the tables on the servers are {', '.join(tables) or 'none'}; "
-            "expected ids of these"
+            f"table_ids names {unknown[0]!r}, which is not a table on the servers; expected "
+            f"{', '.join(tables) or 'no ids, as there are no tables'}"
         )
     found: dict[str, Tensor] = {}
     for name, given in table_ids.items():

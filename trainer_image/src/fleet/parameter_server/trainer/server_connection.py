@@ -11,6 +11,8 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from fleet.errors import (
@@ -23,7 +25,7 @@ from fleet.errors import (
 from fleet.parameter_server.certificates import Certificates
 from fleet.parameter_server.control.heartbeat import Heartbeat
 from fleet.parameter_server.trainer.parameters import ParameterStore
-from fleet.parameter_server.trainer.replies import Replies, in_step
+from fleet.parameter_server.trainer.replies import Replies
 from fleet.parameter_server.transport.arena import copy_bytes
 from fleet.parameter_server.transport.block_transport import (
     BlockTransport,
@@ -31,8 +33,10 @@ from fleet.parameter_server.transport.block_transport import (
     SharedMemoryTransport,
     StreamTransport,
 )
-from fleet.parameter_server.transport.connection import BrokenConnectionError, End, Frame
+from fleet.parameter_server.transport.connection import BrokenConnectionError, End, Frame, Work
+from fleet.parameter_server.transport.event_loop import EventLoop
 from fleet.parameter_server.transport.handshake import GREETING_SECONDS, NotGreetedError, greet
+from fleet.parameter_server.transport.outgoing import SMALL_BYTES
 from fleet.parameter_server.transport.shared_memory import SharedBlocks
 from fleet.parameter_server.transport.sockets import BytesMoved, dial, dial_here, hang_up
 from fleet.parameter_server.transport.stream import Arrivals, ResumableStream
@@ -79,6 +83,8 @@ class ServerConnection:
         The replies expected from the servers.
     heartbeat : Heartbeat
         The heartbeat, which determines whether the server is alive.
+    loop : EventLoop
+        The loop that serves the data connections.
     """
 
     def __init__(
@@ -91,6 +97,7 @@ class ServerConnection:
         store: ParameterStore,
         replies: Replies,
         heartbeat: Heartbeat,
+        loop: EventLoop,
     ) -> None:
         plan, self._settings = replies.plan, replies.settings
         self.server = server
@@ -103,14 +110,19 @@ class ServerConnection:
         """The trainers in the server's COMPLETE; None until it arrives."""
         self.has_ended = False
         """Whether the server has ended the session by the protocol, without an error."""
-        self._in_step = in_step(plan)
+        self._in_step = plan.has_common_step
         self._store = store
         self._replies = replies
         self._heartbeat = heartbeat
         self._codec = Codec(self.blocks.values(), self._settings.wire_dtype, store.landing)
         self._identity = identity
         self.stream = ResumableStream(
-            f"parameter server {self.endpoint}", Side.TRAINER, identity, self._codec.buffer_of, self._deliver
+            f"parameter server {self.endpoint}",
+            Side.TRAINER,
+            identity,
+            self._codec.buffer_of,
+            self._deliver,
+            loop,
         )
         self.transport: BlockTransport = StreamTransport(self.stream, self._codec)
         """The transport of blocks, which the first handshake determines."""
@@ -157,18 +169,25 @@ class ServerConnection:
         else:
             self.stream.close()
 
-    def _deliver(self, event: Frame | End) -> None:
-        """Dispatch a frame or the end of a connection; called by the receiving thread."""
+    def _deliver(self, event: Frame | End, *, in_pool: bool = False) -> Work | None:
+        """Dispatch a frame or the end of a connection; return work that takes long, for the loop's pool."""
         if isinstance(event, End):
             self._end(event.error)
-            return
+            return None
         header, payload = event
-        match header.kind:
+        kind, num_bytes = header.kind, header.payload_bytes
+        if kind is Kind.PARAM:  # already in its receive buffer, unless it has to be copied or converted
+            copied = header.shared and not self._in_step
+            long = copied or header.block in self._codec.converted
+            num_bytes = self._codec.block_bytes[header.block] if long else 0
+        if num_bytes > SMALL_BYTES and not in_pool:
+            return partial(self._deliver, event, in_pool=True)
+        match kind:
             case Kind.PARAM | Kind.UNCHANGED:
                 shared = self.transport.poll(header)
                 if shared is not None:
                     self._take_shared(header.block, shared)
-                self._replies.value_landed(header.block, header.step, changed=header.kind is Kind.PARAM)
+                self._replies.value_landed(header.block, header.step, changed=kind is Kind.PARAM)
             case Kind.ROWS:
                 self._replies.rows_landed(self.server, header, memoryview(payload))
             case Kind.STEPPED:
@@ -178,6 +197,7 @@ class ServerConnection:
                 self.stream.send(Kind.GOODBYE)
             case Kind.ERROR:
                 raise read_error(bytes(payload))
+        return None
 
     def _take_shared(self, block: int, value: memoryview) -> None:
         """Use or copy a value in the server's memory.
@@ -198,7 +218,14 @@ class ServerConnection:
             _log.warning("%s; connecting again", error)
             self._heartbeat.connection_lost(self.server, error)
             name = f"fleet-reconnect {self.endpoint}"
-            threading.Thread(target=self._reconnect, name=name, daemon=True).start()
+            try:
+                threading.Thread(target=self._reconnect, name=name, daemon=True).start()
+            except RuntimeError as raised:
+                self._replies.fail(
+                    FleetError(
+                        f"{error}; it cannot be opened again: {raised}. Is the limit of threads reached?"
+                    )
+                )
         elif error is not None:
             self._replies.fail(error)
         else:
@@ -269,6 +296,7 @@ class ServerConnection:
             tried += not busy
             if tried < tries and self._closing.wait(pause):
                 break
+            # Retried only after a sign of life; the heartbeat decides whether the server has vanished.
             if lives_since is not None and not lives_since(time.monotonic()):
                 break
             if busy:
@@ -321,7 +349,7 @@ class ServerConnection:
                 if settings.transport == "shared_memory":
                     raise self._not_here(str(error)) from error
                 _log.debug(
-                    "parameter server %s is not on this host (%s): data travels over TCP",
+                    "parameter server %s is not on this host (%s): data is sent over TCP",
                     self.endpoint,
                     error,
                 )
@@ -330,7 +358,7 @@ class ServerConnection:
                 self._reached_here = True
                 return connected
         elif settings.transport == "shared_memory":
-            raise self._not_here("it listens for no process of its host")
+            raise self._not_here("it does not listen on a Unix socket")
         host, _ = split_endpoint(self.endpoint)
         connected = dial(
             host, self._port, timeout_seconds=timeout_seconds, buffer_bytes=settings.socket_buffer_bytes
@@ -339,18 +367,17 @@ class ServerConnection:
 
     def _not_here(self, reason: str) -> ConfigurationError:
         return ConfigurationError(
-            f"strategy.transport is 'shared_memory', and parameter server {self.endpoint} cannot be reached "
-            f"so: {reason}; expected a server on this host, of the same user, with the same strategy. With "
-            "'auto' what is elsewhere is reached over TCP"
+            f"strategy.transport is 'shared_memory', but parameter server {self.endpoint} cannot be reached "
+            f"that way: {reason}; expected a server on this host, run by the same user with the same "
+            "strategy. With 'auto', servers on other hosts are reached over TCP"
         )
 
     def _greet(self, connected: socket.socket, timeout_seconds: float) -> int:
         descriptors = [self._memory.descriptor] if self._memory is not None else []
-        hello = self._hello
         directions, theirs = greet(
             connected,
             self._identity,
-            Hello(hello.incarnation, hello.num_blocks, hello.session, self.stream.taken, bool(descriptors)),
+            replace(self._hello, taken=self.stream.taken, shared=bool(descriptors)),
             self._codec.block_bytes,
             descriptors=descriptors,
             share=self._share,
@@ -384,7 +411,7 @@ class ServerConnection:
     def _shared_transport(self, own: SharedBlocks, descriptors: Sequence[int]) -> SharedMemoryTransport:
         """Map the server's values; raise OSError if that fails or if their descriptor did not arrive."""
         if not descriptors:
-            raise OSError("the descriptor of the server's memory did not come with its greeting")
+            raise OSError("the server's greeting came without the descriptor of its memory")
         values = SharedBlocks.receive(descriptors[0], self._codec.block_bytes, writable=False)
         return SharedMemoryTransport(self.stream, self._codec, own, values, copies=True)
 
@@ -438,8 +465,8 @@ class SilenceWatchdog:
             self._stream.send(Kind.CONFIRM)
         elif self._probed and now - self._moved_at >= self._limit_seconds:
             _log.warning(
-                "the data connection with parameter server %s has carried nothing for %.0f s, not even an "
-                "answer; giving it up",
+                "the data connection with parameter server %s has carried nothing for %.0f s, not even the "
+                "reply to a probe; closing it",
                 self._endpoint,
                 now - self._moved_at,
             )

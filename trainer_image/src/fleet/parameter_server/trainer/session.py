@@ -3,14 +3,14 @@
 A trainer first joins every server, and receives the list of blocks that each server holds. Then it creates
 the objects of its session once, from the final plan.
 
-The training thread calls the session; for each server, one thread receives and one thread sends. Values land
-in the `ParameterStore`. A failure is kept until the training thread makes its next call.
+The training thread calls the session; one more thread, of the event loop, sends to and receives from all
+servers. Values land in the `ParameterStore`. A failure is kept until the training thread makes its next call.
 """
 
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from torch.nn import Parameter
 
@@ -24,16 +24,17 @@ from fleet.parameter_server.trainer import agreement
 from fleet.parameter_server.trainer.calls import ServerCalls
 from fleet.parameter_server.trainer.local_steps import LocalTables
 from fleet.parameter_server.trainer.parameters import ParameterStore
-from fleet.parameter_server.trainer.replies import LOOK_SECONDS, Replies, in_step
+from fleet.parameter_server.trainer.replies import LOOK_SECONDS, Replies
 from fleet.parameter_server.trainer.rows import TrainerRows
 from fleet.parameter_server.trainer.server_connection import ServerConnection
+from fleet.parameter_server.transport.event_loop import EventLoop
 from fleet.parameter_server.waits import WaitLog, wait_for_ports
 from fleet.plan.blocks import PlannedBlock
 from fleet.plan.config import DistributedMode
 from fleet.plan.job import TrainerPlan
 from fleet.process import progress
 from fleet.process.finite import NO_ROWS, OfRows
-from fleet.wire import Identity, Kind, job_hash
+from fleet.wire import HyperParameters, Identity, Kind, job_hash
 from fleet.wire.messages import pack_hyper, pack_numbers
 
 if TYPE_CHECKING:
@@ -41,6 +42,9 @@ if TYPE_CHECKING:
     from fleet.role_maker import JobIdentity
 
 __all__ = ["Session", "join"]
+
+_WORKERS: Final = 2
+"""The threads that copy and convert large values and rows."""
 
 
 def join(
@@ -160,9 +164,12 @@ class Session(Replies):
             self._look_for_silence,
             self._clock,
         )
+        self._loop = EventLoop(_WORKERS)
         identity = Identity(job_hash(job.name, job.uid), plan.trainer_id, job.attempt)
         self.connections = [
-            ServerConnection(server, reply, identity, job.key, certificates, store, self, self._heartbeat)
+            ServerConnection(
+                server, reply, identity, job.key, certificates, store, self, self._heartbeat, self._loop
+            )
             for server, reply in enumerate(joined)
         ]
         self._holders = [connection for connection in self.connections if connection.holds]
@@ -176,13 +183,16 @@ class Session(Replies):
         """Trainer 0 reports the sizes of tables for the whole job."""
         self._sending = 0
         """The step whose frames are being sent."""
+        self._hyper: tuple[HyperParameters, bytes] = (), pack_hyper(())
+        """The hyper-parameters of the latest step, and their encoding: they seldom change."""
         self._turn = threading.RLock()
         """Held while a mode sends a whole step, so that frames of another step cannot intervene."""
 
     def start(self, joined: "Sequence[control_pb2.JoinReply]") -> None:
-        """Connect to the servers, and adopt their values; raises the errors of `join`."""
+        """Connect to the servers, and adopt their values; raise the same errors as `join`."""
         if self._shows_tables:
             progress.show_tables(self._heartbeat.tables.total)
+        self._loop.start()
         for connection in self.connections:
             connection.connect()
         self._heartbeat.start()
@@ -229,7 +239,7 @@ class Session(Replies):
             connection.stream.send(Kind.COMPLETE)
         self.wait_until(
             lambda: all(connection.has_ended for connection in self.connections),
-            lambda: "the parameter servers to take note of the end",
+            lambda: "the parameter servers to record that this trainer has completed",
         )
         self.close()
         return frozenset.intersection(
@@ -240,13 +250,14 @@ class Session(Replies):
         """End the session immediately; current and later waits and calls raise an error."""
         self.fail(
             FleetError(
-                "the session with the parameter servers has ended; what they are asked for, optimizer state "
-                "say, must be asked before fleet.stop_worker()"
+                "the session with the parameter servers has ended; anything that is on the servers, such as "
+                "optimizer state, must be requested before fleet.stop_worker()"
             )
         )
         self._heartbeat.stop()
         for connection in self.connections:
             connection.close()
+        self._loop.close()
         self.calls.close()
 
     def advance(self) -> None:
@@ -257,9 +268,11 @@ class Session(Replies):
         """Announce a step, by default the current step, before its first gradient."""
         self.check()
         self._sending = step = self.step if step is None else step
-        payload = pack_hyper(hyper_parameters)
+        if self._hyper[0] != tuple(hyper_parameters):
+            copied = tuple(dict(group) for group in hyper_parameters)
+            self._hyper = copied, pack_hyper(copied)
         for connection in self._holders:
-            connection.stream.send(Kind.HYPER, payload, step=step)
+            connection.stream.send(Kind.HYPER, self._hyper[1], step=step, more=True)
 
     def send_gradient(self, block: PlannedBlock, payload: memoryview) -> None:
         """Enqueue a gradient; its memory must not change until the servers have it."""
@@ -271,8 +284,9 @@ class Session(Replies):
         for block in absent:
             by_server.setdefault(block.server, []).append(block.id)
         for connection in self._holders:
-            numbers = pack_numbers(by_server.get(connection.server, ()))
-            connection.stream.send(Kind.STEP_END, numbers, step=self._sending)
+            numbers = by_server.get(connection.server)
+            payload = pack_numbers(numbers) if numbers else b""
+            connection.stream.send(Kind.STEP_END, payload, step=self._sending)
 
     def send_step(
         self,
@@ -295,7 +309,7 @@ class Session(Replies):
         """Wait until the servers have received everything enqueued; the memory may change afterwards."""
         log = WaitLog()
         for connection, mark in [(each, each.stream.send(Kind.CONFIRM)) for each in self._holders]:
-            what = f"{connection.endpoint} to take gradients"
+            what = f"{connection.endpoint} to receive gradients"
             while not connection.stream.wait_until_taken(mark, LOOK_SECONDS):
                 self.check()
                 waited = log.note(connection.endpoint, lambda: f"waiting for {what}")  # noqa: B023
@@ -306,7 +320,7 @@ class Session(Replies):
         """Request the value of each block; in modes with a common step, the value of exactly this step."""
         self.check()
         with self._turn:
-            self.expect_values(present=True, exactly=in_step(self.plan))
+            self.expect_values(present=True, exactly=self.plan.has_common_step)
             for connection in self._holders:
                 connection.stream.send(Kind.PULL, step=self.step)
 

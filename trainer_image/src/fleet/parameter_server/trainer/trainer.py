@@ -18,6 +18,7 @@ from fleet.parameter_server.modes import (
     TrainerMode,
     mode_of_trainer,
 )
+from fleet.parameter_server.modes.mode import check_half
 from fleet.parameter_server.settings import Settings
 from fleet.parameter_server.trainer.agreement import note_steps_past
 from fleet.parameter_server.trainer.checkpoints import TrainerCheckpoints
@@ -25,7 +26,6 @@ from fleet.parameter_server.trainer.gradients import GradientFlow
 from fleet.parameter_server.trainer.local_steps import LocalSteps
 from fleet.parameter_server.trainer.own_optimizer import Scaling
 from fleet.parameter_server.trainer.parameters import check_dtype
-from fleet.parameter_server.trainer.replies import in_step
 from fleet.parameter_server.trainer.rows import rows_of_tables
 from fleet.parameter_server.trainer.session import Session, join
 from fleet.parameter_server.transport.arena import bytes_of, dtype_of
@@ -86,7 +86,7 @@ class Trainer:
         self._kind = kind
         self._overlap = overlap
         self._cross_step = cross_step
-        self._waits_for_values = in_step(session.plan) and not cross_step
+        self._waits_for_values = session.plan.mode is DistributedMode.SYNC and not cross_step
         exchanged = (*source.parameters.values(), *self._own_tables.values())
         self._left_out = LeftOut(source.optimizer, exchanged, source.module)
         self._finite = FiniteCheck(non_finite, self.plan.trainer_id, lambda: session.step)
@@ -139,7 +139,7 @@ class Trainer:
                 server_config(table.config)
         if cross_step and source.module is None:
             raise ConfigurationError(
-                "strategy.cross_step is True, and the layers that are to wait are not known: give the model, "
+                "strategy.cross_step is True, but the layers that have to wait are unknown; pass the model, "
                 "as in fleet.distributed_optimizer(optimizer, strategy, model=model)"
             )
         guarded = plan.custom is None and not kind.steps_locally
@@ -150,15 +150,19 @@ class Trainer:
             trainer = cls(
                 session, source, kind, overlap=overlap, cross_step=cross_step, non_finite=non_finite
             )
-            trainer.start()
         except BaseException:
             session.close()
+            raise
+        try:
+            trainer.start()
+        except BaseException:
+            trainer.close()
             raise
         return trainer
 
     @property
     def current_step(self) -> int:
-        """The number of steps made since the job began."""
+        """The number of steps completed since the job began."""
         return self.session.step
 
     def start(self) -> None:
@@ -179,8 +183,8 @@ class Trainer:
         )
         if self._joined_at:
             _log.info(
-                "trainer %d joins late, at step %d of the training: loops over fleet.epochs() and "
-                "fleet.steps() go on there by themselves, any other has to begin at fleet.step",
+                "trainer %d joins late, at step %d: loops over fleet.epochs() and fleet.steps() resume "
+                "there; any other loop must begin at fleet.step",
                 self.plan.trainer_id,
                 self._joined_at,
             )
@@ -189,7 +193,7 @@ class Trainer:
 
     @property
     def stepped_nothing(self) -> bool:
-        """Return whether the last step is known to have changed no parameter."""
+        """Whether the last step is known to have changed no parameter."""
         return self._waits_for_values and self.session.nothing_changed
 
     def step(self, scaling: Scaling | None = None) -> None:
@@ -210,7 +214,7 @@ class Trainer:
         self.flow.step(scaling)
 
     def step_as_the_own(self) -> None:
-        """Make one step in place of the own optimizer's step, within that optimizer's hooks."""
+        """Make one step in place of the user's own optimizer, within that optimizer's hooks."""
         self.flow.guard.replace(self.step)
 
     def settle(self) -> None:
@@ -234,14 +238,14 @@ class Trainer:
         """
         if self.plan.custom is not None:
             raise ConfigurationError(
-                f"fleet.push_parameters() does nothing that the mode {self._kind.name!r} knows of; expected "
-                "one of the modes sync, async, half_async and geo"
+                f"fleet.push_parameters() does not support the mode {self._kind.name!r}; expected sync, "
+                "async, half_async or geo"
             )
         self._check_dtypes()
         if self._own_tables:
             raise ConfigurationError(
-                f"fleet.push_parameters() carries no rows of {', '.join(self._own_tables)}, which the "
-                "servers step by row; write before fleet.init_worker(), in every role alike"
+                f"fleet.push_parameters() cannot push {', '.join(self._own_tables)}, whose rows are stepped "
+                "on the servers; write the values before fleet.init_worker(), in every role"
             )
         if self.steps_locally:
             return
@@ -261,15 +265,15 @@ class Trainer:
         most, least = np.frombuffer(combined, dtype=np.int64).reshape(2, -1)
         first, unequal = -int(least[-1]), most[:-1] != -least[:-1]
         if first == trainer:
-            self._write({block.id: session.store.value_bytes(block.id) for block in blocks})
+            self._write(session.store.value_bytes)
         session.calls.barrier()
         if not unequal.any():
             session.store.keep()
             return
         names = sorted({block.param for block, other in zip(blocks, unequal, strict=True) if other})
         _log.warning(
-            "%s(): the trainers have written different values to %s%s; those of trainer %d are everybody's "
-            "now",
+            "%s(): the trainers have written different values to %s%s; all trainers now have the values of "
+            "trainer %d",
             _PUSH,
             ", ".join(names[:3]),
             " …" if len(names) > 3 else "",
@@ -288,14 +292,16 @@ class Trainer:
             value = written[block.param]
             size = value.element_size()
             values[block.id] = bytes_of(value)[block.begin * size : block.end * size]
-        self._write(values)
+        self._write(values.__getitem__)
         self.session.take_values()
 
-    def _write(self, values: Mapping[int, memoryview]) -> None:
+    def _write(self, value_of: Callable[[int], memoryview]) -> None:
+        """Write the value of every block; one value is held at a time, because it may be a copy."""
         for block in self.plan.blocks:
+            value = value_of(block.id)
             self.session.calls.ask(
                 block.server,
-                lambda control, seconds: control.write(block.id, values[block.id], seconds),  # noqa: B023
+                lambda control, seconds: control.write(block.id, value, seconds),  # noqa: B023
             )
 
     def save(self, directory: str, status: TrainStatus) -> None:
@@ -320,8 +326,8 @@ class Trainer:
         self._settle_for_checkpoint()
         return self.checkpoints.save_numbered(folder, status, keep=keep, incremental=incremental)
 
-    def hand_in(self, status: TrainStatus) -> None:
-        """Send the status of this trainer's script to the servers; see `TrainerCheckpoints.hand_in`.
+    def submit_status(self, status: TrainStatus) -> None:
+        """Send the status of this trainer's script to the servers; see `TrainerCheckpoints.submit_status`.
 
         Raises
         ------
@@ -329,10 +335,10 @@ class Trainer:
             See `save`.
         """
         self._settle_for_checkpoint()
-        self.checkpoints.hand_in(status)
+        self.checkpoints.submit_status(status)
 
     def _settle_for_checkpoint(self) -> None:
-        self.flow.check_nothing_in_flight("a checkpoint was asked for")
+        self.flow.check_nothing_in_flight("a checkpoint was requested")
         self.settle()
 
     def clean(self, folder: str, keep: int) -> None:
@@ -347,7 +353,7 @@ class Trainer:
         FleetError
             Gradients have been sent, and ``step()`` was not called.
         """
-        self.flow.check_nothing_in_flight("a checkpoint was to be loaded")
+        self.flow.check_nothing_in_flight("a checkpoint was about to be loaded")
         self.checkpoints.wait()
         status, other_values = self.checkpoints.load(directory)
         if other_values:
@@ -377,7 +383,7 @@ class Trainer:
         if self.steps_locally:  # the last changes have not been sent yet
             self._check_dtypes()
         self.checkpoints.finish()
-        self.flow.check_nothing_in_flight("the training was ended")
+        self.flow.check_nothing_in_flight("training was ended")
         self.flow.detach()
         self.mode.stop()
         self.flow.check_earlier()
@@ -443,13 +449,15 @@ class Trainer:
 
     def _make_steps(self) -> tuple[TrainerMode, GradientFlow | LocalSteps]:
         session, source = self.session, self._source
-        mode = self._kind.make_trainer(session)
+        half = self._kind.make_trainer(session)
+        mode = check_half(half, TrainerMode, self._kind)  # type: ignore[type-abstract]
         if self._cross_step:
             crossing = None if source.module is None else mode.across_steps(source.module)
             if crossing is None:
                 raise ConfigurationError(
-                    f"strategy.cross_step is True, and in the mode {self._kind.name!r} optimizer.step() does "
-                    "not wait for its own values; use cross_step = False, or the mode 'sync' or 'async'"
+                    f"strategy.cross_step is True, but in the mode {self._kind.name!r} optimizer.step() does "
+                    "not wait for the values of its own step; expected cross_step=False, or the mode 'sync' "
+                    "or 'async'"
                 )
             mode = crossing
         if self._kind.steps_locally:

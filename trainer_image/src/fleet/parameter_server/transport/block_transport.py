@@ -15,7 +15,9 @@ from typing import Protocol
 
 import torch
 
+from fleet.errors import RemoteProtocolError
 from fleet.parameter_server.transport.arena import LazyBytes, bytes_of, copy_bytes, dtype_of
+from fleet.parameter_server.transport.connection import NotYet
 from fleet.parameter_server.transport.shared_memory import SharedBlocks
 from fleet.parameter_server.transport.stream import ResumableStream
 from fleet.plan.blocks import PlannedBlock
@@ -34,7 +36,8 @@ class Codec:
     dtype : str
         ``bfloat16``, for blocks of longer floating-point numbers; empty for no conversion.
     buffer_of : callable
-        Returns the memory for a block's received values, in the block's own dtype.
+        Returns the memory for a block's received values, in the block's own dtype, or `NotYet`; later calls
+        for the same values return the same memory.
 
     Attributes
     ----------
@@ -45,7 +48,10 @@ class Codec:
     """
 
     def __init__(
-        self, blocks: Iterable[PlannedBlock], dtype: str, buffer_of: Callable[[int], memoryview]
+        self,
+        blocks: Iterable[PlannedBlock],
+        dtype: str,
+        buffer_of: Callable[[int], memoryview | NotYet],
     ) -> None:
         short = dtype_of(dtype) if dtype else torch.float32  # unused if no block is converted
         self.block_bytes: dict[int, int] = {}
@@ -78,28 +84,38 @@ class Codec:
 
         return LazyBytes(self.block_bytes[block], convert)
 
-    def buffer_of(self, header: Header) -> memoryview | None:
-        """Return the receive buffer for the payload of a header; None if the payload is not a block."""
+    def buffer_of(self, header: Header) -> memoryview | NotYet | None:
+        """Return the receive buffer for the payload of a header; None if the payload is not a block.
+
+        Returns `NotYet` if the block's own memory, to which it will be converted, is not free.
+        """
         if header.kind not in (Kind.GRAD, Kind.PARAM) or header.shared:
             return None
         block = header.block
-        return self.receive_buffer(block) if block in self.converted else self._buffer_of(block)
+        own = self._buffer_of(block)
+        if block in self.converted and not isinstance(own, NotYet):
+            return self._landing[: self.block_bytes[block]]
+        return own
 
     def receive_buffer(self, block: int) -> memoryview:
         """Return the buffer in which the bytes of a block are received."""
-        if block in self.converted:
-            return self._landing[: self.block_bytes[block]]
-        return self._buffer_of(block)
+        return self._landing[: self.block_bytes[block]] if block in self.converted else self._own(block)
 
     def decode(self, block: int) -> None:
         """Convert the block that has just arrived, writing it to the block's own memory."""
         if (own := self.converted.get(block)) is not None:
             landed = torch.frombuffer(self.receive_buffer(block), dtype=self._short)
-            torch.frombuffer(self._buffer_of(block), dtype=own).copy_(landed)
+            torch.frombuffer(self._own(block), dtype=own).copy_(landed)
+
+    def _own(self, block: int) -> memoryview:
+        memory = self._buffer_of(block)
+        if isinstance(memory, NotYet):
+            raise RemoteProtocolError(f"block {block} has no receive buffer, expected one before its bytes")
+        return memory
 
 
 class BlockTransport(Protocol):
-    """One end of the transport of blocks. Only the receiving thread calls `register` and `poll`."""
+    """One end of the transport of blocks. `register` and `poll` are called in the order of frames."""
 
     def register(self, block: int) -> memoryview:
         """Return the receive buffer of a block, to which bytes that follow a frame's header are written."""
@@ -147,7 +163,8 @@ class StreamTransport:
         """Send a block, with its bytes after the frame's header."""
         if block in self._codec.converted:
             content = self._codec.encode(block, content)
-        self._stream.send(kind, content, step=step, block=block)
+        more = kind is Kind.GRAD  # the end of the step follows
+        self._stream.send(kind, content, step=step, block=block, more=more)
 
     def poll(self, header: Header) -> memoryview | None:
         """Accept a block that has arrived in its receive buffer."""
@@ -162,7 +179,7 @@ class SharedMemoryTransport(StreamTransport):
     Each end writes only to its own memory. It may overwrite a block there once the other end has received the
     block's frame and then answered the block: until then a mode may still have to sum the block, and the
     frame may have to be resent. If a block is submitted before that, its bytes follow the header, as between
-    two hosts; the other end's receiving thread then writes them over the previous block.
+    two hosts. The other end then receives them into the same region, over the previous block.
 
     Parameters
     ----------

@@ -1,32 +1,25 @@
-"""One data connection after its handshake, which sends and receives frames concurrently.
+"""A data connection that, after its handshake, sends and receives frames concurrently.
 
-Both ends work in the same way. `send` never blocks. It passes a small frame to the kernel itself if no other
-frame is queued, which is faster than waking the sending thread. The sending thread dequeues all frames,
-checks them against the protocol and passes them to the kernel in one call; it reads lazy bytes in runs of
-limited size. The receiving thread reads a header, lets the kernel write the payload into its receive buffer,
-and delivers the frame.
+Both ends work in the same way. The event loop's thread receives and delivers frames: it receives many small
+frames in one kernel call, and a large payload directly into its receive buffer. It receives nothing while a
+frame waits for a receive buffer, or while the pool works on a frame, so that frames are used in order.
+`transport.outgoing` has the other direction.
 """
 
-import contextlib
 import logging
-import queue
 import socket
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, NamedTuple
 
-from fleet.errors import FleetError, PeerLostError, RemoteProtocolError
-from fleet.parameter_server.transport.arena import LazyBytes
-from fleet.parameter_server.transport.sockets import (
-    BytesMoved,
-    ConnectionEndedError,
-    bytes_moved,
-    drain,
-    hang_up,
-)
+from fleet.errors import DeadlineExceededError, FleetError, PeerLostError
+from fleet.parameter_server.transport.event_loop import READ, WRITE, EventLoop
+from fleet.parameter_server.transport.outgoing import SMALL_BYTES, TURN_BYTES, Outgoing
+from fleet.parameter_server.transport.sockets import BytesMoved, ConnectionEndedError, bytes_moved, hang_up
 from fleet.process import progress
-from fleet.wire import HEADER_BYTES, Conversation, Header, pack_header, read_header
+from fleet.wire import HEADER_BYTES, TENSORS, Conversation, Header, read_header
 
 __all__ = [
     "BrokenConnectionError",
@@ -36,20 +29,12 @@ __all__ = [
     "Directions",
     "End",
     "Frame",
-    "OutgoingFrame",
-    "receive_exactly",
-    "receive_header",
-    "send_all",
+    "NotYet",
+    "Work",
 ]
 
-RUN_BYTES: Final = 1 << 18
-"""The size of a connection's buffer for lazy bytes, which limits the bytes of one read."""
-_ALIGNMENT_BYTES: Final = 64
-_BATCH: Final = 64
-_DRAIN_SECONDS: Final = 10.0
-_IOV_MAX: Final = 512
-_SMALL_BYTES: Final = 1 << 16
-"""The largest payload that `send` passes to the kernel itself."""
+_WORK_SECONDS: Final = 600.0
+"""The time limit for the use of one frame, which may step a block."""
 _log = logging.getLogger(__name__)
 
 
@@ -64,23 +49,37 @@ class Frame(NamedTuple):
     payload: bytes | memoryview = b""
 
 
-class OutgoingFrame(NamedTuple):
-    """A frame to send."""
-
-    header: Header
-    payload: bytes | memoryview | LazyBytes
-
-
 class End(NamedTuple):
     """The end of a connection: by the protocol (None), or by an error."""
 
     error: FleetError | None
 
 
-Deliver = Callable[[Frame | End], None]
-"""Called by the receiving thread with each frame in order, and finally once with an `End`."""
-BufferOf = Callable[[Header], memoryview | None]
-"""Returns the receive buffer for a header's payload; None if the payload needs newly allocated memory."""
+class NotYet(NamedTuple):
+    """The answer of a `BufferOf` for a frame that must wait, for example because no buffer is free.
+
+    Attributes
+    ----------
+    seconds : float or None
+        The time after which the connection asks again even without a call of `Connection.resume`; None if it
+        waits for that call.
+    """
+
+    seconds: float | None = None
+
+
+Work = Callable[[], object]
+"""Work on a frame that takes long, or may wait for another thread; the result is ignored."""
+Deliver = Callable[[Frame | End], Work | None]
+"""Called by the event loop with each frame in order, and finally once with an `End`; must not wait.
+
+Returns None, or work on the frame. The loop's pool then does the work before the next frame is delivered.
+"""
+BufferOf = Callable[[Header], memoryview | NotYet | None]
+"""Returns the receive buffer for the bytes of a block; None if they need newly allocated memory.
+
+After `NotYet`, it is called again for the same header.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,19 +96,21 @@ class Connection:
     Parameters
     ----------
     connected : socket.socket
-        The connected socket, in blocking mode; this object closes it.
+        The connected socket; this object closes it.
     peer : str
         The name of the other end, for messages.
     directions : Directions
     buffer_of : callable
-        See `BufferOf`; called by the receiving thread.
+        See `BufferOf`; called by the event loop.
     deliver : callable
         See `Deliver`.
+    loop : EventLoop
+        The loop that serves the connection.
 
     Attributes
     ----------
-    frames_sent : int
-        The number of frames that the kernel has accepted, completely or partly; they may not have arrived.
+    send : callable
+        Sends frames without waiting; see `Outgoing.send`.
     """
 
     def __init__(
@@ -119,59 +120,67 @@ class Connection:
         directions: Directions,
         buffer_of: BufferOf,
         deliver: Deliver,
+        loop: EventLoop,
     ) -> None:
-        self.frames_sent = 0
         self._socket = connected
         self._peer = peer
-        self._sending = directions.sending
         self._receiving = directions.receiving
         self._buffer_of = buffer_of
         self._deliver = deliver
-        self._lock = threading.Lock()
-        """Guards the queue: keeps frames in order, and ensures that no frame follows the end."""
+        self._loop = loop
+        self._outgoing = Outgoing(connected, peer, directions.sending, loop, self._sending_changed)
+        self.send = self._outgoing.send
+        self._starting = threading.Lock()
         self._started = self._finishing = False
-        self._queue: queue.SimpleQueue[OutgoingFrame | memoryview | None] = queue.SimpleQueue()
-        """Frames for the sending thread, or the rest of a partly sent frame; None ends the thread."""
-        self._queued = self._dequeued = 0
-        """The number of entries ever queued, and the number of those that the sending thread has sent."""
-        self._sends_directly = False
-        """Whether `send` may use the socket itself when the queue is empty."""
-        self._refusal: FleetError | None = None
-        """The reason why a frame of this end could not be sent; the receiving thread reports it."""
-        self._runs = memoryview(b"")
-        """The buffer for lazy bytes, allocated on first use."""
-        self._sender = threading.Thread(target=self._send, name=f"fleet-send {peer}", daemon=True)
-        self._receiver = threading.Thread(target=self._receive, name=f"fleet-receive {peer}", daemon=True)
+        self._watched = 0
+        """The events for which the loop watches the socket."""
+
+        # Used by the loop's thread:
+        self._rest = b""
+        """Received bytes that have not been used yet."""
+        self._header: Header | None = None
+        """The header of the frame that is being received."""
+        self._payload: memoryview | None = None
+        """The memory of its payload; None until there is memory."""
+        self._filled = 0
+        """The number of bytes of the payload that have arrived."""
+        self._lands = False
+        """Whether the memory is a receive buffer."""
+        self._large = False
+        """Whether the previous payload was large.
+
+        If so, only a header is received next, so that another large payload goes directly into its memory.
+        """
+        self._paused = False
+        """Whether the next frame must wait, so that nothing is received."""
+        self._timed = False
+        """Whether a timer is running, after which the connection asks for a receive buffer again."""
+        self._worker = 0
+        """The thread that works on a frame; -1 before it has begun, and 0 without work."""
+        self._ended = self._closing = self._closed = False
+        """Whether the end has been or is being delivered, the socket is to be closed, and it is closed."""
+        self._over = threading.Event()
+        """Set once the end has been delivered."""
+        self._gone = threading.Event()
+        """Set once the peer will send nothing more."""
+
+    @property
+    def frames_sent(self) -> int:
+        """The frames that were passed to the kernel, or were about to be; they may not have arrived."""
+        return self._outgoing.frames_sent
 
     def start(self) -> None:
-        """Start both threads, unless the connection has already been finished."""
-        with self._lock:
+        """Start sending and receiving, unless the connection has already been finished."""
+        with self._starting:
             if self._finishing:
                 return
             self._started = True
-            self._sends_directly = type(self._socket) is socket.socket  # TLS needs a single sending thread
-            self._sender.start()
-            self._receiver.start()
+            self._socket.setblocking(False)
+        self._loop.call(self._begin)
 
-    def send(self, frame: OutgoingFrame) -> None:
-        """Send a frame without waiting; unless lazy, the payload must not change until the kernel has it."""
-        payload = frame.payload
-        with self._lock:
-            try:
-                if (
-                    self._sends_directly
-                    and self._queued == self._dequeued
-                    and not isinstance(payload, LazyBytes)
-                    and len(payload) <= _SMALL_BYTES
-                ):
-                    self._send_directly(frame.header, payload)
-                else:
-                    self._queued += 1
-                    self._queue.put(frame)
-            except BaseException as raised:
-                self._fail(raised)
-                if not isinstance(raised, Exception):  # raised by a signal handler, so the caller must get it
-                    raise
+    def resume(self) -> None:
+        """Ask for the receive buffer again, after `NotYet`; any thread may call this."""
+        self._loop.call(self._ask_again)
 
     def bytes_moved(self) -> BytesMoved | None:
         """Return the bytes that the connection has moved so far; None if the system does not count them."""
@@ -183,224 +192,266 @@ class Connection:
 
     def finish(self, timeout_seconds: float) -> None:
         """Send all queued frames, let the peer read them, and close; drop frames that arrive meanwhile."""
-        if self._end():
-            _join(self._sender, timeout_seconds)
-            if threading.current_thread() is self._receiver:
-                drain(self._socket, timeout_seconds)
-            else:
-                with contextlib.suppress(OSError):
-                    self._socket.shutdown(socket.SHUT_WR)
-                _join(self._receiver, timeout_seconds)
+        with self._starting:
+            self._finishing = True
+        self._outgoing.refuse()
+        if self._started and not self._is_own_thread:
+            self._loop.call(self._finish)
+            self._outgoing.flushed.wait(timeout_seconds)
+            self._gone.wait(timeout_seconds)
         self.close()
 
     def close(self) -> None:
-        """Close immediately; an `End` is delivered, unless one has already been delivered."""
-        started = self._end()
-        hang_up(self._socket)
-        if started:
-            _join(self._sender)
-            _join(self._receiver)
-        self._socket.close()
+        """Close immediately; an `End` is delivered, unless one has already been delivered.
 
-    def _end(self) -> bool:
-        """Make the sending thread end; return whether the threads were ever started."""
-        with self._lock:
-            self._finishing = True
-            self._sends_directly = False
-            self._queue.put(None)
-            return self._started
-
-    def _send_directly(self, header: Header, payload: bytes | memoryview) -> None:
-        """Pass a frame to the kernel; leave any part that it does not accept to the sending thread."""
-        self._sending.advance(header)
-        self.frames_sent += 1
-        whole = b"".join((pack_header(header), payload))
-        try:
-            taken = self._socket.send(whole, socket.MSG_DONTWAIT)
-        except BlockingIOError:
-            taken = 0
-        progress.count("bytes_sent", taken)
-        if taken < len(whole):
-            self._queued += 1
-            self._queue.put(memoryview(whole)[taken:])
-
-    def _send(self) -> None:
-        try:
-            while self._send_batch():
-                pass
-        except Exception as raised:  # noqa: BLE001 - the receiving thread reports it
-            self._fail(raised)
-
-    def _send_batch(self) -> bool:
-        """Wait for frames, and send those that are queued; return False at the end.
-
-        The frames are local to this call, so that no reference keeps their memory while the thread waits for
-        more.
+        Raises
+        ------
+        DeadlineExceededError
+            The work on a frame does not end.
         """
-        batch: list[OutgoingFrame | memoryview] = []
-        frame = self._queue.get()
-        while frame is not None:
-            batch.append(frame)
-            if len(batch) == _BATCH or self._queue.empty():
-                break
-            frame = self._queue.get()
-        if not batch:
-            return False
-        if frame is None:
-            self._queue.put(None)  # queue the end again, after this batch
-        for buffers in self._gather(batch):
-            send_all(self._socket, buffers)
-            progress.count("bytes_sent", sum(map(len, buffers)))
-        self._dequeued += len(batch)
-        return True
-
-    def _gather(self, batch: list[OutgoingFrame | memoryview]) -> Iterator[list[bytes | memoryview]]:
-        """Yield the buffers of each kernel call in turn; lazy bytes are read just before their call."""
-        buffers: list[bytes | memoryview] = []
-        used_bytes = 0
-        for frame in batch:
-            if isinstance(frame, memoryview):
-                buffers.append(frame)
-                continue
-            self._sending.advance(frame.header)
-            self.frames_sent += 1
-            header, payload = pack_header(frame.header), frame.payload
-            if not isinstance(payload, LazyBytes):
-                buffers += (header, payload)
-                continue
-            if not self._runs:
-                self._runs = memoryview(bytearray(RUN_BYTES))
-            if used_bytes + len(payload) > RUN_BYTES:  # a payload that fits in one run is read whole
-                yield buffers
-                buffers, used_bytes = [], 0
-            buffers.append(header)
-            for begin in range(0, len(payload), RUN_BYTES):
-                if begin:
-                    yield buffers
-                    buffers, used_bytes = [], 0
-                run = self._runs[used_bytes:][: len(payload) - begin]
-                payload.read(begin, run)
-                buffers.append(run)
-                used_bytes += -(-len(run) // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
-        yield buffers
-
-    def _fail(self, raised: BaseException) -> None:
-        """Hang up after a failure or signal during sending, because part of a frame may be missing."""
-        self._sends_directly = False
-        self._queue.put(None)
-        if isinstance(raised, FleetError):  # the protocol forbids a frame of this end
-            self._refusal = raised
-        elif isinstance(raised, Exception) and not isinstance(raised, OSError):
-            _log.error("a frame for %s could not be read", self._peer, exc_info=raised)
-            self._refusal = FleetError(
-                f"a frame for {self._peer} could not be read ({type(raised).__name__}: {raised}); its "
-                "traceback is in the log"
-            )
-        else:
-            _log.debug("sending to %s ended: %r", self._peer, raised)
+        with self._starting:
+            self._finishing = True
+        self._outgoing.refuse(now=True)
         hang_up(self._socket)
-
-    def _receive(self) -> None:
-        connected, receiving = self._socket, self._receiving
-        buffer = memoryview(bytearray(HEADER_BYTES))
-        error: FleetError | None = None
-        calls_back = False
-        try:
-            while not receiving.over:
-                header = receive_header(connected, buffer, receiving)
-                calls_back = True
-                landing = self._buffer_of(header)
-                calls_back = False
-                payload = landing if landing is not None else memoryview(bytearray(header.payload_bytes))
-                receive_exactly(connected, payload)
-                progress.count("bytes_received", HEADER_BYTES + header.payload_bytes)
-                if self._finishing:
-                    _join(self._sender, _DRAIN_SECONDS)  # first: draining ends this end's sending
-                    drain(connected, _DRAIN_SECONDS)
-                    break
-                calls_back = True
-                self._deliver(Frame(header, payload if landing is None else b""))
-                calls_back = False
-        except FleetError as raised:
-            error = raised
-        except Exception as raised:  # noqa: BLE001 - the session reports it
-            # An OSError raised in a callback, for example by a user's optimizer, is not a broken connection.
-            if isinstance(raised, OSError) and not calls_back:
-                broken = BrokenConnectionError(f"the data connection with {self._peer} broke: {raised}")
-                error = self._refusal or broken
-            else:
-                _log.warning("a frame of %s could not be taken", self._peer, exc_info=raised)
-                error = FleetError(
-                    f"a frame of {self._peer} could not be taken ({type(raised).__name__}: {raised}); its "
-                    "traceback is in the log"
+        if not self._started:
+            self._socket.close()
+        elif threading.get_ident() == self._loop.ident:
+            self._close()
+        else:
+            self._loop.call(self._close)
+            if not self._is_own_thread and not self._loop.wait_for(self._over, _WORK_SECONDS):
+                raise DeadlineExceededError(
+                    f"the data connection with {self._peer} was not closed within {_WORK_SECONDS:g} s, "
+                    "because a frame of it is still being used; the stacks of this process's threads say by "
+                    "what (py-spy dump)"
                 )
-        self._deliver(End(error))
 
+    @property
+    def _is_own_thread(self) -> bool:
+        """Whether this connection waits for the calling thread, which then must not wait for it."""
+        return threading.get_ident() in (self._loop.ident, self._worker)
 
-def _join(thread: threading.Thread, timeout_seconds: float | None = None) -> None:
-    if thread is not threading.current_thread():
-        thread.join(timeout_seconds)
+    # The methods below are called by the loop's thread, except `_work`.
 
+    def _begin(self) -> None:
+        self._outgoing.flush()
+        self._serve()  # TLS may hold received bytes already
 
-def receive_header(connected: socket.socket, buffer: memoryview, receiving: Conversation) -> Header:
-    """Receive the header of the next frame.
+    def _serve(self, events: int = READ) -> None:
+        """Send and receive what the socket is ready for."""
+        if events & WRITE and self._outgoing.blocked:
+            self._outgoing.unblock()
+        if events & READ and not self._paused and not self._closed:
+            if self._finishing:
+                self._discard()
+            elif not self._ended:
+                self._read()
+        if self._watched != READ or self._paused or self._ended or self._finishing or self._outgoing.blocked:
+            self._watch()
 
-    Parameters
-    ----------
-    connected : socket.socket
-    buffer : memoryview
-        A buffer of the size of a header, which is reused.
-    receiving : Conversation
-        The state of the incoming direction, which the header advances.
+    def _watch(self) -> None:
+        """Watch the socket for the events for which this connection waits."""
+        reads = not self._paused and (not self._ended or self._finishing) and not self._gone.is_set()
+        events = 0 if self._closed else (READ if reads else 0) | (WRITE if self._outgoing.blocked else 0)
+        if events != self._watched:
+            before, self._watched = self._watched, events
+            self._loop.watch(self._socket, before, events, self._serve)
 
-    Raises
-    ------
-    RemoteProtocolError
-        The peer violated the protocol.
-    OSError
-        The connection ended.
-    """
-    receive_exactly(connected, buffer)
-    header = read_header(buffer)
-    if header is None:
-        raise RemoteProtocolError(f"a header of {len(buffer)} bytes is incomplete, expected {HEADER_BYTES}")
-    receiving.advance(header)
-    return header
+    def _read(self) -> None:
+        """Receive and deliver what has arrived."""
+        buffer, begin, end, received = self._loop.buffer, 0, len(self._rest), 0
+        buffer[:end] = self._rest
+        self._rest = b""
+        drained = False
+        try:
+            while True:
+                if end or self._header is not None:
+                    begin = self._take_frames(begin, end)
+                if self._paused or self._ended or drained:
+                    break
+                if received >= TURN_BYTES:
+                    self._loop.call(self._serve)
+                    break
+                if (payload := self._payload) is not None:
+                    wanted, begin, end = payload[self._filled :], 0, 0
+                else:
+                    buffer[: end - begin] = buffer[begin:end]
+                    begin, end = 0, end - begin
+                    wanted = buffer[end : HEADER_BYTES if self._large else None]
+                count = self._receive(wanted, end)
+                drained = count < len(wanted)
+                received += count
+                if payload is not None:
+                    self._filled += count
+                else:
+                    end += count
+        except FleetError as raised:
+            self._end(raised)
+        except Exception as raised:  # noqa: BLE001 - the session reports it
+            self._end(self._explain(raised))
+        progress.count("bytes_received", received)
+        self._rest = bytes(buffer[begin:end]) if not self._ended else b""
 
+    def _take_frames(self, begin: int, end: int) -> int:
+        """Deliver the frames in the loop's buffer; return the position of the first unused byte."""
+        buffer = self._loop.buffer
+        while not self._paused and not self._ended:
+            header = self._header
+            if header is None:
+                header = read_header(buffer[begin:end]) if end - begin >= HEADER_BYTES else None
+                if header is None:
+                    break
+                self._receiving.advance(header)
+                self._header = header
+                begin += HEADER_BYTES
+            payload = self._payload
+            if payload is None:
+                landing = self._buffer_of(header) if header.kind in TENSORS else None
+                if isinstance(landing, NotYet):
+                    self._wait_for_buffer(landing)
+                    break
+                self._lands = landing is not None
+                payload = landing if landing is not None else memoryview(bytearray(header.payload_bytes))
+                self._payload, self._filled = payload, 0
+            if missing := header.payload_bytes - self._filled:
+                count = min(missing, end - begin)
+                payload[self._filled : self._filled + count] = buffer[begin : begin + count]
+                begin += count
+                self._filled += count
+                if count < missing:
+                    break
+            self._header = self._payload = None
+            self._large = header.payload_bytes > SMALL_BYTES
+            if self._finishing:
+                continue
+            work = self._deliver(Frame(header, b"" if self._lands else payload))
+            if work is not None:
+                self._paused, self._worker = True, -1
+                self._loop.submit(partial(self._work, work))
+            elif self._receiving.over:
+                self._end(None)
+        return begin
 
-def receive_exactly(connection: socket.socket, destination: memoryview) -> None:
-    """Fill `destination` from the socket.
+    def _wait_for_buffer(self, landing: NotYet) -> None:
+        """Receive nothing until a buffer may be free."""
+        self._paused = True
+        if landing.seconds is not None and not self._timed:
+            self._timed = True
+            self._loop.call_later(landing.seconds, self._time_out)
 
-    Raises
-    ------
-    ConnectionEndedError
-        The peer closed the connection before the buffer was full; the message gives the position.
-    OSError
-        The connection broke.
-    """
-    received, wanted = 0, len(destination)
-    while received < wanted:
-        count = connection.recv_into(destination[received:], wanted - received, socket.MSG_WAITALL)
-        if count == 0:
-            where = f", after {received} of {wanted} bytes" if received else ""
-            raise ConnectionEndedError(f"it was closed at the other end{where}")
-        received += count
+    def _receive(self, wanted: memoryview, kept: int) -> int:
+        """Receive into memory; return 0 if nothing has arrived."""
+        try:
+            count = self._socket.recv_into(wanted)
+            if not count:
+                wanted_bytes = HEADER_BYTES if self._payload is None else len(self._payload)
+                received = kept if self._payload is None else self._filled
+                where = f", after {received} of {wanted_bytes} bytes" if received else ""
+                raise ConnectionEndedError(f"it was closed at the other end{where}")
+        except BlockingIOError:
+            return 0
+        except OSError as error:
+            raise self._broken(error) from error
+        return count
 
+    def _broken(self, error: OSError) -> FleetError:
+        return self._outgoing.refusal or BrokenConnectionError(
+            f"the data connection with {self._peer} broke: {error}"
+        )
 
-def send_all(connection: socket.socket, buffers: Sequence[bytes | memoryview]) -> None:
-    """Send every byte of the buffers, in order, without joining them first.
+    def _explain(self, raised: BaseException) -> FleetError:
+        """Return the error for an exception of a callback, which may be an OSError of a user's optimizer."""
+        if isinstance(raised, FleetError):
+            return raised
+        _log.warning("a frame of %s could not be taken", self._peer, exc_info=raised)
+        return FleetError(
+            f"a frame of {self._peer} could not be taken ({type(raised).__name__}: {raised}); its "
+            "traceback is in the log"
+        )
 
-    Raises
-    ------
-    OSError
-        The connection broke.
-    """
-    pending = [memoryview(buffer) for buffer in buffers if len(buffer)]
-    first = 0
-    while first < len(pending):
-        sent = connection.sendmsg(pending[first : first + _IOV_MAX])
-        while first < len(pending) and sent >= len(pending[first]):
-            sent -= len(pending[first])
-            first += 1
-        if sent:
-            pending[first] = pending[first][sent:]
+    def _work(self, work: Work) -> None:
+        """Work on a frame; called by the pool."""
+        self._worker = threading.get_ident()
+        raised: BaseException | None = None
+        try:
+            work()
+        except BaseException as error:  # noqa: BLE001 - the session reports it
+            raised = error
+        self._loop.call(partial(self._worked, raised))
+
+    def _worked(self, raised: BaseException | None) -> None:
+        self._paused, self._worker = False, 0
+        if raised is not None:
+            self._end(self._explain(raised))
+        elif self._receiving.over:
+            self._end(None)
+        if self._closing:
+            self._close()
+        else:
+            self._serve()
+
+    def _ask_again(self) -> None:
+        if self._paused and not self._worker:
+            self._paused = False
+            self._serve()
+
+    def _time_out(self) -> None:
+        self._timed = False
+        self._ask_again()
+
+    def _end(self, error: FleetError | None) -> None:
+        """Deliver the end; anything that the peer still sends is dropped."""
+        if self._ended:
+            return
+        self._ended = True
+        self._header = self._payload = None
+        broken = isinstance(error, BrokenConnectionError) or self._outgoing.has_failed
+        if broken or self._receiving.over:
+            self._gone.set()
+        try:
+            self._deliver(End(error))
+        finally:
+            self._watch()
+            self._over.set()
+
+    def _finish(self) -> None:
+        self._outgoing.finish()
+        if not self._worker:
+            self._paused = False
+            self._serve()
+
+    def _sending_changed(self) -> None:
+        if self._closing:
+            self._close()
+        else:
+            self._watch()
+
+    def _discard(self) -> None:
+        """Drop received bytes until the peer closes.
+
+        Closing a socket with unread bytes resets the connection, and after a reset the peer could not read an
+        error that this end has sent.
+        """
+        if self._gone.is_set():
+            return
+        try:
+            for _ in range(TURN_BYTES // len(self._loop.buffer)):
+                if not self._receive(self._loop.buffer, 0):
+                    break
+        except FleetError as raised:
+            self._gone.set()
+            self._end(raised)
+
+    def _close(self) -> None:
+        """Deliver the end and close the socket, once nothing works on a frame."""
+        self._closing = True
+        if self._worker or self._outgoing.in_pool or self._closed:
+            return
+        self._outgoing.flushed.set()
+        self._gone.set()
+        if not self._ended:
+            self._end(self._broken(ConnectionEndedError("it was closed at this end")))
+        if not self._closed:
+            self._closed = True
+            self._watch()
+            self._socket.close()

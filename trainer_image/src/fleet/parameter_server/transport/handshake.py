@@ -32,7 +32,7 @@ from typing import Final, Protocol
 from fleet.errors import FleetError, RemoteProtocolError
 from fleet.parameter_server.certificates import Certificates
 from fleet.parameter_server.settings import Settings
-from fleet.parameter_server.transport.connection import Directions, receive_exactly, receive_header, send_all
+from fleet.parameter_server.transport.connection import Directions
 from fleet.parameter_server.transport.sockets import (
     ConnectionEndedError,
     check_user,
@@ -41,6 +41,8 @@ from fleet.parameter_server.transport.sockets import (
     is_given_up,
     listen,
     listen_here,
+    receive_exactly,
+    send_all,
     tune,
 )
 from fleet.parameter_server.transport.tls import TlsSocket
@@ -82,7 +84,7 @@ _log = logging.getLogger(__name__)
 
 
 class NotGreetedError(TimeoutError):
-    """The server accepted a connection but did not greet in time; it is still busy with an earlier frame."""
+    """The server accepted a connection but did not greet in time, perhaps because it is busy with a step."""
 
 
 def greet(
@@ -143,7 +145,8 @@ def greet(
         if key:
             _prove_to_server(connected, key)
         sending.advance(_send(connected, identity, Kind.HELLO, pack_hello(ours), descriptors))
-        answer = receive_header(connected, memoryview(bytearray(HEADER_BYTES)), receiving)
+        answer = _first_header(connected)
+        receiving.advance(answer)
         with _payload_of(connected, answer) as (payload, received):
             if answer.kind is Kind.ERROR:
                 raise read_error(payload)
@@ -347,7 +350,7 @@ class DataPorts:
                 here, self.name = listen_here()
                 self._listeners.append(here)
             except OSError as error:
-                _log.debug("data comes over TCP from processes of this host too: %s", error)
+                _log.debug("processes of this host send data over TCP too, without a Unix socket: %s", error)
         for each in self._listeners:
             threading.Thread(target=self._accept, args=(each,), name="fleet-accept", daemon=True).start()
 
@@ -414,14 +417,14 @@ def send_with(connection: socket.socket, payload: bytes, descriptors: Sequence[i
 
 
 def receive_with(connection: socket.socket, destination: memoryview) -> list[int]:
-    """Fill `destination` from the socket; return the descriptors that came with the bytes, at most one.
+    """Receive bytes until `destination` is full; return the descriptors that came with them, at most one.
 
-    The caller closes them.
+    The caller must close the descriptors.
 
     Raises
     ------
     ConnectionEndedError
-        The peer closed the connection before the buffer was full.
+        The peer closed the connection earlier.
     OSError
         The connection broke.
     """

@@ -1,7 +1,8 @@
 """The sockets of the data plane: opening, tuning, ending, and closing in forked children.
 
-The sockets are blocking, and only opening them has a timeout. The thread that detects the loss of a peer
-calls `hang_up`, which wakes any thread that waits in the socket.
+A connection's socket is blocking, with timeouts, until the end of the handshake; then an event loop serves it
+without blocking. Any thread may end a connection with `hang_up`, which wakes a thread or an event loop that
+waits for the socket.
 
 Processes on one host connect over Unix sockets, which can pass the descriptors of shared memory. The sockets'
 names are in Linux's abstract namespace, which belongs to a network namespace as ports do: no file is left
@@ -19,6 +20,7 @@ import socket
 import struct
 import sys
 import time
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from fleet.process.connections import own
@@ -37,6 +39,8 @@ __all__ = [
     "listen",
     "listen_here",
     "reachable_address",
+    "receive_exactly",
+    "send_all",
     "tune",
 ]
 
@@ -46,6 +50,7 @@ _CREDENTIALS: Final = struct.Struct("iII")
 """The format of Linux's ``struct ucred``: process, user, group."""
 _TCP_INFO_BYTES_MOVED: Final = struct.Struct("120xQQ")
 """The fields ``tcpi_bytes_acked`` and ``tcpi_bytes_received`` of Linux's ``struct tcp_info``."""
+_IOV_MAX: Final = 512
 _log = logging.getLogger(__name__)
 
 
@@ -54,7 +59,7 @@ class ConnectionEndedError(ConnectionError):
 
 
 class BytesMoved(NamedTuple):
-    """The numbers of bytes that the peer of a connection has acknowledged, and that it has sent."""
+    """The numbers of bytes that a connection's peer has acknowledged and that were received from the peer."""
 
     acknowledged: int
     received: int
@@ -209,14 +214,52 @@ def drain(connection: socket.socket, timeout_seconds: float) -> None:
                 return
 
 
+def receive_exactly(connection: socket.socket, destination: memoryview) -> None:
+    """Receive bytes until `destination` is full.
+
+    Raises
+    ------
+    ConnectionEndedError
+        The peer closed the connection earlier; the message gives the number of received bytes.
+    OSError
+        The connection broke.
+    """
+    received, wanted = 0, len(destination)
+    while received < wanted:
+        count = connection.recv_into(destination[received:], wanted - received, socket.MSG_WAITALL)
+        if count == 0:
+            where = f", after {received} of {wanted} bytes" if received else ""
+            raise ConnectionEndedError(f"it was closed at the other end{where}")
+        received += count
+
+
+def send_all(connection: socket.socket, buffers: Sequence[bytes | memoryview]) -> None:
+    """Send every byte of the buffers, in order, without joining them first.
+
+    Raises
+    ------
+    OSError
+        The connection broke.
+    """
+    pending = [memoryview(buffer) for buffer in buffers if len(buffer)]
+    first = 0
+    while first < len(pending):
+        sent = connection.sendmsg(pending[first : first + _IOV_MAX])
+        while first < len(pending) and sent >= len(pending[first]):
+            sent -= len(pending[first])
+            first += 1
+        if sent:
+            pending[first] = pending[first][sent:]
+
+
 def hang_up(connection: socket.socket) -> None:
-    """End both directions, so that threads waiting in the socket return; safe to repeat."""
+    """End both directions, which wakes a thread or loop that waits for the socket; safe to repeat."""
     with contextlib.suppress(OSError):
         connection.shutdown(socket.SHUT_RDWR)
 
 
 def is_given_up(connection: socket.socket) -> bool:
-    """Return, without waiting, whether the peer has closed a connection and all its data has been read."""
+    """Return, without waiting, whether a connection has been closed by the peer and has no unread data."""
     timeout_seconds = connection.gettimeout()
     connection.setblocking(False)
     try:

@@ -22,8 +22,10 @@ from fleet.parameter_server.transport.connection import (
     Directions,
     End,
     Frame,
-    OutgoingFrame,
+    Work,
 )
+from fleet.parameter_server.transport.event_loop import EventLoop
+from fleet.parameter_server.transport.outgoing import SMALL_BYTES, OutgoingFrame
 from fleet.parameter_server.transport.sockets import BytesMoved
 from fleet.wire import NO_BLOCK, TRANSITIONS, Conversation, Header, Identity, Kind, Side, State
 
@@ -57,6 +59,8 @@ class ResumableStream:
         See `BufferOf`.
     deliver : callable
         See `Deliver`; an `End` is delivered for each connection.
+    loop : EventLoop
+        The loop that serves the connections.
 
     Attributes
     ----------
@@ -65,7 +69,13 @@ class ResumableStream:
     """
 
     def __init__(
-        self, peer: str, side: Side, identity: Identity, buffer_of: BufferOf, deliver: Deliver
+        self,
+        peer: str,
+        side: Side,
+        identity: Identity,
+        buffer_of: BufferOf,
+        deliver: Deliver,
+        loop: EventLoop,
     ) -> None:
         self.taken = 0
         self._peer = peer
@@ -73,6 +83,7 @@ class ResumableStream:
         self._identity = identity
         self._buffer_of = buffer_of
         self._deliver = deliver
+        self._loop = loop
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         """Notified when the other end acknowledges frames, and at the end."""
@@ -80,6 +91,9 @@ class ResumableStream:
         """Sent frames that the other end is not known to have received."""
         self._acknowledged = 0
         """The number of frames that the other end is known to have received."""
+        self._held: list[OutgoingFrame] = []
+        """Frames that leave with a later one."""
+        self._held_bytes = 0
         self._handed = 0
         """The number of frames that broken connections had passed to the kernel."""
         self._sending = self._received = (State.OPEN, 0)
@@ -104,6 +118,7 @@ class ResumableStream:
         step: int = 0,
         block: int = NO_BLOCK,
         shared: bool = False,
+        more: bool = False,
     ) -> int:
         """Send a frame without waiting; unless lazy, the payload must not change until the other end has it.
 
@@ -118,6 +133,9 @@ class ResumableStream:
             Fields of the header.
         shared : bool
             Whether the payload is in memory that both ends share, and does not follow the header.
+        more : bool
+            Whether another frame is certain to follow soon. Small frames then leave together, in one kernel
+            call.
 
         Returns
         -------
@@ -131,8 +149,13 @@ class ResumableStream:
             if not self._final_sent:
                 self._final_sent = kind in _FINAL[self._side]
                 self._unacknowledged.append(frame)
-                if self._connection is not None:
-                    self._connection[0].send(frame)
+                self._held.append(frame)
+                self._held_bytes += len(payload)
+                if not more or self._held_bytes > SMALL_BYTES:
+                    if self._connection is not None:
+                        self._connection[0].send(*self._held)
+                    self._held.clear()
+                    self._held_bytes = 0
             return self._acknowledged + len(self._unacknowledged)
 
     def wait_until_taken(self, count: int, timeout_seconds: float) -> bool:
@@ -146,7 +169,7 @@ class ResumableStream:
         Parameters
         ----------
         connected : socket.socket
-            The socket, in blocking mode; this object closes it from now on.
+            The socket; this object closes it from now on.
         directions : Directions
         acknowledged : int
             The number of frames that the other end has, according to its greeting.
@@ -176,9 +199,12 @@ class ResumableStream:
             directions.sending.resume(*self._sending)
             directions.receiving.resume(*self._received)
             self._receiving = directions.receiving
-            connection = Connection(connected, self._peer, directions, self._buffer_of, self._take)
-            for frame in self._unacknowledged:
-                connection.send(frame)
+            connection = Connection(
+                connected, self._peer, directions, self._buffer_of, self._take, self._loop
+            )
+            connection.send(*self._unacknowledged)
+            self._held.clear()
+            self._held_bytes = 0
             self._connection = connection, acknowledged
             again = max(0, self._handed - acknowledged)
         connection.start()
@@ -188,6 +214,11 @@ class ResumableStream:
         """End the current connection, and wait until none of its frames is being delivered any more."""
         if (current := self._connection) is not None:
             current[0].close()
+
+    def resume(self) -> None:
+        """Ask for a receive buffer again, after `NotYet`; any thread may call this."""
+        if (current := self._connection) is not None:
+            current[0].resume()
 
     def bytes_moved(self) -> BytesMoved | None:
         """Return the bytes that the current connection has moved; None without a connection or count."""
@@ -218,18 +249,18 @@ class ResumableStream:
         if connection is not None:
             connection.close()
 
-    def _take(self, event: Frame | End) -> None:
+    def _take(self, event: Frame | End) -> Work | None:
         """Deliver a frame or an end; count a frame as received before any answer to it is sent."""
         if isinstance(event, End):
             self._take_end(event)
-            return
+            return None
         self.taken += 1
         if (receiving := self._receiving) is not None:
             self._received = receiving.state, receiving.step
         if event.header.taken > self._acknowledged:
             with self._lock:
                 self._acknowledge(event.header.taken)
-        self._deliver(event)
+        return self._deliver(event)
 
     def _take_end(self, end: End) -> None:
         """Deliver the end of a connection, and then drop the reference to the broken connection.
@@ -257,7 +288,10 @@ class ResumableStream:
         """Drop the frames that the other end has received; call with the lock held."""
         sent = self._acknowledged + len(self._unacknowledged)
         if count > sent:
-            raise RemoteProtocolError(f"{self._peer} has taken {count} frames, and was sent {sent}")
+            raise RemoteProtocolError(
+                f"{self._peer} acknowledges {count} frames, expected at most {sent}, which is the number of "
+                "frames sent to it"
+            )
         (state, step), transitions = self._sending, TRANSITIONS[self._side]
         while self._acknowledged < count:
             header = self._unacknowledged.popleft().header
@@ -269,7 +303,7 @@ class ResumableStream:
 
 
 class Arrivals:
-    """A detector of arrivals over a stream, which show that the peer is alive.
+    """Detects arrivals on a stream; each one shows that the peer is alive.
 
     The work whose results a peer sends may starve the peer's heartbeat. Within a large frame, the system's
     count of received bytes shows progress, if the system has such a count.

@@ -1,8 +1,9 @@
-"""TLS over a connected socket, for one thread that receives and one that sends.
+"""TLS over a connected socket; one thread may send while another one receives.
 
-Two threads must not use OpenSSL's state of a connection concurrently, and a receiving thread that waits
-inside OpenSSL would block the sending thread. So OpenSSL never uses the socket: it encrypts and decrypts in
-memory, under a lock, and each thread waits in the socket without holding the lock.
+Two threads must not use OpenSSL's state of a connection concurrently, and a thread that waits inside OpenSSL
+would block the other one. So OpenSSL never uses the socket: it encrypts and decrypts in memory, under a lock.
+A thread that waits in a blocking socket does not hold the lock. With a non-blocking socket, encrypted bytes
+that the kernel does not accept are kept until `flush`.
 """
 
 import contextlib
@@ -74,6 +75,8 @@ class TlsSocket(socket.socket):
         self.settimeout(timeout_seconds)
         self._lock = threading.Lock()
         self._arrived, self._leaving = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._unsent = memoryview(b"")
+        """Encrypted bytes that the kernel has not accepted."""
         self._scratch = memoryview(bytearray(_CHUNK_BYTES))
         if host is None:
             self._tls = loaded.server.wrap_bio(self._arrived, self._leaving, server_side=True)
@@ -98,7 +101,7 @@ class TlsSocket(socket.socket):
                 self._flush()
                 if not self._take():
                     raise ConnectionEndedError(
-                        "it was closed at the other end amid the TLS handshake"
+                        "it was closed at the other end during the TLS handshake"
                     ) from None
             except ssl.SSLError as error:
                 with contextlib.suppress(OSError):
@@ -121,7 +124,14 @@ class TlsSocket(socket.socket):
     def sendmsg(  # type: ignore[override]  # what else the socket's own takes is for Unix sockets
         self, buffers: Iterable[Any]
     ) -> int:
-        """Send bytes from the front of the buffers; return the number of bytes sent."""
+        """Send bytes from the front of the buffers; return the number of bytes that were encrypted.
+
+        Raises
+        ------
+        BlockingIOError
+            Bytes of an earlier call have not been sent yet; see `flush`.
+        """
+        self.flush()
         taken = 0
         with self._lock:
             for buffer in buffers:
@@ -129,9 +139,21 @@ class TlsSocket(socket.socket):
                 taken += self._tls.write(chunk) if len(chunk) else 0
                 if taken == _CHUNK_BYTES:
                     break
-            leaving = self._leaving.read()
-        super().sendall(leaving)
+            self._unsent = memoryview(self._leaving.read())
+        with contextlib.suppress(BlockingIOError):
+            self.flush()
         return taken
+
+    def flush(self) -> None:
+        """Send the encrypted bytes that are left.
+
+        Raises
+        ------
+        BlockingIOError
+            The kernel does not accept all of them at present.
+        """
+        while self._unsent:
+            self._unsent = self._unsent[super().send(self._unsent) :]
 
     def _decrypt(self, wanted: memoryview) -> int | None:
         """Decrypt received bytes; return None if more must arrive first."""
@@ -153,7 +175,7 @@ class TlsSocket(socket.socket):
         return count
 
     def _take(self) -> int:
-        """Wait for encrypted bytes; return the number that arrived, 0 at the end."""
+        """Receive encrypted bytes; return their number, 0 at the end."""
         count = super().recv_into(self._scratch)
         with self._lock:
             if count:

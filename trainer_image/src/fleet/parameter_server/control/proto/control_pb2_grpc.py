@@ -105,119 +105,120 @@ class ParameterServerServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Join(self, request, context):
-        """Admit a trainer. Refusals are FAILED_PRECONDITION and ALREADY_EXISTS with a sentence as details.
+        """Admit a trainer. Refusals are FAILED_PRECONDITION or ALREADY_EXISTS, with the reason in the details.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Completed(self, request, context):
-        """Say which trainers have completed, to one whose end before nobody has seen; asked before it joins.
+        """Return the trainers that have completed. A restarted trainer calls this before it joins, to learn whether its
+        previous process completed.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Heartbeat(self, request, context):
-        """Say that a trainer's process lives; learn whether this is still the same life of the server.
+        """Report that a trainer's process is alive. The reply shows whether the server has been restarted.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Barrier(self, request, context):
-        """Arrive at a barrier of all trainers that have not completed. Waits a short while; asked again until passed.
+        """Arrive at a barrier of all trainers that have not completed. Waits briefly; repeated until passed.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Stats(self, request, context):
-        """What this server has done so far.
+        """Return this server's progress and traffic.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def State(self, request, context):
-        """The state of this server's optimizers, block by block, in order of block number.
+        """Stream the state of this server's optimizers, by block number, or the blocks' values.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Norm(self, request, context):
-        """From another server: its part of a norm over gradients that lie on both.
+        """Add another server's part of a norm over gradients on both servers.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Reduce(self, request, context):
-        """Combine small arrays of all trainers that have not completed. Waits a short while; asked again until done.
+        """Combine small arrays of all trainers that have not completed. Waits briefly; repeated until done.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Save(self, request, context):
-        """Copy what this server holds at a step, and begin to write the copy as its shard of a checkpoint.
+        """Copy this server's shard as of a step, and start writing the copy to a checkpoint.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Part(self, request, context):
-        """Take a piece of what trainer 0 adds to its next save.
+        """Receive a chunk of trainer 0's part of its next save.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def FoundPart(self, request, context):
-        """Give a piece of what the checkpoint that was found last has of trainer 0.
+        """Return a chunk of trainer 0's part of the checkpoint that the last Load found.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Written(self, request, context):
-        """Say what a save has written. Waits a short while; asked again until all of it is on the disk.
+        """Return the files of a save. Waits briefly; repeated until all files are durable.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Status(self, request, context):
-        """Take what a trainer other than 0 says of itself, for the checkpoints that follow.
+        """Receive the status of a trainer other than 0, which later checkpoints will hold.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Commit(self, request, context):
-        """Write the manifest, which makes the files written before it a checkpoint.
+        """Write the manifest, which makes the written files a checkpoint.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Load(self, request, context):
-        """Load a checkpoint, unless training has begun; say what is loaded.
+        """Load a checkpoint unless training has begun; return the one that is loaded.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Checkpoints(self, request, context):
-        """Say which numbered checkpoints a folder has, and which are whole; or remove some.
+        """List the numbered checkpoints of a folder, and on request the complete ones; or remove some.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Write(self, request, context):
-        """Take a value that a trainer's script has written in place of a block's present one.
+        """Replace a block's value with one that a trainer's script has set.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -1,0 +1,149 @@
+"""Jobs of many pods: how fast they come, and what they cost the operator's loop, its memory and its Lease.
+
+Each size is made by the bare client and by the operator, as the bursts of small jobs are. Then eight
+collective jobs of 200 trainers lose one trainer each at one moment, and restart.
+"""
+
+import asyncio
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from benchmarks.bare_client import Size
+from benchmarks.operated_plane import JOBS, PODS, SLOW_SECONDS, OperatedPlane, submit
+from benchmarks.watched import Watched
+
+__all__ = ["MOST_PODS", "large"]
+
+SIZES = {"1000+700": Size(servers=700, trainers=1000), "collective-1000": Size(servers=0, trainers=1000)}
+RESTARTING = Size(servers=0, trainers=200)
+NUM_RESTARTING = 8
+MOST_PODS = max(*(each.pods for each in SIZES.values()), NUM_RESTARTING * RESTARTING.pods)
+
+MIB = 2**20
+
+
+@dataclass(frozen=True)
+class Samples:
+    """What the operator noted of itself from one moment on; see `benchmarks.sampled_operator`."""
+
+    path: Path
+    since: float
+
+    def worst(self) -> dict[str, float]:
+        """Return the longest halt, the longest computation among the halts, and the largest memory."""
+        lines = (json.loads(line) for line in self.path.read_text().splitlines())
+        taken = [each for each in lines if each["at"] >= self.since]
+        return {
+            "longest_halt_s": max(each["halt"] for each in taken),
+            "longest_computation_s": max(min(each["halt"], each["cpu"]) for each in taken),
+            "rss_mib": taken[-1]["rss"] / MIB,
+            "most_rss_mib": max(each["rss"] for each in taken) / MIB,
+        }
+
+
+async def large(plane: OperatedPlane, num_small: int) -> dict[str, Any]:
+    """Measure large jobs beside so many small ones, which run.
+
+    Parameters
+    ----------
+    plane : OperatedPlane
+        With an operator that samples itself.
+    num_small : int
+        How many small jobs there are from the beginning on.
+    """
+    found: dict[str, Any] = {"small_jobs": num_small}
+    if not num_small:
+        return found | await _sizes(plane, num_small)
+    async with (
+        plane.namespace("small", last=True) as client,
+        Watched(client, JOBS.format("small")).watching() as jobs,
+    ):
+        await submit(client, "small", range(num_small))
+        await jobs.until("Running", num_small, seconds=SLOW_SECONDS)
+        await plane.until_idle(known=num_small)
+        found["rss_before_mib"] = (await plane.used()).rss_bytes / MIB
+        return found | await _sizes(plane, num_small)
+
+
+async def _sizes(plane: OperatedPlane, num_small: int) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, size in SIZES.items():
+        bare = await _created(plane, "bare", f"bare-{name.replace('+', '-')}", size, num_small)
+        fleet = await _created(plane, "fleet", f"fleet-{name.replace('+', '-')}", size, num_small)
+        ratio = fleet["running_per_s"] / bare["running_per_s"]
+        found[name] = {**fleet, "bare_running_per_s": bare["running_per_s"], "running_of_bare": ratio}
+    found[f"{NUM_RESTARTING}-restarts-of-200"] = await _restarted(plane, num_small)
+    return found
+
+
+async def _created(
+    plane: OperatedPlane, system: str, namespace: str, size: Size, num_small: int
+) -> dict[str, float]:
+    async with (
+        plane.namespace(namespace, known=num_small) as client,
+        Watched(client, PODS.format(namespace)).watching() as pods,
+        Watched(client, JOBS.format(namespace)).watching() as jobs,
+    ):
+        await plane.until_at_rest()
+        samples, calls = Samples(plane.samples, time.time()), plane.audit.calls()
+        started = asyncio.get_running_loop().time()
+        if system == "bare":
+            await asyncio.to_thread(plane.create_bare, namespace, 1, size)
+        else:
+            await submit(client, namespace, range(1), size)
+        last = (await pods.until("Running", size.pods, seconds=SLOW_SECONDS))[-1] - started
+        found = {"running_per_s": size.pods / last, "running_s": last}
+        if system == "bare":
+            return found
+        [said] = await jobs.until("Running", 1, seconds=SLOW_SECONDS)
+        writes = sum((plane.audit.calls() - calls).values())
+        return found | {
+            "status_behind_s": said - started - last,
+            "calls": writes,
+            **samples.worst(),
+            "longest_without_renewal_s": _longest_gap(plane.audit.renewals, samples.since),
+        }
+
+
+async def _restarted(plane: OperatedPlane, num_small: int) -> dict[str, float]:
+    """Let one trainer of each job fail, and wait until all pods of all jobs have been replaced and run."""
+    namespace = "restarts"
+    async with (
+        plane.namespace(namespace, known=num_small) as client,
+        Watched(client, JOBS.format(namespace)).watching() as jobs,
+    ):
+        await submit(client, namespace, range(NUM_RESTARTING), RESTARTING)
+        await jobs.until("Running", NUM_RESTARTING, seconds=SLOW_SECONDS)
+        await plane.until_at_rest()
+        jobs.forget()
+        samples, started = Samples(plane.samples, time.time()), asyncio.get_running_loop().time()
+        patch = {"metadata": {"annotations": {"fleet.test/exit-code": "1"}}}
+        for job in range(NUM_RESTARTING):
+            await client.merge_patch(f"{PODS.format(namespace)}/job-{job}-trainer-7", patch)
+        await jobs.until("Restarting", NUM_RESTARTING, seconds=SLOW_SECONDS)
+        ran = (await jobs.until("Running", NUM_RESTARTING, seconds=SLOW_SECONDS))[-1]
+        return {
+            "restarted_s": ran - started,
+            **samples.worst(),
+            "longest_without_renewal_s": _longest_gap(plane.audit.renewals, samples.since),
+        }
+
+
+def _longest_gap(renewals: Sequence[float], since: float) -> float:
+    """Return the longest time between two renewals of the Lease from one moment on, in seconds."""
+    taken = [moment for moment in renewals if moment >= since]
+    return max((later - moment for moment, later in pairwise(taken)), default=0.0)
+
+
+def lines(found: Mapping[str, Any]) -> Iterator[str]:
+    """Return what was found as text."""
+    yield f"large jobs beside {found['small_jobs']} small ones"
+    for name, measured in found.items():
+        if isinstance(measured, Mapping):
+            yield f"  {name}"
+            yield from (f"    {key:26}{value:12.3f}" for key, value in measured.items())

@@ -1,0 +1,418 @@
+"""The merged logs of a job's replicas, across their restarts.
+
+While logs are followed, one task reads the log of each pod, including pods that replace others. The lines
+pass through one short queue. When replicas write faster than the caller takes lines, the queue applies
+back-pressure to their connections, so memory use is bounded. Every line is requested with its timestamp, so
+that a log whose connection breaks is continued from the last line. A log is requested once the selected
+container has started, which may be long after another container of the same pod.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+import aiohttp
+
+from fleet_operator.api.names import LABEL_ATTEMPT, LABEL_INDEX, LABEL_ROLE, PLURAL
+from fleet_operator.client.summary import Summary
+from fleet_operator.kubernetes.client import REQUEST_SECONDS, ApiError, collection
+from fleet_operator.kubernetes.observation import main_container
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+    from typing import Any
+
+    from fleet_operator.api import Role
+    from fleet_operator.client.session import Session, Watched
+
+LINE_BYTES = 64 * 1024
+"""The maximum length of a line; longer lines are shown in pieces."""
+
+QUEUED_LINES = 256
+RETRY_SECONDS = 1.0
+LAST_SECONDS = 3.0
+"""How long the log of an ended pod may be silent before we close it: a lost node never does."""
+
+LAST_TRIES = 3
+"""How often the log of an ended pod is requested in spite of errors: its last lines matter most."""
+
+_STAMP = re.compile(rb"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(Z|[+-]\d\d:\d\d) ?")
+
+
+@dataclass(frozen=True, slots=True)
+class LogLine:
+    """A line of a replica's log.
+
+    Attributes
+    ----------
+    replica : str
+        The replica, such as ``trainer-1``.
+    stamped : bytes
+        The line after its timestamp, as the API server sends it.
+    """
+
+    replica: str
+    stamped: bytes
+
+    @property
+    def text(self) -> str:
+        """The line, without its timestamp. Bytes that are not UTF-8 are replaced."""
+        return _STAMP.sub(b"", self.stamped, count=1).decode(errors="replace")
+
+    @property
+    def time(self) -> datetime | None:
+        """When the line was written, to the microsecond; None for the rest of a line that came in pieces."""
+        found = _STAMP.match(self.stamped)
+        if found is None:
+            return None
+        fraction = (found[2] or b"0")[:6]
+        return datetime.fromisoformat((found[1] + b"." + fraction + found[3]).decode())
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A selection of replicas and of their log lines."""
+
+    role: Role | None = None
+    index: int | None = None
+    tail: int | None = None
+    since_seconds: int | None = None
+    container: str | None = None
+
+    def takes(self, pod: Mapping[str, Any]) -> bool:
+        """Return whether a pod belongs to a selected replica."""
+        labels = pod["metadata"].get("labels") or {}
+        return (self.role is None or labels.get(LABEL_ROLE) == self.role.value) and (
+            self.index is None or labels.get(LABEL_INDEX) == str(self.index)
+        )
+
+    def container_of(self, pod: Mapping[str, Any]) -> str:
+        """Return the name of the selected container, which the pod need not have."""
+        return self.container or main_container(pod)
+
+    def params(self, pod: Mapping[str, Any]) -> dict[str, str]:
+        """Return the query parameters for a request of the pod's log."""
+        params = {"container": self.container_of(pod), "timestamps": "true"}
+        if self.tail is not None:
+            params["tailLines"] = str(self.tail)
+        if self.since_seconds is not None:
+            params["sinceSeconds"] = str(self.since_seconds)
+        return params
+
+
+@dataclass(slots=True, eq=False)
+class _Reading:
+    """The task that reads one pod's log, and its state."""
+
+    pod: Mapping[str, Any]
+    reader: asyncio.Task[None]
+    lines: int = 0  # the number of lines read so far
+    release: asyncio.Task[None] | None = None  # stops the reader after the pod has ended
+
+
+class Logs:
+    """A reader of the logs of one job's replicas.
+
+    Parameters
+    ----------
+    session : Session
+        The API server.
+    job : str
+        The job's name.
+    wanted : Wanted
+        The selection of replicas and lines.
+    note : callable
+        Called with remarks about the job and its pods, such as why a log cannot be read.
+
+    Attributes
+    ----------
+    failed : bool
+        After the last line: whether no log could be read. The last note gives the reason.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        job: str,
+        wanted: Wanted,
+        *,
+        note: Callable[[str], None],
+    ) -> None:
+        self._session = session
+        self._job = job
+        self._wanted = wanted
+        self._note = note
+        self.failed = False
+        self._lines: asyncio.Queue[LogLine | None] = asyncio.Queue(QUEUED_LINES)  # None: the end
+        self._readings: dict[str, _Reading] = {}  # by the pod's uid
+        self._seen: set[str] = set()  # replicas with at least one pod whose log was followed
+        self._opened: set[str] = set()  # the uids of pods whose log could be opened
+        self._told_why_not = False
+
+    async def existing(self) -> AsyncGenerator[LogLine]:
+        """Yield the existing lines, one replica after the other."""
+        await self._session.job(self._job)
+        pods = [pod for pod in await self._session.pods(self._job) if self._wanted.takes(pod)]
+        started = [pod for pod in pods if has_started(pod, self._wanted.container_of(pod))]
+        if not started:
+            self._note(self._nothing(pods))
+        unread = 0
+        for pod in sorted(started, key=_order):
+            try:
+                params = self._wanted.params(pod)
+                async for line in self._read(pod, params, silence_seconds=REQUEST_SECONDS):
+                    yield LogLine(replica_of(pod), line)
+            except (ApiError, aiohttp.ClientError, TimeoutError) as error:
+                unread += 1
+                self._tell_unread(pod, error)
+        self.failed = unread == len(started)
+
+    async def follow(self) -> AsyncGenerator[LogLine]:
+        """Yield existing and new lines until the job and its replicas have finished."""
+        await self._session.job(self._job)
+        async with (
+            self._session.watching(PLURAL, job=self._job) as jobs,
+            self._session.watching("pods", job=self._job) as pods,
+        ):
+            minding = asyncio.create_task(self._mind(jobs, pods), name="mind the pods")
+            try:
+                while (line := await self._lines.get()) is not None:
+                    yield line
+                await minding
+            finally:
+                readings = self._readings.values()
+                releases = (each.release for each in readings if each.release is not None)
+                tasks = [minding, *(each.reader for each in readings), *releases]
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+            self.failed = not self._opened
+            if self.failed and not self._told_why_not:
+                self._note(self._nothing([pod for pod in pods.all() if self._wanted.takes(pod)]))
+
+    def _tell_unread(self, pod: Mapping[str, Any], error: Exception) -> None:
+        self._told_why_not = True
+        self._note(f"the log of {replica_of(pod)} cannot be read: {str(error) or type(error).__name__}")
+
+    def _nothing(self, pods: Sequence[Mapping[str, Any]]) -> str:
+        if lacking := self._lacking(pods):
+            return lacking
+        if pods:
+            return (
+                f"no replica of FleetJob {self._job} has started yet; `fleetjob status {self._job}` shows why"
+            )
+        if self._wanted.role is not None or self._wanted.index is not None:
+            return f"FleetJob {self._job} has no pod of this role and index"
+        return f"FleetJob {self._job} has no pods; `fleetjob status {self._job}` shows why"
+
+    def _lacking(self, pods: Sequence[Mapping[str, Any]]) -> str | None:
+        """Return a message if there are pods, but none has the selected container."""
+        containers = dict.fromkeys(name for pod in pods for name in containers_of(pod))
+        wanted = self._wanted.container
+        if wanted is None or not pods or wanted in containers:
+            return None
+        there = ", ".join(containers)
+        return f"no replica of FleetJob {self._job} has a container {wanted}; there are {there}"
+
+    async def _mind(self, jobs: Watched, pods: Watched) -> None:
+        """Read the logs to their end, and mark the end in the queue, even that by an error."""
+        try:
+            await self._read_all(jobs, pods)
+        except Exception:
+            await self._lines.put(None)
+            raise
+        await self._lines.put(None)
+
+    async def _read_all(self, jobs: Watched, pods: Watched) -> None:
+        """Start a reader for each pod, and return once the job has finished and all readers have ended."""
+        said, first = "", True
+        while True:
+            present = [pod for pod in pods.all() if self._wanted.takes(pod)]
+            for pod in present:
+                started = has_started(pod, self._wanted.container_of(pod))
+                if started and pod["metadata"]["uid"] not in self._readings:
+                    self._start(pod, at_first=first)
+            first = False
+            self._release({pod["metadata"]["uid"] for pod in present if has_not_ended(pod)})
+            known = [Summary.of(job) for job in jobs.all()]
+            if not self._told_why_not and (lacking := self._lacking(present)):
+                self._told_why_not = True  # continue, because an ephemeral container may still be added
+                self._note(lacking)
+            if known and (line := f"{known[0].state}: {known[0].sentence}") != said:
+                said = line
+                self._note(f"{self._job} is {line}")
+            over = not known or known[0].status.finished
+            if over and not any(has_not_ended(pod) for pod in present):
+                readers = [each.reader for each in self._readings.values()]
+                await asyncio.gather(*readers, return_exceptions=True)
+                if not known:
+                    self._told_why_not = True
+                    self._note(f"FleetJob {self._job} has been deleted")
+                return
+            await _first(jobs.changed, pods.changed)
+
+    def _start(self, pod: Mapping[str, Any], *, at_first: bool) -> None:
+        replica, uid = replica_of(pod), pod["metadata"]["uid"]
+        if replica in self._seen:
+            attempt = (pod["metadata"].get("labels") or {}).get(LABEL_ATTEMPT, "")
+            self._note(f"{replica} has started again (attempt {attempt})")
+        self._seen.add(replica)
+        params = self._wanted.params(pod)
+        if not at_first:  # show the whole log of a pod that starts later
+            params.pop("tailLines", None)
+            params.pop("sinceSeconds", None)
+        following = self._follow_pod(pod, {**params, "follow": "true"})
+        self._readings[uid] = _Reading(pod, asyncio.create_task(following, name=f"read {replica}"))
+
+    def _release(self, running: set[str]) -> None:
+        """Let the readers of ended pods finish, and stop readers that no longer receive anything."""
+        for uid, reading in self._readings.items():
+            if uid not in running and reading.release is None:
+                reading.release = asyncio.create_task(self._let_go(reading), name=f"let go of {uid}")
+
+    async def _let_go(self, reading: _Reading) -> None:
+        reader = reading.reader
+        while not reader.done():
+            before = reading.lines
+            _, pending = await asyncio.wait({reader}, timeout=LAST_SECONDS)
+            if pending and reading.lines == before and not self._lines.full():
+                reader.cancel()
+                if reading.pod["metadata"]["uid"] not in self._opened:
+                    self._tell_unread(reading.pod, TimeoutError("its node does not answer"))
+                return
+
+    async def _follow_pod(self, pod: Mapping[str, Any], params: dict[str, str]) -> None:
+        """Read one pod's log to its end, reconnecting after errors."""
+        reading, last = self._readings[pod["metadata"]["uid"]], ""
+        tries_left = LAST_TRIES
+        while True:
+            problem: Exception | None = None
+            try:
+                async for line in self._read(pod, params):
+                    stamp = stamp_of(line)
+                    if stamp and stamp <= last:
+                        continue  # a repeated line: sinceTime has a resolution of one second
+                    last = stamp or last
+                    reading.lines += 1
+                    await self._lines.put(LogLine(replica_of(pod), line))
+            except ApiError as error:
+                if error.status == 404:
+                    return  # the pod was deleted, and its log with it
+                if error.status in (401, 403):
+                    self._tell_unread(pod, error)
+                    return
+                problem = error  # even a 400: the kubelet may lag behind the pod's status
+            except (aiohttp.ClientError, TimeoutError) as error:
+                problem = error
+            if not await self._lives_on(pod):
+                if problem is None:
+                    return
+                tries_left -= 1
+                if tries_left == 0:
+                    self._tell_unread(pod, problem)
+                    return
+            if last:
+                # The API server ignores fractions of a second in sinceTime; repeated lines are skipped above.
+                params = {**params, "sinceTime": f"{last[:19]}Z"}
+                params.pop("tailLines", None)
+                params.pop("sinceSeconds", None)
+            await asyncio.sleep(RETRY_SECONDS)
+
+    async def _lives_on(self, pod: Mapping[str, Any]) -> bool:
+        """Return whether this pod, identified by its uid, has not ended, so that more lines may follow."""
+        name, uid = pod["metadata"]["name"], pod["metadata"]["uid"]
+        try:
+            found = await self._session.client.get(f"{collection('pods', self._session.namespace)}/{name}")
+        except ApiError as error:
+            return error.status != 404
+        return bool(found["metadata"]["uid"] == uid and has_not_ended(found))
+
+    async def _read(
+        self, pod: Mapping[str, Any], params: Mapping[str, str], *, silence_seconds: float | None = None
+    ) -> AsyncIterator[bytes]:
+        path = f"{collection('pods', self._session.namespace)}/{pod['metadata']['name']}/log"
+        opened = self._session.client.chunks(path, params, silence_seconds=silence_seconds)
+        async with opened as chunks:
+            self._opened.add(pod["metadata"]["uid"])
+            async for line in lines_of(chunks):
+                yield line
+
+
+async def lines_of(chunks: AsyncIterator[bytes], limit: int = LINE_BYTES) -> AsyncIterator[bytes]:
+    """Split a stream of bytes into lines, and lines longer than `limit` into pieces."""
+    held = b""
+    async for chunk in chunks:
+        held += chunk
+        *lines, held = held.split(b"\n")
+        for line in lines:
+            for at in range(0, max(1, len(line)), limit):
+                yield line[at : at + limit]
+        while len(held) >= limit:
+            yield held[:limit]
+            held = held[limit:]
+    if held:
+        yield held
+
+
+def replica_of(pod: Mapping[str, Any]) -> str:
+    """Return the name of a pod's replica, such as ``trainer-1``."""
+    labels = pod["metadata"].get("labels") or {}
+    return f"{labels.get(LABEL_ROLE, '?')}-{labels.get(LABEL_INDEX, '?')}"
+
+
+def has_started(pod: Mapping[str, Any], container: str) -> bool:
+    """Return whether a pod's container has started, and thus has a log."""
+    status = pod.get("status", {})
+    for kind in ("containerStatuses", "initContainerStatuses", "ephemeralContainerStatuses"):
+        for each in status.get(kind) or ():
+            if each.get("name") == container:
+                state, last = each.get("state") or {}, each.get("lastState") or {}
+                return "running" in state or "terminated" in state or "terminated" in last
+    return False
+
+
+def containers_of(pod: Mapping[str, Any]) -> list[str]:
+    """Return the names of a pod's containers, followed by its init and ephemeral containers."""
+    kinds = ("containers", "initContainers", "ephemeralContainers")
+    return [each["name"] for kind in kinds for each in pod["spec"].get(kind) or ()]
+
+
+def has_not_ended(pod: Mapping[str, Any]) -> bool:
+    """Return whether a pod has not ended."""
+    return pod.get("status", {}).get("phase") not in ("Succeeded", "Failed")
+
+
+def _order(pod: Mapping[str, Any]) -> tuple[str, int]:
+    labels = pod["metadata"].get("labels") or {}
+    return labels.get(LABEL_ROLE, ""), int(labels.get(LABEL_INDEX, "0"))
+
+
+def stamp_of(line: bytes) -> str:
+    """Return a line's timestamp in UTC, in a form that compares as text, or "" if the line has none."""
+    found = _STAMP.match(line)
+    if found is None:
+        return ""
+    second = found[1].decode()
+    if found[3] != b"Z":  # the time zone of the node
+        try:
+            moment = datetime.fromisoformat(second + found[3].decode()).astimezone(UTC)
+        except (ValueError, OverflowError):  # a date of the script, in the rest of a long line
+            return ""
+        second = f"{moment:%Y-%m-%dT%H:%M:%S}"
+    return f"{second}.{(found[2] or b'').decode():0<9}Z"
+
+
+async def _first(*events: asyncio.Event) -> None:
+    """Wait until any of the events is set, then clear all of them."""
+    waits = [asyncio.create_task(event.wait()) for event in events]
+    try:
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for wait in waits:
+            wait.cancel()
+    for event in events:
+        event.clear()

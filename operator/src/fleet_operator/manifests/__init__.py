@@ -1,0 +1,1 @@
+"""Manifest files of FleetJobs: reading them as kubectl does, and finding every mistake in them."""

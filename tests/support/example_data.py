@@ -1,0 +1,29 @@
+"""Small data that the examples train on, where they need files."""
+
+import random
+from pathlib import Path
+
+from PIL import Image
+from sklearn.datasets import load_sample_images
+
+__all__ = ["write_pictures", "write_text"]
+
+
+def write_pictures(folder: Path) -> list[str]:
+    """Write pieces of scikit-learn's two pictures, one folder for each: 32 to train on, and 8."""
+    chance = random.Random(0)  # noqa: S311 no secret
+    for name, picture in zip(("temple", "flower"), load_sample_images().images, strict=True):
+        for part, number in (("train", 16), ("val", 4)):
+            (folder / part / name).mkdir(parents=True)
+            for each in range(number):
+                left, upper = chance.randrange(600), chance.randrange(380)
+                piece = Image.fromarray(picture).crop((left, upper, left + 40, upper + 40))
+                piece.save(folder / part / name / f"{each}.jpg")
+    return [str(folder)]
+
+
+def write_text(path: Path) -> list[str]:
+    """Write 300 words: 32 pairs of pieces of eight to train on, and two."""
+    chance, words = random.Random(0), ("north", "east", "south", "west", "up", "down")  # noqa: S311
+    path.write_text(" ".join(chance.choice(words) for _ in range(300)))
+    return [str(path)]

@@ -1,0 +1,150 @@
+from __future__ import annotations
+
+import json
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import aiohttp
+import pytest
+import yaml
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from fleet_operator.cli.ui.cluster import ClusterJobs
+from fleet_operator.cli.ui.machine import LocalRuns
+from fleet_operator.cli.ui.server import UiServer
+from fleet_operator.client.session import ClusterRefusal, Where
+from tests.support.log_server import LogServer, at
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+EVENT = {
+    "metadata": {"creationTimestamp": "2026-01-01T00:00:00Z"},
+    "lastTimestamp": "2026-01-01T00:00:05Z",
+    "reason": "ReplicaRestarting",
+    "type": "Warning",
+    "message": "trainer-0 failed with exit code 3",
+    "count": 2,
+}
+
+
+class Api(LogServer):
+    """A LogServer that has events, too."""
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        if request.path == "/api/v1/namespaces/default/events":
+            assert request.query["fieldSelector"] == "involvedObject.kind=FleetJob,involvedObject.name=digits"
+            return web.json_response({"items": [EVENT]})
+        return await super().answer(request)
+
+
+@pytest.fixture
+def api() -> Api:
+    return Api()
+
+
+@asynccontextmanager
+async def jobs_of(api: Api, folder: Path) -> AsyncIterator[ClusterJobs]:
+    """Serve, and give the jobs as a kubeconfig finds them."""
+    application = web.Application()
+    application.router.add_get("/{path:.*}", api.answer)
+    server = TestServer(application, host="127.0.0.1")
+    await server.start_server(shutdown_timeout=0.1)
+    document: dict[str, Any] = {"apiVersion": "v1", "kind": "Config", "current-context": "here"}
+    document["clusters"] = [{"name": "here", "cluster": {"server": f"http://127.0.0.1:{server.port}"}}]
+    document["users"] = [{"name": "me", "user": {}}]
+    document["contexts"] = [{"name": "here", "context": {"cluster": "here", "user": "me"}}]
+    kubeconfig = folder / "kubeconfig"
+    kubeconfig.write_text(yaml.safe_dump(document))
+    jobs = ClusterJobs(Where(kubeconfig))
+    try:
+        yield jobs
+    finally:
+        await jobs.close()
+        await server.close()
+
+
+def progress(step: int, loss: float) -> dict[str, Any]:
+    return {"state": "Running", "restarts": 1, "progress": {"step": step, "totalSteps": 8, "loss": loss}}
+
+
+async def test_the_curve_of_a_job_is_what_its_status_has_said_so_far(api: Api, tmp_path: Path):
+    async with jobs_of(api, tmp_path) as jobs:
+        for step, loss in ((1, 2.0), (3, 1.0), (5, 0.5), (2, 1.5)):  # the last is that of a restarted job
+            api.job["status"] = progress(step, loss)
+            name, [row] = await jobs.rows()
+        assert name.endswith(", namespace default")
+        assert (row["id"], row["step"], row["loss"], row["restarts"]) == ("default/digits", 2, 1.5, 1)
+        detail = await jobs.detail("default", "digits")
+        assert detail["series"] == {"loss": {"trainer-0": [(1, 2.0), (2, 1.5)]}}
+        [event] = detail["events"]
+        assert event["message"] == "trainer-0 failed with exit code 3 (x2)"
+
+
+async def test_a_trainer_s_termination_message_has_its_whole_curve(api: Api, tmp_path: Path):
+    api.put(0, life=1, phase="Succeeded")
+    last = {"step": 3, "loss": 0.5, "history": [[1, 2.0], [2, 1.0], [3, 0.5]], "metrics": {"accuracy": 0.75}}
+    ended = {"exitCode": 0, "message": json.dumps(last), "startedAt": "a", "finishedAt": "b"}
+    api.pods["digits-trainer-0"]["status"]["containerStatuses"][1]["state"] = {"terminated": ended}
+    async with jobs_of(api, tmp_path) as jobs:
+        detail = await jobs.detail("default", "digits")
+    assert detail["series"]["loss"] == {"trainer-0": [(1, 2.0), (2, 1.0), (3, 0.5)]}
+    assert detail["series"]["accuracy"] == {"trainer-0": [(3, 0.75)]}
+    [replica] = detail["replicas"]
+    assert (replica["state"], replica["restarts"], replica["exit_codes"]) == ("Succeeded", 1, [0])
+    assert replica["lives"] == [{"attempt": "0.1", "started": "a", "ended": "b", "exit_code": 0}]
+
+
+async def test_a_log_is_followed_into_the_next_life_without_repetition(api: Api, tmp_path: Path):
+    api.put(0, at(1, "one", "two"), at(1, "one", "two", "three"), at(2, "four \x1b[31mred\x1b[0m"))
+    async with jobs_of(api, tmp_path) as jobs:
+        told, cursor = list[str](), ""
+        for _ in range(3):
+            answer = await jobs.log("default", "digits", "trainer-0", cursor)
+            cursor = answer["next"]
+            told += answer["lines"]
+        assert [line.partition(" ")[2] for line in told] == ["one", "two", "three", "four red"]
+        asked = [(each.get("sinceTime"), each.get("tailLines")) for each in api.asked]
+        assert asked[:2] == [(None, "400"), ("2026-01-01T00:00:01Z", None)]
+        api.put(0, (500, "the kubelet is away"))
+        answer = await jobs.log("default", "digits", "trainer-0", cursor)
+        assert answer["next"] == cursor
+        assert "the kubelet is away" in answer["note"]
+        assert "no pod" in (await jobs.log("default", "digits", "trainer-7", ""))["note"]
+
+
+async def test_a_log_with_its_node_s_time_zone_is_followed_without_repetition(api: Api, tmp_path: Path):
+    one, two = b"2026-01-01T02:00:01+02:00 one\n", b"2026-01-01T02:00:01.5+02:00 two\n"
+    api.put(0, one, one + two)
+    async with jobs_of(api, tmp_path) as jobs:
+        first = await jobs.log("default", "digits", "trainer-0", "")
+        second = await jobs.log("default", "digits", "trainer-0", first["next"])
+    assert first["lines"] == ["2026-01-01T00:00:01.000Z one"]
+    assert second["lines"] == ["2026-01-01T00:00:01.500Z two"]
+    assert api.asked[1]["sinceTime"] == "2026-01-01T00:00:01Z"
+
+
+async def test_other_namespaces_are_refused_without_asking(api: Api, tmp_path: Path):
+    async with jobs_of(api, tmp_path) as jobs:
+        with pytest.raises(ClusterRefusal, match="this page shows namespace default, not kube-system"):
+            await jobs.log("kube-system", "digits", "trainer-0", "")
+    assert api.asked == []
+
+
+async def test_without_a_cluster_the_page_has_the_machine_and_the_reason(tmp_path: Path):
+    jobs = ClusterJobs(Where(tmp_path / "missing"))
+    server = UiServer(LocalRuns([]), jobs, token="token")
+    address = await server.start(0)
+    try:
+        async with aiohttp.ClientSession() as session:
+            answer = await session.get(address.replace("/?", "/api/jobs?"))
+            document = await answer.json()
+            assert document["jobs"] == []
+            assert "missing" in document["cluster"]["error"]
+            refused = await session.get(address.replace("/?", "/api/job?id=default/digits&"))
+            assert refused.status == 502
+            assert "missing" in (await refused.json())["error"]
+    finally:
+        await server.close()

@@ -1,0 +1,515 @@
+"""The programs of a job whose program was built with layers, as Paddle's transpiler makes them.
+
+They show the plan in Paddle's operators, slots and names; the runtime follows the plan. Tables are shown in
+slices of consecutive rows, where the runtime spreads rows by their ids.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import count
+from typing import Final
+
+from fleet.fluid.ir import Attribute, Block, Operator, OpRole, Variable
+from fleet.fluid.program import Program
+from fleet.fluid.pserver_program import pserver_attributes
+from fleet.fluid.trainer_program import append_exchange, trainer_attributes
+from fleet.plan.blocks import PlannedBlock
+from fleet.plan.config import DistributedMode
+from fleet.plan.dispatch import shuffled
+from fleet.plan.job import JobPlan
+
+__all__ = ["pserver_program", "pserver_startup", "trainer_program", "trainer_startup"]
+
+_OPTIMIZE: Final = int(OpRole.OPTIMIZE)
+_RATES: Final = (int(OpRole.SCHEDULE), int(OpRole.SCHEDULE) | _OPTIMIZE)
+_RPC: Final = int(OpRole.RPC)
+_DIST: Final = int(OpRole.DIST)
+_THREADS: Final = 12
+_SERVED_STARTS: Final = frozenset(
+    {"fill_constant", "gaussian_random", "truncated_gaussian_random", "uniform_random"}
+)
+
+
+@dataclass(frozen=True)
+class _Job:
+    """The facts that the programs of one job have in common."""
+
+    origin: Program
+    plan: JobPlan
+
+    @property
+    def block(self) -> Block:
+        return self.origin.global_block()
+
+    @property
+    def sync(self) -> bool:
+        return self.plan.mode is DistributedMode.SYNC
+
+    @cached_property
+    def sliced(self) -> dict[str, tuple[PlannedBlock, ...]]:
+        """The blocks of each parameter and table, by name."""
+        found: dict[str, list[PlannedBlock]] = {}
+        for each in sorted((*self.plan.blocks, *self.plan.table_blocks), key=lambda each: each.param):
+            found.setdefault(each.param, []).append(each)
+        return {name: tuple(blocks) for name, blocks in found.items()}
+
+    @cached_property
+    def dispatched(self) -> list[str]:
+        """The parameters in the order in which they are assigned to servers."""
+        seed = self.plan.shuffle_seed
+        return list(self.sliced) if seed is None else shuffled(list(self.sliced), seed)
+
+    @cached_property
+    def gradients(self) -> dict[str, str]:
+        """The gradient of each parameter and table."""
+        training = self.origin.training
+        return {each.name: each.gradient for each in training.parameters} if training is not None else {}
+
+    @cached_property
+    def rates(self) -> list[Operator]:
+        """The operators that compute learning rates."""
+        return [op for op in self.block.ops if op.attrs.get("op_role") in _RATES]
+
+    @cached_property
+    def updates(self) -> list[Operator]:
+        """The operators of the updates: clipping, regularization and the optimizer's."""
+        return [op for op in self.block.ops if op.attrs.get("op_role") == _OPTIMIZE]
+
+    @property
+    def counter(self) -> str | None:
+        """The variable that counts steps for the learning rate."""
+        return next((op.outputs["Out"][0] for op in self.rates if op.type == "increment"), None)
+
+    def served(self) -> set[str]:
+        """Return the variables that only the updates use: the optimizer's state and learning rates."""
+        named = {name for op in self.updates for name in op.attrs["op_role_var"]}  # type: ignore[union-attr]
+        return {name for op in self.updates for name in op.input_arg_names} - named
+
+    def on(self, endpoint: str) -> list[PlannedBlock]:
+        """Return the blocks of parameters and tables on a server."""
+        return [each for blocks in self.sliced.values() for each in blocks if each.endpoint == endpoint]
+
+    def is_table(self, name: str) -> bool:
+        """Return whether trainers have no copy of a parameter, but fetch rows of it."""
+        return any(each.name == name and not each.own for each in self.plan.spec.tables)
+
+    def sent(self, gradient: str, block: PlannedBlock, trainer: int) -> str:
+        """Return the name under which a trainer sends its gradient of a block."""
+        suffix = f".trainer_{trainer}" if self.sync and self.plan.trainers > 1 else ""
+        return gradient + block.suffix + suffix
+
+    def whole(self, name: str, trainer: int) -> str:
+        """Return the name of a whole gradient on a trainer; an unsliced gradient has the name from `sent`."""
+        first = self.sliced[name][0]
+        return self.gradients[name] if first.sliced else self.sent(self.gradients[name], first, trainer)
+
+
+def trainer_program(origin: Program, plan: JobPlan, trainer_id: int, *, wait_port: bool = True) -> Program:
+    """Return the program that trainer `trainer_id` runs in each step.
+
+    Parameters
+    ----------
+    origin : Program
+        The built program.
+    plan : JobPlan
+    trainer_id : int
+    wait_port : bool
+        False: do not wait for the servers' ports, even if the plan requests it.
+    """
+    job, program = _Job(origin, plan), origin.shallow_copy()
+    block = program.global_block()
+    if plan.geo:
+        append_exchange(block, plan, trainer_id)
+        return _of_job(program, job, trainer_attributes(plan, trainer_id, wait_port=wait_port))
+    renamed = {
+        job.gradients[name]: job.whole(name, trainer_id)
+        for name, blocks in job.sliced.items()
+        if not blocks[0].sliced
+    }
+    _rename(block, renamed)
+    controls = count()
+    done = {name: _append_send(job, block, name, trainer_id, controls) for name in job.dispatched}
+    control = _control(block, controls)  # unused without barriers, and there all the same
+    barrier = control if job.sync else None
+    if barrier is not None:
+        endpoints: dict[str, Attribute] = {"endpoints": list(plan.endpoints), "trainer_id": trainer_id}
+        rpc: dict[str, Attribute] = {**endpoints, "op_role": _RPC, "op_role_var": []}
+        block.append_op(
+            "send_barrier", {"X": [*done.values()]}, {"Out": [barrier]}, {**rpc, "half_async": False}
+        )
+    received: list[str] = []
+    for name, blocks in job.sliced.items():
+        received += _append_receive(job, block, name, blocks, trainer_id, barrier or done[name])
+    for name in (name for name in job.sliced if job.is_table(name)):
+        _merge_look_ups(block, name, job.sliced[name], trainer_id)
+    if barrier is not None:
+        outputs = {"Out": received} if received else {}
+        block.append_op("fetch_barrier", {"X": [barrier]}, outputs, rpc)
+    if not plan.sender_cuts:
+        _append_concats(job, block, _DIST)
+    if not job.sync and job.counter is not None:
+        _append_count(job, block, job.counter, trainer_id, controls)
+    # Only now: where regularization has changed a gradient, the original sends it behind all updates.
+    away = (_OPTIMIZE, *_RATES)
+    block.ops[:] = [op for op in block.ops if op.attrs.get("op_role") not in away]
+    _drop(block, job.served())
+    return _of_job(program, job, trainer_attributes(plan, trainer_id, wait_port=wait_port))
+
+
+def trainer_startup(origin: Program, plan: JobPlan, trainer_id: int, *, wait_port: bool = True) -> Program:
+    """Return a trainer's startup program, which computes initial values, then receives those of the servers.
+
+    Parameters
+    ----------
+    origin, plan, trainer_id, wait_port
+        As for `trainer_program`.
+    """
+    job, program = _Job(origin, plan), (origin.startup_program or Program()).shallow_copy()
+    block = program.global_block()
+    away = job.served() if not plan.geo else set()
+    block.ops[:] = [op for op in block.ops if not set(op.output_arg_names) & away]
+    _drop(block, away)
+    _count_trainers(job, block)
+    for name, blocks in job.sliced.items():
+        if not job.is_table(name):
+            _append_receive(job, block, name, blocks, trainer_id, None)
+    control = _control(block, count())
+    rpc: dict[str, Attribute] = {"endpoints": list(plan.endpoints), "trainer_id": trainer_id}
+    block.append_op("fetch_barrier", {}, {"Out": [control]}, {**rpc, "op_role": _RPC, "op_role_var": []})
+    _append_concats(job, block, int(OpRole.FORWARD))
+    for op in [op for op in block.ops if any(map(job.is_table, op.output_arg_names))]:
+        block.ops.remove(op)
+        role: dict[str, Attribute] = {"op_role": int(OpRole.FORWARD), "op_role_var": []}
+        block.append_op("fake_init", {}, op.outputs, {"shape": op.attrs["shape"], **role})
+    return _of_job(program, job, trainer_attributes(plan, trainer_id, wait_port=wait_port), "startup")
+
+
+def pserver_program(origin: Program, plan: JobPlan, endpoint: str) -> Program:
+    """Return the program that the server at `endpoint` runs: a block for each slice, and one for the rates.
+
+    Parameters
+    ----------
+    origin, plan
+        As for `trainer_program`.
+    endpoint : str
+        One of the plan's endpoints.
+    """
+    job, program = _Job(origin, plan), Program()
+    root = program.global_block()
+    held = job.on(endpoint)
+    for each in held:
+        root.create_var(_slice_of(job.block.var(each.param), each.name, each, persistable=True))
+    received: list[str] = []
+    for each in sorted(held, key=lambda each: job.dispatched.index(each.param)):
+        gradient, variable = job.gradients[each.param], job.block.var(job.gradients[each.param])
+        root.create_var(_slice_of(variable, gradient + each.suffix, each, persistable=True))
+        sent = [job.sent(gradient, each, trainer) for trainer in range(plan.trainers)]
+        for name in sent if job.sync and plan.trainers > 1 else ():
+            root.create_var(_slice_of(variable, name, each, persistable=False))
+        received += dict.fromkeys(sent)
+    if job.rates:
+        rates = program.create_block()
+        for op in _served_rates(job):
+            _append_as_on_server(job, rates, op, {})
+    parent = program.num_blocks - 1
+    whose: list[Attribute] = []
+    rows: list[Attribute] = []
+    for each in held:
+        block = program.create_block(parent)
+        gradient = job.gradients[each.param] + each.suffix
+        _append_update(job, block, each)
+        whose.append(f"{gradient}:{block.idx}")
+        if root.var(gradient).type == "SELECTED_ROWS":
+            rows.append(f"{gradient}:{each.name}")
+    blocks: list[Attribute] = list(range(1, program.num_blocks))
+    root.append_op(
+        "listen_and_serv",
+        {"X": received},
+        attrs={
+            "endpoint": endpoint,
+            "pserver_id": plan.endpoints.index(endpoint),
+            "Fanin": plan.trainers,
+            "distributed_mode": int(plan.mode),
+            "dc_asgd": plan.dc_asgd,
+            "optimize_blocks": {"blocks": blocks},
+            "grad_to_block_id": whose,
+            "sparse_grad_to_param": rows,
+            "prefetch_var_name_to_block_id": [],
+            "lr_decay_block_id": 1 if job.rates else -1,
+            "checkpint_block_id": -1,
+            "rpc_get_thread_num": _THREADS,
+            "rpc_prefetch_thread_num": _THREADS,
+            "rpc_send_thread_num": _THREADS,
+            "op_role": int(OpRole.FORWARD),
+            "op_role_var": [],
+        },
+    )
+    return _of_job(program, job, pserver_attributes(plan, endpoint))
+
+
+def pserver_startup(origin: Program, plan: JobPlan, endpoint: str) -> Program:
+    """Return the program that creates the variables of the server at `endpoint`.
+
+    Parameters
+    ----------
+    origin, plan, endpoint
+        As for `pserver_program`.
+    """
+    job, program = _Job(origin, plan), Program()
+    served = pserver_program(origin, plan, endpoint).global_block()
+    block = program.global_block()
+    for variable in served.vars.values():
+        block.create_var(replace(variable, persistable=True))
+    started = (origin.startup_program or Program()).shallow_copy().global_block()
+    _count_trainers(job, started)
+    held = {each.param: each.name for each in job.on(endpoint)}
+    for op in started.ops:
+        (name,) = op.output_arg_names
+        name = held.get(name, name)
+        if not block.has_var(name):
+            continue
+        shape: dict[str, Attribute] = {"shape": list(block.var(name).shape)}
+        block.append_op(
+            op.type, op.inputs, {"Out": [name]}, {**op.attrs, **(shape if op.type in _SERVED_STARTS else {})}
+        )
+    return _of_job(program, job, pserver_attributes(plan, endpoint), "startup")
+
+
+def _of_job(program: Program, job: _Job, attrs: dict[str, Attribute], part: str = "main") -> Program:
+    program.attrs, program.part = attrs, part
+    program.plan, program.origin = job.plan, job.origin
+    return program
+
+
+def _drop(block: Block, names: set[str]) -> None:
+    block.vars = {name: variable for name, variable in block.vars.items() if name not in names}
+
+
+def _rename(block: Block, names: Mapping[str, str]) -> None:
+    """Rename gradients in a block, including its operators' ``op_role_var``."""
+    block.vars = {
+        names.get(name, name): replace(variable, name=names[name]) if name in names else variable
+        for name, variable in block.vars.items()
+    }
+    for at, op in enumerate(block.ops):
+        about = op.attrs.get("op_role_var")
+        if isinstance(about, list) and any(name in names for name in about):
+            about = [names.get(str(name), name) for name in about]
+            op = replace(op, attrs={**op.attrs, "op_role_var": about})
+        if any(name in names for name in (*op.input_arg_names, *op.output_arg_names)):
+            op = op.renamed(names)
+        block.ops[at] = op
+
+
+def _slice_of(variable: Variable, name: str, each: PlannedBlock, *, persistable: bool) -> Variable:
+    return Variable(name, each.shape, variable.dtype, persistable=persistable, type=variable.type)
+
+
+def _control(block: Block, numbers: "count[int]") -> str:
+    """Declare a control variable, which only fixes the order of operators; return its name."""
+    name = f"__control_var@{next(numbers)}"
+    block.create_var(Variable(name, (), "bool"))
+    return name
+
+
+def _append_send(job: _Job, block: Block, name: str, trainer_id: int, controls: "count[int]") -> str:
+    """Insert the split and the send of a gradient after its operator; return the send's control variable."""
+    blocks, whole = job.sliced[name], job.whole(name, trainer_id)
+    at = max(at for at, op in enumerate(block.ops) if whole in op.output_arg_names)
+    parts = [job.sent(job.gradients[name], each, trainer_id) for each in blocks]
+    sections: list[Attribute] = [each.shape[0] for each in blocks]
+    gradient = block.var(whole)
+    for each, part in zip(blocks, parts, strict=True) if blocks[0].sliced else ():
+        block.create_var(_slice_of(gradient, part, each, persistable=False))
+    attrs = _sending([each.endpoint for each in blocks], [name, whole], trainer_id)
+    if job.plan.sender_cuts:  # after it has merged several gradients
+        attrs |= {"sections": sections, "send_varnames": [*parts]}
+        parts = [whole]
+    elif blocks[0].sliced:
+        split: dict[str, Attribute] = {"op_role": _DIST, "op_role_var": []}
+        if gradient.type == "SELECTED_ROWS":
+            kind, split = "split_selected_rows", {"height_sections": sections, **split}
+        else:
+            kind, split = "split_byref", {"sections": sections, "num": 0, **split}
+        at += 1
+        block.insert_op(at, kind, {"X": [whole]}, {"Out": parts}, split)
+    control = _control(block, controls)
+    block.insert_op(at + 1, "send", {"X": parts}, {"Out": [control]}, attrs)
+    return control
+
+
+def _sending(
+    endpoints: Sequence[str], about: Sequence[str], trainer_id: int, *, merge_add: bool = False
+) -> dict[str, Attribute]:
+    return {
+        "epmap": list(endpoints),
+        "sections": [],
+        "send_varnames": [],
+        "trainer_id": trainer_id,
+        "merge_add": merge_add,
+        "use_send_handler": not merge_add,
+        "num": 0,
+        "op_role": _RPC,
+        "op_role_var": list(about),
+    }
+
+
+def _append_receive(
+    job: _Job, block: Block, name: str, blocks: Sequence[PlannedBlock], trainer_id: int, behind: str | None
+) -> list[str]:
+    """Append the receive of a parameter, after another operator in a main program; return its outputs."""
+    names = [each.name for each in blocks]
+    for each in blocks if blocks[0].sliced else ():
+        block.create_var(_slice_of(job.block.var(name), each.name, each, persistable=False))
+    if job.is_table(name):
+        return []
+    whole = job.plan.sender_cuts and behind is not None
+    attrs: dict[str, Attribute] = {
+        "epmap": [each.endpoint for each in blocks],
+        "recv_varnames": [*names] if whole else [],
+        "varnames": [],
+        "trainer_id": trainer_id,
+        "with_barrier": True,
+        "do_not_run": 0,
+        "op_role": _RPC,
+        "op_role_var": [name, job.whole(name, trainer_id)] if behind is not None else [],
+    }
+    outputs = [name] if whole else names
+    block.append_op("recv", {"X": [behind]} if behind is not None else {}, {"Out": outputs}, attrs)
+    return outputs
+
+
+def _append_concats(job: _Job, block: Block, role: int) -> None:
+    for name, blocks in job.sliced.items():
+        if blocks[0].sliced and not job.is_table(name):
+            pieces = [each.name for each in blocks]
+            block.append_op(
+                "concat", {"X": pieces}, {"Out": [name]}, {"axis": 0, "op_role": role, "op_role_var": []}
+            )
+
+
+def _merge_look_ups(block: Block, table: str, blocks: Sequence[PlannedBlock], trainer_id: int) -> None:
+    """Replace the look-ups of a table with a single one, placed after the last operator that it needs."""
+    found = [op for op in block.ops if op.type == "lookup_table" and op.inputs["W"] == (table,)]
+    away = {id(op) for op in found}
+    block.ops[:] = [op for op in block.ops if id(op) not in away]
+    ids = [op.inputs["Ids"][0] for op in found]
+    behind = [at for at, op in enumerate(block.ops) if set(ids) & set(op.output_arg_names)]
+    block.insert_op(
+        max(behind, default=-1) + 1,
+        "distributed_lookup_table",
+        {"Ids": ids, "W": [table]},
+        {"Outputs": [op.outputs["Out"][0] for op in found]},
+        {
+            "table_names": [each.name for each in blocks],
+            "height_sections": [each.shape[0] for each in blocks],
+            "endpoints": [each.endpoint for each in blocks],
+            "padding_idx": found[0].attrs["padding_idx"],
+            "trainer_id": trainer_id,
+            "lookup_table_version": "lookup_table",
+            "dtype": block.var(table).dtype,
+            "op_role": int(OpRole.FORWARD),
+            "op_role_var": [],
+        },
+    )
+
+
+def _append_count(job: _Job, block: Block, counter: str, trainer_id: int, controls: "count[int]") -> None:
+    """Append the send of a step to the servers, which count the steps of all trainers outside sync mode."""
+    for variable in _counts(job, counter):
+        block.create_var(variable)
+    own = f"{counter}.trainer_{trainer_id}"
+    attrs = _sending(job.plan.endpoints, [own, own], trainer_id, merge_add=True)
+    attrs["send_varnames"] = [counter] if job.plan.sender_cuts else []
+    block.append_op("send", {"X": [own]}, {"Out": [_control(block, controls)]}, attrs)
+
+
+def _counts(job: _Job, counter: str) -> list[Variable]:
+    variable = job.block.var(counter)
+    return [
+        Variable(f"{counter}.trainer_{trainer}", variable.shape, variable.dtype, persistable=True)
+        for trainer in range(job.plan.trainers)
+    ]
+
+
+def _count_trainers(job: _Job, block: Block) -> None:
+    """Outside sync mode, initialize the servers' step count so that the first step of all trainers is 0."""
+    counter = job.counter
+    if job.sync or counter is None:
+        return
+    for at, op in enumerate(block.ops):
+        if op.output_arg_names == [counter]:
+            block.ops[at] = replace(op, attrs={**op.attrs, "value": -float(job.plan.trainers)})
+    for variable in _counts(job, counter):
+        block.create_var(variable)
+        attrs: dict[str, Attribute] = {
+            "shape": list(variable.shape),
+            "value": 1.0,
+            "str_value": "",
+            "dtype": variable.dtype,
+            "force_cpu": False,
+            "op_role": int(OpRole.FORWARD),
+            "op_role_var": [],
+        }
+        block.insert_op(0, "fill_constant", {}, {"Out": [variable.name]}, attrs)
+
+
+def _served_rates(job: _Job) -> list[Operator]:
+    """Return the operators that compute the learning rates, in the form in which servers run them."""
+    if job.sync:
+        return job.rates
+    found = []
+    for op in job.rates:
+        if op.type == "increment":
+            (counter,) = op.outputs["Out"]
+            names = tuple(each.name for each in _counts(job, counter))
+            role = {name: op.attrs[name] for name in ("op_role", "op_role_var")}
+            op = Operator("sum", {"X": names}, {"Out": (counter,)}, role)
+        found.append(op)
+    return found
+
+
+def _append_update(job: _Job, block: Block, each: PlannedBlock) -> None:
+    """Append a server's step of a slice: the mean of the gradients, then the operators of the update."""
+    root = block.program.global_block()
+    gradient = job.gradients[each.param]
+    merged = gradient + each.suffix
+    role: dict[str, Attribute] = {"op_role": int(OpRole.FORWARD), "op_role_var": []}
+    if job.sync and job.plan.trainers > 1:
+        sent = [job.sent(gradient, each, trainer) for trainer in range(job.plan.trainers)]
+        block.append_op("sum", {"X": sent}, {"Out": [merged]}, role)
+        scale: dict[str, Attribute] = {
+            "scale": 1.0 / job.plan.trainers,
+            "bias": 0.0,
+            "bias_after_scale": True,
+        }
+        block.append_op("scale", {"X": [merged]}, {"Out": [merged]}, {**scale, **role})
+    names = {each.param: each.name, gradient: merged}
+    whole = job.block.var(each.param).shape
+    for op in job.updates:
+        about = op.attrs["op_role_var"]
+        if not isinstance(about, list) or about[0] != each.param:
+            continue
+        for name in (*op.input_arg_names, *op.output_arg_names):
+            if name not in names and not root.has_var(name):
+                variable = job.block.var(name)
+                shape = each.shape if variable.shape == whole else variable.shape
+                root.create_var(_served(variable, shape))
+        named: list[Attribute] = [each.param, job.whole(each.param, 0)]
+        _append_as_on_server(job, block, replace(op, attrs={**op.attrs, "op_role_var": named}), names)
+
+
+def _append_as_on_server(job: _Job, block: Block, op: Operator, names: Mapping[str, str]) -> None:
+    root = block.program.global_block()
+    served = op.renamed(names)
+    for name in (*served.input_arg_names, *served.output_arg_names):
+        if not root.has_var(name):
+            counts = {each.name: each for each in _counts(job, job.counter)} if job.counter else {}
+            variable = counts.get(name) or job.block.var(name)
+            root.create_var(_served(variable, variable.shape))
+    block.append_op(served.type, served.inputs, served.outputs, served.attrs)
+
+
+def _served(variable: Variable, shape: tuple[int, ...]) -> Variable:
+    return Variable(variable.name, shape, variable.dtype, persistable=True, type=variable.type)

@@ -1,0 +1,35 @@
+"""The part of ``fluid.core``, Paddle's compiled module, that scripts use."""
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from fleet.fluid.names import missing
+from fleet.fluid.place import CPUPlace, CUDAPlace
+from fleet.fluid.reader import EOFException
+from fleet.fluid.scope import Scope
+
+__all__ = ["CPUPlace", "CUDAPlace", "EOFException", "Scope", "VarDesc", "get_cuda_device_count"]
+
+
+class VarDesc:
+    """The namespace of `VarType`."""
+
+    class VarType:
+        """The dtypes of variables, by Paddle's names."""
+
+        BOOL = "bool"
+        FP16 = "float16"
+        FP32 = "float32"
+        FP64 = "float64"
+        INT32 = "int32"
+        INT64 = "int64"
+
+
+def get_cuda_device_count() -> int:
+    """Return the number of GPUs that this process sees."""
+    return torch.cuda.device_count()
+
+
+if not TYPE_CHECKING:
+    __getattr__ = missing("core")

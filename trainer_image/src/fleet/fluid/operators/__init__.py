@@ -1,0 +1,18 @@
+"""The operators of built programs, and how PyTorch computes them."""
+
+from fleet.fluid.operators import arithmetic, images, losses, metrics, parameters, rows
+from fleet.fluid.operators.kinds import GRAD, Gradient, Kind, kind_of, kinds
+
+__all__ = [
+    "GRAD",
+    "Gradient",
+    "Kind",
+    "arithmetic",
+    "images",
+    "kind_of",
+    "kinds",
+    "losses",
+    "metrics",
+    "parameters",
+    "rows",
+]

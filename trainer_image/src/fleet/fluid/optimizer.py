@@ -1,0 +1,258 @@
+"""The optimizers for scripts, with Paddle's names, arguments and operators.
+
+`fleet.optim` computes the updates, in one process and on servers. The order is Paddle's: clipping, then
+regularization, which is never clipped, then the update. See `fleet.fluid.minimization` for ``minimize``.
+
+The learning rate is a number, or the result of a schedule such as ``layers.exponential_decay``. A ParamAttr
+may have a factor for the learning rate, and a regularizer, which replaces the optimizer's.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from fleet import optim
+from fleet.fluid.ir import Attribute, Variable
+from fleet.fluid.minimization import Accumulator, Optimizer
+from fleet.fluid.names import missing
+
+__all__ = [
+    "SGD",
+    "Adagrad",
+    "AdagradOptimizer",
+    "Adam",
+    "AdamOptimizer",
+    "Momentum",
+    "MomentumOptimizer",
+    "Optimizer",
+    "RMSProp",
+    "RMSPropOptimizer",
+    "SGDOptimizer",
+]
+
+
+class SGDOptimizer(Optimizer):
+    """Stochastic gradient descent: ``w -= lr * g``. Paddle's ``fluid.optimizer.SGD``.
+
+    Parameters
+    ----------
+    learning_rate, parameter_list, regularization, grad_clip, name
+        See `Optimizer`.
+    """
+
+    type: ClassVar[str] = "sgd"
+    torch_class: ClassVar[Any] = optim.SGD
+
+
+class MomentumOptimizer(Optimizer):
+    """Momentum: Paddle's ``fluid.optimizer.Momentum``, stepped by `fleet.optim.Momentum`.
+
+    Parameters
+    ----------
+    learning_rate : float or ProgramVariable
+    momentum : float
+    parameter_list : iterable of Variable or str, optional
+    use_nesterov : bool
+    regularization, grad_clip, name
+        See `Optimizer`.
+    """
+
+    type: ClassVar[str] = "momentum"
+    torch_class: ClassVar[Any] = optim.Momentum
+
+    def __init__(
+        self,
+        learning_rate: Any,
+        momentum: float,
+        parameter_list: Iterable[str | Variable] | None = None,
+        use_nesterov: bool = False,
+        regularization: Any = None,
+        grad_clip: Any = None,
+        name: str | None = None,
+    ) -> None:
+        super().__init__(
+            learning_rate,
+            parameter_list,
+            regularization,
+            grad_clip,
+            name,
+            momentum=float(momentum),
+            use_nesterov=bool(use_nesterov),
+        )
+
+    @property
+    def accumulators(self) -> Sequence[Accumulator]:
+        """See `Optimizer`."""
+        return (Accumulator("Velocity", "velocity"),)
+
+    @property
+    def attributes(self) -> Mapping[str, Attribute]:
+        """See `Optimizer`."""
+        return {"mu": self.options["momentum"], "use_nesterov": self.options["use_nesterov"]}
+
+
+class AdagradOptimizer(Optimizer):
+    """Adagrad: Paddle's ``fluid.optimizer.Adagrad``, stepped by `fleet.optim.Adagrad`.
+
+    Parameters
+    ----------
+    learning_rate : float or ProgramVariable
+    epsilon : float
+    parameter_list, regularization, grad_clip, name
+        See `Optimizer`.
+    initial_accumulator_value : float
+        The initial value of the sums of squares.
+    """
+
+    type: ClassVar[str] = "adagrad"
+    torch_class: ClassVar[Any] = optim.Adagrad
+
+    def __init__(
+        self,
+        learning_rate: Any,
+        epsilon: float = 1e-6,
+        parameter_list: Iterable[str | Variable] | None = None,
+        regularization: Any = None,
+        grad_clip: Any = None,
+        name: str | None = None,
+        initial_accumulator_value: float = 0.0,
+    ) -> None:
+        super().__init__(
+            learning_rate,
+            parameter_list,
+            regularization,
+            grad_clip,
+            name,
+            epsilon=float(epsilon),
+            initial_accumulator_value=float(initial_accumulator_value),
+        )
+
+    @property
+    def accumulators(self) -> Sequence[Accumulator]:
+        """See `Optimizer`."""
+        return (Accumulator("Moment", "moment", self.options["initial_accumulator_value"]),)
+
+    @property
+    def attributes(self) -> Mapping[str, Attribute]:
+        """See `Optimizer`."""
+        return {"epsilon": self.options["epsilon"]}
+
+
+class AdamOptimizer(Optimizer):
+    """Adam: Paddle's ``fluid.optimizer.Adam``, stepped by `fleet.optim.Adam`.
+
+    Parameters
+    ----------
+    learning_rate : float or ProgramVariable
+    beta1, beta2, epsilon : float
+    parameter_list, regularization, grad_clip, name
+        See `Optimizer`.
+    lazy_mode : bool
+        Whether rows of an ``is_sparse`` table without a gradient stay unchanged. Otherwise every step
+        processes the whole table, as in Paddle.
+    """
+
+    type: ClassVar[str] = "adam"
+    torch_class: ClassVar[Any] = optim.Adam
+
+    def __init__(
+        self,
+        learning_rate: Any = 0.001,
+        beta1: float = 0.9,
+        beta2: float = 0.999,
+        epsilon: float = 1e-8,
+        parameter_list: Iterable[str | Variable] | None = None,
+        regularization: Any = None,
+        grad_clip: Any = None,
+        name: str | None = None,
+        lazy_mode: bool = False,
+    ) -> None:
+        super().__init__(
+            learning_rate,
+            parameter_list,
+            regularization,
+            grad_clip,
+            name,
+            beta1=float(beta1),
+            beta2=float(beta2),
+            epsilon=float(epsilon),
+            lazy_mode=bool(lazy_mode),
+        )
+
+    @property
+    def accumulators(self) -> Sequence[Accumulator]:
+        """See `Optimizer`."""
+        return (
+            Accumulator("Moment1", "moment1"),
+            Accumulator("Moment2", "moment2"),
+            Accumulator("Beta1Pow", "beta1_pow_acc", self.options["beta1"], scalar=True),
+            Accumulator("Beta2Pow", "beta2_pow_acc", self.options["beta2"], scalar=True),
+        )
+
+    @property
+    def attributes(self) -> Mapping[str, Attribute]:
+        """See `Optimizer`."""
+        return {**self.options, "min_row_size_to_use_multithread": 1000}
+
+
+class RMSPropOptimizer(Optimizer):
+    """RMSProp: Paddle's ``fluid.optimizer.RMSProp``, stepped by `fleet.optim.RMSProp`.
+
+    Parameters
+    ----------
+    learning_rate : float or ProgramVariable
+    rho, epsilon, momentum : float
+    centered : bool
+    parameter_list, regularization, grad_clip, name
+        See `Optimizer`.
+    """
+
+    type: ClassVar[str] = "rmsprop"
+    torch_class: ClassVar[Any] = optim.RMSProp
+
+    def __init__(
+        self,
+        learning_rate: Any,
+        rho: float = 0.95,
+        epsilon: float = 1e-6,
+        momentum: float = 0.0,
+        centered: bool = False,
+        parameter_list: Iterable[str | Variable] | None = None,
+        regularization: Any = None,
+        grad_clip: Any = None,
+        name: str | None = None,
+    ) -> None:
+        super().__init__(
+            learning_rate,
+            parameter_list,
+            regularization,
+            grad_clip,
+            name,
+            rho=float(rho),
+            epsilon=float(epsilon),
+            momentum=float(momentum),
+            centered=bool(centered),
+        )
+
+    @property
+    def accumulators(self) -> Sequence[Accumulator]:
+        """See `Optimizer`."""
+        return (
+            Accumulator("Moment", "momentum"),
+            Accumulator("MeanSquare", "mean_square"),
+            Accumulator("MeanGrad", "mean_grad"),
+        )
+
+    @property
+    def attributes(self) -> Mapping[str, Attribute]:
+        """See `Optimizer`."""
+        return {"decay" if name == "rho" else name: value for name, value in self.options.items()}
+
+
+SGD = SGDOptimizer
+Momentum = MomentumOptimizer
+Adagrad = AdagradOptimizer
+Adam = AdamOptimizer
+RMSProp = RMSPropOptimizer
+
+if not TYPE_CHECKING:
+    __getattr__ = missing("optimizer")

@@ -1,0 +1,22 @@
+"""The part of the package `paddle` itself that scripts use: ``import fleet.fluid.paddle as paddle``.
+
+A reader is a function without arguments that returns an iterator over samples; `batch` and the decorators in
+`fleet.fluid.paddle.reader` make readers from readers.
+"""
+
+from typing import TYPE_CHECKING
+
+from fleet.fluid.names import missing
+from fleet.fluid.paddle import dataset as dataset
+from fleet.fluid.paddle import reader as reader
+from fleet.fluid.paddle.reader import batch
+
+__all__ = ["batch", "enable_static"]
+
+
+def enable_static() -> None:
+    """Do nothing: programs are always built before they run, as this call of Paddle 2 requests."""
+
+
+if not TYPE_CHECKING:
+    __getattr__ = missing("paddle")

@@ -1,0 +1,140 @@
+"""Scopes: the values of persistable variables, by name.
+
+Programs in one process that have a variable of the same name share its value, for example a training program
+and its clone for tests. The parameters of a training program are those of its PyTorch module.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+__all__ = ["Scope", "ScopeTensor", "ScopeVariable", "global_scope", "scope_guard"]
+
+
+class Scope:
+    """The values of persistable variables.
+
+    Attributes
+    ----------
+    values : dict of str to Tensor
+        Startup programs create them, and programs change them in place.
+    look_ups : dict of str to callable
+        For each table on parameter servers, the function that returns its rows by id.
+
+    Notes
+    -----
+    Paddle's ``fluid.core.Scope``.
+    """
+
+    def __init__(self) -> None:
+        self.values: dict[str, Tensor] = {}
+        self.look_ups: dict[str, Callable[..., Tensor]] = {}
+
+    def find_var(self, name: str) -> "ScopeVariable | None":
+        """Return a variable that has a value; None if there is none.
+
+        Parameters
+        ----------
+        name : str
+        """
+        return ScopeVariable(self, name) if name in self.values else None
+
+    def var(self, name: str) -> "ScopeVariable":
+        """Return a variable, which may not have a value yet.
+
+        Parameters
+        ----------
+        name : str
+        """
+        return ScopeVariable(self, name)
+
+    def set(self, name: str, value: Tensor) -> None:
+        """Set the value of a variable, in place if its present value has the same shape.
+
+        Parameters
+        ----------
+        name : str
+        value : Tensor
+        """
+        known = self.values.get(name)
+        if known is None or known.shape != value.shape:
+            self.values[name] = value
+        elif known is not value:
+            with torch.no_grad():
+                known.copy_(value)
+
+
+class ScopeVariable:
+    """A variable of a scope."""
+
+    def __init__(self, scope: Scope, name: str) -> None:
+        self._scope, self._name = scope, name
+
+    def get_tensor(self) -> "ScopeTensor":
+        """Return the variable's value, which can be read and set."""
+        return ScopeTensor(self._scope, self._name)
+
+
+class ScopeTensor:
+    """The value of a variable. ``numpy.array(tensor)`` copies it."""
+
+    def __init__(self, scope: Scope, name: str) -> None:
+        self._scope, self._name = scope, name
+
+    def set(self, array: npt.ArrayLike, place: object = None) -> None:  # noqa: ARG002 - Paddle's signature
+        """Set the value.
+
+        Parameters
+        ----------
+        array : array
+        place : CPUPlace or CUDAPlace, optional
+            Has no effect: the value stays on its device.
+        """
+        self._scope.set(self._name, torch.as_tensor(np.array(array)))
+
+    def shape(self) -> list[int]:
+        """Return the shape."""
+        return list(self._scope.values[self._name].shape)
+
+    def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> npt.NDArray[Any]:
+        """Return a copy of the value."""
+        del copy
+        return np.array(self._scope.values[self._name].detach().cpu().numpy(), dtype=dtype)
+
+
+_scope = Scope()
+
+
+def global_scope() -> Scope:
+    """Return the scope in which programs run.
+
+    Notes
+    -----
+    Paddle's ``fluid.global_scope``.
+    """
+    return _scope
+
+
+@contextmanager
+def scope_guard(scope: Scope) -> Iterator[None]:
+    """Run programs in another scope within a ``with`` block.
+
+    Parameters
+    ----------
+    scope : Scope
+
+    Notes
+    -----
+    Paddle's ``fluid.scope_guard``.
+    """
+    global _scope
+    outer, _scope = _scope, scope
+    try:
+        yield
+    finally:
+        _scope = outer

@@ -1,0 +1,197 @@
+"""The event loop of a server's or a trainer's data connections: one thread, and a pool for long work.
+
+One thread waits for all sockets, so that the number of threads does not depend on the number of connections.
+It must never wait for anything else: work that takes long, or may wait for another thread, is submitted to
+the pool. The pool has a fixed number of threads, so work must not wait for other work that has not begun.
+"""
+
+import contextlib
+import heapq
+import itertools
+import logging
+import queue
+import selectors
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+from fleet.process.connections import own
+
+__all__ = ["READ", "WRITE", "EventLoop", "WorkPool"]
+
+READ: Final = selectors.EVENT_READ
+WRITE: Final = selectors.EVENT_WRITE
+_BUFFER_BYTES: Final = 1 << 18
+_JOIN_SECONDS: Final = 1.0
+"""The time for which closing waits for the thread, which a user's optimizer may occupy."""
+_log = logging.getLogger(__name__)
+
+
+class WorkPool:
+    """A pool of threads for work that takes long.
+
+    Parameters
+    ----------
+    num_threads : int
+        The number of threads.
+    """
+
+    def __init__(self, num_threads: int) -> None:
+        self._queue: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._threads = [
+            threading.Thread(target=self._run, name=f"fleet-work-{number}", daemon=True)
+            for number in range(num_threads)
+        ]
+
+    def start(self) -> None:
+        """Start the threads."""
+        for thread in self._threads:
+            thread.start()
+
+    def submit(self, work: Callable[[], None]) -> None:
+        """Queue a function, which must not raise."""
+        self._queue.put(work)
+
+    def close(self) -> None:
+        """Make the threads end after the queued work, without waiting for them."""
+        for _ in self._threads:
+            self._queue.put(None)
+
+    def _run(self) -> None:
+        while (work := self._queue.get()) is not None:
+            work()
+            del work  # so that no reference keeps its memory while the thread waits
+
+
+class EventLoop:
+    """A thread that waits for sockets and calls their handlers, and a pool of threads for long work.
+
+    Parameters
+    ----------
+    num_workers : int
+        The number of threads of the pool.
+
+    Attributes
+    ----------
+    buffer : memoryview
+        Memory for the loop's thread; its content is valid only until the current handler returns.
+    ident : int
+        The identifier of the loop's thread; 0 before it runs.
+    submit : callable
+        Queues work for the pool; see `WorkPool.submit`.
+    call_next : callable
+        Calls a function as soon as the current handler returns; only in the loop's thread.
+    """
+
+    def __init__(self, num_workers: int) -> None:
+        self.buffer = memoryview(bytearray(_BUFFER_BYTES))
+        self._pool = WorkPool(num_workers)
+        self.submit = self._pool.submit
+        self._calls: deque[Callable[[], None]] = deque()
+        self._next: list[Callable[[], None]] = []
+        self.call_next = self._next.append
+        self._timers: list[tuple[float, int, Callable[[], None]]] = []
+        self._numbers = itertools.count()
+        self._asleep = False
+        """Whether the thread may be waiting for sockets, so that `call` has to wake it."""
+        self._closing = False
+        self.ident = 0
+        self._thread = threading.Thread(target=self._run, name="fleet-io", daemon=True)
+
+    def start(self) -> None:
+        """Start the threads; calls and work may already be queued."""
+        self._selector = selectors.DefaultSelector()
+        self._wakes, self._woken = socket.socketpair()
+        for each in (self._wakes, self._woken):
+            own(each).setblocking(False)
+        self._pool.start()
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the threads after the queued calls and work; the caller must close the connections first."""
+        if self._thread.is_alive() and not self._closing:
+            self._closing = True
+            self._wake()
+            self._thread.join(_JOIN_SECONDS)
+            self._pool.close()
+
+    def wait_for(self, event: threading.Event, timeout_seconds: float) -> bool:
+        """Wait until the loop has set an event or has ended; return False if the timeout expires.
+
+        Not in the loop's thread.
+        """
+        until = time.monotonic() + timeout_seconds
+        while not event.wait(min(_JOIN_SECONDS, timeout_seconds)) and self._thread.is_alive():
+            if time.monotonic() >= until:
+                return False
+        return True
+
+    def call(self, function: Callable[[], None]) -> None:
+        """Queue a function that the loop's thread will call; any thread may call this."""
+        self._calls.append(function)
+        if self._asleep:
+            self._wake()
+
+    def call_later(self, seconds: float, function: Callable[[], None]) -> None:
+        """Call a function after a number of seconds; call this only in the loop's thread."""
+        heapq.heappush(self._timers, (time.monotonic() + seconds, next(self._numbers), function))
+
+    def watch(
+        self, connected: socket.socket, before: int, events: int, handler: Callable[[int], None]
+    ) -> None:
+        """Set the events for which a socket is watched; call this only in the loop's thread.
+
+        Parameters
+        ----------
+        connected : socket.socket
+        before, events : int
+            The previous and the new events: `READ`, `WRITE`, both, or 0 for none.
+        handler : callable
+            Called with those of the events that have occurred.
+        """
+        if not before:
+            self._selector.register(connected, events, handler)
+        elif not events:
+            self._selector.unregister(connected)
+        else:
+            self._selector.modify(connected, events, handler)
+
+    def _wake(self) -> None:
+        with contextlib.suppress(OSError):  # its buffer is full: the thread will wake anyway
+            self._wakes.send(b"\0")
+
+    def _run(self) -> None:
+        self.ident = threading.get_ident()
+        self._selector.register(self._woken, READ, self._take_wake)
+        try:
+            while not self._closing or self._calls:
+                self._asleep = True  # before `_calls` is read, so that every later call wakes this thread
+                seconds = 0.0 if self._calls or self._closing else None
+                if self._timers and seconds is None:
+                    seconds = max(0.0, self._timers[0][0] - time.monotonic())
+                due: list[tuple[Callable[..., None], tuple[int, ...]]] = [
+                    (key.data, (events,)) for key, events in self._selector.select(seconds)
+                ]
+                self._asleep = False
+                due += [(self._calls.popleft(), ()) for _ in range(len(self._calls))]
+                while self._timers and self._timers[0][0] <= time.monotonic():
+                    due.append((heapq.heappop(self._timers)[2], ()))
+                for function, arguments in due:
+                    try:
+                        function(*arguments)
+                        while self._next:
+                            self._next.pop()()
+                    except Exception:  # noqa: BLE001 - other connections go on
+                        _log.exception("a data connection could not be served")
+        finally:
+            self._selector.close()
+            self._wakes.close()
+            self._woken.close()
+
+    def _take_wake(self, _: int) -> None:
+        with contextlib.suppress(OSError):
+            while self._woken.recv_into(self.buffer):
+                pass

@@ -1,0 +1,119 @@
+"""The reporters that come with this package: TensorBoard, Weights & Biases and MLflow.
+
+Each one uses its tool's own package, which must be installed, and the tool's own environment variables. See
+`fleet.process.reporting` for what a reporter is.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from time import time
+from typing import Any, ClassVar
+
+from fleet.process.reporting import Reported
+
+__all__ = ["MLflow", "TensorBoard", "WandB"]
+
+_FLUSH_SECONDS = 5
+"""The time after which a value can be seen in TensorBoard."""
+
+
+class TensorBoard:
+    """Event files in the folder ``JOB/REPLICA`` of ``FLEET_TENSORBOARD_DIR`` (default ``runs``).
+
+    Parameters
+    ----------
+    reported : Reported
+    """
+
+    package: ClassVar = "tensorboard"
+
+    def __init__(self, reported: Reported) -> None:
+        self._folder = (
+            Path(reported.environ.get("FLEET_TENSORBOARD_DIR") or "runs") / reported.job / reported.replica
+        )
+        self._restarted = reported.restarts > 0
+        self._writer: Any = None
+
+    def log(self, values: Mapping[str, float], step: int) -> None:
+        """Write values; after a restart, TensorBoard discards what the previous process wrote past `step`."""
+        if self._writer is None:
+            from torch.utils.tensorboard import SummaryWriter  # imported late, because it is slow
+
+            purge = step if self._restarted else None
+            self._writer = SummaryWriter(str(self._folder), purge_step=purge, flush_secs=_FLUSH_SECONDS)
+        for name, value in values.items():
+            self._writer.add_scalar(name, value, step)
+
+    def close(self) -> None:
+        """Write the remaining events."""
+        if self._writer is not None:
+            self._writer.close()
+
+
+class WandB:
+    """A run of Weights & Biases in the group of the job; ``WANDB_MODE=offline`` needs no account.
+
+    Parameters
+    ----------
+    reported : Reported
+    """
+
+    package: ClassVar = "wandb"
+
+    def __init__(self, reported: Reported) -> None:
+        import wandb  # imported late, because it is slow and optional
+
+        self._run = wandb.init(
+            group=reported.job,
+            name=reported.replica,
+            job_type=reported.replica.partition("-")[0],
+            config={"job": reported.job, "replica": reported.replica, "restarts": reported.restarts},
+            settings=wandb.Settings(silent=True),
+        )
+        self._run.define_metric("*", step_metric="step")  # wandb's own step must never decrease
+
+    def log(self, values: Mapping[str, float], step: int) -> None:
+        """Send values, with the step as one of them."""
+        self._run.log({"step": step, **values})
+
+    def close(self) -> None:
+        """Finish the run."""
+        self._run.finish()
+
+
+class MLflow:
+    """A run of MLflow at ``MLFLOW_TRACKING_URI``, in ``MLFLOW_EXPERIMENT_NAME`` or one named after the job.
+
+    Parameters
+    ----------
+    reported : Reported
+    """
+
+    package: ClassVar = "mlflow"
+
+    def __init__(self, reported: Reported) -> None:
+        from mlflow.entities import Metric  # imported late, because it is slow and optional
+        from mlflow.exceptions import MlflowException
+        from mlflow.tracking import MlflowClient
+
+        self._metric, self._client = Metric, MlflowClient()
+        name = reported.environ.get("MLFLOW_EXPERIMENT_NAME") or reported.job
+        try:
+            experiment = self._client.create_experiment(name)
+        except MlflowException:
+            if (existing := self._client.get_experiment_by_name(name)) is None:
+                raise
+            experiment = existing.experiment_id
+        tags = {"fleet.job": reported.job, "fleet.restarts": str(reported.restarts)}
+        run = self._client.create_run(experiment, run_name=reported.replica, tags=tags)
+        self._id = run.info.run_id
+
+    def log(self, values: Mapping[str, float], step: int) -> None:
+        """Record values in one request."""
+        now = int(time() * 1000)
+        metrics = [self._metric(name, value, now, step) for name, value in values.items()]
+        self._client.log_batch(self._id, metrics=metrics)
+
+    def close(self) -> None:
+        """Mark the run as finished."""
+        self._client.set_terminated(self._id)

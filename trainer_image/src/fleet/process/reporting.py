@@ -1,0 +1,258 @@
+"""Passes the values of ``fleet.report`` to the reporters that ``FLEET_REPORTERS`` names.
+
+A reporter may be slow, wait for a network or fail; training and the other reporters continue. Therefore each
+reporter has a queue and a thread, and a report only appends to the queues. A reporter that fails is named in
+the log once and gets no further values. If a queue is full, its oldest values are dropped, and the log gives
+their number at the end.
+"""
+
+import importlib.util
+import logging
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Protocol
+
+from fleet.errors import ConfigurationError, meant
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+__all__ = ["Reported", "Reporter", "Reporting", "close", "log"]
+
+GROUP: Final = "fleet.reporters"
+"""The group of the entry points of reporters."""
+VARIABLE: Final = "FLEET_REPORTERS"
+CAPACITY: Final = 10_000
+"""The number of reports that wait for slow reporters."""
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Reported:
+    """The replica whose values a reporter gets.
+
+    Attributes
+    ----------
+    job : str
+        The name of the job, ``FLEET_JOB_NAME``; ``fleet`` outside a job.
+    replica : str
+        Its role and index, such as ``trainer-0``.
+    restarts : int
+        The number of earlier starts of this replica.
+    environ : mapping of str to str
+        The environment, in which the package of a reporter finds its settings.
+    """
+
+    job: str
+    replica: str
+    restarts: int
+    environ: Mapping[str, str]
+
+
+class Reporter(Protocol):
+    """What a reporter does. Its own thread makes all calls; any exception ends the reporter."""
+
+    def log(self, values: Mapping[str, float], step: int) -> None:
+        """Record values.
+
+        Parameters
+        ----------
+        values : mapping of str to float
+            The values of one report: ``loss``, ``samples_per_second`` and the named metrics. They may be NaN
+            or infinite.
+        step : int
+            The step that the values belong to. It is lower than that of an earlier call if the job has
+            resumed from a checkpoint.
+        """
+
+    def close(self) -> None:
+        """Write what has not been written, and end; called once."""
+
+
+Factory = Callable[[Reported], Reporter]
+"""An entry point of the group. If it has an attribute ``package``, that package must be importable."""
+
+
+class Reporting:
+    """One reporter with its queue and its thread.
+
+    Parameters
+    ----------
+    name : str
+        The name of the reporter, for the log.
+    factory : callable
+        Makes the reporter; called in the thread, because it may wait for a network.
+    reported : Reported
+    capacity : int
+        The number of reports that wait; then the oldest ones are dropped.
+    """
+
+    def __init__(self, name: str, factory: Factory, reported: Reported, *, capacity: int = CAPACITY) -> None:
+        self._name, self._factory, self._reported = name, factory, reported
+        self._queue: deque[tuple[int, Mapping[str, float]]] = deque()
+        self._capacity = capacity
+        self._changed = threading.Condition()
+        self._closing = False
+        self._dropped = 0
+        self._thread = threading.Thread(target=self._run, name=f"fleet-reporting {name}", daemon=True)
+        self._thread.start()
+
+    def log(self, values: Mapping[str, float], step: int) -> None:
+        """Queue the values of one report; never waits for the reporter."""
+        with self._changed:
+            if not self._thread.is_alive():
+                return
+            if len(self._queue) >= self._capacity:
+                self._queue.popleft()
+                self._dropped += 1
+            self._queue.append((step, dict(values)))
+            self._changed.notify()
+
+    def end(self) -> None:
+        """Let the reporter write what is queued, and close it; does not wait."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify()
+
+    def join(self, seconds: float) -> None:
+        """Wait until the reporter has been closed, and log what could not be written in time."""
+        self._thread.join(max(seconds, 0.0))
+        if self._thread.is_alive():
+            _log.warning("the reporter %s has not ended in time; its last values may be missing", self._name)
+        elif self._dropped:
+            _log.warning(
+                "%d reports to %s were dropped, because it is slower than the script reports",
+                self._dropped,
+                self._name,
+            )
+
+    def _run(self) -> None:
+        doing = "cannot start"
+        try:
+            reporter = self._factory(self._reported)
+            try:
+                while (report := self._next()) is not None:
+                    step, values = report
+                    doing = f"failed at step {step}"
+                    reporter.log(values, step)
+                doing = "could not be closed"
+            finally:
+                reporter.close()
+        except Exception as error:  # noqa: BLE001 - training continues without the reporter
+            sentence = f"{type(error).__name__}: {' '.join(str(error).split())}"
+            _log.warning("the reporter %s %s and gets no further values: %s", self._name, doing, sentence)
+
+    def _next(self) -> tuple[int, Mapping[str, float]] | None:
+        """Wait for a report; return None once all have been taken and the process ends."""
+        with self._changed:
+            while not self._queue and not self._closing:
+                self._changed.wait()
+            return self._queue.popleft() if self._queue else None
+
+
+_starting = threading.Lock()
+_reporting: list[Reporting] | None = None
+"""None before the first report."""
+
+
+def check(environ: Mapping[str, str]) -> None:
+    """Check ``FLEET_REPORTERS``; imports no reporter.
+
+    Raises
+    ------
+    ConfigurationError
+        It names something that is not a reporter.
+    """
+    _chosen(environ)
+
+
+def log(values: Mapping[str, float], step: int, identity: str, environ: Mapping[str, str]) -> None:
+    """Pass values to the reporters that the environment names; the first call starts them.
+
+    Parameters
+    ----------
+    values : mapping of str to float
+    step : int
+    identity : str
+        The role and index of this replica, such as ``trainer 0``.
+    environ : mapping of str to str
+        Read by the first call only.
+
+    Raises
+    ------
+    ConfigurationError
+        The environment names an unknown reporter, or one whose package is not installed.
+    """
+    global _reporting
+    if _reporting is None:
+        with _starting:
+            if _reporting is None:
+                factories = {name: _load(entry) for name, entry in _chosen(environ).items()}
+                if factories:
+                    # The tools' packages import this in the reporters' threads, where its first import fails
+                    # once the script has ended.
+                    importlib.import_module("concurrent.futures.thread")
+                job = environ.get("FLEET_JOB_NAME") or "fleet"
+                restarts = environ.get("FLEET_RESTARTS", "")
+                count = int(restarts) if restarts.isascii() and restarts.isdigit() else 0
+                reported = Reported(job, identity.replace(" ", "-"), count, environ)
+                _reporting = [Reporting(name, factory, reported) for name, factory in factories.items()]
+    for each in _reporting if values else ():
+        each.log(values, step)
+
+
+def close(seconds: float) -> None:
+    """End the reporters of this process within a time limit; later calls do nothing."""
+    global _reporting
+    ending, _reporting = _reporting or (), []
+    until = time.monotonic() + seconds
+    for each in ending:
+        each.end()
+    for each in ending:
+        each.join(until - time.monotonic())
+
+
+def _chosen(environ: Mapping[str, str]) -> dict[str, "EntryPoint"]:
+    names = [name.strip() for name in environ.get(VARIABLE, "").split(",") if name.strip()]
+    if not names:
+        return {}
+    from importlib.metadata import entry_points  # imported late, to keep `import fleet` fast
+
+    known = {entry.name: entry for entry in entry_points(group=GROUP)}
+    for name in names:
+        if name not in known:
+            raise ConfigurationError(
+                f"{VARIABLE} names {name!r}{meant(name, known)}; expected names of installed reporters, "
+                f"separated by commas: {', '.join(sorted(known)) or 'none is installed'}"
+            )
+    return {name: known[name] for name in names}
+
+
+def _load(entry: "EntryPoint") -> Factory:
+    try:
+        factory: Factory = entry.load()
+    except ImportError as error:
+        raise ConfigurationError(
+            f"{VARIABLE} names {entry.name!r}, which cannot be imported: {error}; install what it needs, or "
+            "leave it out"
+        ) from error
+    package = getattr(factory, "package", None)
+    if package is not None and importlib.util.find_spec(package) is None:
+        raise ConfigurationError(
+            f"{VARIABLE} names {entry.name!r}, but the package {package} is not installed here: pip install "
+            f"{package}, or leave it out"
+        )
+    return factory
+
+
+def _forget_in_child() -> None:
+    """Leave the reporters to the parent of a forked process, which has no thread of theirs."""
+    global _reporting, _starting
+    _reporting, _starting = [], threading.Lock()
+
+
+os.register_at_fork(after_in_child=_forget_in_child)
