@@ -13,9 +13,16 @@ from fleet.errors import DeadlineExceededError
 from fleet.parameter_server.certificates import Certificates
 from fleet.parameter_server.transport import connection as connection_module
 from fleet.parameter_server.transport.arena import LazyBytes
-from fleet.parameter_server.transport.connection import Connection, Directions, End, Frame, NotYet, Work
+from fleet.parameter_server.transport.connection import (
+    Connection,
+    Directions,
+    End,
+    Frame,
+    NotYet,
+    OutgoingFrame,
+    Work,
+)
 from fleet.parameter_server.transport.event_loop import EventLoop
-from fleet.parameter_server.transport.outgoing import OutgoingFrame
 from fleet.parameter_server.transport.sockets import receive_exactly
 from fleet.parameter_server.transport.tls import TlsSocket
 from fleet.wire import HEADER_BYTES, Conversation, Header, Identity, Kind, Side, pack_header

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from fleet.errors import FleetError, LocalProtocolError
-from fleet.parameter_server.transport import outgoing
+from fleet.parameter_server.transport import connection
 from fleet.parameter_server.transport.arena import LazyBytes
 from fleet.parameter_server.transport.connection import (
     BrokenConnectionError,
@@ -30,7 +30,7 @@ CONFIRM = pack_header(Header(Kind.CONFIRM, IDENTITY.job, IDENTITY.attempt, IDENT
 SECONDS = 10.0
 BLOCK_BYTES = 1 << 23
 """More than the buffers of a connection take."""
-BLOCKS = {0: BLOCK_BYTES, 1: outgoing.RUN_BYTES - 64, 2: outgoing.RUN_BYTES, 3: 64}
+BLOCKS = {0: BLOCK_BYTES, 1: connection.RUN_BYTES - 64, 2: connection.RUN_BYTES, 3: 64}
 
 
 class Heard:
@@ -183,7 +183,7 @@ def test_a_frame_whose_sending_a_signal_interrupts_leaves_over_the_next_connecti
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(outgoing, "pack_header", interrupted)
+        patched.setattr(connection, "pack_header", interrupted)
         with pytest.raises(KeyboardInterrupt):
             stream.send(Kind.HYPER, pack_hyper([{"lr": 0.1}]), step=0)
     stream.send(Kind.GRAD, bytes(BLOCKS[3]), step=0, block=3)
@@ -226,7 +226,7 @@ def test_lazy_bytes_are_read_run_by_run_as_they_leave_and_again_if_they_leave_ag
     rest = receive(there, BLOCK_BYTES // 2)
     assert rest[-1] == 1  # where it turns is the threads' matter
     assert rest == bytes(sorted(rest)), "a run that was read before came after one that was read later"
-    run = outgoing.RUN_BYTES
+    run = connection.RUN_BYTES
     assert changing.runs == [(begin, run) for begin in range(0, BLOCK_BYTES, run)]
     there.close()
     here, again = socket.socketpair()

@@ -33,10 +33,15 @@ from fleet.parameter_server.transport.block_transport import (
     SharedMemoryTransport,
     StreamTransport,
 )
-from fleet.parameter_server.transport.connection import BrokenConnectionError, End, Frame, Work
+from fleet.parameter_server.transport.connection import (
+    SMALL_BYTES,
+    BrokenConnectionError,
+    End,
+    Frame,
+    Work,
+)
 from fleet.parameter_server.transport.event_loop import EventLoop
 from fleet.parameter_server.transport.handshake import GREETING_SECONDS, NotGreetedError, greet
-from fleet.parameter_server.transport.outgoing import SMALL_BYTES
 from fleet.parameter_server.transport.shared_memory import SharedBlocks
 from fleet.parameter_server.transport.sockets import BytesMoved, dial, dial_here, hang_up
 from fleet.parameter_server.transport.stream import Arrivals, ResumableStream

@@ -15,6 +15,7 @@ from typing import Final
 from fleet.errors import FleetError, RemoteProtocolError
 from fleet.parameter_server.transport.arena import LazyBytes
 from fleet.parameter_server.transport.connection import (
+    SMALL_BYTES,
     BrokenConnectionError,
     BufferOf,
     Connection,
@@ -22,10 +23,10 @@ from fleet.parameter_server.transport.connection import (
     Directions,
     End,
     Frame,
+    OutgoingFrame,
     Work,
 )
 from fleet.parameter_server.transport.event_loop import EventLoop
-from fleet.parameter_server.transport.outgoing import SMALL_BYTES, OutgoingFrame
 from fleet.parameter_server.transport.sockets import BytesMoved
 from fleet.wire import NO_BLOCK, TRANSITIONS, Conversation, Header, Identity, Kind, Side, State
 
