@@ -161,7 +161,7 @@ def away(job: Loopback, trainer: Any, monkeypatch: pytest.MonkeyPatch) -> Iterat
     monkeypatch.setattr(server_connection, "dial", dial_later)
     trainer.session.connections[0].stream.hang_up()
     assert dials.wait(10)
-    stream = job.servers[0].server._trainers.sessions[0]._stream
+    stream = job.servers[0].server._trainers.sessions[0].stream
     wait_for(lambda: stream._connection is None, "the server to see that it broke")
     try:
         yield may_dial

@@ -262,7 +262,7 @@ def test_a_server_that_cannot_be_reached_any_more_is_tried_so_often(monkeypatch)
             trainer.step()
 
         monkeypatch.setattr(server_connection, "dial", refuse)
-        job.servers[0].server._trainers.sessions[0]._stream.hang_up()
+        job.servers[0].server._trainers.sessions[0].stream.hang_up()
         wait_for(lambda: len(dialled) == 2, "both tries")
         with pytest.raises(
             PeerLostError,

@@ -1,8 +1,8 @@
 """A server's session with one trainer, over successive data connections.
 
 The session survives a broken connection: the trainer reconnects, and both ends resend the frames that the
-other end has not received. Each handshake decides whether the two ends share memory. Received frames are
-delivered to the owner of the session; this module handles only their transport.
+other end has not received. Each handshake decides whether the two ends share memory. `Trainers` uses the
+frames that a session receives, and sends the answers over it.
 """
 
 import logging
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from fleet.errors import FleetError, RemoteProtocolError
-from fleet.parameter_server.modes import Answer, ServerMode
+from fleet.parameter_server.receive_buffers import Turn
 from fleet.parameter_server.server.scheduling import Pacing
 from fleet.parameter_server.shard import Shard
 from fleet.parameter_server.transport.block_transport import (
@@ -31,7 +31,6 @@ from fleet.parameter_server.transport.stream import Arrivals, ResumableStream, S
 from fleet.process import progress
 from fleet.wire import NO_STEP, Header, Hello, HyperParameters, Identity, Kind, Side
 from fleet.wire.messages import pack_error, pack_numbers
-from fleet.wire.rows import MOST_ROW_BYTES
 
 __all__ = ["Deliver", "TrainerSession"]
 
@@ -66,7 +65,7 @@ class _Resumption:
 
 
 class TrainerSession:
-    """The session with one attempt of a trainer; it sends and receives the frames of that attempt.
+    """The session with one attempt of a trainer, over whose `stream` the frames of that attempt pass.
 
     Parameters
     ----------
@@ -74,7 +73,8 @@ class TrainerSession:
         The trainer and its attempt.
     shard : Shard
         The values to send, and the receive buffers of gradients.
-    mode : ServerMode
+    turn : callable
+        See `ReceiveBuffers.land`.
     expected : Hello
         The greeting expected from a trainer of this server.
     wire_dtype : str
@@ -93,7 +93,7 @@ class TrainerSession:
         self,
         identity: Identity,
         shard: Shard,
-        mode: ServerMode,
+        turn: Callable[[int, int], Turn],
         expected: Hello,
         wire_dtype: str,
         pacing: Pacing | None,
@@ -111,7 +111,6 @@ class TrainerSession:
         self.hyper: tuple[bytes, HyperParameters] = b"", NO_STEP
         """The latest hyper-parameters as they arrived and decoded: they seldom change."""
         self._shard = shard
-        self._mode = mode
         self._expected = expected
         self._pacing = pacing
         self._on_connected = on_connected
@@ -119,7 +118,7 @@ class TrainerSession:
         self._codec = Codec(
             shard.plan.blocks,
             wire_dtype,
-            lambda block: shard.buffers.land(identity.trainer, block, mode.turn, self._stream.resume),
+            lambda block: shard.buffers.land(identity.trainer, block, turn, self.stream.resume),
         )
         self.converted = self._codec.converted.keys()
         """The blocks whose gradients are converted after they have arrived."""
@@ -127,7 +126,7 @@ class TrainerSession:
         """The size of each block on the wire in bytes."""
         self.row_bytes = shard.tables.row_bytes
         """The size of each table's rows on the wire in bytes."""
-        self._stream = ResumableStream(
+        self.stream = ResumableStream(
             f"trainer {identity.trainer}",
             Side.SERVER,
             identity,
@@ -135,11 +134,12 @@ class TrainerSession:
             partial(deliver, self),
             loop,
         )
-        self.arrivals = Arrivals(self._stream)
+        self.arrivals = Arrivals(self.stream)
         self._shared: SharedBlocks | None = None
         """The trainer's memory, if it is shared."""
-        self._transport: BlockTransport = StreamTransport(self._stream, self._codec)
-        self._unread: deque[tuple[int, int]] = deque()
+        self.transport: BlockTransport = StreamTransport(self.stream, self._codec)
+        """The transport of blocks, which each handshake may change."""
+        self.unread: deque[tuple[int, int]] = deque()
         """The frame number and size of each answer with rows that the trainer may not have read."""
 
     def resume(self, caller: Caller) -> None:
@@ -164,13 +164,13 @@ class TrainerSession:
             ours = replace(
                 self._expected,
                 session=caller.hello.session,
-                taken=self._stream.taken,
+                taken=self.stream.taken,
                 shared=bool(descriptors),
             )
             directions = caller.answer(ours, self.block_bytes, descriptors, self.row_bytes)
             self._on_connected(self)
             try:
-                resent = self._stream.attach(caller.connected, directions, caller.hello.taken)
+                resent = self.stream.attach(caller.connected, directions, caller.hello.taken)
             except StreamEndedError:
                 self._check(caller.hello)  # a failure tells the trainer more than the end of the stream
                 raise
@@ -189,63 +189,25 @@ class TrainerSession:
         if self.ending.failure is not None:
             self.ending.notified.set()
 
-    def take_gradient(self, header: Header) -> None:
-        """Decode a received gradient into its buffer, in the block's own dtype."""
-        if header.shared:
-            self._transport.register(header.block)
-        elif self._pacing is not None:
-            self._pacing.took(self.identity.trainer, header.payload_bytes)
-        self._transport.poll(header)
-
-    def check_unread(self, header: Header) -> None:
-        """Raise RemoteProtocolError if the trainer requests too many rows without reading the answers."""
-        while self._unread and self._unread[0][0] <= header.taken:
-            self._unread.popleft()
-        kept = sum(num_bytes for _, num_bytes in self._unread)
-        if kept >= MOST_ROW_BYTES:
-            raise RemoteProtocolError(
-                f"trainer {self.identity.trainer} requests more rows before it has read {kept} bytes of "
-                f"earlier answers; expected at most {MOST_ROW_BYTES} unread bytes"
-            )
-
-    def send_rows(self, header: Header, rows: memoryview) -> None:
-        """Enqueue the rows of a look-up."""
-        number = self._stream.send(Kind.ROWS, rows, step=header.step, block=header.block)
-        self._unread.append((number, len(rows)))
-
-    def send_value(self, answer: Answer) -> None:
-        """Enqueue an answer: a block's value, or a notice of an unchanged block or a stepped table."""
-        if not self.asked:
-            return
-        step, block = answer.step, answer.block
-        if answer.of_table:
-            self._stream.send(Kind.STEPPED, answer.value or b"", step=step, block=block)
-        elif answer.changed:
-            value = self._mode.value(self.identity.trainer, block) if answer.value is None else answer.value
-            own = self._shard.store.view(block) if value is None else value
-            self._transport.submit(Kind.PARAM, step, block, own)
-        else:
-            self._stream.send(Kind.UNCHANGED, step=step, block=block)
-
     def confirm(self) -> None:
         """Enqueue the confirmation that all frames so far have been processed."""
-        self._stream.send(Kind.CONFIRM)
+        self.stream.send(Kind.CONFIRM)
 
     def complete(self, completed: Collection[int]) -> None:
         """Enqueue the answer to COMPLETE, with the trainers that have completed, including this one."""
-        self._stream.send(Kind.COMPLETE, pack_numbers(sorted(completed)))
+        self.stream.send(Kind.COMPLETE, pack_numbers(sorted(completed)))
 
     def fail(self, error: FleetError, timeout_seconds: float) -> None:
         """Send the trainer an error, now or when it reconnects, and close the session."""
         self.ending.failure = error
-        self._stream.send(Kind.ERROR, pack_error(error))
+        self.stream.send(Kind.ERROR, pack_error(error))
         reaches = self._resumption.reaches
         if self.finish(timeout_seconds) and reaches:
             self.ending.notified.set()
 
     def finish(self, timeout_seconds: float) -> bool:
         """Send all queued frames, and close the session; return whether there was a connection."""
-        return self._stream.finish(timeout_seconds)
+        return self.stream.finish(timeout_seconds)
 
     def abandon(self) -> None:
         """Close the session immediately, without notifying the trainer."""
@@ -254,7 +216,7 @@ class TrainerSession:
 
     def _paced_buffer_of(self, header: Header) -> memoryview | NotYet | None:
         if header.kind is Kind.GRAD and not header.shared and self._pacing is not None:
-            delay = self._pacing.begin(self.identity.trainer, header.step, self._stream.resume)
+            delay = self._pacing.begin(self.identity.trainer, header.step, self.stream.resume)
             if delay:
                 return NotYet(delay)
         return self._codec.buffer_of(header)
@@ -265,9 +227,9 @@ class TrainerSession:
         caller.check_waiting()  # a caller that has disconnected must not end the connection that replaced it
         self._resumption.reaches = False
         self._resumption.name = caller.hello.session
-        self._stream.fence()
+        self.stream.fence()
         self._check(caller.hello)  # again: the last frame of the old connection may have failed
-        if self._stream.has_ended:
+        if self.stream.has_ended:
             raise ConnectionEndedError("this server has closed the session in the meantime")
         caller.check_waiting()
 
@@ -296,7 +258,7 @@ class TrainerSession:
         trainer, values, hello = self.identity.trainer, self._shard.shared_values, caller.hello
         offered = hello.shared and (self._shared is not None or len(caller.descriptors) > 0)
         shares = values is not None and offered
-        if self._stream.taken and shares != (self._shared is not None):
+        if self.stream.taken and shares != (self._shared is not None):
             raise RemoteProtocolError(
                 "the trainer shared memory on one connection of its session and not on another; the trainer "
                 "must join again"
@@ -304,12 +266,12 @@ class TrainerSession:
         if not shares or self._shared is None:
             self._shared = self._map(caller.descriptors[0]) if shares else None
             self._shard.buffers.share(trainer, self._shared)
-            self._transport = StreamTransport(self._stream, self._codec)
+            self.transport = StreamTransport(self.stream, self._codec)
         if values is None or self._shared is None:
             return []
-        if not isinstance(self._transport, SharedMemoryTransport):
-            self._transport = SharedMemoryTransport(
-                self._stream, self._codec, values, self._shared, copies=False
+        if not isinstance(self.transport, SharedMemoryTransport):
+            self.transport = SharedMemoryTransport(
+                self.stream, self._codec, values, self._shared, copies=False
             )
         return [values.descriptor]
 

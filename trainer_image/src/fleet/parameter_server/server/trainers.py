@@ -33,7 +33,7 @@ from fleet.process.resources import WatchClock, available_cores
 from fleet.tables import RowGradients
 from fleet.wire import Header, Hello, Identity, Kind, job_hash
 from fleet.wire.messages import read_error, read_hyper, read_numbers
-from fleet.wire.rows import pack_rows, read_ids, read_row_gradient
+from fleet.wire.rows import MOST_ROW_BYTES, pack_rows, read_ids, read_row_gradient
 
 if TYPE_CHECKING:
     from fleet.role_maker import JobIdentity
@@ -187,7 +187,7 @@ class Trainers:
             session = TrainerSession(
                 Identity(job_hash(self._job.name, self._job.uid), trainer, attempt),
                 self._shard,
-                self._mode,
+                self._mode.turn,
                 self._hello,
                 self._settings.wire_dtype,
                 self._pacing,
@@ -247,12 +247,21 @@ class Trainers:
         self.answer(self._mode.complete(trainer))
 
     def answer(self, answers: Sequence[Answer]) -> None:
-        """Send each answer to those of its trainers that still have a session."""
+        """Send each answer to those of its trainers that have a session, and have requested values in it."""
         for answer in answers:
+            step, block, value = answer.step, answer.block, answer.value
             for trainer in answer.trainers:
                 session = self.sessions.get(trainer)
-                if session is not None:
-                    session.send_value(answer)
+                if session is None or not session.asked:
+                    continue
+                if answer.of_table:
+                    session.stream.send(Kind.STEPPED, value or b"", step=step, block=block)
+                elif not answer.changed:
+                    session.stream.send(Kind.UNCHANGED, step=step, block=block)
+                else:
+                    own = value if value is not None else self._mode.value(trainer, block)
+                    content = own if own is not None else self._shard.store.view(block)
+                    session.transport.submit(Kind.PARAM, step, block, content)
 
     def take(self, session: TrainerSession, event: Frame | End, *, in_pool: bool = False) -> Work | None:
         """Handle a frame or the end of a session's connection; return work that takes long, for the pool."""
@@ -265,8 +274,7 @@ class Trainers:
         trainer, mode = session.identity.trainer, self._mode
         match header.kind:
             case Kind.GRAD:
-                session.take_gradient(header)
-                self._use(session, header, mode.gradient(trainer, header.block, header.step))
+                self._take_gradient(session, header)
             case Kind.LOOK_UP:
                 self._look_up(session, header, memoryview(payload))
             case Kind.ROW_GRADIENT:
@@ -318,6 +326,16 @@ class Trainers:
             return None
         work = partial(self.take, session, event, in_pool=True)
         return self._on_table(number, work) if of_table and long else work
+
+    def _take_gradient(self, session: TrainerSession, header: Header) -> None:
+        """Convert a received gradient to its block's dtype if necessary, and let the mode use it."""
+        trainer, block = session.identity.trainer, header.block
+        if header.shared:
+            session.transport.register(block)
+        elif self._pacing is not None:
+            self._pacing.took(trainer, header.payload_bytes)
+        session.transport.poll(header)
+        self._use(session, header, self._mode.gradient(trainer, block, header.step))
 
     def _take_rare(self, session: TrainerSession, header: Header, payload: bytes) -> None:
         """Handle a frame of a kind that does not occur in every step."""
@@ -465,15 +483,24 @@ class Trainers:
         return run
 
     def _look_up(self, session: TrainerSession, header: Header, payload: memoryview) -> None:
-        session.check_unread(header)
-        trainer, table = session.identity.trainer, header.block
+        """Answer a look-up; refuse it if the trainer has not read the answers to many earlier ones."""
+        trainer, table, unread = session.identity.trainer, header.block, session.unread
+        while unread and unread[0][0] <= header.taken:
+            unread.popleft()
+        kept_bytes = sum(num_bytes for _, num_bytes in unread)
+        if kept_bytes >= MOST_ROW_BYTES:
+            raise RemoteProtocolError(
+                f"trainer {trainer} requests more rows before it has read {kept_bytes} bytes of earlier "
+                f"answers; expected at most {MOST_ROW_BYTES} unread bytes"
+            )
         ids = read_ids(payload, session.row_bytes[table])
         if session.begun:
             found = self._mode.look_up(trainer, table, header.step, ids)
         else:  # a checkpoint may have been loaded since the trainer chose the step
             with self._loader.step_to_answer(trainer, header.step) as step:
                 found = self._mode.look_up(trainer, table, step, ids)
-        session.send_rows(header, pack_rows(found.numpy()))
+        rows = pack_rows(found.numpy())
+        unread.append((session.stream.send(Kind.ROWS, rows, step=header.step, block=table), len(rows)))
 
     def _pull(self, session: TrainerSession, asked_step: int) -> None:
         trainer, session.asked = session.identity.trainer, True

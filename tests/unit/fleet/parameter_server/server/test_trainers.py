@@ -1,15 +1,21 @@
-"""A server's session with a trainer, without sockets."""
+"""The frames of a server's trainers, without sockets."""
 
 from typing import Any, cast
 
+import numpy as np
 import pytest
+import torch
 
 from fleet.errors import RemoteProtocolError
 from fleet.parameter_server.modes import Sync
-from fleet.parameter_server.server import trainer_session
+from fleet.parameter_server.server import trainers as trainers_module
 from fleet.parameter_server.server.trainer_session import TrainerSession
+from fleet.parameter_server.server.trainers import Serving, Trainers
+from fleet.parameter_server.settings import Settings
+from fleet.parameter_server.transport.connection import Frame
 from fleet.parameter_server.transport.event_loop import EventLoop
 from fleet.wire import Header, Hello, Identity, Kind
+from fleet.wire.rows import pack_ids
 from tests.support.modes import OneServer
 
 
@@ -26,30 +32,29 @@ class Stream:
 
 
 def test_a_trainer_that_looks_up_more_rows_without_reading_answers_is_refused(monkeypatch):
-    monkeypatch.setattr(trainer_session, "MOST_ROW_BYTES", 24)
-    server, stream = OneServer(Sync(), 6), Stream()
-
-    def nothing(*_: object) -> None:
-        pass
-
-    identity = Identity(0, 5, 0)
+    monkeypatch.setattr(trainers_module, "MOST_ROW_BYTES", 24)
+    server, stream, unused = OneServer(Sync(), 6), Stream(), cast("Any", None)
+    monkeypatch.setattr(server.mode, "look_up", lambda *_: torch.zeros(3, 1))
+    trainers = Trainers(
+        server.shard, server.mode, unused, {}, {}, Settings(), Serving(), unused, unused, unused, unused
+    )
     session = TrainerSession(
-        identity,
+        Identity(0, 5, 0),
         server.shard,
-        server.mode,
+        server.mode.turn,
         Hello("", 2),
         "",
         None,
         EventLoop(1),
-        deliver=nothing,
-        on_connected=nothing,
+        deliver=trainers.take,
+        on_connected=trainers.connected,
     )
-    monkeypatch.setattr(session, "_stream", cast("Any", stream))
+    session.begun, session.row_bytes = True, {0: 4}
+    monkeypatch.setattr(session, "stream", stream)
 
     def look_up(taken: int) -> None:
         header = Header(Kind.LOOK_UP, 0, 0, 0, block=0, taken=taken)
-        session.check_unread(header)
-        session.send_rows(header, memoryview(bytes(12)))
+        trainers.take(session, Frame(header, pack_ids(np.arange(3))), in_pool=True)
 
     for taken in (0, 0, 1, 3):
         look_up(taken)
