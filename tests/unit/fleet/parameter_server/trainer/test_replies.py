@@ -8,6 +8,7 @@ from fleet.errors import RemoteProtocolError
 from fleet.parameter_server.modes import Sync
 from fleet.parameter_server.settings import Settings
 from fleet.parameter_server.trainer import replies as module
+from fleet.parameter_server.trainer.parameters import ParameterStore
 from fleet.parameter_server.trainer.replies import Replies
 from fleet.parameter_server.waits import WaitLog
 from tests.support.modes import plans
@@ -34,7 +35,8 @@ class MinuteClock:
 
 def expecting_nothing(step: int = 0) -> Replies:
     """Return the replies of a trainer that has made so many steps."""
-    replies = Replies(plans(Sync(), 1)[1], Settings())
+    _, plan, parameters = plans(Sync(), 1)
+    replies = Replies(plan, Settings(), ParameterStore(plan.blocks, parameters))
     replies.step = step
     return replies
 

@@ -13,6 +13,7 @@ from fleet.errors import ConfigurationError, RemoteProtocolError
 from fleet.parameter_server.modes import Sync
 from fleet.parameter_server.settings import Settings
 from fleet.parameter_server.trainer import rows as module
+from fleet.parameter_server.trainer.parameters import ParameterStore
 from fleet.parameter_server.trainer.replies import Replies
 from fleet.parameter_server.trainer.rows import TrainerRows
 from fleet.plan.tables import TablePlan
@@ -61,7 +62,7 @@ def rows_of(
         for number, dimension in enumerate(dimensions)
     )
     plan = replace(plans(Sync(), 1)[1], tables=tables)
-    replies = Replies(plan, Settings(look_ups_at_once=look_ups_at_once))
+    replies = Replies(plan, Settings(look_ups_at_once=look_ups_at_once), ParameterStore((), {}))
     stream = Stream(replies)
     return TrainerRows([cast("Any", stream)], replies), stream
 

@@ -1,4 +1,4 @@
-"""The replies that a trainer expects from its servers: block values, table rows, and confirmed table steps.
+"""What the servers send a trainer: block values, table rows, and confirmed table steps.
 
 The training thread, or a thread of the mode, registers a reply before sending the request, and then waits for
 the reply. The thread of the event loop, or of its pool, records the reply. The first failure in any thread
@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -20,12 +21,17 @@ from torch import Tensor
 
 from fleet.errors import DeadlineExceededError, FleetError, RemoteProtocolError
 from fleet.parameter_server.settings import Settings
+from fleet.parameter_server.trainer.parameters import ParameterStore
+from fleet.parameter_server.trainer.server_connection import ServerConnection
+from fleet.parameter_server.transport.arena import copy_bytes
+from fleet.parameter_server.transport.connection import SMALL_BYTES, End, Frame, Work
 from fleet.parameter_server.waits import WaitLog
 from fleet.plan.job import TrainerPlan
 from fleet.plan.tables import TablePlan
 from fleet.process import progress
 from fleet.process.resources import WatchClock
-from fleet.wire import Header
+from fleet.wire import Header, Kind
+from fleet.wire.messages import read_error, read_numbers
 from fleet.wire.rows import MOST_LOOK_UPS, read_row_gradient, read_rows
 
 __all__ = ["LOOK_SECONDS", "ChangedRows", "LookUp", "Replies"]
@@ -56,22 +62,26 @@ class LookUp:
 
 
 class Replies:
-    """The state that the threads of a session share.
+    """The replies that a session expects, and the state that its threads share.
 
     Parameters
     ----------
     plan : TrainerPlan
     settings : Settings
+    store : ParameterStore
+        The memory in which values land.
     """
 
-    def __init__(self, plan: TrainerPlan, settings: Settings) -> None:
+    def __init__(self, plan: TrainerPlan, settings: Settings, store: ParameterStore) -> None:
         self.plan = plan
         """The blocks, tables, trainers and servers of the job."""
         self.settings = settings
+        self.store = store
         self.step = 0
         """The number of steps made since the job began."""
         self.unchanged: set[int] = set()
         """Blocks whose values the last step left unchanged, because no trainer had a gradient for them."""
+        self._in_step = plan.has_common_step
         self._clock = WatchClock(settings.glance_seconds)
         self._changed = threading.Condition()
         """Guards the attributes below; notified when a reply has arrived or a failure has occurred."""
@@ -153,6 +163,50 @@ class Replies:
             if waited >= limit_seconds:
                 raise DeadlineExceededError(f"waited {waited:.0f} s for {describe()}")
             self._changed.wait(LOOK_SECONDS)  # last: the reply may have arrived meanwhile
+
+    def receive(
+        self, connection: ServerConnection, event: Frame | End, *, in_pool: bool = False
+    ) -> Work | None:
+        """Handle a frame or the end of a data connection; return work that takes long, for the pool."""
+        if isinstance(event, End):
+            connection.ended(event.error)
+            self.wake()
+            return None
+        header, payload = event
+        kind, num_bytes = header.kind, header.payload_bytes
+        if kind is Kind.PARAM:  # already in its receive buffer, unless it has to be copied or converted
+            copied = header.shared and not self._in_step
+            long = copied or header.block in connection.codec.converted
+            num_bytes = connection.codec.block_bytes[header.block] if long else 0
+        if num_bytes > SMALL_BYTES and not in_pool:
+            return partial(self.receive, connection, event, in_pool=True)
+        match kind:
+            case Kind.PARAM | Kind.UNCHANGED:
+                shared = connection.transport.poll(header)
+                if shared is not None:
+                    self._take_shared(header.block, shared)
+                self.value_landed(header.block, header.step, changed=kind is Kind.PARAM)
+            case Kind.ROWS:
+                self.rows_landed(connection.server, header, memoryview(payload))
+            case Kind.STEPPED:
+                self.table_stepped(connection.server, header, memoryview(payload))
+            case Kind.COMPLETE:
+                connection.completed_trainers = frozenset(read_numbers(bytes(payload)))
+                connection.stream.send(Kind.GOODBYE)
+            case Kind.ERROR:
+                raise read_error(bytes(payload))
+        return None
+
+    def _take_shared(self, block: int, value: memoryview) -> None:
+        """Use or copy a value in the server's memory.
+
+        In sync mode, the value stays unchanged until this trainer has sent the next gradient, and is adopted
+        before that. In any other mode, the server may change the value as soon as its frame is acknowledged.
+        """
+        if self._in_step:
+            self.store.land_elsewhere(block, value)
+        else:
+            copy_bytes(value, self.store.landing(block))
 
     def expect_values(self, *, present: bool = False, exactly: bool = False) -> None:
         """Register the expected replies, one per block; call before sending the request.

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from fleet.errors import (
     ConfigurationError,
@@ -24,51 +24,59 @@ from fleet.errors import (
 )
 from fleet.parameter_server.certificates import Certificates
 from fleet.parameter_server.control.heartbeat import Heartbeat
+from fleet.parameter_server.settings import Settings
 from fleet.parameter_server.trainer.parameters import ParameterStore
-from fleet.parameter_server.trainer.replies import Replies
-from fleet.parameter_server.transport.arena import copy_bytes
 from fleet.parameter_server.transport.block_transport import (
     BlockTransport,
     Codec,
     SharedMemoryTransport,
     StreamTransport,
 )
-from fleet.parameter_server.transport.connection import (
-    SMALL_BYTES,
-    BrokenConnectionError,
-    End,
-    Frame,
-    Work,
-)
+from fleet.parameter_server.transport.connection import BrokenConnectionError, End, Frame, Work
 from fleet.parameter_server.transport.event_loop import EventLoop
 from fleet.parameter_server.transport.handshake import GREETING_SECONDS, NotGreetedError, greet
 from fleet.parameter_server.transport.shared_memory import SharedBlocks
-from fleet.parameter_server.transport.sockets import BytesMoved, dial, dial_here, hang_up
-from fleet.parameter_server.transport.stream import Arrivals, ResumableStream
-from fleet.parameter_server.transport.tls import RECORD_BYTES, TlsSocket
+from fleet.parameter_server.transport.sockets import dial, dial_here, hang_up
+from fleet.parameter_server.transport.stream import ResumableStream, SilenceWatchdog
+from fleet.parameter_server.transport.tls import TlsSocket
 from fleet.parameter_server.waits import WaitLog, split_endpoint
+from fleet.plan.job import TrainerPlan
 from fleet.process import progress
-from fleet.wire import HEADER_BYTES, Hello, Identity, Kind, Side
-from fleet.wire.messages import read_error, read_numbers
+from fleet.wire import Hello, Identity, Side
 
 if TYPE_CHECKING:
     from fleet.parameter_server.control.proto import control_pb2
 
-__all__ = ["ServerConnection", "SilenceWatchdog"]
+__all__ = ["ServerConnection"]
 
 _FIRST_PAUSE_SECONDS: Final = 0.25
 _LONGEST_PAUSE_SECONDS: Final = 5.0
 _LOOK_SECONDS: Final = 0.05
 _FAREWELL_SECONDS: Final = 1.0
-_PROBE_AFTER: Final = 2 / 5
-"""The fraction of the time limit on silence after which the server is probed."""
-_PROBE_BYTES: Final = HEADER_BYTES + RECORD_BYTES
-"""The largest size of a probe, encrypted or not; two frames together are always longer."""
 _log = logging.getLogger(__name__)
 
 
+class Owner(Protocol):
+    """The interface through which a connection uses the session that it belongs to."""
+
+    plan: TrainerPlan
+    settings: Settings
+    store: ParameterStore
+
+    def receive(
+        self, connection: "ServerConnection", event: Frame | End, *, in_pool: bool = False
+    ) -> Work | None:
+        """Handle a frame or the end of a data connection; see `transport.connection.Deliver`."""
+
+    def fail(self, error: FleetError) -> None:
+        """End the session with an error, from any thread."""
+
+    def check(self) -> None:
+        """Raise the error that has ended the session, if any."""
+
+
 class ServerConnection:
-    """The connection to one server, which sends frames and dispatches the replies.
+    """The connection to one server: its `stream` passes frames, its `transport` passes blocks.
 
     Parameters
     ----------
@@ -82,10 +90,8 @@ class ServerConnection:
         The key of the job; each end proves that it has the key. Empty if the job has none.
     certificates : Certificates or None
         The certificates for TLS over TCP.
-    store : ParameterStore
-        The memory in which values land.
-    replies : Replies
-        The replies expected from the servers.
+    owner : Owner
+        The session, which handles the frames that arrive.
     heartbeat : Heartbeat
         The heartbeat, which determines whether the server is alive.
     loop : EventLoop
@@ -99,12 +105,11 @@ class ServerConnection:
         identity: Identity,
         key: bytes,
         certificates: Certificates | None,
-        store: ParameterStore,
-        replies: Replies,
+        owner: Owner,
         heartbeat: Heartbeat,
         loop: EventLoop,
     ) -> None:
-        plan, self._settings = replies.plan, replies.settings
+        plan, self._settings = owner.plan, owner.settings
         self.server = server
         self.endpoint = plan.endpoints[server]
         """The endpoint of the server's control service."""
@@ -115,21 +120,19 @@ class ServerConnection:
         """The trainers in the server's COMPLETE; None until it arrives."""
         self.has_ended = False
         """Whether the server has ended the session by the protocol, without an error."""
-        self._in_step = plan.has_common_step
-        self._store = store
-        self._replies = replies
+        self._owner = owner
         self._heartbeat = heartbeat
-        self._codec = Codec(self.blocks.values(), self._settings.wire_dtype, store.landing)
+        self.codec = Codec(self.blocks.values(), self._settings.wire_dtype, owner.store.landing)
         self._identity = identity
         self.stream = ResumableStream(
             f"parameter server {self.endpoint}",
             Side.TRAINER,
             identity,
-            self._codec.buffer_of,
-            self._deliver,
+            self.codec.buffer_of,
+            partial(owner.receive, self),
             loop,
         )
-        self.transport: BlockTransport = StreamTransport(self.stream, self._codec)
+        self.transport: BlockTransport = StreamTransport(self.stream, self.codec)
         """The transport of blocks, which the first handshake determines."""
         self._row_bytes = {table.number: table.row_bytes for table in plan.tables}
         self._port = joined.data_port
@@ -138,14 +141,14 @@ class ServerConnection:
         self._reached_here = False
         self._key = key
         self._certificates = certificates
-        self._hello = Hello(joined.incarnation, len(self._codec.block_bytes), secrets.token_hex(8))
+        self._hello = Hello(joined.incarnation, len(self.codec.block_bytes), secrets.token_hex(8))
         self._memory = self._make_memory()
         """The memory to share with the server; None if memory is not shared."""
         self._greeted = False
         self._greeting: socket.socket | None = None
         """The connection whose handshake is in progress."""
         self._closing = threading.Event()
-        self.watchdog = SilenceWatchdog(self.stream, self.endpoint, self._settings.silent_seconds)
+        self.watchdog = SilenceWatchdog(self.stream, self._settings.silent_seconds)
 
     def connect(self) -> None:
         """Open the first data connection.
@@ -174,49 +177,8 @@ class ServerConnection:
         else:
             self.stream.close()
 
-    def _deliver(self, event: Frame | End, *, in_pool: bool = False) -> Work | None:
-        """Dispatch a frame or the end of a connection; return work that takes long, for the loop's pool."""
-        if isinstance(event, End):
-            self._end(event.error)
-            return None
-        header, payload = event
-        kind, num_bytes = header.kind, header.payload_bytes
-        if kind is Kind.PARAM:  # already in its receive buffer, unless it has to be copied or converted
-            copied = header.shared and not self._in_step
-            long = copied or header.block in self._codec.converted
-            num_bytes = self._codec.block_bytes[header.block] if long else 0
-        if num_bytes > SMALL_BYTES and not in_pool:
-            return partial(self._deliver, event, in_pool=True)
-        match kind:
-            case Kind.PARAM | Kind.UNCHANGED:
-                shared = self.transport.poll(header)
-                if shared is not None:
-                    self._take_shared(header.block, shared)
-                self._replies.value_landed(header.block, header.step, changed=kind is Kind.PARAM)
-            case Kind.ROWS:
-                self._replies.rows_landed(self.server, header, memoryview(payload))
-            case Kind.STEPPED:
-                self._replies.table_stepped(self.server, header, memoryview(payload))
-            case Kind.COMPLETE:
-                self.completed_trainers = frozenset(read_numbers(bytes(payload)))
-                self.stream.send(Kind.GOODBYE)
-            case Kind.ERROR:
-                raise read_error(bytes(payload))
-        return None
-
-    def _take_shared(self, block: int, value: memoryview) -> None:
-        """Use or copy a value in the server's memory.
-
-        In sync mode, the value stays unchanged until this trainer has sent the next gradient, and is adopted
-        before that. In any other mode, the server may change the value as soon as its frame is acknowledged.
-        """
-        if self._in_step:
-            self._store.land_elsewhere(block, value)
-        else:
-            copy_bytes(value, self._store.landing(block))
-
-    def _end(self, error: FleetError | None) -> None:
-        """Reconnect if a connection broke; report any other end."""
+    def ended(self, error: FleetError | None) -> None:
+        """Record the end of a data connection, and reconnect if it broke."""
         if self._closing.is_set():
             return
         if isinstance(error, BrokenConnectionError):
@@ -226,23 +188,22 @@ class ServerConnection:
             try:
                 threading.Thread(target=self._reconnect, name=name, daemon=True).start()
             except RuntimeError as raised:
-                self._replies.fail(
+                self._owner.fail(
                     FleetError(
                         f"{error}; it cannot be opened again: {raised}. Is the limit of threads reached?"
                     )
                 )
         elif error is not None:
-            self._replies.fail(error)
+            self._owner.fail(error)
         else:
             self.has_ended = True
-            self._replies.wake()
 
     def _reconnect(self) -> None:
         try:
             resent = self._open(self._lives_since)
         except FleetError as error:
             if not self._closing.is_set():
-                self._replies.fail(error)
+                self._owner.fail(error)
             return
         progress.count("reconnections", 1)
         progress.count("frames_resent", resent)
@@ -262,10 +223,10 @@ class ServerConnection:
             The server is lost.
         """
         while self._heartbeat.lived(self.server) <= since:
-            self._replies.check()
+            self._owner.check()
             if self._closing.wait(_LOOK_SECONDS):
                 return False
-        self._replies.check()  # a restarted server also answers, but has lost its state
+        self._owner.check()  # a restarted server also answers, but has lost its state
         return True
 
     def _open(self, lives_since: Callable[[float], bool] | None) -> int:
@@ -383,7 +344,7 @@ class ServerConnection:
             connected,
             self._identity,
             replace(self._hello, taken=self.stream.taken, shared=bool(descriptors)),
-            self._codec.block_bytes,
+            self.codec.block_bytes,
             descriptors=descriptors,
             share=self._share,
             timeout_seconds=timeout_seconds,
@@ -417,69 +378,14 @@ class ServerConnection:
         """Map the server's values; raise OSError if that fails or if their descriptor did not arrive."""
         if not descriptors:
             raise OSError("the server's greeting came without the descriptor of its memory")
-        values = SharedBlocks.receive(descriptors[0], self._codec.block_bytes, writable=False)
-        return SharedMemoryTransport(self.stream, self._codec, own, values, copies=True)
+        values = SharedBlocks.receive(descriptors[0], self.codec.block_bytes, writable=False)
+        return SharedMemoryTransport(self.stream, self.codec, own, values, copies=True)
 
     def _make_memory(self) -> SharedBlocks | None:
         if not self._local_name:
             return None
         try:
-            return SharedBlocks.create(self._codec.block_bytes)
+            return SharedBlocks.create(self.codec.block_bytes)
         except OSError as error:
             _log.debug("no memory to share with parameter server %s: %s", self.endpoint, error)
             return None
-
-
-class SilenceWatchdog:
-    """A watchdog that ends a connection if nothing, not even the reply to a probe, arrives for too long.
-
-    It works only if the system counts transferred bytes, which are the only sign of progress within a large
-    frame.
-
-    Parameters
-    ----------
-    stream : ResumableStream
-    endpoint : str
-        The endpoint of the server, for messages.
-    limit_seconds : float
-        The longest allowed silence.
-    """
-
-    def __init__(self, stream: ResumableStream, endpoint: str, limit_seconds: float) -> None:
-        self._stream = stream
-        self._arrivals = Arrivals(stream)
-        self._endpoint = endpoint
-        self._limit_seconds = limit_seconds
-        self._moved: BytesMoved | None = None
-        self._moved_at = 0.0
-        self._probed = False
-
-    def look(self, now: float) -> bool:
-        """Check the connection; return whether anything has arrived since the last call.
-
-        Parameters
-        ----------
-        now : float
-            The current time by a monotonic clock.
-        """
-        moved = self._stream.bytes_moved()
-        if moved is None or self._moved is None or _is_alive(self._moved, moved):
-            self._moved, self._moved_at, self._probed = moved, now, False
-        elif not self._probed and now - self._moved_at >= self._limit_seconds * _PROBE_AFTER:
-            self._probed = True
-            self._stream.send(Kind.CONFIRM)
-        elif self._probed and now - self._moved_at >= self._limit_seconds:
-            _log.warning(
-                "the data connection with parameter server %s has carried nothing for %.0f s, not even the "
-                "reply to a probe; closing it",
-                self._endpoint,
-                now - self._moved_at,
-            )
-            self._moved = None
-            self._stream.hang_up()
-        return self._arrivals.look()
-
-
-def _is_alive(before: BytesMoved, now: BytesMoved) -> bool:
-    """Return whether the peer itself sent or received data; a probe's acknowledgement does not count."""
-    return now.received != before.received or now.acknowledged - before.acknowledged > _PROBE_BYTES

@@ -151,8 +151,7 @@ class Session(Replies):
         joined: "Sequence[control_pb2.JoinReply]",
         certificates: Certificates | None,
     ) -> None:
-        super().__init__(plan, settings)
-        self.store = store
+        super().__init__(plan, settings, store)
         self.restored = ""
         """The random name of the checkpoint that the servers have loaded; empty if there is none."""
         self.calls = ServerCalls(controls, self)
@@ -168,7 +167,7 @@ class Session(Replies):
         identity = Identity(job_hash(job.name, job.uid), plan.trainer_id, job.attempt)
         self.connections = [
             ServerConnection(
-                server, reply, identity, job.key, certificates, store, self, self._heartbeat, self._loop
+                server, reply, identity, job.key, certificates, self, self._heartbeat, self._loop
             )
             for server, reply in enumerate(joined)
         ]

@@ -6,6 +6,7 @@ connection begins with a handshake in which both ends exchange these numbers, an
 resent. Each frame is therefore received exactly once, and its memory must not change until it is received.
 """
 
+import logging
 import socket
 import threading
 from collections import deque
@@ -28,9 +29,16 @@ from fleet.parameter_server.transport.connection import (
 )
 from fleet.parameter_server.transport.event_loop import EventLoop
 from fleet.parameter_server.transport.sockets import BytesMoved
-from fleet.wire import NO_BLOCK, TRANSITIONS, Conversation, Header, Identity, Kind, Side, State
+from fleet.parameter_server.transport.tls import RECORD_BYTES
+from fleet.wire import HEADER_BYTES, NO_BLOCK, TRANSITIONS, Conversation, Header, Identity, Kind, Side, State
 
-__all__ = ["Arrivals", "ResumableStream", "StreamEndedError"]
+__all__ = ["Arrivals", "ResumableStream", "SilenceWatchdog", "StreamEndedError"]
+
+_PROBE_AFTER: Final = 2 / 5
+"""The fraction of the time limit on silence after which the peer is probed."""
+_PROBE_BYTES: Final = HEADER_BYTES + RECORD_BYTES
+"""The largest size of a probe, encrypted or not; two frames together are always longer."""
+_log = logging.getLogger(__name__)
 
 _FINAL: Final[Mapping[Side, frozenset[Kind]]] = {
     side: frozenset(
@@ -65,6 +73,7 @@ class ResumableStream:
 
     Attributes
     ----------
+    peer : str
     taken : int
         The number of frames that have arrived.
     """
@@ -79,7 +88,7 @@ class ResumableStream:
         loop: EventLoop,
     ) -> None:
         self.taken = 0
-        self._peer = peer
+        self.peer = peer
         self._side = side
         self._identity = identity
         self._buffer_of = buffer_of
@@ -189,20 +198,18 @@ class ResumableStream:
         """
         with self._lock:
             if self._ended:
-                raise StreamEndedError(f"the session with {self._peer} has ended")
+                raise StreamEndedError(f"the session with {self.peer} has ended")
             sent = self._acknowledged + len(self._unacknowledged)
             if not self._acknowledged <= acknowledged <= sent:
                 raise RemoteProtocolError(
-                    f"{self._peer} greets with {acknowledged} frames taken, expected {self._acknowledged} to "
+                    f"{self.peer} greets with {acknowledged} frames taken, expected {self._acknowledged} to "
                     f"{sent}; it must join again"
                 )
             self._acknowledge(acknowledged)
             directions.sending.resume(*self._sending)
             directions.receiving.resume(*self._received)
             self._receiving = directions.receiving
-            connection = Connection(
-                connected, self._peer, directions, self._buffer_of, self._take, self._loop
-            )
+            connection = Connection(connected, self.peer, directions, self._buffer_of, self._take, self._loop)
             connection.send(*self._unacknowledged)
             self._held.clear()
             self._held_bytes = 0
@@ -290,7 +297,7 @@ class ResumableStream:
         sent = self._acknowledged + len(self._unacknowledged)
         if count > sent:
             raise RemoteProtocolError(
-                f"{self._peer} acknowledges {count} frames, expected at most {sent}, which is the number of "
+                f"{self.peer} acknowledges {count} frames, expected at most {sent}, which is the number of "
                 "frames sent to it"
             )
         (state, step), transitions = self._sending, TRANSITIONS[self._side]
@@ -325,3 +332,55 @@ class Arrivals:
         came = frames > self._frames or received > self._bytes  # fewer bytes: another connection, or none
         self._frames, self._bytes = frames, received
         return came
+
+
+class SilenceWatchdog:
+    """A watchdog that ends a connection if nothing, not even the reply to a probe, arrives for too long.
+
+    It works only if the system counts transferred bytes, which are the only sign of progress within a large
+    frame.
+
+    Parameters
+    ----------
+    stream : ResumableStream
+    limit_seconds : float
+        The longest allowed silence.
+    """
+
+    def __init__(self, stream: ResumableStream, limit_seconds: float) -> None:
+        self._stream = stream
+        self._arrivals = Arrivals(stream)
+        self._limit_seconds = limit_seconds
+        self._moved: BytesMoved | None = None
+        self._moved_at = 0.0
+        self._probed = False
+
+    def look(self, now: float) -> bool:
+        """Check the connection; return whether anything has arrived since the last call.
+
+        Parameters
+        ----------
+        now : float
+            The current time by a monotonic clock.
+        """
+        moved = self._stream.bytes_moved()
+        if moved is None or self._moved is None or _is_alive(self._moved, moved):
+            self._moved, self._moved_at, self._probed = moved, now, False
+        elif not self._probed and now - self._moved_at >= self._limit_seconds * _PROBE_AFTER:
+            self._probed = True
+            self._stream.send(Kind.CONFIRM)
+        elif self._probed and now - self._moved_at >= self._limit_seconds:
+            _log.warning(
+                "the data connection with %s has carried nothing for %.0f s, not even the "
+                "reply to a probe; closing it",
+                self._stream.peer,
+                now - self._moved_at,
+            )
+            self._moved = None
+            self._stream.hang_up()
+        return self._arrivals.look()
+
+
+def _is_alive(before: BytesMoved, now: BytesMoved) -> bool:
+    """Return whether the peer itself sent or received data; a probe's acknowledgement does not count."""
+    return now.received != before.received or now.acknowledged - before.acknowledged > _PROBE_BYTES

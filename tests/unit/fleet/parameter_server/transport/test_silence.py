@@ -5,8 +5,8 @@ from typing import Any, cast
 
 import pytest
 
-from fleet.parameter_server.trainer.server_connection import SilenceWatchdog
 from fleet.parameter_server.transport.sockets import BytesMoved
+from fleet.parameter_server.transport.stream import SilenceWatchdog
 from fleet.parameter_server.transport.tls import RECORD_BYTES
 from fleet.wire import HEADER_BYTES, Kind
 
@@ -16,6 +16,7 @@ class Stream:
 
     def __init__(self) -> None:
         self.moved = BytesMoved(1000, 1000)
+        self.peer = "parameter server a:1"
         self.taken = 0
         self.sent: list[Kind] = []
         self.given_up = False
@@ -33,7 +34,7 @@ class Stream:
 @pytest.fixture
 def watched() -> SimpleNamespace:
     stream = Stream()
-    watchdog = SilenceWatchdog(cast("Any", stream), "a:1", limit_seconds=10.0)
+    watchdog = SilenceWatchdog(cast("Any", stream), limit_seconds=10.0)
     watchdog.look(0.0)
     watchdog.look(5.0)
     assert stream.sent == [Kind.CONFIRM], "the server is probed"
