@@ -5,11 +5,19 @@ Other modes can be built on the halves `ImmediateServer` and `AnsweredTrainer`.
 """
 
 from fleet.errors import ConfigurationError
-from fleet.parameter_server.modes.answers import AnsweredTrainer, CrossStepTrainer
 from fleet.parameter_server.modes.asynchronous import Async, ImmediateServer
 from fleet.parameter_server.modes.geo import Geo
 from fleet.parameter_server.modes.half_async import HalfAsync
-from fleet.parameter_server.modes.mode import Answer, Missing, Mode, ServerMode, Session, TrainerMode
+from fleet.parameter_server.modes.mode import (
+    Answer,
+    AnsweredTrainer,
+    CrossStepTrainer,
+    Missing,
+    Mode,
+    ServerMode,
+    Session,
+    TrainerMode,
+)
 from fleet.parameter_server.modes.sync import Sync
 from fleet.parameter_server.settings import Settings
 from fleet.parameter_server.shard import NormPart

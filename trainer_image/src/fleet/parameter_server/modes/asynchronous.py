@@ -17,8 +17,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fleet.errors import RemoteProtocolError
-from fleet.parameter_server.modes.answers import AnsweredTrainer
-from fleet.parameter_server.modes.mode import Answer, Missing, Mode, ServerMode, Session, TrainerMode
+from fleet.parameter_server.modes.mode import (
+    Answer,
+    AnsweredTrainer,
+    Missing,
+    Mode,
+    ServerMode,
+    Session,
+    TrainerMode,
+)
 from fleet.parameter_server.shard import Shard
 from fleet.parameter_server.store import DenseStore, Origin, Target, Update
 from fleet.parameter_server.table_store import RowUpdate, append_ids

@@ -29,8 +29,15 @@ from torch import Tensor
 
 from fleet.errors import DeadlineExceededError, RemoteProtocolError, StateLostError
 from fleet.parameter_server.modes.agreement import KnownNorm, NormBook, Participants
-from fleet.parameter_server.modes.answers import AnsweredTrainer
-from fleet.parameter_server.modes.mode import Answer, Missing, Mode, ServerMode, Session, TrainerMode
+from fleet.parameter_server.modes.mode import (
+    Answer,
+    AnsweredTrainer,
+    Missing,
+    Mode,
+    ServerMode,
+    Session,
+    TrainerMode,
+)
 from fleet.parameter_server.modes.sync_tables import STEP_SECONDS, SyncTables
 from fleet.parameter_server.receive_buffers import Buffer, Turn
 from fleet.parameter_server.shard import NormPart, Shard
