@@ -10,9 +10,10 @@ from torch.nn import Parameter
 
 from fleet import optim
 from fleet.errors import TranspileError
+from fleet.parameter_server.modes.agreement import clip_coefficient
+from fleet.parameter_server.store import DenseUpdate
 from fleet.plan.elementwise import try_out
 from fleet.plan.optimizers import class_path, optimizer_class_at
-from fleet.update import DenseUpdate, clip_coefficient
 from tests.support.paddle_steps import (
     ARRAYS,
     CASES,

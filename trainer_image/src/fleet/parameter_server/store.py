@@ -3,17 +3,22 @@
 Only `DenseStore.apply` changes a value. Each record has a gradient or value, its origins (trainers and steps)
 and a sequence number. Records for one block are applied one at a time in ascending order, so that they could
 be logged and replayed. The training mode's rule determines the effect of an update; the effect depends only
-on the value, its optimizer and the record.
+on the value, its optimizer and the record. PyTorch itself computes the steps: each block has its own instance
+of the user's optimizer, on a view of the server's values.
 """
 
+import inspect
 import itertools
 import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
+import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 from fleet.checkpoint import Piece, cut_state, join_pieces
 from fleet.errors import ConfigurationError, FleetError
@@ -21,10 +26,21 @@ from fleet.parameter_server.pieces import by_block
 from fleet.parameter_server.transport.arena import Arena, Extent, bytes_of, copy_bytes, dtype_of
 from fleet.parameter_server.transport.shared_memory import SharedBlocks
 from fleet.plan import PlannedBlock, ServerPlan
-from fleet.update import DenseUpdate
+from fleet.plan.optimizers import build_optimizer
 from fleet.wire import HyperParameters
+from fleet.without_dynamo import direct_step
 
-__all__ = ["DenseStore", "FailedStep", "Origin", "Put", "Rule", "Target", "Update", "step_by_optimizer"]
+__all__ = [
+    "DenseStore",
+    "DenseUpdate",
+    "FailedStep",
+    "Origin",
+    "Put",
+    "Rule",
+    "Target",
+    "Update",
+    "step_by_optimizer",
+]
 
 _log = logging.getLogger(__name__)
 
@@ -123,6 +139,105 @@ class FailedStep:
         """Raise the recorded failure, if any."""
         if self.error is not None:
             raise self.error
+
+
+class DenseUpdate:
+    """A block and the optimizer that steps it; callers must serialize access.
+
+    Parameters
+    ----------
+    optimizer_class : type
+        The user's torch.optim class.
+    value : Tensor
+        The block's value, a view of the server's memory, which is stepped in place.
+    options : mapping
+        The options of the block's param group at capture, including kernel flags.
+    fused : bool
+        Whether to use the fused kernel of the class instead of the kernel that the flags select.
+    tensors : mapping of str to str
+        The options that the class receives as tensors, with their dtypes.
+
+    Raises
+    ------
+    ConfigurationError
+        The class refuses the options, or has no fused kernel.
+    """
+
+    def __init__(
+        self,
+        optimizer_class: type[Optimizer],
+        value: Tensor,
+        options: Mapping[str, Any],
+        *,
+        fused: bool = False,
+        tensors: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        self._value = value.detach()
+        self._tensors = {name: getattr(torch, dtype) for name, dtype in tensors.items()}
+        # CUDA graph capture is a property of the trainer's GPU; a server's values are in host memory.
+        chosen = {name: option for name, option in options.items() if name != "capturable"}
+        if self._tensors and chosen.get(
+            "foreach"
+        ):  # torch allows tensor options with foreach only for graph capture
+            chosen["foreach"] = False
+        if fused:
+            _check_fused(optimizer_class)
+            chosen |= {"fused": True, "foreach": None}
+        try:
+            self._optimizer = build_optimizer(optimizer_class, [self._value], self._typed(chosen))
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise ConfigurationError(
+                f"{optimizer_class.__name__} cannot be built on a parameter server with the options "
+                f"{chosen}: {error}; expected a constructor that takes (params, **options) with the options "
+                "of its param groups"
+            ) from error
+        self._step = direct_step(self._optimizer)
+
+    def apply(self, gradient: Tensor, hyper_parameters: Mapping[str, Any]) -> None:
+        """Step the block.
+
+        Parameters
+        ----------
+        gradient : Tensor
+            The reduced gradient, of the block's shape.
+        hyper_parameters : mapping
+            The options of this step; they replace those of the previous step.
+        """
+        options = self._typed(hyper_parameters) if self._tensors else hyper_parameters
+        self._optimizer.param_groups[0].update(options)
+        self._value.grad = gradient
+        try:
+            self._step()
+        finally:
+            self._value.grad = None
+
+    def _typed(self, options: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the options, with those that the class expects as tensors converted to tensors."""
+        tensors = {
+            name: torch.tensor(options[name], dtype=dtype, device="cpu")
+            for name, dtype in self._tensors.items()
+            if name in options
+        }
+        return {**options, **tensors}
+
+    def state(self) -> dict[str, Any]:
+        """Return the optimizer's state by name, without copying tensors; empty before the first step."""
+        return dict(self._optimizer.state.get(self._value, {}))
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Replace the state with one that `state` returned; tensors are copied."""
+        self._optimizer.state[self._value] = {
+            name: entry.detach().clone() if isinstance(entry, Tensor) else entry
+            for name, entry in state.items()
+        }
+
+
+def _check_fused(optimizer_class: type[Optimizer]) -> None:
+    if "fused" not in inspect.signature(optimizer_class).parameters:
+        raise ConfigurationError(
+            f"strategy.server_kernels is 'fused', and {optimizer_class.__name__} has no fused kernel; use "
+            "'default', or a class that has one, such as SGD, Adam, AdamW or Adagrad"
+        )
 
 
 @dataclass(slots=True)

@@ -8,7 +8,7 @@ import torch
 
 from fleet.errors import ConfigurationError, FleetError, RemoteProtocolError
 from fleet.parameter_server.modes import Answer, Async, Geo, LazyBytes
-from fleet.parameter_server.modes.asynchronous import TrainerSteps
+from fleet.parameter_server.modes.asynchronous import TrainerSteps, compensate_delay
 from fleet.parameter_server.store import Origin
 from fleet.parameter_server.transport.arena import Arena
 from fleet.wire import NO_STEP
@@ -373,3 +373,25 @@ def test_a_server_that_holds_no_part_of_it_has_made_no_step():
     steps = TrainerSteps((), 2)
     assert (steps.of(0), steps.ahead) == (0, 0)
     assert TrainerSteps((7,), 0).ahead == 0
+
+
+def test_a_gradient_without_delay_is_itself():
+    gradient, value = torch.randn(3, 2), torch.randn(3, 2)
+    assert torch.equal(compensate_delay(gradient, value, value.clone()), gradient)
+
+
+def test_the_drift_counts_with_the_square_of_the_gradient():
+    found = compensate_delay(torch.tensor([2.0, -3.0]), torch.tensor([1.5, 1.0]), torch.tensor([1.0, 2.0]))
+    assert found.tolist() == [2.0 + 4.0 * 0.5, -3.0 + 9.0 * -1.0]
+
+
+def test_nothing_is_modified():
+    tensors = [torch.ones(2), torch.full((2,), 3.0), torch.zeros(2)]
+    copies = [each.clone() for each in tensors]
+    compensate_delay(*tensors)
+    assert all(torch.equal(each, copy) for each, copy in zip(tensors, copies, strict=True))
+
+
+def test_other_shapes_are_named():
+    with pytest.raises(ValueError, match=r"gradient of shape \[2\], a value of \[3\] and .* \[2\]"):
+        compensate_delay(torch.ones(2), torch.ones(3), torch.ones(2))

@@ -7,14 +7,28 @@ the same factor and runs are bitwise reproducible.
 import threading
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Final
+
+import torch
+from torch import Tensor
 
 from fleet.errors import ConfigurationError
 from fleet.parameter_server.shard import NormPart, SendNormPart
 from fleet.plan.clipping import NormPlan
-from fleet.update import clip_coefficient, total_of
 from fleet.wire import NO_STEP, HyperParameters
 
-__all__ = ["KnownNorm", "NormBook", "Participants", "PendingNorm"]
+__all__ = [
+    "KnownNorm",
+    "NormBook",
+    "Participants",
+    "PendingNorm",
+    "clip_coefficient",
+    "sum_of_squares",
+    "total_of",
+]
+
+_EPSILON: Final = 1e-6
+"""The constant that `torch.nn.utils.clip_grad_norm_` adds to the norm before it divides by the norm."""
 
 
 class Participants:
@@ -212,3 +226,36 @@ class NormBook:
         for theirs in parts.others.values():
             sums |= theirs
         return KnownNorm(step, norm, clip_coefficient(total_of(sums), norm.max_norm))
+
+
+def sum_of_squares(gradient: Tensor) -> float:
+    """Return the sum of a gradient's squared elements; nan and inf propagate.
+
+    The sum has double precision, so that neither the slicing of a parameter into blocks nor its dtype changes
+    the norm.
+    """
+    norm = torch.linalg.vector_norm(gradient, dtype=torch.float64).item()
+    return float(norm * norm)
+
+
+def total_of(sums: Mapping[int, float]) -> float:
+    """Return the total of the sums, added in block order so that it is bitwise identical on all servers."""
+    return sum((sums[block] for block in sorted(sums)), start=0.0)
+
+
+def clip_coefficient(sum_of_squares: float, max_norm: float) -> float:
+    """Return the factor that scales a norm down to `max_norm`: at most 1, and nan if the norm is nan.
+
+    Parameters
+    ----------
+    sum_of_squares : float
+        The square of the norm.
+    max_norm : float
+
+    Returns
+    -------
+    float
+        The factor by which `torch.nn.utils.clip_grad_norm_` multiplies gradients.
+    """
+    coefficient = max_norm / (float(sum_of_squares) ** 0.5 + _EPSILON)
+    return 1.0 if coefficient > 1.0 else coefficient

@@ -33,11 +33,10 @@ from fleet.parameter_server.transport.arena import Arena, LazyBytes, bytes_of
 from fleet.plan.config import DistributedMode
 from fleet.tables import RowGradients
 from fleet.tables.ids import distinct_ids
-from fleet.update import compensate_delay
 from fleet.wire import NO_STEP, HyperParameters
 from fleet.wire.rows import pack_row_gradient
 
-__all__ = ["Async", "ImmediateServer", "TrainerSteps"]
+__all__ = ["Async", "ImmediateServer", "TrainerSteps", "compensate_delay"]
 
 
 @dataclass(frozen=True)
@@ -383,3 +382,35 @@ class SeenValues:
     def of(self, trainer: int, block: int) -> Tensor:
         """Return a trainer's copy of a block's value; `renew` overwrites the copy in place."""
         return self._copies[trainer][block]
+
+
+def compensate_delay(gradient: Tensor, value: Tensor, sent: Tensor) -> Tensor:
+    """Correct a gradient, to first order, for the steps made since its trainer received the value.
+
+    Parameters
+    ----------
+    gradient, value, sent : Tensor
+        The gradient, the current value, and the value for which the gradient was computed, all of the same
+        shape. None of them is modified.
+
+    Returns
+    -------
+    Tensor
+        ``gradient + gradient * gradient * (value - sent)``.
+
+    Raises
+    ------
+    ValueError
+        The shapes differ; the message gives all three.
+
+    Notes
+    -----
+    DC-ASGD with lambda 1: Zheng et al. 2017, arXiv:1609.08326.
+    """
+    if not gradient.shape == value.shape == sent.shape:
+        raise ValueError(
+            f"a gradient of shape {list(gradient.shape)}, a value of {list(value.shape)} and the value sent "
+            f"of {list(sent.shape)}; expected one shape"
+        )
+    # The order of operations is Paddle's, for equal rounding: drift times gradient, times gradient.
+    return gradient + (value - sent) * gradient * gradient

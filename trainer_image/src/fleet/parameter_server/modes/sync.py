@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fleet.errors import DeadlineExceededError, RemoteProtocolError, StateLostError
-from fleet.parameter_server.modes.agreement import KnownNorm, NormBook, Participants
+from fleet.parameter_server.modes.agreement import KnownNorm, NormBook, Participants, sum_of_squares
 from fleet.parameter_server.modes.mode import (
     Answer,
     AnsweredTrainer,
@@ -46,7 +46,6 @@ from fleet.parameter_server.transport.arena import bytes_of, copy_bytes
 from fleet.parameter_server.waits import name_trainers
 from fleet.plan.config import DistributedMode
 from fleet.tables import RowGradients
-from fleet.update import sum_of_squares
 from fleet.wire import NO_STEP, HyperParameters
 
 __all__ = ["Sync", "SyncServer"]
