@@ -70,45 +70,8 @@ def most_rows(row_bytes: int) -> int:
     return (MOST_ROW_BYTES - _FIRST.size) // (_ID_BYTES + row_bytes)
 
 
-def pack_ids(ids: Ids) -> memoryview:
-    """Encode ascending ids."""
-    return _packed(ids, memoryview(b""))
-
-
-def read_ids(payload: memoryview, row_bytes: int) -> Ids:
-    """Decode the ids of a look-up in a table with ``row_bytes`` bytes per row.
-
-    Raises
-    ------
-    RemoteProtocolError
-        The ids are not distinct and ascending, there are too many for one frame, or the payload is truncated.
-    """
-    return _unpacked(payload, 0, most_rows(row_bytes))[0]
-
-
-def pack_rows(rows: Rows) -> memoryview:
-    """Encode rows of shape (n, dimension) without a copy; they must not change until they have been sent."""
-    return _bytes_of(rows)
-
-
-def read_rows(payload: memoryview, dimension: int) -> Rows:
-    """Decode rows; the caller must have checked that the payload holds a whole number of them."""
-    rows: Rows = np.frombuffer(payload, dtype="<f4").astype(np.float32, copy=False)
-    return rows.reshape(-1, dimension)
-
-
-def pack_row_gradient(ids: Ids, rows: Rows) -> memoryview:
-    """Encode ascending ids and one row for each id."""
-    return _packed(ids, _bytes_of(rows))
-
-
-def read_row_gradient(payload: memoryview, dimension: int) -> tuple[Ids, Rows]:
-    """Decode the ids and rows of a row gradient; raise the same errors as `read_ids`."""
-    ids, rows = _unpacked(payload, 4 * dimension, most_rows(4 * dimension))
-    return ids, read_rows(rows, dimension)
-
-
-def _packed(ids: Ids, rows: memoryview) -> memoryview:
+def pack_ids(ids: Ids, rows: memoryview | bytes = b"") -> memoryview:
+    """Encode ascending ids, with the bytes of their rows if the frame has any."""
     if not ids.size:
         return memoryview(b"")
     known = ids.view(np.uint64)
@@ -119,21 +82,36 @@ def _packed(ids: Ids, rows: memoryview) -> memoryview:
     return memoryview(b"".join((first, rows, gaps.astype(_GAPS[width]).view(np.uint8).data)))
 
 
-def _unpacked(payload: memoryview, row_bytes: int, most: int) -> tuple[Ids, memoryview]:
-    """Return the ids in a payload, and the bytes of its rows."""
+def read_ids(payload: memoryview, row_bytes: int, *, with_rows: bool = False) -> Ids:
+    """Decode the ids in a frame about a table with ``row_bytes`` bytes per row.
+
+    Parameters
+    ----------
+    payload : memoryview
+    row_bytes : int
+    with_rows : bool
+        Whether the payload has a row for each id, too.
+
+    Returns
+    -------
+    int64[n]
+
+    Raises
+    ------
+    RemoteProtocolError
+        The ids are not distinct and ascending, there are too many for one frame, or the payload is truncated.
+    """
     if not len(payload):
-        return np.zeros(0, dtype=np.int64), payload
+        return np.zeros(0, dtype=np.int64)
+    most, size = most_rows(row_bytes), row_bytes if with_rows else 0
     first, width = _FIRST.unpack_from(payload) if len(payload) >= _FIRST.size else (0, 0)
-    number, left = (
-        divmod(len(payload) - _FIRST.size + width, row_bytes + width) if width in _WIDTHS else (0, 1)
-    )
+    number, left = divmod(len(payload) - _FIRST.size + width, size + width) if width in _WIDTHS else (0, 1)
     if left or not 1 <= number <= most:
         raise RemoteProtocolError(
-            f"a payload with ids of a table has {len(payload)} bytes, {width} for each gap and {row_bytes} "
+            f"a payload with ids of a table has {len(payload)} bytes, {width} for each gap and {size} "
             f"for each row; expected 1 to {most} ids, and {', '.join(map(str, _WIDTHS))} bytes for each gap"
         )
-    end = _FIRST.size + number * row_bytes
-    gaps = np.frombuffer(payload, _GAPS[width], offset=end)
+    gaps = np.frombuffer(payload, _GAPS[width], offset=_FIRST.size + number * size)
     ids: Ids = np.empty(number, np.int64)
     ids[0] = first
     ids[1:] = gaps  # modulo 2**64
@@ -141,7 +119,31 @@ def _unpacked(payload: memoryview, row_bytes: int, most: int) -> tuple[Ids, memo
     # Narrow gaps cannot overflow more than once: frames are too short.
     if not gaps.all() or ids[-1] < first or width == _ID_BYTES:
         _check_ascending(ids)
-    return ids, payload[_FIRST.size : end]
+    return ids
+
+
+def pack_rows(rows: Rows) -> memoryview:
+    """Encode rows of shape (n, dimension), if possible without a copy; they must not change until sent."""
+    contiguous = np.ascontiguousarray(rows)
+    return (contiguous.byteswap() if _SWAPS else contiguous).reshape(-1).view(np.uint8).data
+
+
+def read_rows(payload: memoryview, dimension: int) -> Rows:
+    """Decode rows; the caller must have checked that the payload holds a whole number of them."""
+    rows: Rows = np.frombuffer(payload, dtype="<f4").astype(np.float32, copy=False)
+    return rows.reshape(-1, dimension)
+
+
+def pack_row_gradient(ids: Ids, rows: Rows) -> memoryview:
+    """Encode ascending ids and one row for each id."""
+    return pack_ids(ids, pack_rows(rows))
+
+
+def read_row_gradient(payload: memoryview, dimension: int) -> tuple[Ids, Rows]:
+    """Decode the ids and rows of a row gradient; raise the same errors as `read_ids`."""
+    row_bytes = 4 * dimension
+    ids = read_ids(payload, row_bytes, with_rows=True)
+    return ids, read_rows(payload[_FIRST.size : _FIRST.size + ids.size * row_bytes], dimension)
 
 
 def _check_ascending(ids: Ids) -> None:
@@ -151,8 +153,3 @@ def _check_ascending(ids: Ids) -> None:
             f"ids of a table: {ids[at + 1]} follows {ids[at]} at position {at + 1}, expected distinct ids in "
             "ascending order"
         )
-
-
-def _bytes_of(array: Rows) -> memoryview:
-    contiguous = np.ascontiguousarray(array)
-    return (contiguous.byteswap() if _SWAPS else contiguous).reshape(-1).view(np.uint8).data

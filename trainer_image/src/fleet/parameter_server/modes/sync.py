@@ -22,9 +22,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Final
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from fleet.errors import DeadlineExceededError, RemoteProtocolError, StateLostError
@@ -135,6 +133,8 @@ class SyncServer(ServerMode):
         self._participants = Participants(num_trainers)
         self._rounds = {block: _Round() for block in shard.blocks}
         self._tables = SyncTables(shard.tables, self._participants, self._changed)
+        # Bound directly, which saves a call: every forward pass of an embedding comes here.
+        self.look_up = self._tables.look_up  # type: ignore[method-assign]
         self._norms = NormBook(shard.plan.clipping.norms, shard.plan.server, shard.send_norm_part)
         self._begun: dict[int, int] = {}
         """The latest step that each trainer has begun."""
@@ -276,10 +276,6 @@ class SyncServer(ServerMode):
         """Return the size of all gradients of a table's step; see `SyncTables.arrived_bytes`."""
         del num_bytes
         return self._tables.arrived_bytes(table)
-
-    def look_up(self, trainer: int, table: int, step: int, ids: NDArray[np.int64]) -> Tensor:
-        """Return the rows of a step; see `SyncTables.rows_at`."""
-        return self._tables.rows_at(trainer, table, step, ids)
 
     def end(self, trainer: int, step: int, absent: Sequence[int]) -> Sequence[Answer]:
         """End a trainer's step; the trainer has no gradient of the absent blocks in this step.

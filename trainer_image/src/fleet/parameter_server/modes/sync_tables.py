@@ -86,7 +86,7 @@ class SyncTables:
                 self.rounds[number].arrived.pop(trainer, None)
                 self.rounds[number].ahead.pop(trainer, None)
 
-    def rows_at(self, trainer: int, table: int, step: int, ids: NDArray[np.int64]) -> Tensor:
+    def look_up(self, trainer: int, table: int, step: int, ids: NDArray[np.int64]) -> Tensor:
         """Return the rows that a table had after `step` steps.
 
         For the step after the current one, this returns the current rows. When the table is stepped, the
@@ -100,7 +100,8 @@ class SyncTables:
             An id is out of range.
         """
         with self._changed[table]:
-            self._wait_until_stepped(table)
+            if self.rounds[table].stepping or self._store.failed.error is not None:
+                self._wait_until_stepped(table)
             round_ = self.rounds[table]
             rows = self._store.rows(table, ids)
             if step == round_.step + 1:
