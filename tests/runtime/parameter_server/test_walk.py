@@ -19,8 +19,8 @@ import fleet
 from tests.support.parameter_server import QUICK, loopback
 
 PACKAGE = Path(fleet.__file__).parent
-MOST_FILES = {"gradient": 23, "look-up": 22}
-MOST_FUNCTIONS = {"gradient": 88, "look-up": 54}
+MOST_FILES = {"gradient": 18, "look-up": 14}
+MOST_FUNCTIONS = {"gradient": 87, "look-up": 44}
 MOST_OF_ONE_NAME = 3
 """Functions of one way that share a name."""
 EARLIER_STEPS = 5

@@ -1,13 +1,144 @@
-"""`DistributedEmbedding` and `DistributedEmbeddingBag` beside torch's modules."""
+"""Tables that a model reads, and `DistributedEmbedding` beside torch's module."""
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn.functional import embedding
 
 import fleet
 from fleet.errors import ConfigurationError
+from fleet.nn import DistributedTable
+from fleet.nn.embedding import take, to_device, to_host
 from tests.support.row_source import RowSource
+
+
+def bound(**options: Any) -> tuple[DistributedTable, RowSource]:
+    table, source = DistributedTable("users", 2, 10, **options), RowSource()
+    table.bind(source)
+    return table, source
+
+
+def test_the_distinct_rows_of_a_batch_are_looked_up_once():
+    table, source = bound()
+    rows, positions = table.look_up(torch.tensor([[3, 1], [3, 3]]))
+    assert source.asked == [[1, 3]]
+    assert rows[positions][..., 0].tolist() == [[3, 1], [3, 3]]
+
+
+def test_the_gradient_of_a_row_is_the_sum_over_its_places():
+    table, source = bound()
+    rows, positions = table.look_up(torch.tensor([3, 1, 3]))
+    (rows[positions] * torch.tensor([[1.0], [10.0], [100.0]])).sum().backward()
+    (touched,) = source.kept
+    assert touched.ids.tolist() == [1, 3]
+    assert touched.gradient().tolist() == [[10, 10], [101, 101]]
+
+
+def test_a_look_up_without_gradients_is_forgotten():
+    table, source = bound()
+    with torch.no_grad():
+        rows, _ = table.look_up(torch.tensor([3]))
+    assert not rows.requires_grad
+    assert source.kept == []
+
+
+def test_a_padding_row_is_zero_and_neither_asked_for_nor_trained():
+    table, source = bound()
+    rows, positions = table.look_up(torch.tensor([0, 4, 0, 2]), padding=0)
+    assert source.asked == [[2, 4]]
+    assert rows[positions][:, 0].tolist() == [0, 4, 0, 2]
+    rows[positions].sum().backward()
+    assert source.kept[0].ids.tolist() == [2, 4]
+    assert source.kept[0].gradient().shape == (2, 2)
+
+
+@pytest.mark.parametrize(
+    ("ids", "place"),
+    [([[1, 2], [3, 10]], r"id 10 at position \[1, 1\]"), ([[1, -1]], r"id -1 at position \[0, 1\]")],
+    ids=["too-large", "negative"],
+)
+def test_an_id_out_of_range_names_the_table_the_feature_and_its_place(ids, place):
+    table, _ = bound()
+    with pytest.raises(
+        ConfigurationError, match=f"table users, feature city: {place} of the batch, expected 0 to 9"
+    ):
+        table.check(torch.tensor(ids), "city")
+
+
+def test_ids_that_are_no_whole_numbers_are_refused():
+    table, _ = bound()
+    with pytest.raises(ConfigurationError, match=r"ids of dtype torch.float32, expected whole numbers"):
+        table.look_up(torch.zeros(3))
+
+
+def test_any_id_is_one_where_their_number_is_not_given():
+    table, source = DistributedTable("users", 2), RowSource()
+    table.bind(source)
+    table.look_up(torch.tensor([-(2**62), 2**62]))
+    assert source.asked == [[-(2**62), 2**62]]
+
+
+def test_a_table_without_a_session_says_what_to_call():
+    with pytest.raises(ConfigurationError, match=r"call fleet.init_worker\(\) before"):
+        DistributedTable("users", 2).look_up(torch.tensor([1]))
+
+
+def test_a_table_that_nobody_steps_is_refused():
+    with pytest.raises(ConfigurationError, match="table users is in no param group of the optimizer"):
+        DistributedTable("users", 2).config(torch.optim.SGD)
+
+
+def test_a_table_takes_its_rule_from_the_optimizer():
+    config = DistributedTable("users", 2, 10, seed=5).config(
+        torch.optim.Adagrad, {"lr": 0.5, "foreach": None}
+    )
+    assert (type(config.rule).__name__, dict(config.options), config.seed) == ("Adagrad", {"lr": 0.5}, 5)
+
+
+def test_ids_travel_as_64_bit_numbers_whatever_they_were():
+    table, source = bound()
+    table.look_up(torch.tensor([1], dtype=torch.int32))
+    assert np.asarray(source.asked[0]).dtype == np.int64
+
+
+on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="PyTorch finds no GPU on this machine")
+
+
+def test_on_the_host_they_stay_where_they_are():
+    rows = torch.randn(3, 2)
+    assert to_device(rows, torch.device("cpu")) is rows
+    assert to_host(rows) is rows
+    assert to_device(rows, torch.device("meta")).is_meta
+
+
+@pytest.mark.gpu
+@on_gpu
+def test_to_a_gpu_they_go_by_pinned_memory_and_come_back_in_such(monkeypatch):
+    pinned, pin = [], torch.Tensor.pin_memory
+
+    def noted(rows: torch.Tensor) -> torch.Tensor:
+        pinned.append(pin(rows))
+        return pinned[-1]
+
+    monkeypatch.setattr(torch.Tensor, "pin_memory", noted)
+    rows = torch.randn(50_000, 16)
+    there = to_device(rows, torch.device("cuda"))
+    assert there.is_cuda
+    assert pinned[0].is_pinned()
+    back = to_host(there * 2)
+    assert back.is_pinned()
+    assert torch.equal(back, rows * 2)
+
+
+@pytest.mark.gpu
+@on_gpu
+def test_memory_that_is_taken_again_at_once_does_not_change_what_was_sent():
+    batches = [torch.full((100_000, 8), float(number)) for number in range(50)]
+    there = [to_device(batch, torch.device("cuda")) for batch in batches]
+    assert [float(rows.min()) == float(rows.max()) == at for at, rows in enumerate(there)] == [True] * 50
 
 
 def test_an_embedding_has_the_shape_and_the_gradients_of_torchs():
@@ -66,95 +197,69 @@ def test_a_printed_model_says_what_the_table_is():
     )
 
 
-WEIGHT = torch.randn(20, 4, generator=torch.Generator().manual_seed(0))
-FLAT = torch.tensor([3, 1, 3, 7, 7, 7, 0, 2, 19, 3])
-BAGS = torch.tensor([[3, 1, 3], [7, 7, 0], [0, 0, 0]])
+def both(shape, num_rows=7, dimension=3):
+    torch.manual_seed(0)
+    rows, positions = torch.randn(num_rows, dimension), torch.randint(num_rows, shape)
+    return rows.clone().requires_grad_(), rows.requires_grad_(), positions
 
 
-def beside_torch(**options: Any) -> tuple[Any, Any, RowSource]:
-    ours = fleet.nn.DistributedEmbeddingBag(20, 4, name="users", **options)
-    weight = WEIGHT.clone()
-    if "padding_idx" in options:
-        weight[options["padding_idx"]] = 0.0
-    source = RowSource(weight)
-    ours.table.bind(source)
-    return ours, torch.nn.EmbeddingBag.from_pretrained(weight, freeze=False, **options), source
-
-
-def check(ours: Any, theirs: Any, source: RowSource, *arguments: Any) -> None:
-    weights = [each for each in arguments if each is not None and each.is_floating_point()]
-    found, expected = ours(*arguments), theirs(*arguments)
+@pytest.mark.parametrize("shape", [(), (0,), (40,), (4, 5, 6)])
+def test_values_and_gradients_are_those_of_torch_to_the_bit(shape):
+    ours, theirs, positions = both(shape)
+    found, expected = take(ours, positions), embedding(positions, theirs)
     assert torch.equal(found, expected)
-    towards = torch.randn(expected.shape, generator=torch.Generator().manual_seed(1))
-    of_weights = []
-    for result in (found, expected):
-        (result * towards).sum().backward()
-        of_weights.append([each.grad for each in weights])
-        for each in weights:
-            each.grad = None
-    grad = torch.zeros(20, 4)
-    for touched in source.kept:
-        grad[torch.from_numpy(touched.ids)] += touched.gradient()
-    assert torch.equal(grad, theirs.weight.grad)
-    for mine, other in zip(*of_weights, strict=True):
-        assert torch.equal(mine, other)
+    weights = torch.randn_like(found)
+    (found * weights).sum().backward()
+    (expected * weights).sum().backward()
+    assert torch.equal(ours.grad, theirs.grad)
 
 
-@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
-@pytest.mark.parametrize("padding", [{}, {"padding_idx": 7}], ids=["all", "padding"])
-@pytest.mark.parametrize(
-    ("arguments", "last"),
-    [
-        ((FLAT, torch.tensor([0, 2, 2, 5])), False),
-        ((FLAT, torch.tensor([0, 2, 2, 5, 10])), True),
-        ((BAGS,), False),
-        ((FLAT.int(), torch.tensor([0, 4], dtype=torch.int32)), False),
-    ],
-    ids=["offsets", "last-offset", "two-dimensions", "int32"],
-)
-def test_values_and_gradients_are_torchs(mode, padding, arguments, last):
-    check(*beside_torch(mode=mode, include_last_offset=last, **padding), *arguments)
+def test_a_gradient_that_is_an_expanded_number_is_taken():
+    ours, theirs, positions = both((40,))
+    take(ours, positions).sum().backward()
+    embedding(positions, theirs).sum().backward()
+    assert torch.equal(ours.grad, theirs.grad)
 
 
-@pytest.mark.parametrize("padding", [{}, {"padding_idx": 7}], ids=["all", "padding"])
-@pytest.mark.parametrize("arguments", [(FLAT, torch.tensor([0, 2, 2, 5])), (BAGS, None)], ids=["1d", "2d"])
-def test_so_they_are_with_weights_whose_gradients_are_torchs_too(padding, arguments):
-    weights = torch.rand(arguments[0].shape, generator=torch.Generator().manual_seed(2)).requires_grad_()
-    check(*beside_torch(mode="sum", **padding), *arguments, weights)
+def test_a_penalty_on_the_gradient_has_a_gradient_of_its_own():
+    ours, theirs, positions = both((40,))
+    for rows, taken in ((ours, take(ours, positions)), (theirs, embedding(positions, theirs))):
+        (gradient,) = torch.autograd.grad((taken**2).sum(), rows, create_graph=True)
+        (gradient**2).sum().backward()
+    assert ours.grad.abs().sum() > 0
+    assert torch.equal(ours.grad, theirs.grad)
 
 
-def test_the_mode_is_torchs_unless_told_otherwise():
-    check(*beside_torch(), BAGS)
+def test_a_gradient_that_is_a_negated_view_is_taken():
+    rows: Any = torch.ones(1, 1, requires_grad=True)
+    taken = torch.complex(torch.zeros(1, 1), take(rows, torch.tensor([0])))
+    (taken.conj() * (2 + 3j)).real.sum().backward()
+    assert rows.grad.item() == 3
 
 
-def test_bags_without_any_id_are_zero():
-    ours, _, source = beside_torch(mode="mean")
-    found = ours(torch.zeros(0, dtype=torch.int64), torch.tensor([0, 0, 0]))
-    assert torch.equal(found, torch.zeros(3, 4))
-    assert source.asked == [[]]
+def test_its_gradient_is_traced():
+    def gradient(rows, positions):
+        return torch.autograd.grad(take(rows, positions).sum(), rows)[0]
+
+    rows, positions = torch.zeros(3, 2, requires_grad=True), torch.tensor([0, 1, 1])
+    traced = make_fx(gradient, tracing_mode="fake")(rows, positions)
+    assert traced(rows, positions.flip(0)).tolist() == [[1, 1], [2, 2], [0, 0]]
 
 
-def test_a_batch_asks_for_its_distinct_rows_once():
-    ours, _, source = beside_torch()
-    ours(BAGS)
-    assert source.asked == [[0, 1, 3, 7]]
+def test_many_gradients_are_taken_at_once():
+    rows = torch.zeros(3, 2, requires_grad=True)
+    taken = take(rows, torch.tensor([0, 1]))
+    (found,) = torch.autograd.grad(taken, rows, torch.eye(4).reshape(4, 2, 2), is_grads_batched=True)
+    assert torch.equal(found[:, :2].reshape(4, 4), torch.eye(4))
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"mode": "median"}, "mode is 'median', expected one of sum, mean, max"),
-        ({"scale_grad_by_freq": True}, "scale_grad_by_freq=True would need the frequency"),
-        ({"max_norm": 1.0}, "max_norm=1.0 would change rows"),
-    ],
-)
-def test_a_bag_that_cannot_be_is_refused_by_name(options, words):
-    with pytest.raises(ConfigurationError, match=f"table users: {words}"):
-        fleet.nn.DistributedEmbeddingBag(20, 4, name="users", **options)
+def test_a_model_is_compiled_around_it():
+    ours, theirs, positions = both((40,))
 
+    @torch.compile(backend="aot_eager", fullgraph=True)
+    def loss(rows):
+        return (take(rows, positions) ** 2).sum()
 
-def test_a_bag_and_an_embedding_may_share_a_table():
-    first = fleet.nn.DistributedEmbedding(20, 4, name="users")
-    bag = fleet.nn.DistributedEmbeddingBag(20, 4, table=first.table)
-    assert bag.distributed_tables == first.distributed_tables
-    assert "DistributedEmbeddingBag(20, 4, name='users', mode='mean')" in repr(bag)
+    loss(ours).backward()
+    (embedding(positions, theirs) ** 2).sum().backward()
+    assert torch.equal(ours.grad, theirs.grad)

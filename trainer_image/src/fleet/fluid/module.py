@@ -21,8 +21,7 @@ from fleet.fluid.operators.rows import is_distributed, padded
 from fleet.fluid.program import Program
 from fleet.fluid.scope import Scope
 from fleet.fluid.training import Training
-from fleet.nn.embedding import take
-from fleet.nn.table import DistributedTable
+from fleet.nn.embedding import DistributedTable, take
 from fleet.optim import SGD
 from fleet.plan import DistributeTranspilerConfig
 from fleet.plan.capture import capture_step

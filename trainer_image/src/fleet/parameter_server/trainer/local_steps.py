@@ -18,7 +18,7 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from fleet.checkpoint import OwnRows
-from fleet.nn.table import Touched
+from fleet.nn.embedding import Touched
 from fleet.parameter_server.modes import TrainerMode
 from fleet.parameter_server.trainer.gradients import hyper_parameters_of
 from fleet.parameter_server.trainer.own_optimizer import Scaling, StepGuard

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from fleet.errors import ConfigurationError
-from fleet.nn.table import Touched, to_device, to_host
+from fleet.nn.embedding import Touched, to_device, to_host
 from fleet.parameter_server.trainer.replies import LookUp, Replies
 from fleet.plan import Source
 from fleet.process import progress

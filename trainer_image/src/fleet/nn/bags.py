@@ -1,4 +1,7 @@
-"""Embedding bags of many features, with tables on parameter servers and TorchRec's interface."""
+"""Embedding bags whose tables are on the parameter servers: of one table, or of many features.
+
+A collection has TorchRec's interface.
+"""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -8,16 +11,248 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 from torch.nn import Module, ParameterList
+from torch.nn.functional import embedding_bag
 
 from fleet.errors import ConfigurationError
-from fleet.nn.embedding import offsets_of, pool
-from fleet.nn.table import DistributedTable
+from fleet.nn.embedding import DistributedEmbedding, DistributedTable, sum_at, sums_here
 from fleet.tables.first_values import FirstValues, Normal, Uniform
 from fleet.tables.rules import RowRule
 
-__all__ = ["EmbeddingBagCollection", "EmbeddingBagConfig", "KeyedIds", "KeyedTensor"]
+__all__ = [
+    "DistributedEmbeddingBag",
+    "EmbeddingBagCollection",
+    "EmbeddingBagConfig",
+    "KeyedIds",
+    "KeyedTensor",
+    "offsets_of",
+    "pool",
+]
 
+_MODES = ("sum", "mean", "max")
 _POOLING = {"SUM": "sum", "MEAN": "mean"}
+
+
+class DistributedEmbeddingBag(DistributedEmbedding):
+    """A replacement for ``torch.nn.EmbeddingBag`` whose table is not on the trainer.
+
+    Parameters
+    ----------
+    num_embeddings, embedding_dim, max_norm
+        As for `DistributedEmbedding`.
+    scale_grad_by_freq : bool
+        Not supported, because the frequencies in other trainers' batches are not known.
+    mode : str
+        ``mean``, ``sum`` or ``max``.
+    include_last_offset : bool
+        Whether offsets include the end of the last bag.
+    padding_idx : int, optional
+        As for `DistributedEmbedding`; padding is left out of bags.
+    name, first_values, seed, rule, options, table
+        As for `DistributedEmbedding`.
+
+    Raises
+    ------
+    ConfigurationError
+        An option is not supported; the message names it.
+    """
+
+    def __init__(
+        self,
+        num_embeddings: int | None,
+        embedding_dim: int,
+        max_norm: float | None = None,
+        *,
+        scale_grad_by_freq: bool = False,
+        mode: str = "mean",
+        include_last_offset: bool = False,
+        padding_idx: int | None = None,
+        name: str = "",
+        first_values: FirstValues | None = None,
+        seed: int = 0,
+        rule: RowRule | None = None,
+        options: Mapping[str, Any] | None = None,
+        table: DistributedTable | None = None,
+    ) -> None:
+        super().__init__(
+            num_embeddings,
+            embedding_dim,
+            padding_idx,
+            max_norm,
+            name=name,
+            first_values=first_values,
+            seed=seed,
+            rule=rule,
+            options=options,
+            table=table,
+        )
+        if mode not in _MODES:
+            raise ConfigurationError(
+                f"table {self.table.name}: mode is {mode!r}, expected one of {', '.join(_MODES)}"
+            )
+        if scale_grad_by_freq:
+            raise ConfigurationError(
+                f"table {self.table.name}: scale_grad_by_freq=True would need the frequency of each id in "
+                "the batches of all trainers; expected False"
+            )
+        self.mode = mode
+        self.include_last_offset = include_last_offset
+
+    def forward(
+        self, ids: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None
+    ) -> Tensor:
+        """Return a vector for each bag of ids.
+
+        Parameters
+        ----------
+        ids : int64 or int32, [num_ids] or [bags, ids_per_bag]
+        offsets : int64[bags], optional
+            The start of each bag in one-dimensional ids.
+        per_sample_weights : float32, same shape as `ids`, optional
+            With ``sum`` only.
+
+        Returns
+        -------
+        float32[bags, embedding_dim]
+
+        Raises
+        ------
+        ConfigurationError
+            An id is out of range; the message names the table, the id and its position in the batch.
+        ValueError
+            Ids, offsets and weights do not match; the message is torch's.
+        """
+        rows, positions = self.table.look_up(ids, padding=self.padding_idx)
+        return pool(
+            rows,
+            positions,
+            offsets.long() if offsets is not None else None,
+            self.mode,
+            weights=per_sample_weights,
+            padding=_row_of(ids, positions, self.padding_idx),
+            include_last_offset=self.include_last_offset,
+        )
+
+    def extra_repr(self) -> str:
+        """Return the arguments that ``print(model)`` shows."""
+        return f"{super().extra_repr()}, mode={self.mode!r}"
+
+
+def _row_of(ids: Tensor, positions: Tensor, padding_idx: int | None) -> int | None:
+    """Return the position of the padding id's row in a batch; None if it has no row."""
+    if padding_idx is None or not (padded := ids == padding_idx).any():
+        return None
+    return int(positions[padded][0])
+
+
+def pool(
+    rows: Tensor,
+    positions: Tensor,
+    offsets: Tensor | None,
+    mode: str,
+    *,
+    weights: Tensor | None = None,
+    padding: int | None = None,
+    include_last_offset: bool = False,
+) -> Tensor:
+    """Return one vector for each bag; the gradient of `rows` is one sum per row.
+
+    Parameters
+    ----------
+    rows : float[n, dimension]
+    positions : int64[num_ids] or int64[bags, ids_per_bag]
+        The row of each id.
+    offsets : int64[bags], optional
+        The start of each bag in one-dimensional `positions`; with `include_last_offset` also the end of the
+        last.
+    mode : str
+        ``sum``, ``mean`` or ``max``.
+    weights : float, same shape as `positions`, optional
+        Factors of the rows; with ``sum`` only.
+    padding : int, optional
+        A row that is left out of bags and means.
+    include_last_offset : bool
+
+    Returns
+    -------
+    float[bags, dimension]
+        0 for an empty bag.
+    """
+    if not rows.shape[0]:
+        # All bags of the batch are empty, and torch refuses a table without rows.
+        rows = rows.new_zeros(1, rows.shape[1])
+    if mode == "sum" and weights is None and sums_here(rows):
+        pooled: Tensor = _Sum.apply(rows, positions, offsets, include_last_offset, padding)
+        return pooled
+    return embedding_bag(
+        positions,
+        rows,
+        offsets,
+        mode=mode,
+        per_sample_weights=weights,
+        include_last_offset=include_last_offset,
+        padding_idx=padding,
+    )
+
+
+def offsets_of(lengths: Tensor) -> Tensor:
+    """Return the start of each bag, and the end of the last one; int64[bags + 1].
+
+    Raises
+    ------
+    ConfigurationError
+        A length is negative.
+    """
+    if lengths.numel() and int(lengths.min()) < 0:
+        raise ConfigurationError(f"a bag has the length {int(lengths.min())}, expected 0 or more")
+    offsets = lengths.new_zeros(lengths.numel() + 1, dtype=torch.int64)
+    torch.cumsum(lengths, 0, out=offsets[1:])
+    return offsets
+
+
+class _Sum(torch.autograd.Function):
+    """Sums of bags, with a backward pass that does not sort the ids again, as torch's would."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        rows: Tensor,
+        positions: Tensor,
+        offsets: Tensor | None,
+        include_last_offset: bool,
+        padding: int | None,
+    ) -> Tensor:
+        pooled = embedding_bag(
+            positions,
+            rows,
+            offsets,
+            mode="sum",
+            include_last_offset=include_last_offset,
+            padding_idx=padding,
+        )
+        ctx.save_for_backward(positions.reshape(-1), _bags_of(positions, offsets, len(pooled)))
+        ctx.padding, ctx.num_rows = padding, len(rows)
+        return pooled
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        (positions, bags), (gradient,) = ctx.saved_tensors, gradients
+        # With include_last_offset, positions after the last offset are in no bag.
+        positions = positions[: len(bags)]
+        if ctx.padding is not None:
+            kept = positions != ctx.padding
+            positions, bags = positions[kept], bags[kept]
+        by_position = gradient.contiguous().index_select(0, bags)
+        return sum_at(positions, by_position, ctx.num_rows), *[None] * 4
+
+
+def _bags_of(positions: Tensor, offsets: Tensor | None, num_bags: int) -> Tensor:
+    """Return the bag of each id; int64[num_ids]."""
+    bags = torch.arange(num_bags, device=positions.device)
+    if offsets is None:
+        return bags.repeat_interleave(positions.shape[1])
+    ends = positions.new_full((num_bags + 1,), positions.numel(), dtype=torch.int64)
+    ends[: len(offsets)] = offsets
+    return bags.repeat_interleave(ends.diff())
 
 
 class KeyedIds(Protocol):

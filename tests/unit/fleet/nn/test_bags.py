@@ -1,4 +1,4 @@
-"""`EmbeddingBagCollection` beside bags of torch, with batches that have the calls of TorchRec's."""
+"""Embedding bags beside those of torch, and collections with batches that have the calls of TorchRec's."""
 
 from enum import Enum, unique
 from types import SimpleNamespace
@@ -6,13 +6,169 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch.nn.functional import embedding_bag
 
 import fleet
 from fleet.errors import ConfigurationError
 from fleet.nn import EmbeddingBagCollection, EmbeddingBagConfig
+from fleet.nn.bags import offsets_of, pool
 from fleet.tables import Normal, Uniform
 from tests.support.row_source import RowSource
+
+WEIGHT = torch.randn(20, 4, generator=torch.Generator().manual_seed(0))
+FLAT = torch.tensor([3, 1, 3, 7, 7, 7, 0, 2, 19, 3])
+BAGS = torch.tensor([[3, 1, 3], [7, 7, 0], [0, 0, 0]])
+
+
+def beside_torch(**options: Any) -> tuple[Any, Any, RowSource]:
+    ours = fleet.nn.DistributedEmbeddingBag(20, 4, name="users", **options)
+    weight = WEIGHT.clone()
+    if "padding_idx" in options:
+        weight[options["padding_idx"]] = 0.0
+    source = RowSource(weight)
+    ours.table.bind(source)
+    return ours, torch.nn.EmbeddingBag.from_pretrained(weight, freeze=False, **options), source
+
+
+def check(ours: Any, theirs: Any, source: RowSource, *arguments: Any) -> None:
+    weights = [each for each in arguments if each is not None and each.is_floating_point()]
+    found, expected = ours(*arguments), theirs(*arguments)
+    assert torch.equal(found, expected)
+    towards = torch.randn(expected.shape, generator=torch.Generator().manual_seed(1))
+    of_weights = []
+    for result in (found, expected):
+        (result * towards).sum().backward()
+        of_weights.append([each.grad for each in weights])
+        for each in weights:
+            each.grad = None
+    grad = torch.zeros(20, 4)
+    for touched in source.kept:
+        grad[torch.from_numpy(touched.ids)] += touched.gradient()
+    assert torch.equal(grad, theirs.weight.grad)
+    for mine, other in zip(*of_weights, strict=True):
+        assert torch.equal(mine, other)
+
+
+@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
+@pytest.mark.parametrize("padding", [{}, {"padding_idx": 7}], ids=["all", "padding"])
+@pytest.mark.parametrize(
+    ("arguments", "last"),
+    [
+        ((FLAT, torch.tensor([0, 2, 2, 5])), False),
+        ((FLAT, torch.tensor([0, 2, 2, 5, 10])), True),
+        ((BAGS,), False),
+        ((FLAT.int(), torch.tensor([0, 4], dtype=torch.int32)), False),
+    ],
+    ids=["offsets", "last-offset", "two-dimensions", "int32"],
+)
+def test_values_and_gradients_are_torchs(mode, padding, arguments, last):
+    check(*beside_torch(mode=mode, include_last_offset=last, **padding), *arguments)
+
+
+@pytest.mark.parametrize("padding", [{}, {"padding_idx": 7}], ids=["all", "padding"])
+@pytest.mark.parametrize("arguments", [(FLAT, torch.tensor([0, 2, 2, 5])), (BAGS, None)], ids=["1d", "2d"])
+def test_so_they_are_with_weights_whose_gradients_are_torchs_too(padding, arguments):
+    weights = torch.rand(arguments[0].shape, generator=torch.Generator().manual_seed(2)).requires_grad_()
+    check(*beside_torch(mode="sum", **padding), *arguments, weights)
+
+
+def test_the_mode_is_torchs_unless_told_otherwise():
+    check(*beside_torch(), BAGS)
+
+
+def test_bags_without_any_id_are_zero():
+    ours, _, source = beside_torch(mode="mean")
+    found = ours(torch.zeros(0, dtype=torch.int64), torch.tensor([0, 0, 0]))
+    assert torch.equal(found, torch.zeros(3, 4))
+    assert source.asked == [[]]
+
+
+def test_a_batch_asks_for_its_distinct_rows_once():
+    ours, _, source = beside_torch()
+    ours(BAGS)
+    assert source.asked == [[0, 1, 3, 7]]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"mode": "median"}, "mode is 'median', expected one of sum, mean, max"),
+        ({"scale_grad_by_freq": True}, "scale_grad_by_freq=True would need the frequency"),
+        ({"max_norm": 1.0}, "max_norm=1.0 would change rows"),
+    ],
+)
+def test_a_bag_that_cannot_be_is_refused_by_name(options, words):
+    with pytest.raises(ConfigurationError, match=f"table users: {words}"):
+        fleet.nn.DistributedEmbeddingBag(20, 4, name="users", **options)
+
+
+def test_a_bag_and_an_embedding_may_share_a_table():
+    first = fleet.nn.DistributedEmbedding(20, 4, name="users")
+    bag = fleet.nn.DistributedEmbeddingBag(20, 4, table=first.table)
+    assert bag.distributed_tables == first.distributed_tables
+    assert "DistributedEmbeddingBag(20, 4, name='users', mode='mean')" in repr(bag)
+
+
+@given(
+    bags=st.lists(st.lists(st.integers(0, 9), max_size=5), min_size=1, max_size=6),
+    mode=st.sampled_from(["sum", "mean"]),
+    padding=st.one_of(st.none(), st.integers(0, 9)),
+)
+def test_any_bags_are_pooled_and_give_gradients_as_in_the_whole_table(bags, mode, padding):
+    table: Any = torch.randn(10, 3, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    ids = torch.tensor([id_ for bag in bags for id_ in bag], dtype=torch.int64)
+    offsets = offsets_of(torch.tensor([len(bag) for bag in bags]))
+    distinct, positions = ids.unique(return_inverse=True)
+    rows: Any = table.detach()[distinct].requires_grad_()
+    at = (distinct == (-1 if padding is None else padding)).nonzero()
+    found = pool(
+        rows,
+        positions,
+        offsets,
+        mode,
+        padding=int(at[0]) if at.numel() else None,
+        include_last_offset=True,
+    )
+    own = embedding_bag(ids, table, offsets, mode=mode, padding_idx=padding, include_last_offset=True)
+    assert torch.equal(found, own)
+    if ids.numel():
+        found.square().sum().backward()
+        own.square().sum().backward()
+        torch.testing.assert_close(rows.grad, table.grad[distinct], rtol=1e-6, atol=1e-6)
+
+
+def test_a_penalty_on_the_gradient_of_sums_has_a_gradient_of_its_own():
+    rows: Any = torch.randn(4, 3, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    positions = torch.tensor([[0, 1, 1], [3, 3, 3]])
+    (gradient,) = torch.autograd.grad(
+        pool(rows, positions, None, "sum").pow(2).sum(), rows, create_graph=True
+    )
+    gradient.pow(2).sum().backward()
+    times = torch.tensor([[1.0, 2, 0, 0], [0, 0, 0, 3]])
+    matrix = times.T @ times  # the gradient is 2 M x, so its square has the gradient 8 M M x
+    torch.testing.assert_close(rows.grad, 8 * matrix @ matrix @ rows.detach())
+
+
+def test_ids_behind_a_last_offset_are_in_no_bag():
+    rows: Any = torch.ones(5, 1, requires_grad=True)
+    positions, offsets = torch.tensor([0, 1, 1, 4]), torch.tensor([0, 2, 3])
+    pool(rows, positions, offsets, "sum", padding=1, include_last_offset=True).sum().backward()
+    assert rows.grad[:, 0].tolist() == [1, 0, 0, 0, 0]
+
+
+def test_bags_lie_where_their_rows_do_whatever_the_default_device():
+    rows: Any = torch.ones(2, 1, requires_grad=True)
+    with torch.device("meta"):
+        pool(rows, torch.tensor([[0, 1]], device="cpu"), None, "sum").sum().backward()
+    assert rows.grad.tolist() == [[1], [1]]
+
+
+def test_a_negative_length_is_refused():
+    with pytest.raises(ConfigurationError, match=r"a bag has the length -1, expected 0 or more"):
+        offsets_of(torch.tensor([1, -1]))
+
 
 LENGTHS = {"a": [2, 0, 1], "b": [1, 1, 1], "c": [0, 3, 0]}
 VALUES = {"a": [3, 3, 9], "b": [3, 0, 1], "c": [5, 6, 5]}
