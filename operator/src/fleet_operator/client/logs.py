@@ -42,6 +42,8 @@ LAST_TRIES = 3
 
 _STAMP = re.compile(rb"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(Z|[+-]\d\d:\d\d) ?")
 
+_LENGTH = re.compile(r"\d{1,18}", re.ASCII)
+
 
 @dataclass(frozen=True, slots=True)
 class LogLine:
@@ -287,18 +289,16 @@ class Logs:
 
     async def _follow_pod(self, pod: Mapping[str, Any], params: dict[str, str]) -> None:
         """Read one pod's log to its end, reconnecting after errors."""
-        reading, last = self._readings[pod["metadata"]["uid"]], ""
+        reading, position = self._readings[pod["metadata"]["uid"]], Position()
         tries_left = LAST_TRIES
         while True:
             problem: Exception | None = None
+            position.reopen()
             try:
                 async for line in self._read(pod, params):
-                    stamp = stamp_of(line)
-                    if stamp and stamp <= last:
-                        continue  # a repeated line: sinceTime has a resolution of one second
-                    last = stamp or last
-                    reading.lines += 1
-                    await self._lines.put(LogLine(replica_of(pod), line))
+                    if unseen := position.unseen(line):
+                        reading.lines += 1
+                        await self._lines.put(LogLine(replica_of(pod), unseen))
             except ApiError as error:
                 if error.status == 404:
                     return  # the pod was deleted, and its log with it
@@ -315,9 +315,8 @@ class Logs:
                 if tries_left == 0:
                     self._tell_unread(pod, problem)
                     return
-            if last:
-                # The API server ignores fractions of a second in sinceTime; repeated lines are skipped above.
-                params = {**params, "sinceTime": f"{last[:19]}Z"}
+            if position.since_time:
+                params = {**params, "sinceTime": position.since_time}
                 params.pop("tailLines", None)
                 params.pop("sinceSeconds", None)
             await asyncio.sleep(RETRY_SECONDS)
@@ -356,6 +355,58 @@ async def lines_of(chunks: AsyncIterator[bytes], limit: int = LINE_BYTES) -> Asy
             held = held[limit:]
     if held:
         yield held
+
+
+@dataclass(slots=True)
+class Position:
+    """How far a log has been read, so that another reading of it repeats nothing.
+
+    The API server ignores fractions of a second in sinceTime, so the next reading begins with lines that are
+    known. A long line comes in pieces, of which only the first has the timestamp.
+
+    Attributes
+    ----------
+    stamp : str
+        The timestamp of the last line, as `stamp_of` returns it; empty before the first.
+    length : int
+        The number of bytes known of the lines with this timestamp.
+    """
+
+    stamp: str = ""
+    length: int = 0
+    _line: str = ""  # the timestamp of the line that this reading has reached
+    _read: int = 0  # the number of bytes that it has read of lines with this timestamp
+
+    @classmethod
+    def parse(cls, text: str) -> Position:
+        """Return the position that ``str`` has written; that before the first line if `text` is none."""
+        stamp, _, length = text.partition(" ")
+        return cls(stamp_of(stamp.encode()), int(length)) if _LENGTH.fullmatch(length) else cls()
+
+    def __str__(self) -> str:
+        return f"{self.stamp} {self.length}" if self.stamp else ""
+
+    @property
+    def since_time(self) -> str | None:
+        """The sinceTime of the next reading; None before the first line."""
+        return f"{self.stamp[:19]}Z" if self.stamp else None
+
+    def reopen(self) -> None:
+        """Begin another reading, at `since_time` or earlier."""
+        self._line, self._read = "", 0
+
+    def unseen(self, piece: bytes) -> bytes:
+        """Return what no earlier reading has given of the next line, or of the next piece of a long one."""
+        if (stamp := stamp_of(piece)) and stamp != self._line:
+            self._line, self._read = stamp, 0
+        if self._line < self.stamp:
+            return b""
+        if self._line > self.stamp:
+            self.stamp, self.length = self._line, 0
+        known = max(0, self.length - self._read)
+        self._read += len(piece)
+        self.length = max(self.length, self._read)
+        return piece[known:]
 
 
 def replica_of(pod: Mapping[str, Any]) -> str:

@@ -12,7 +12,7 @@ from aiohttp import web
 from fleet_operator.api import Role
 from fleet_operator.cli.logs import print_logs, print_with
 from fleet_operator.client import logs as module
-from fleet_operator.client.logs import LINE_BYTES, LogLine, Logs, Wanted, lines_of, stamp_of
+from fleet_operator.client.logs import LINE_BYTES, LogLine, Logs, Position, Wanted, lines_of, stamp_of
 from fleet_operator.client.session import ClusterRefusal
 from tests.support.log_server import LogServer, at
 
@@ -150,6 +150,40 @@ async def test_a_log_with_its_node_s_time_zone_goes_on_where_it_broke(world: Log
         assert await following == 0
     assert world.shown == ["[trainer-0] one", "[trainer-0] two"]
     assert world.asked[1]["sinceTime"] == "2026-10-25T00:59:59Z"
+
+
+async def test_a_long_line_whose_connection_breaks_is_shown_once_to_its_end(world: LogServer):
+    pieces = [str(number) * LINE_BYTES for number in (1, 2, 3)]
+    line = f"2026-01-01T00:00:01.5Z {''.join(pieces)}".encode()
+
+    async def breaks(response: web.StreamResponse) -> None:
+        await response.write(line[: LINE_BYTES + 9])
+        await world.until_shown(1)
+        await cut(response)
+
+    world.put(0, breaks, line + b"\n" + at(2, "the next"))
+    async with world.session() as session:
+        following = asyncio.create_task(world.reading(session).follow())
+        await world.until_shown(5)
+        world.put(0, phase="Succeeded")
+        world.set_job("Succeeded")
+        assert await following == 0
+    assert len(world.shown) == 5  # the timestamp moves the last bytes into a fourth piece
+    assert "".join(each.removeprefix("[trainer-0] ") for each in world.shown) == f"{''.join(pieces)}the next"
+
+
+def test_lines_of_one_instant_are_told_apart_by_the_bytes_before_them():
+    position = Position()
+    lines = [b"2026-01-01T00:00:01Z one", b"2026-01-01T00:00:01Z two", b"2026-01-01T00:00:01Z three"]
+    assert [position.unseen(each) for each in lines[:2]] == lines[:2]
+    again = Position.parse(str(position))
+    assert [again.unseen(each) for each in lines] == [b"", b"", lines[2]]
+    assert again.since_time == "2026-01-01T00:00:01Z"
+
+
+@pytest.mark.parametrize("text", ["", "x", "2026-01-01T00:00:01Z", "2026-01-01T00:00:01Z -1", " 7"])
+def test_a_position_that_nobody_wrote_is_the_beginning(text: str):
+    assert Position.parse(text).since_time is None
 
 
 @pytest.mark.parametrize(

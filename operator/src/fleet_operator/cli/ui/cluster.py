@@ -10,7 +10,7 @@ import aiohttp
 
 from fleet_operator.api.names import LABEL_ATTEMPT
 from fleet_operator.cli.ui.series import Series
-from fleet_operator.client.logs import LogLine, lines_of, replica_of, stamp_of
+from fleet_operator.client.logs import LogLine, Position, lines_of, replica_of, stamp_of
 from fleet_operator.client.session import ClusterRefusal, Session, last_time, open_session
 from fleet_operator.client.summary import Summary
 from fleet_operator.kubernetes.client import ApiError, collection
@@ -108,7 +108,7 @@ class ClusterJobs:
         namespace, job, replica : str
             The replica, such as ``trainer-0``.
         cursor : str
-            The timestamp of the last line of an earlier answer, or empty for the end of the log.
+            That of an earlier answer, or empty for the end of the log.
 
         Raises
         ------
@@ -119,25 +119,22 @@ class ClusterJobs:
         pod = next((each for each in await session.pods(job) if replica_of(each) == replica), None)
         if pod is None:
             return {"lines": [], "next": cursor, "note": "this replica has no pod at present"}
-        lines, last = list[str](), stamp_of(cursor.encode())
-        # The API server ignores fractions of a second in sinceTime; repeated lines are skipped below.
-        begin = {"sinceTime": f"{last[:19]}Z"} if last else {"tailLines": str(FIRST_LINES)}
+        lines, position = list[str](), Position.parse(cursor)
+        since = position.since_time
+        begin = {"tailLines": str(FIRST_LINES)} if since is None else {"sinceTime": since}
         params = {"container": main_container(pod), "timestamps": "true", **begin}
         path = f"{collection('pods', namespace)}/{pod['metadata']['name']}/log"
         try:
             async with session.client.chunks(path, params, silence_seconds=SILENCE_SECONDS) as chunks:
                 async for line in lines_of(chunks):
-                    stamp, text = stamp_of(line), printable(LogLine(replica, line).text)
-                    if not stamp:  # the rest of a long line
-                        lines.append(text)
-                    elif stamp > last:
-                        lines.append(f"{stamp[:23]}Z {text}")
-                        last = stamp
+                    if unseen := position.unseen(line):
+                        stamp, text = stamp_of(unseen), printable(LogLine(replica, unseen).text)
+                        lines.append(f"{stamp[:23]}Z {text}" if stamp else text)
         except ApiError as error:
-            return {"lines": lines, "next": last, "note": str(error)}
+            return {"lines": lines, "next": str(position), "note": str(error)}
         except (aiohttp.ClientError, TimeoutError) as error:
-            return {"lines": lines, "next": last, "note": str(error) or type(error).__name__}
-        return {"lines": lines, "next": last}
+            return {"lines": lines, "next": str(position), "note": str(error) or type(error).__name__}
+        return {"lines": lines, "next": str(position)}
 
     async def _connected(self) -> Session:
         async with self._connecting:

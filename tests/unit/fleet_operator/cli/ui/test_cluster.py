@@ -13,6 +13,7 @@ from aiohttp.test_utils import TestServer
 from fleet_operator.cli.ui.cluster import ClusterJobs
 from fleet_operator.cli.ui.machine import LocalRuns
 from fleet_operator.cli.ui.server import UiServer
+from fleet_operator.client.logs import LINE_BYTES
 from fleet_operator.client.session import ClusterRefusal, Where
 from tests.support.log_server import LogServer, at
 
@@ -124,6 +125,16 @@ async def test_a_log_with_its_node_s_time_zone_is_followed_without_repetition(ap
     assert first["lines"] == ["2026-01-01T00:00:01.000Z one"]
     assert second["lines"] == ["2026-01-01T00:00:01.500Z two"]
     assert api.asked[1]["sinceTime"] == "2026-01-01T00:00:01Z"
+
+
+async def test_a_line_longer_than_a_piece_is_shown_once(api: Api, tmp_path: Path):
+    long = at(1, "a" * (2 * LINE_BYTES))
+    api.put(0, at(1, "one") + long, at(1, "one") + long + at(2, "two"))
+    async with jobs_of(api, tmp_path) as jobs:
+        first = await jobs.log("default", "digits", "trainer-0", "")
+        second = await jobs.log("default", "digits", "trainer-0", first["next"])
+    assert sum(line.count("a") for line in first["lines"]) == 2 * LINE_BYTES
+    assert second["lines"] == ["2026-01-01T00:00:02.000Z two"]
 
 
 async def test_other_namespaces_are_refused_without_asking(api: Api, tmp_path: Path):
