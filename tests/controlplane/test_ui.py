@@ -58,6 +58,8 @@ async def test_the_page_has_a_job_s_restart_its_conditions_and_its_curve(
             await namespace.until_state("digits", "Running")
             [row] = (await ask("jobs?"))["jobs"]
             assert (row["id"], row["state"]) == (f"{namespace.name}/digits", "Running")
+            running = await ask(f"job?id={row['id']}")  # kwok's pods have no process that would answer
+            assert "trainer-0's own history could not be read" in running["curves_note"]
             await namespace.end(TRAINERS[0], exit_code=137)
             await namespace.until_job(
                 "digits", "a restart", lambda job: job["status"].get("restarts", 0) >= 1

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import yaml
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
@@ -19,6 +20,7 @@ from fleet_operator.kubernetes.login import Connection
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
+    from pathlib import Path
 
     from fleet_operator.client.logs import LogLine
 
@@ -52,6 +54,8 @@ class LogServer:
         self.watchers: dict[str, list[asyncio.Queue[dict[str, Any]]]] = {"pods": [], "fleetjobs": []}
         self.shown: list[str] = []
         self.notes: list[str] = []
+        self.events: list[dict[str, Any]] = []
+        self.is_down = False
         self.heard = asyncio.Event()
         self.set_job("Running")
 
@@ -112,6 +116,11 @@ class LogServer:
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         path = request.path
+        if self.is_down:
+            return web.json_response({"message": "the server is down"}, status=503)
+        if path == "/api/v1/namespaces/default/events":
+            assert request.query["fieldSelector"] == "involvedObject.kind=FleetJob,involvedObject.name=digits"
+            return web.json_response({"items": self.events})
         if path.endswith("/log"):
             return await self._log(request)
         if path == f"{JOBS}/digits":
@@ -162,17 +171,34 @@ class LogServer:
         return response
 
     @asynccontextmanager
-    async def session(self) -> AsyncIterator[Session]:
+    async def address(self) -> AsyncIterator[str]:
+        """Serve, and give the address."""
         application = web.Application()
         application.router.add_get("/{path:.*}", self.answer)
         server = TestServer(application, host="127.0.0.1")
         await server.start_server(shutdown_timeout=0.1)
-        address = f"http://127.0.0.1:{server.port}"
         try:
-            async with ApiClient(Connection(address)) as client:
-                yield Session(client, address, "default")
+            yield f"http://127.0.0.1:{server.port}"
         finally:
             await server.close()
+
+    @asynccontextmanager
+    async def kubeconfig(self, folder: Path) -> AsyncIterator[Path]:
+        """Serve, and give a kubeconfig that names the address."""
+        async with self.address() as address:
+            document: dict[str, Any] = {"apiVersion": "v1", "kind": "Config", "current-context": "here"}
+            document["clusters"] = [{"name": "here", "cluster": {"server": address}}]
+            document["users"] = [{"name": "me", "user": {}}]
+            document["contexts"] = [{"name": "here", "context": {"cluster": "here", "user": "me"}}]
+            kubeconfig = folder / "kubeconfig"
+            kubeconfig.write_text(yaml.safe_dump(document))
+            yield kubeconfig
+
+    @asynccontextmanager
+    async def session(self) -> AsyncIterator[Session]:
+        """Serve, and give a session with this server."""
+        async with self.address() as address, ApiClient(Connection(address)) as client:
+            yield Session(client, address, "default")
 
     def reading(self, session: Session, *, timestamps: bool = False, **wanted: Any) -> Reading:
         show = print_with(prefixes=True, colour=False, write=self._show, timestamps=timestamps)

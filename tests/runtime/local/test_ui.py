@@ -1,4 +1,4 @@
-"""``fleetjob ui`` in a browser: the jobs of this machine.
+"""``fleetjob ui`` in a browser: the jobs of this machine, and a cluster that comes and goes.
 
 With ``UI_PICTURES=FOLDER`` in the environment, the last test writes its pictures there (docs/images).
 """
@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import math
 import os
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,9 +17,14 @@ from typing import TYPE_CHECKING
 import pytest
 import yaml
 
+from fleet_operator.cli.ui.cluster import ClusterJobs
+from fleet_operator.cli.ui.machine import LocalRuns
+from fleet_operator.cli.ui.server import UiServer
+from fleet_operator.client.session import Where
 from tests.support.browser import browser_page, find_browser
 from tests.support.fleetjob import PROGRAM, lines
 from tests.support.local import DONE, LocalRun, job_manifest
+from tests.support.log_server import LogServer
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -176,6 +182,50 @@ async def test_a_killed_runner_is_seen(tmp_path):
         run.process.kill()
         await page.until(f"({ROWS})[0][3] === 'Lost'")
         await page.until("sentence.innerText.includes('no process of the run is left')")
+
+
+@contextlib.asynccontextmanager
+async def page_of_a_cluster(world: LogServer, folder: Path) -> AsyncIterator[tuple[UiServer, Page]]:
+    """Give the server of a page, and the page, for a cluster with one job."""
+    assert BROWSER is not None
+    async with world.kubeconfig(folder) as kubeconfig:
+        server = UiServer(LocalRuns([]), ClusterJobs(Where(kubeconfig)), token="token")
+        address = await server.start(0)
+        try:
+            async with browser_page(BROWSER, folder / "browser") as page:
+                await page.open(address)
+                await page.until(f"({ROWS})[0]?.[3] === 'Running'")
+                await page.until("!detail.hidden && replica.value === 'trainer-0'")
+                yield server, page
+        finally:
+            await server.close()
+
+
+async def test_when_the_cluster_does_not_answer_the_last_rows_stay_and_say_of_when_they_are(tmp_path):
+    world = LogServer()
+    world.put(0)
+    async with page_of_a_cluster(world, tmp_path) as (_, page):
+        assert await page.value("document.querySelectorAll('.stale').length") == 0
+        world.is_down = True
+        await page.until("document.querySelector('#jobs tbody tr').classList.contains('stale')")
+        await page.until("detail.classList.contains('stale')")
+        assert (await page.value(ROWS))[0][1:4] == ["default/digits", "namespace default", "Running"]
+        for place in ("where", "problem"):
+            told = await page.value(f"document.getElementById('{place}').textContent")
+            assert re.search(r"as it was at \d\d:\d\d:\d\d: .*the server is down", told), told
+        assert await page.value("document.title") == "digits: Running"
+        world.is_down = False
+        await page.until("document.querySelectorAll('.stale').length === 0 && problem.hidden")
+
+
+async def test_when_the_command_has_ended_the_page_keeps_what_it_had(tmp_path):
+    world = LogServer()
+    world.put(0)
+    async with page_of_a_cluster(world, tmp_path) as (server, page):
+        await server.close()
+        await page.until("document.querySelectorAll('#jobs .stale').length === 1")
+        told = await page.value("problem.textContent")
+        assert re.search(r"as it was at \d\d:\d\d:\d\d: no answer from fleetjob ui", told), told
 
 
 async def test_runs_are_compared_in_light_and_dark_and_on_a_phone(tmp_path):

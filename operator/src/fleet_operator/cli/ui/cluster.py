@@ -4,25 +4,28 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
 
-from fleet_operator.api.names import LABEL_ATTEMPT
+from fleet_operator.api.names import LABEL_ATTEMPT, METRICS_PORT
 from fleet_operator.cli.ui.series import Series
 from fleet_operator.client.logs import LogLine, Position, lines_of, replica_of, stamp_of
 from fleet_operator.client.session import ClusterRefusal, Session, last_time, open_session
 from fleet_operator.client.summary import Summary
 from fleet_operator.kubernetes.client import ApiError, collection
-from fleet_operator.kubernetes.observation import main_container
+from fleet_operator.kubernetes.observation import main_container, observe_pod
+from fleet_operator.kubernetes.progress import INTERVAL_SECONDS, MAX_BYTES
 from fleet_operator.local.log import printable
-from fleet_operator.plan.model import Attempt
+from fleet_operator.plan.model import Attempt, PodPhase
 from fleet_operator.plan.observe.progress import parse_progress
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from fleet_operator.client.session import Where
+    from fleet_operator.plan.observe.progress import Progress
 
 Document = dict[str, Any]
 
@@ -30,6 +33,45 @@ FIRST_LINES = 400
 """The number of lines of a log in the first answer."""
 
 SILENCE_SECONDS = 10.0
+
+FIRST_TRAINER = "trainer-0"
+"""The replica whose progress the status of a job shows."""
+
+HISTORY_SECONDS = 1.0
+"""The time limit for a reading of a trainer's history through the API server."""
+
+REFUSED_SECONDS = 60.0
+"""How long a history that could not be read is left alone."""
+
+
+@dataclass(slots=True, eq=False)
+class _Curves:
+    """The curves of a job, from its status, its trainers' termination messages and trainer 0's history."""
+
+    series: Series = field(default_factory=Series)
+    step: int = 0  # that of the last status
+    lives: dict[str, str] = field(default_factory=dict)  # by replica: the uid of the pod that has reported
+    due: float = 0.0  # when the history is read again
+    problem: str | None = None  # why it could not be read
+
+    def add_status(self, step: int, loss: float) -> None:
+        """Add what the status shows."""
+        if step < self.step:  # the job was restarted
+            self.series.drop(FIRST_TRAINER, step)
+        self.step = step
+        self.series.add(FIRST_TRAINER, step, {"loss": loss})
+
+    def add_report(self, pod: Mapping[str, Any], progress: Progress | None) -> None:
+        """Add what a pod has reported: its history, and its last values."""
+        if progress is None or progress.step is None:
+            return
+        replica, uid = replica_of(pod), pod["metadata"]["uid"]
+        if self.lives.get(replica) != uid:
+            self.lives[replica] = uid
+            self.series.drop(replica, min(progress.history, default=progress.step))
+        for step, loss in sorted(progress.history.items()):
+            self.series.add(replica, step, {"loss": loss})
+        self.series.add(replica, progress.step, progress.metrics)
 
 
 class ClusterJobs:
@@ -49,7 +91,7 @@ class ClusterJobs:
         self._session: Session | None = None
         self._connecting = asyncio.Lock()
         self._stack = AsyncExitStack()
-        self._series: dict[str, Series] = {}  # by a job's uid: the losses in the statuses seen so far
+        self._curves: dict[str, _Curves] = {}  # by a job's uid
 
     async def close(self) -> None:
         """Close the connections."""
@@ -66,8 +108,8 @@ class ClusterJobs:
         session = await self._connected()
         where = "all namespaces" if self._everywhere else f"namespace {session.namespace}"
         jobs = await session.jobs(everywhere=self._everywhere)
-        for uid in self._series.keys() - {job["metadata"]["uid"] for job in jobs}:
-            del self._series[uid]
+        for uid in self._curves.keys() - {job["metadata"]["uid"] for job in jobs}:
+            del self._curves[uid]
         rows = [self._row(Summary.of(job)) for job in jobs]
         return f"{session.server}, {where}", sorted(rows, key=lambda row: row["started"] or "", reverse=True)
 
@@ -84,8 +126,11 @@ class ClusterJobs:
         pods = await session.pods(name)
         events = await session.events(name)
         row = self._row(Summary.of(job))
+        curves = self._curves[job["metadata"]["uid"]]
         for pod in pods:
-            self._add_last_report(job["metadata"]["uid"], pod)
+            curves.add_report(pod, parse_progress(str((_ended(pod) or {}).get("message") or "")))
+            if replica_of(pod) == FIRST_TRAINER:
+                await _read_history(session, pod, curves)
         conditions = (job.get("status") or {}).get("conditions") or []
         return {
             **row,
@@ -96,7 +141,8 @@ class ClusterJobs:
                 | {"time": each.get("lastTransitionTime")}
                 for each in conditions
             ],
-            "series": self._series[job["metadata"]["uid"]].thinned(),
+            "series": curves.series.thinned(),
+            "curves_note": curves.problem,
             "folder": None,
         }
 
@@ -153,10 +199,9 @@ class ClusterJobs:
 
     def _row(self, job: Summary) -> Document:
         status, progress = job.status, job.status.progress
-        series = self._series.setdefault(job.raw["metadata"]["uid"], Series())
+        curves = self._curves.setdefault(job.raw["metadata"]["uid"], _Curves())
         if progress is not None and progress.step is not None and progress.loss is not None:
-            series.drop("trainer-0", progress.step)
-            series.add("trainer-0", progress.step, {"loss": progress.loss})
+            curves.add_status(progress.step, progress.loss)
         return {
             "id": f"{job.namespace}/{job.name}",
             "place": "cluster",
@@ -177,17 +222,39 @@ class ClusterJobs:
             "metrics": {},
         }
 
-    def _add_last_report(self, uid: str, pod: Mapping[str, Any]) -> None:
-        """Add the curve that an ended trainer has left in its termination message."""
-        ended = _ended(pod)
-        progress = parse_progress(str((ended or {}).get("message") or ""))
-        if progress is None or progress.step is None:
-            return
-        series, replica = self._series[uid], replica_of(pod)
-        series.drop(replica, min(progress.history, default=progress.step))
-        for step, loss in sorted(progress.history.items()):
-            series.add(replica, step, {"loss": loss})
-        series.add(replica, progress.step, progress.metrics)
+
+async def _read_history(session: Session, pod: Mapping[str, Any], curves: _Curves) -> None:
+    """Add the history of a running trainer, as its own server has it, if it is due.
+
+    The request goes through the API server, so that it needs no route to the pod, but the permission to
+    ``get`` ``pods/proxy``.
+    """
+    now = asyncio.get_running_loop().time()
+    if (pod.get("status") or {}).get("phase") != PodPhase.RUNNING:
+        curves.problem = None
+        return
+    if now < curves.due or (observed := observe_pod(pod)) is None:
+        return
+    curves.due = now + REFUSED_SECONDS
+    port = observed.metrics_port or METRICS_PORT
+    path = f"{collection('pods', session.namespace)}/{observed.name}:{port}/proxy/progress"
+    data = b""
+    try:
+        async with asyncio.timeout(HISTORY_SECONDS), session.client.chunks(path, {}) as chunks:
+            async for chunk in chunks:
+                data += chunk
+                if len(data) > MAX_BYTES:
+                    break
+    except (ApiError, aiohttp.ClientError, TimeoutError) as error:
+        why = str(error) or f"no answer within {HISTORY_SECONDS:g} s"
+        curves.problem = (
+            f"The curve has only what this page has seen in the job's status: {FIRST_TRAINER}'s own history "
+            f"could not be read through the API server ({printable(why)})."
+        )
+        return
+    curves.problem = None
+    curves.due = now + INTERVAL_SECONDS
+    curves.add_report(pod, parse_progress(data.decode(errors="replace")))
 
 
 def _ended(pod: Mapping[str, Any]) -> Mapping[str, Any] | None:

@@ -62,6 +62,7 @@ class LocalRuns:
             "events": record["events"],
             "conditions": [],
             "series": series,
+            "curves_note": None,
             "folder": str(folder.resolve()),
         }
 

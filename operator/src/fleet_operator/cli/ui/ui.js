@@ -8,7 +8,11 @@ const SVG = "http://www.w3.org/2000/svg";
 const FINAL = ["Succeeded", "Failed", "Stopped", "Lost"];
 
 const $ = (id) => document.getElementById(id);
-const state = { jobs: [], shown: null, compared: new Set(), details: new Map(), charts: new Map(), clock: 0 };
+const state = {
+  jobs: [], shown: null, compared: new Set(), details: new Map(), charts: new Map(), clock: 0,
+  answered: null, // when fleetjob ui answered last
+  cluster: null, // its name, and when it answered last
+};
 
 function element(tag, text, ...classes) {
   const made = document.createElement(tag);
@@ -40,6 +44,12 @@ function bytes(count) {
     if (count >= size) return `${(count / size).toFixed(1)} ${unit}`;
   }
   return `${count} B`;
+}
+
+/** Return a moment with its date, where that is not today's. */
+function moment(stamp) {
+  const [day, today] = [new Date(stamp), new Date()].map((each) => each.toLocaleDateString());
+  return day === today ? clockTime(stamp) : `${day} ${clockTime(stamp)}`;
 }
 
 function clockTime(stamp) {
@@ -148,13 +158,18 @@ function fillJob(row, job) {
 }
 
 function drawJobs(answer) {
-  state.jobs = answer.jobs;
-  state.clock = new Date(answer.now);
-  $("none").hidden = answer.jobs.length > 0;
-  rows($("jobs").tBodies[0], answer.jobs, fillJob);
+  state.clock = state.answered = new Date(answer.now);
   const cluster = answer.cluster;
-  $("where").textContent = cluster && !cluster.error ? `this machine; ${cluster.name}` : "this machine";
-  if (cluster && cluster.error) $("where").textContent += `; no cluster: ${cluster.error}`;
+  const stale = cluster && cluster.error && state.cluster; // its last rows stay
+  state.jobs = [...answer.jobs, ...(stale ? state.jobs.filter((job) => job.place === "cluster") : [])];
+  if (cluster && !cluster.error) state.cluster = { name: cluster.name, answered: state.clock };
+  $("none").hidden = state.jobs.length > 0;
+  rows($("jobs").tBodies[0], state.jobs, fillJob);
+  document.querySelectorAll("#jobs tbody tr").forEach((row, at) => row.classList.toggle("stale", Boolean(stale) && state.jobs[at].place === "cluster"));
+  if (!cluster) $("where").textContent = "this machine";
+  else if (!cluster.error) $("where").textContent = `this machine; ${cluster.name}`;
+  else if (stale) $("where").textContent = `this machine; ${state.cluster.name}, as it was at ${moment(state.cluster.answered)}: ${cluster.error}`;
+  else $("where").textContent = `this machine; no cluster: ${cluster.error}`;
 }
 
 // --- curves
@@ -403,6 +418,8 @@ function drawDetail(job) {
   $("sentence").textContent = job.sentence;
   $("folder").textContent = job.folder ? `${job.mode}; logs in ${job.folder}` : job.mode;
   document.title = `${job.name}: ${job.state}`;
+  $("curves-note").hidden = !job.curves_note;
+  $("curves-note").textContent = job.curves_note || "";
   drawCurves();
   drawComparison();
   rows($("replicas").tBodies[0], job.replicas, (row, each) => {
@@ -474,15 +491,29 @@ async function refresh() {
     log.restart();
   }
   const wanted = new Set([state.shown, ...state.compared].filter((id) => state.jobs.some((job) => job.id === id)));
-  await Promise.all([...wanted].map(async (id) => {
+  const answers = await Promise.allSettled([...wanted].map(async (id) => {
     const known = state.details.get(id);
     if (known && id !== state.shown && FINAL.includes(known.state) && known.ended) return;
-    state.details.set(id, await ask("/api/job", { id }));
+    state.details.set(id, { ...await ask("/api/job", { id }), answered: state.clock });
   }));
   const job = state.details.get(state.shown);
   $("detail").hidden = !job;
   if (job) drawDetail(job);
+  const failed = answers.find((each) => each.status === "rejected");
+  if (failed) throw failed.reason;
   await log.read();
+}
+
+/** Say why something could not be read; what the page had before stays. */
+function complain(error) {
+  const silent = error instanceof TypeError; // of fetch: nobody answered
+  const shown = state.details.get(state.shown)?.answered;
+  const since = silent ? state.answered : shown < state.clock && shown;
+  const told = silent ? `no answer from fleetjob ui; is it still running? (${error.message})` : error.message;
+  $("problem").hidden = false;
+  $("problem").textContent = since ? `as it was at ${moment(since)}: ${told}` : told;
+  $("detail").classList.toggle("stale", Boolean(since));
+  if (silent) document.querySelectorAll("#jobs tbody tr").forEach((row) => row.classList.add("stale"));
 }
 
 let timer = 0;
@@ -498,9 +529,9 @@ async function again() {
   try {
     await refresh();
     $("problem").hidden = true;
+    $("detail").classList.remove("stale");
   } catch (error) {
-    $("problem").hidden = false;
-    $("problem").textContent = error instanceof TypeError ? `no answer from fleetjob ui; is it still running? (${error.message})` : error.message;
+    complain(error);
   }
   running = false;
   if (!document.hidden) timer = setTimeout(again, POLL_MS);

@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import aiohttp
 import pytest
-import yaml
 from aiohttp import web
-from aiohttp.test_utils import TestServer
 
+from fleet_operator.cli.ui import cluster
 from fleet_operator.cli.ui.cluster import ClusterJobs
 from fleet_operator.cli.ui.machine import LocalRuns
 from fleet_operator.cli.ui.server import UiServer
@@ -32,12 +31,18 @@ EVENT = {
 
 
 class Api(LogServer):
-    """A LogServer that has events, too."""
+    """A LogServer that has an event, and what trainer 0 says of its progress."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.events = [EVENT]
+        self.histories: list[dict[str, Any]] = []
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
-        if request.path == "/api/v1/namespaces/default/events":
-            assert request.query["fieldSelector"] == "involvedObject.kind=FleetJob,involvedObject.name=digits"
-            return web.json_response({"items": [EVENT]})
+        if request.path == "/api/v1/namespaces/default/pods/digits-trainer-0:6180/proxy/progress":
+            if not self.histories:
+                return web.json_response({"message": "pods is forbidden"}, status=403)
+            return web.json_response(self.histories.pop(0))
         return await super().answer(request)
 
 
@@ -49,22 +54,12 @@ def api() -> Api:
 @asynccontextmanager
 async def jobs_of(api: Api, folder: Path) -> AsyncIterator[ClusterJobs]:
     """Serve, and give the jobs as a kubeconfig finds them."""
-    application = web.Application()
-    application.router.add_get("/{path:.*}", api.answer)
-    server = TestServer(application, host="127.0.0.1")
-    await server.start_server(shutdown_timeout=0.1)
-    document: dict[str, Any] = {"apiVersion": "v1", "kind": "Config", "current-context": "here"}
-    document["clusters"] = [{"name": "here", "cluster": {"server": f"http://127.0.0.1:{server.port}"}}]
-    document["users"] = [{"name": "me", "user": {}}]
-    document["contexts"] = [{"name": "here", "context": {"cluster": "here", "user": "me"}}]
-    kubeconfig = folder / "kubeconfig"
-    kubeconfig.write_text(yaml.safe_dump(document))
-    jobs = ClusterJobs(Where(kubeconfig))
-    try:
-        yield jobs
-    finally:
-        await jobs.close()
-        await server.close()
+    async with api.kubeconfig(folder) as kubeconfig:
+        jobs = ClusterJobs(Where(kubeconfig))
+        try:
+            yield jobs
+        finally:
+            await jobs.close()
 
 
 def progress(step: int, loss: float) -> dict[str, Any]:
@@ -82,6 +77,45 @@ async def test_the_curve_of_a_job_is_what_its_status_has_said_so_far(api: Api, t
         assert detail["series"] == {"loss": {"trainer-0": [(1, 2.0), (2, 1.5)]}}
         [event] = detail["events"]
         assert event["message"] == "trainer-0 failed with exit code 3 (x2)"
+
+
+async def test_the_curve_of_a_running_job_begins_with_its_training(
+    api: Api, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(cluster, "INTERVAL_SECONDS", 0.0)
+    api.put(0)
+    api.job["status"] = progress(3, 1.0)
+    history = [[1, 2.0], [2, 1.5], [3, 1.0], [4, 0.75]]
+    api.histories = [
+        {"step": 4, "loss": 0.75, "history": history, "metrics": {"accuracy": 0.5}},
+        {"step": 5, "loss": 0.5, "history": [[1, 2.0], [5, 0.5]], "metrics": {"accuracy": 0.75}},
+    ]
+    async with jobs_of(api, tmp_path) as jobs:
+        first = await jobs.detail("default", "digits")
+        second = await jobs.detail("default", "digits")
+        assert first["curves_note"] is None
+        assert second["series"] == {
+            "accuracy": {"trainer-0": [(4, 0.5), (5, 0.75)]},
+            "loss": {"trainer-0": [(1, 2.0), (2, 1.5), (3, 1.0), (4, 0.75), (5, 0.5)]},
+        }
+        api.put(0, life=1)
+        api.histories = [{"step": 3, "loss": 0.9, "history": [[2, 1.4], [3, 0.9]]}]
+        detail = await jobs.detail("default", "digits")
+        assert detail["series"]["loss"] == {"trainer-0": [(1, 2.0), (2, 1.4), (3, 0.9)]}
+
+
+async def test_a_history_that_may_not_be_read_is_told_and_left_alone(api: Api, tmp_path: Path):
+    api.put(0)
+    api.job["status"] = progress(3, 1.0)
+    async with jobs_of(api, tmp_path) as jobs:
+        for _ in range(2):
+            detail = await jobs.detail("default", "digits")
+            assert "could not be read through the API server (pods is forbidden)" in detail["curves_note"]
+            assert detail["series"] == {"loss": {"trainer-0": [(3, 1.0)]}}
+            api.histories = [{"step": 4, "history": [[4, 0.5]]}]  # which nobody asks for within a minute
+        assert len(api.histories) == 1
+        api.put(0, phase="Succeeded")
+        assert (await jobs.detail("default", "digits"))["curves_note"] is None
 
 
 async def test_a_trainer_s_termination_message_has_its_whole_curve(api: Api, tmp_path: Path):
