@@ -35,7 +35,7 @@ FEATURES = {  # and with all of the chart's features on, as these tests have the
     ("policy", "poddisruptionbudgets"): EVERYDAY,
     ("scheduling.volcano.sh", "podgroups"): EVERYDAY,
     ("scheduling.x-k8s.io", "podgroups"): EVERYDAY,
-    ("kueue.x-k8s.io", "workloads"): {"get"},
+    ("kueue.x-k8s.io", "workloads"): {"list"},
 }
 LEASES = {("coordination.k8s.io", "leases"): {"get", "create", "update"}}
 EVERYBODYS = {"authorization.k8s.io", "authentication.k8s.io"}

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 Manifest = dict[str, Any]
 
-COLLECTIONS = {"pods", "services", "fleetjobs", *(each.plural for each in FEATURES.values())}
+COLLECTIONS = {"pods", "services", "fleetjobs", "workloads", *(each.plural for each in FEATURES.values())}
 
 
 class FakeApi(ApiClient):

@@ -18,6 +18,7 @@ from fleet_operator.build import ClusterHosts
 from fleet_operator.cluster import KEY_BYTES, ConflictError, Key
 from fleet_operator.kubernetes.client import FEATURES, KINDS, PODS, SERVICES, ApiError, collection
 from fleet_operator.kubernetes.events import Subject
+from fleet_operator.kubernetes.kueue import NOTHING_SAID
 from fleet_operator.kubernetes.refusals import Refusal, Refusals, is_for_good, is_over_quota, needs_somebody
 from fleet_operator.plan.model import (
     CreatePod,
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from fleet_operator.kubernetes.events import EventRecorder
     from fleet_operator.kubernetes.indexer import Entry
     from fleet_operator.kubernetes.informer_cache import ClusterView
+    from fleet_operator.kubernetes.kueue import Admission
     from fleet_operator.kubernetes.progress import ProgressReader
     from fleet_operator.plan.model import Action, ObservedPod
 
@@ -133,7 +135,8 @@ class KubernetesCluster:
                     objects[ObjectRef(resource.api_version, resource.kind, extra.key.name)] = extra.value
                 else:
                     note_other(extra, resource.kind)
-        queue_message = self._why_held_back(key, job, pods)
+        if (admission := self._admission(key, job, pods)) is None:
+            return None
         progress: JobProgress | None = None
         first = self._view.owned.pods.get(Key(key.namespace, pod_name(key.name, Role.TRAINER, 0)))
         if self._progress is not None and first is not None and _is_owned(first, job):
@@ -152,18 +155,28 @@ class KubernetesCluster:
             over_quota=self._refusals.is_over_quota(job),
             rejected=self._refusals.for_good(job),
             progress=progress,
-            queue_message=queue_message,
+            queue_message=admission.message,
+            deactivated=not admission.active,
             new_key=secrets.token_hex(KEY_BYTES),
         )
 
-    def _why_held_back(self, key: Key, job: FleetJob, pods: Iterable[ObservedPod]) -> str | None:
-        """Return why Kueue holds a job back, if it does and the operator may read its Workload."""
+    def _admission(self, key: Key, job: FleetJob, pods: Iterable[ObservedPod]) -> Admission | None:
+        """Return what Kueue says of a job's group, where that matters; None until it is known.
+
+        While the pods are gated, it is why. Where a group has lost its pods, Kueue may have been told to stop
+        it while this operator did not run.
+        """
         if self._view.admissions is None or job.gang is not Gang.KUEUE:
-            return None
-        if not any(gate.startswith(KUEUE) for pod in pods if pod.deleted_at is None for gate in pod.gates):
+            return NOTHING_SAID
+        kept = [pod for pod in pods if pod.deleted_at is None]
+        is_gated = any(gate.startswith(KUEUE) for pod in kept for gate in pod.gates)
+        begun = any(each.created for each in job.status.ledger.roles.values())
+        is_lost = begun and not kept and not job.status.finished and not job.spec.suspend
+        if not is_gated and not is_lost:
             self._view.admissions.forget(key)
-            return None
-        return self._view.admissions.of(key, job.gang_name(job.status.job_restarts))
+            return NOTHING_SAID
+        said = self._view.admissions.of(key, job.gang_name(job.status.job_restarts))
+        return NOTHING_SAID if said is None and is_gated else said
 
     def _departed(self, key: Key, job: FleetJob) -> tuple[ObservedPod, ...]:
         """Return the last state of each replica's latest deleted pod, and forget the other deleted pods."""

@@ -1,8 +1,9 @@
-"""Kueue's messages about the groups of pods that it holds back.
+"""Kueue's Workloads of the groups of pods that it holds back, or that have lost their pods.
 
-Pods only show that they are gated. Kueue creates a Workload with the name of the group, and its conditions
-give the reason. Workloads of groups do not have our labels, so a watch would deliver all Workloads of the
-cluster. Instead, each Workload is looked up while its pods are gated.
+Pods only show that they are gated, and pods that are gone show nothing. Kueue creates a Workload with the
+name of the group; its conditions give the reason. Workloads of groups have neither our labels nor an owner of
+ours, and a watch would deliver all Workloads of the cluster for good. Instead, a namespace's Workloads are
+listed while one of its groups is of interest.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from fleet_operator.kubernetes.client import ApiError
+from fleet_operator.kubernetes.reflector import ExpiredError, list_pages
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -25,28 +27,47 @@ logger = logging.getLogger(__name__)
 
 WORKLOADS = "/apis/kueue.x-k8s.io/v1beta2"
 LOOK_SECONDS = 10.0
-"""How often the Workload of a group that Kueue holds back is looked up."""
+"""How often the Workloads of a namespace are listed while one of its groups is of interest."""
 
 TICK_SECONDS = 0.5
-"""How often the loop looks for groups that are due."""
+"""How often the loop looks for namespaces that are due."""
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """What a Workload says about its group.
+
+    Attributes
+    ----------
+    message : str, optional
+        Why Kueue has not admitted it; None if it has, or has given no reason yet.
+    active : bool
+        False if the Workload is deactivated. A Workload that does not exist is active.
+    """
+
+    message: str | None = None
+    active: bool = True
+
+
+NOTHING_SAID = Admission()
 
 
 @dataclass(slots=True)
 class _Group:
     name: str
     due: float = 0.0
-    message: str | None = None
+    said: Admission | None = None  # None before the first list
 
 
 class Admissions:
-    """Kueue's messages about the groups that it holds back.
+    """What Kueue says about groups, kept up to date from the first question about a group until `forget`.
 
     Parameters
     ----------
     client : ApiClient
         The API server.
     on_change : callable
-        Called with a job when Kueue's message about its group has changed.
+        Called with a job when the first or another answer about its group has come.
     """
 
     def __init__(self, client: ApiClient, on_change: Callable[[Key], None]) -> None:
@@ -54,37 +75,45 @@ class Admissions:
         self._on_change = on_change
         self._groups: dict[Key, _Group] = {}
 
-    def of(self, key: Key, group: str) -> str | None:
-        """Return Kueue's last message about a job's group, and keep looking it up until `forget`."""
+    def of(self, key: Key, group: str) -> Admission | None:
+        """Return what Kueue last said about a job's group, or None if nobody has looked yet."""
         known = self._groups.get(key)
         if known is None or known.name != group:
             known = self._groups[key] = _Group(group)
-        return known.message
+        return known.said
 
     def forget(self, key: Key) -> None:
-        """Stop looking up a job's group, because its pods are not gated or the job is deleted."""
+        """Stop looking at a job's group."""
         self._groups.pop(key, None)
 
     async def look_forever(self) -> None:
-        """Look up the groups that are due."""
+        """List the Workloads of each namespace with a group that is due."""
         while True:
             await asyncio.sleep(TICK_SECONDS)
-            for key, group in list(self._groups.items()):
-                if group.due <= time.monotonic():
-                    await self._look(key, group)
+            now = time.monotonic()
+            due = {key.namespace for key, group in self._groups.items() if group.due <= now}
+            for namespace in sorted(due):
+                await self._look(namespace)
 
-    async def _look(self, key: Key, group: _Group) -> None:
-        group.due = time.monotonic() + LOOK_SECONDS
+    async def _look(self, namespace: str) -> None:
+        groups = {key: group for key, group in self._groups.items() if key.namespace == namespace}
+        for group in groups.values():
+            group.due = time.monotonic() + LOOK_SECONDS
+        names, said = {group.name for group in groups.values()}, dict[str, Admission]()
         try:
-            found = await self._client.get(f"{WORKLOADS}/namespaces/{key.namespace}/workloads/{group.name}")
-        except ApiError as error:
-            if error.status != 404:  # Kueue has not made it yet
-                logger.warning("looking at a Workload of Kueue: %s", error, extra={"job": str(key)})
-            return
-        message = why_not_admitted(found)
-        if message != group.message and self._groups.get(key) is group:
-            group.message = message
-            self._on_change(key)
+            async for page in list_pages(self._client, f"{WORKLOADS}/namespaces/{namespace}/workloads"):
+                for each in page["items"]:
+                    if (name := each["metadata"]["name"]) in names:
+                        active = each["spec"].get("active") is not False
+                        said[name] = Admission(why_not_admitted(each), active)
+        except (ApiError, ExpiredError) as error:
+            logger.warning("looking at the Workloads of Kueue in namespace %s: %s", namespace, error)
+            # A job is not kept waiting for an answer that may never be given.
+            said = {group.name: group.said or NOTHING_SAID for group in groups.values()}
+        for key, group in groups.items():
+            before, group.said = group.said, said.get(group.name, NOTHING_SAID)
+            if group.said != before and self._groups.get(key) is group:
+                self._on_change(key)
 
 
 def why_not_admitted(workload: Mapping[str, Any]) -> str | None:

@@ -127,6 +127,7 @@ class Observed:
     rejected: str | None = None  # the API server's message of a permanent refusal
     progress: JobProgress | None = None  # the latest progress of the current trainer 0
     queue_message: str | None = None  # why Kueue holds the job back, as its Workload says
+    deactivated: bool = False  # whether somebody deactivated the Workload of a group that has lost its pods
     one_machine: bool = False  # whether every attempt of a replica has the same files and programs
     new_key: str | None = field(default=None, repr=False, compare=False)  # random, for a life without a key
     departed: tuple[ObservedPod, ...] = ()  # the last states of own pods whose deletion was observed

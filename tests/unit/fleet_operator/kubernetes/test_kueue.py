@@ -1,4 +1,4 @@
-"""Kueue's reasons, from the Workloads of groups that it holds back."""
+"""What Kueue's Workloads say of groups that it holds back, or that have lost their pods."""
 
 from __future__ import annotations
 
@@ -7,18 +7,23 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from fleet_operator.api import FleetJobStatus, JobState
+from fleet_operator.api.ledger import StoredLedger, StoredRole
 from fleet_operator.cluster import Key
 from fleet_operator.kubernetes import kueue
 from fleet_operator.kubernetes.client import ApiError
-from fleet_operator.kubernetes.kueue import WORKLOADS, Admissions, why_not_admitted
+from fleet_operator.kubernetes.kueue import WORKLOADS, Admission, Admissions, why_not_admitted
 from tests.support.fake_api import FakeApi
+from tests.support.jobs import manifest
+from tests.support.seen_cluster import JOB, SeenCluster
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 KEY = Key("default", "digits")
 GROUP = "digits-11111111-0"
-PATH = f"{WORKLOADS}/namespaces/default/workloads/{GROUP}"
+COLLECTION = f"{WORKLOADS}/namespaces/default/workloads"
+PATH = f"{COLLECTION}/{GROUP}"
 LACKING = "insufficient unused quota for cpu in flavor a, 2 more needed"
 
 
@@ -67,29 +72,84 @@ class WatchedApi(FakeApi):
         return await super().get(path, params)
 
 
-async def test_a_group_is_looked_up_until_it_is_admitted_and_its_job_hears_of_news_only(
+async def test_a_group_is_looked_at_until_it_is_forgotten_and_its_job_hears_of_news_only(
     monkeypatch: pytest.MonkeyPatch,
 ):
     monkeypatch.setattr(kueue, "TICK_SECONDS", 0.001)
     monkeypatch.setattr(kueue, "LOOK_SECONDS", 0.001)
     api, heard = WatchedApi(), asyncio.Queue[Key]()
     admissions = Admissions(api, heard.put_nowait)
-    api.refusals["GET", PATH] = ApiError(403, "Forbidden", "not yours")
+    api.refusals["GET", COLLECTION] = ApiError(403, "Forbidden", "not yours")
     looking = asyncio.create_task(admissions.look_forever())
     async with asyncio.timeout(5):
         assert admissions.of(KEY, GROUP) is None
-        for _ in range(3):  # refused, then not there
-            assert await api.looks.get() == PATH
+        assert await heard.get() == KEY  # what cannot be read keeps no job waiting
+        assert admissions.of(KEY, GROUP) == Admission()
         api.put(PATH, workload(("QuotaReserved", "False", LACKING)))
         assert await heard.get() == KEY
-        assert admissions.of(KEY, GROUP) == LACKING
+        assert admissions.of(KEY, GROUP) == Admission(LACKING)
+        api.looks = asyncio.Queue()
         for _ in range(3):
-            await api.looks.get()
+            assert await api.looks.get() == COLLECTION
         assert heard.empty(), "it says the same"
         assert admissions.of(KEY, f"{GROUP}-next") is None, "of another group"
         admissions.forget(KEY)
+        admissions.of(Key("other", "digits"), GROUP)
+        assert await heard.get() == Key("other", "digits")
         api.looks = asyncio.Queue()
-        admissions.of(Key("default", "other"), "other")
         looked = {await api.looks.get() for _ in range(5)}
-    assert looked == {PATH.replace(GROUP, "other")}
+    assert looked == {COLLECTION.replace("default", "other")}
     looking.cancel()
+
+
+async def test_a_hundred_groups_of_a_namespace_take_one_list(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(kueue, "TICK_SECONDS", 0.001)
+    api, heard = WatchedApi(), asyncio.Queue[Key]()
+    admissions = Admissions(api, heard.put_nowait)
+    for number in range(100):
+        path = f"{COLLECTION}/group-{number}"
+        api.put(path, {"spec": {"active": number % 2 == 0}})
+        admissions.of(Key("default", f"job-{number}"), f"group-{number}")
+    looking = asyncio.create_task(admissions.look_forever())
+    async with asyncio.timeout(5):
+        assert await api.looks.get() == COLLECTION
+        assert len({await heard.get() for _ in range(100)}) == 100
+    looking.cancel()
+    assert api.looks.empty()
+    active = {number for number in range(100) if is_active(admissions, number)}
+    assert active == set(range(0, 100, 2))
+
+
+def is_active(admissions: Admissions, number: int) -> bool:
+    """Return whether the Workload of a job is known to be active."""
+    said = admissions.of(Key("default", f"job-{number}"), f"group-{number}")
+    assert said is not None
+    return said.active
+
+
+async def test_a_job_that_has_lost_its_group_waits_until_its_workload_was_read(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr(kueue, "TICK_SECONDS", 0.001)
+    api = FakeApi()
+    job = manifest(podGroupPolicy={"kueue": {"queueName": "research"}})
+    stored = StoredLedger(roles={"trainer": StoredRole(created="0-1")})
+    status = FleetJobStatus(state=JobState.RUNNING, ledger=stored)
+    api.put(JOB, {**job, "metadata": {"generation": 1}, "status": status.to_manifest()})
+    world = SeenCluster(api, features=("kueue",))
+    group = world_group(api)
+    api.put(f"{COLLECTION}/{group}", {"spec": {"active": False}})
+    try:
+        await world.view.start()
+        assert world.cluster.observe(world.job) is None
+        await world.until(lambda: world.cluster.observe(world.job) is not None)
+        assert world.observe().deactivated
+        await world.cluster.apply(world.job, world.pod())
+        assert not world.observe().deactivated  # it is not of interest while there are pods
+    finally:
+        await world.view.close()
+
+
+def world_group(api: FakeApi) -> str:
+    """Return the name of the group of the job's first life."""
+    return f"digits-{api.objects[JOB]['metadata']['uid'][:8]}-0"

@@ -339,10 +339,13 @@ def _is_disrupted(pod: ObservedPod, *, refused_again: bool) -> bool:
 def is_deactivated(context: Context) -> bool:
     """Return whether somebody deactivated the job's Workload (``active: false``), so that Kueue stopped it.
 
-    Kueue says so only in the message of the pods' condition TerminationTarget.
+    Kueue says so in the message of the pods' condition TerminationTarget. Where no pod is left to say it, the
+    Workload does, as long as it exists.
     """
     if context.job.gang is not Gang.KUEUE:
         return False
+    if context.observed.deactivated:
+        return True
     pods = (*context.replicas.present.values(), *context.replicas.departed.values())
     return any((pod.disruption_message or "").startswith(_DEACTIVATED) for pod in pods)
 

@@ -116,7 +116,7 @@ def why_not_created(context: Context, *, backed_off: Iterable[Replica], gated: b
         return None
     wanted = {name_of(each) for each in missing}
     if (since := context.ledger.deactivated) is not None:
-        sentence = f"the Workload of this job was deactivated in Kueue at {since:%H:%M:%S} UTC"
+        sentence = f"the Workload of this job was deactivated in Kueue at {since:%Y-%m-%d %H:%M:%S} UTC"
         return PendingReason("Deactivated", advised("Deactivated", _or_forced(context, past, sentence)))
     if is_pausing(context):
         return PendingReason("QuotaBackOff", advised("QuotaBackOff", given_back_sentence(context)))

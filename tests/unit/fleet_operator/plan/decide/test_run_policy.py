@@ -303,6 +303,15 @@ def test_a_job_that_kueue_has_deactivated_makes_no_group_until_it_was_suspended(
         assert any(line.startswith("create digits-") for line in lines)
 
 
+def test_a_job_whose_deactivation_nobody_saw_holds_as_its_workload_says():
+    story = Story(**QUEUED, runPolicy=LIMIT)
+    story.sees(*RUNNING)
+    lines = story.sees(after=86410, deactivated=True)  # the operator did not run until the next day
+    assert any(f"was deactivated in Kueue at {at(86410):%Y-%m-%d %H:%M:%S} UTC" in line for line in lines)
+    assert story.job.status.failures == 0
+    assert not any(line.startswith("create digits-") for line in story.sees(after=90000))
+
+
 def test_the_gate_of_another_controller_does_not_stop_the_clock():
     story = Story(**QUEUED, runPolicy=LIMIT)
     story.sees(*(replace(each, gates=("example.com/wait",)) for each in GATED))
