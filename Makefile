@@ -81,7 +81,10 @@ endef
 .venv-kfp/.installed: .venv/.installed tests/kfp.lock
 	$(call alone,.venv-kfp,tests/kfp.lock)
 
-.venv-docs/.installed: .venv/.installed docs/requirements.lock
+# Mermaid's script draws the site's diagrams. Its package is for a newer Python, of which nothing is run.
+.venv-docs/.installed: .venv/.installed docs/requirements.lock docs/mermaid.lock
+	$(BIN)/uv pip install --quiet --target .venv-docs/mermaid --python-version 3.12 --no-deps --require-hashes \
+	  --requirements docs/mermaid.lock
 	$(call alone,.venv-docs,docs/requirements.lock)
 
 # --- daily work -----------------------------------------------------------------------------------

@@ -3,7 +3,8 @@
 mkdocs builds the site from ``.build/site/pages``, which has the layout of the repository, so that relative
 links lead where they do there. A link to a folder leads to the folder's README. Pages that the repository
 does not need are added: an index of the examples, the files of each example below its README, and the Python
-API by mkdocstrings, from the public names of both packages.
+API by mkdocstrings, from the public names of both packages. A page with a diagram loads the script that draws
+it; without one, mkdocs-material would load it from another host.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parent.parent
 PAGES = ROOT / ".build" / "site" / "pages"
+MERMAID = ROOT / ".venv-docs" / "mermaid" / "artoo_mermaid" / "assets" / "mermaid.min.js"
+"""Mermaid's own script, which draws diagrams in the browser (docs/mermaid.lock)."""
 
 SINGLE = (
     "README.md",
@@ -89,6 +92,9 @@ def render(text: str, folder: Path) -> str:
         The folder of the page, which its links are relative to.
     """
     lines, fence, before = list[str](), "", ""
+    if "```mermaid\n" in text:  # on these pages only, because the script is large
+        root = "../" * len(folder.relative_to(ROOT).parts)
+        text += f'\n<script src="{root}{MERMAID.name}"></script>\n'
     for line in text.splitlines():
         if (found := _FENCE.match(line)) is not None:
             fence = "" if line.startswith(fence) and fence else fence or found[1]
@@ -145,6 +151,7 @@ def pages() -> dict[Path, str | Path]:
     found[Path("examples/README.md")] = "\n".join([*listed, ""])
     for name, (title, story, names) in API.items():
         found[Path("api") / f"{name}.md"] = api_page(title, story, names)
+    found[Path(MERMAID.name)] = MERMAID
     return found
 
 

@@ -24,6 +24,7 @@ OLDEST = Path("tests/oldest.lock")
 TORCHREC = Path("tests/torchrec.lock")
 KFP = Path("tests/kfp.lock")
 SITE = Path("docs/requirements.lock")
+MERMAID = Path("docs/mermaid.lock")
 
 
 def pins(lock: Path) -> dict[str, frozenset[str]]:
@@ -32,7 +33,7 @@ def pins(lock: Path) -> dict[str, frozenset[str]]:
     return {name: frozenset(re.findall(r"--hash=(sha256:[0-9a-f]{64})", rest)) for name, rest in entries}
 
 
-@pytest.mark.parametrize("lock", [WHOLE, *PARTS, FRAMEWORKS, OLDEST, TORCHREC, KFP, SITE], ids=str)
+@pytest.mark.parametrize("lock", [WHOLE, *PARTS, FRAMEWORKS, OLDEST, TORCHREC, KFP, SITE, MERMAID], ids=str)
 def test_every_pin_has_hashes_and_no_address(lock):
     found = pins(lock)
     assert found

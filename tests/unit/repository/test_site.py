@@ -11,12 +11,15 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.support.browser import browser_page, find_browser
 from tests.support.documents import PAGES
 from tests.unit.repository.test_links import LINK, anchor
 from tools.site import render
 
 README = Path("README.md")
 FIGURES = Path("docs/speed.md")
+DRAWN = "[...document.querySelectorAll('div.mermaid')].filter(each => each.clientHeight > 100)"
+BROWSER = find_browser()
 MKDOCS = Path(".venv-docs/bin/mkdocs")
 CELL_WORDS = 40
 README_LINES = 110
@@ -126,6 +129,13 @@ def test_what_the_page_of_states_names_is_there():
     assert [path for path in named if not Path(path).exists()] == []
 
 
+def test_only_pages_with_a_diagram_load_the_script_that_draws_it():
+    folder = Path("docs/reference").absolute()
+    assert "<script" not in render("```sh\nmermaid\n```\n", folder)
+    page = render("```mermaid\nflowchart LR\n```\n", folder)
+    assert page.endswith('\n\n<script src="../../mermaid.min.js"></script>\n')
+
+
 def test_pages_are_written_as_the_site_s_markdown_needs_them():
     page = "Text:\n- [a](../examples/ctr)\n  - b [c](x.md#d)\n| x |\n|---|\n```sh\n- [a](../examples)\n```\n"
     items = "- [a](../examples/ctr/README.md)\n    - b [c](x.md#d)\n"
@@ -148,10 +158,12 @@ class Loaded(HTMLParser):
             self.found += [each for each in (given.get("src"), given.get("href")) if each]
 
 
-@pytest.mark.programs
-@pytest.mark.timeout(400)
-@pytest.mark.skipif(not MKDOCS.exists(), reason="`make .venv-docs/.installed` brings mkdocs")
-def test_the_site_is_built_without_a_warning_and_loads_nothing_from_elsewhere(tmp_path: Path):
+@pytest.fixture(scope="module")
+def html(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the site, which is built once."""
+    if not MKDOCS.exists():
+        pytest.skip("`make .venv-docs/.installed` brings mkdocs")
+    tmp_path = tmp_path_factory.mktemp("site")
     subprocess.run([sys.executable, "-m", "tools.site", tmp_path / "pages"], check=True, timeout=100)
     settings = Path("mkdocs.yml").read_text()
     for name in ("pages", "html"):
@@ -167,7 +179,12 @@ def test_the_site_is_built_without_a_warning_and_loads_nothing_from_elsewhere(tm
         check=False,
     )
     assert ended.returncode == 0, ended.stderr
-    html = tmp_path / "html"
+    return tmp_path / "html"
+
+
+@pytest.mark.programs
+@pytest.mark.timeout(400)
+def test_the_site_is_built_without_a_warning_and_loads_nothing_from_elsewhere(html: Path):
     pages = sorted(html.rglob("*.html"))
     assert len(pages) > len(PAGES)
     for page in pages:
@@ -178,3 +195,15 @@ def test_the_site_is_built_without_a_warning_and_loads_nothing_from_elsewhere(tm
     assert not re.search(r"url\(\s*['\"]?(https?:)?//|@import", styles)
     api = (html / "api" / "client.html").read_text()
     assert 'id="fleet_operator.client.FleetJobClient.submit"' in api
+
+
+@pytest.mark.programs
+@pytest.mark.timeout(400)
+@pytest.mark.skipif(BROWSER is None, reason="no browser is installed (Debian: chromium)")
+@pytest.mark.parametrize(("page", "diagrams"), [("CONTRIBUTING", 1), ("docs/reference/wire", 2)])
+async def test_diagrams_are_drawn_without_a_network(html: Path, tmp_path: Path, page: str, diagrams: int):
+    assert BROWSER is not None
+    async with browser_page(BROWSER, tmp_path) as seen:
+        await seen.open(f"file://{html / page}.html")
+        await seen.until(f"{DRAWN}.length === {diagrams}")
+        assert [each for each in seen.requested if not each.startswith(("file:", "data:"))] == []
