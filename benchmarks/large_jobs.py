@@ -7,7 +7,7 @@ collective jobs of 200 trainers lose one trainer each at one moment, and restart
 import asyncio
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -17,11 +17,14 @@ from benchmarks.bare_client import Size
 from benchmarks.operated_plane import JOBS, PODS, SLOW_SECONDS, OperatedPlane, submit
 from benchmarks.watched import Watched
 
-__all__ = ["MOST_PODS", "large"]
+__all__ = ["CASES", "MOST_PODS", "large"]
 
 SIZES = {"1000+700": Size(servers=700, trainers=1000), "collective-1000": Size(servers=0, trainers=1000)}
 RESTARTING = Size(servers=0, trainers=200)
 NUM_RESTARTING = 8
+RESTARTS = f"{NUM_RESTARTING}-restarts-of-200"
+CASES = (*SIZES, RESTARTS)
+"""What can be measured, each by itself."""
 MOST_PODS = max(*(each.pods for each in SIZES.values()), NUM_RESTARTING * RESTARTING.pods)
 
 MIB = 2**20
@@ -46,7 +49,9 @@ class Samples:
         }
 
 
-async def large(plane: OperatedPlane, num_small: int) -> dict[str, Any]:
+async def large(
+    plane: OperatedPlane, num_small: int, cases: Sequence[str], tell: Callable[[str], None]
+) -> dict[str, Any]:
     """Measure large jobs beside so many small ones, which run.
 
     Parameters
@@ -55,10 +60,14 @@ async def large(plane: OperatedPlane, num_small: int) -> dict[str, Any]:
         With an operator that samples itself.
     num_small : int
         How many small jobs there are from the beginning on.
+    cases : sequence of str
+        Of `CASES`.
+    tell : callable
+        Called with a line at the end of each part, which may take minutes.
     """
     found: dict[str, Any] = {"small_jobs": num_small}
     if not num_small:
-        return found | await _sizes(plane, num_small)
+        return found | await _measured(plane, num_small, cases, tell)
     async with (
         plane.namespace("small", last=True) as client,
         Watched(client, JOBS.format("small")).watching() as jobs,
@@ -66,19 +75,37 @@ async def large(plane: OperatedPlane, num_small: int) -> dict[str, Any]:
         await submit(client, "small", range(num_small))
         await jobs.until("Running", num_small, seconds=SLOW_SECONDS)
         await plane.until_idle(known=num_small)
+        tell(f"{num_small} small jobs run")
         found["rss_before_mib"] = (await plane.used()).rss_bytes / MIB
-        return found | await _sizes(plane, num_small)
+        return found | await _measured(plane, num_small, cases, tell)
 
 
-async def _sizes(plane: OperatedPlane, num_small: int) -> dict[str, Any]:
+async def _measured(
+    plane: OperatedPlane, num_small: int, cases: Sequence[str], tell: Callable[[str], None]
+) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    for name, size in SIZES.items():
-        bare = await _created(plane, "bare", f"bare-{name.replace('+', '-')}", size, num_small)
-        fleet = await _created(plane, "fleet", f"fleet-{name.replace('+', '-')}", size, num_small)
-        ratio = fleet["running_per_s"] / bare["running_per_s"]
-        found[name] = {**fleet, "bare_running_per_s": bare["running_per_s"], "running_of_bare": ratio}
-    found[f"{NUM_RESTARTING}-restarts-of-200"] = await _restarted(plane, num_small)
+    for name in cases:
+        if name == RESTARTS:
+            found[name] = await _restarted(plane, num_small)
+        else:
+            size, namespace = SIZES[name], name.replace("+", "-")
+            bare = await _created(plane, "bare", f"bare-{namespace}", size, num_small)
+            tell(f"{name}, by the bare client: {_shown(bare)}")
+            fleet = await _created(plane, "fleet", f"fleet-{namespace}", size, num_small)
+            ratio = fleet["running_per_s"] / bare["running_per_s"]
+            found[name] = {**fleet, "bare_running_per_s": bare["running_per_s"], "running_of_bare": ratio}
+        tell(f"{name}: {_shown(found[name])}")
     return found
+
+
+def _shown(found: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {value:.3f}" for name, value in found.items())
+
+
+async def _cpu(plane: OperatedPlane, before: Mapping[str, float]) -> dict[str, float]:
+    """Return the CPU time of each program; with an earlier answer, since then."""
+    taken = {**plane.plane.daemons.cpu_seconds(), "operator": (await plane.used()).cpu_seconds}
+    return {f"cpu_{name}_s": seconds - before.get(f"cpu_{name}_s", 0.0) for name, seconds in taken.items()}
 
 
 async def _created(
@@ -90,14 +117,14 @@ async def _created(
         Watched(client, JOBS.format(namespace)).watching() as jobs,
     ):
         await plane.until_at_rest()
-        samples, calls = Samples(plane.samples, time.time()), plane.audit.calls()
+        samples, calls, cpu = Samples(plane.samples, time.time()), plane.audit.calls(), await _cpu(plane, {})
         started = asyncio.get_running_loop().time()
         if system == "bare":
             await asyncio.to_thread(plane.create_bare, namespace, 1, size)
         else:
             await submit(client, namespace, range(1), size)
         last = (await pods.until("Running", size.pods, seconds=SLOW_SECONDS))[-1] - started
-        found = {"running_per_s": size.pods / last, "running_s": last}
+        found = {"running_per_s": size.pods / last, "running_s": last, **await _cpu(plane, cpu)}
         if system == "bare":
             return found
         [said] = await jobs.until("Running", 1, seconds=SLOW_SECONDS)
@@ -121,7 +148,8 @@ async def _restarted(plane: OperatedPlane, num_small: int) -> dict[str, float]:
         await jobs.until("Running", NUM_RESTARTING, seconds=SLOW_SECONDS)
         await plane.until_at_rest()
         jobs.forget()
-        samples, started = Samples(plane.samples, time.time()), asyncio.get_running_loop().time()
+        samples, cpu = Samples(plane.samples, time.time()), await _cpu(plane, {})
+        started = asyncio.get_running_loop().time()
         patch = {"metadata": {"annotations": {"fleet.test/exit-code": "1"}}}
         for job in range(NUM_RESTARTING):
             await client.merge_patch(f"{PODS.format(namespace)}/job-{job}-trainer-7", patch)
@@ -129,6 +157,7 @@ async def _restarted(plane: OperatedPlane, num_small: int) -> dict[str, float]:
         ran = (await jobs.until("Running", NUM_RESTARTING, seconds=SLOW_SECONDS))[-1]
         return {
             "restarted_s": ran - started,
+            **await _cpu(plane, cpu),
             **samples.worst(),
             "longest_without_renewal_s": _longest_gap(plane.audit.renewals, samples.since),
         }

@@ -12,14 +12,18 @@ The sizes 1, 10 and 100 take about three minutes. ``--sizes 1000 --rounds 1`` ta
 pods, and the others are suspended, because twenty thousand pods take long to come on two cores.
 
 ``--sizes '' --large 1000`` takes about ten: a job of 700 servers and 1,000 trainers, a collective job of
-1,000, and eight of 200 that restart at once, beside 1,000 small jobs that run (`benchmarks.large_jobs`).
+1,000, and eight of 200 that restart at once, beside 1,000 small jobs that run (`benchmarks.large_jobs`). What
+each part took is printed at its end, with the CPU time of each program. ``--large 0 --large-cases 1000+700``
+measures the first alone, beside no small jobs.
 """
 
 import argparse
 import asyncio
+import functools
 import itertools
 import json
 import os
+import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from http import HTTPStatus
@@ -259,7 +263,8 @@ async def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         if options.idle:
             found["idle"] = await idle(plane, options.idle, options.idle_running)
         if measures_large:
-            found["large"] = await large_jobs.large(plane, options.large)
+            say = functools.partial(print, file=sys.stderr, flush=True)
+            found["large"] = await large_jobs.large(plane, options.large, options.large_cases, say)
     finally:
         plane.close()
     return {**found, "goals": judge(found["bursts"], found["idle"], found["large"])}
@@ -287,6 +292,13 @@ def _sizes(text: str) -> list[int]:
     return [int(each) for each in text.split(",") if each]
 
 
+def _cases(text: str) -> list[str]:
+    cases = [each for each in text.split(",") if each]
+    if unknown := sorted({*cases} - {*large_jobs.CASES}):
+        raise argparse.ArgumentTypeError(f"{', '.join(unknown)}; expected {', '.join(large_jobs.CASES)}")
+    return cases
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.operator",
@@ -301,6 +313,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     parser.add_argument(
         "--large", type=int, metavar="NUM_SMALL", help="large jobs beside so many small ones; 0: beside none"
+    )
+    parser.add_argument(
+        "--large-cases",
+        type=_cases,
+        default=list(large_jobs.CASES),
+        help=f"which large jobs: {','.join(large_jobs.CASES)}; all by default",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     options = parser.parse_args(arguments)

@@ -144,3 +144,9 @@ def test_the_bare_client_creates_what_the_operator_does():
         f"job-0-{role}-{index}" for role in ("pserver", "trainer") for index in (0, 1)
     }
     assert all(1500 < len(json.dumps(manifest)) < 6000 for plural, manifest in made if plural == "pods")
+
+
+def test_a_large_job_that_nobody_knows_is_refused_by_name(capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit):
+        operator.main(["--large", "0", "--large-cases", "1000+700,10000"])
+    assert "10000; expected 1000+700, collective-1000, 8-restarts-of-200" in capsys.readouterr().err
