@@ -8,7 +8,7 @@ frames that a session receives, and sends the answers over it.
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -30,7 +30,7 @@ from fleet.parameter_server.transport.sockets import ConnectionEndedError
 from fleet.parameter_server.transport.stream import Arrivals, ResumableStream, StreamEndedError
 from fleet.process import progress
 from fleet.wire import NO_STEP, Header, Hello, HyperParameters, Identity, Kind, Side
-from fleet.wire.messages import pack_error, pack_numbers
+from fleet.wire.messages import pack_error
 
 __all__ = ["Deliver", "TrainerSession"]
 
@@ -188,14 +188,6 @@ class TrainerSession:
         """Record that the trainer has received the session's failure, if the session has failed."""
         if self.ending.failure is not None:
             self.ending.notified.set()
-
-    def confirm(self) -> None:
-        """Enqueue the confirmation that all frames so far have been processed."""
-        self.stream.send(Kind.CONFIRM)
-
-    def complete(self, completed: Collection[int]) -> None:
-        """Enqueue the answer to COMPLETE, with the trainers that have completed, including this one."""
-        self.stream.send(Kind.COMPLETE, pack_numbers(sorted(completed)))
 
     def fail(self, error: FleetError, timeout_seconds: float) -> None:
         """Send the trainer an error, now or when it reconnects, and close the session."""

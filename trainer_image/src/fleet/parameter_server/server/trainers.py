@@ -32,7 +32,7 @@ from fleet.parameter_server.waits import name_trainers, wait_for_all
 from fleet.process.resources import WatchClock, available_cores
 from fleet.tables import RowGradients
 from fleet.wire import Header, Hello, Identity, Kind, job_hash
-from fleet.wire.messages import read_error, read_hyper, read_numbers
+from fleet.wire.messages import pack_numbers, read_error, read_hyper, read_numbers
 from fleet.wire.rows import MOST_ROW_BYTES, pack_rows, read_ids, read_row_gradient
 
 if TYPE_CHECKING:
@@ -348,7 +348,7 @@ class Trainers:
                 self.answer(self._mode.complete(trainer))
                 self.completed(session)
             case Kind.CONFIRM:
-                session.confirm()
+                session.stream.send(Kind.CONFIRM)
             case Kind.GOODBYE:
                 session.ending.left.set()
             case Kind.ERROR:
@@ -366,7 +366,8 @@ class Trainers:
         trainer = session.identity.trainer
         with self._serving.changed:
             # Answered first, because the server may close the session as soon as the trainer has completed.
-            session.complete({*self.membership.completed, trainer})
+            completed = {*self.membership.completed, trainer}
+            session.stream.send(Kind.COMPLETE, pack_numbers(sorted(completed)))
             self.membership.complete(trainer)
             self._barriers.release()
 
