@@ -9,6 +9,10 @@ program does, not of how it is started.
 Run as a program this module is the process that the others are forked from. It gets one packet for each: the
 request as JSON, with the descriptors of its output and of a pipe, on which it answers with the process's id
 and, when that has ended, with its exit status.
+
+Programs that others start, such as the launchers and `fleetjob run`, are forked too where `relay` says so: a
+``python`` that imports nothing has a program forked, passes signals on, and ends as that does. Whoever kills
+it kills the program.
 """
 
 from __future__ import annotations
@@ -21,12 +25,15 @@ import json
 import os
 import runpy
 import select
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
+import types
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, ClassVar, NoReturn
 
@@ -44,6 +51,36 @@ PRELOADED = (
 )
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}  # threads would not live through a fork
 LARGEST_REQUEST = 1 << 17
+
+RELAY = """#!{python} -IS
+import contextlib, json, os, signal, socket, sys
+
+def pass_on(number, _):
+    with contextlib.suppress(ProcessLookupError):  # it has ended since
+        os.kill(program, number)
+
+def relayed():
+    global program
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as forker:
+        forker.connect("\\0" + os.environ["FORKED_PYTHON"])
+        answers, write = os.pipe()
+        request = {{"argv": sys.argv[1:], "env": dict(os.environ), "cwd": os.getcwd(), "relay": __file__}}
+        socket.send_fds(forker, [json.dumps(request).encode()], [1, 2, write])
+    os.close(write)
+    program = int.from_bytes(os.read(answers, 4), "big", signed=True)
+    if program == 0:
+        sys.exit("the process that programs are forked from has ended")
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, pass_on)
+    return int.from_bytes(os.read(answers, 4), "big", signed=True)
+
+status = relayed()
+if status < 0:
+    if -status != signal.SIGKILL:
+        signal.signal(-status, signal.SIG_DFL)
+    os.kill(os.getpid(), -status)
+os._exit(status)
+"""
 
 
 class ForkedPython:
@@ -130,29 +167,65 @@ class ForkedPython:
 
 
 @functools.cache
+def relay() -> dict[str, str]:
+    """Return the environment in which ``python`` and ``torchrun`` are forked, not started anew.
+
+    Linux only: the name of the forker's socket is no file's.
+    """
+    _forker(PRELOADED)
+    folder = Path(tempfile.mkdtemp(prefix="relay-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    (folder / "python").write_text(RELAY.format(python=sys.executable))
+    (folder / "torchrun").write_text('#!/bin/sh\nexec python -m torch.distributed.run "$@"\n')
+    for program in folder.iterdir():
+        program.chmod(0o755)
+    path = f"{folder}:{Path(sys.executable).parent}:{os.environ['PATH']}"
+    return {"PATH": path, "FORKED_PYTHON": _address(PRELOADED)}
+
+
+def _address(preloaded: Sequence[str]) -> str:
+    return f"forked-python-{os.getpid()}-{len(preloaded)}"
+
+
+@functools.cache
 def _forker(preloaded: Sequence[str]) -> socket.socket:
     """Return the connection to this process's forker with these modules, which ends when it is closed."""
     connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with theirs:
+    with theirs, socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2 * LARGEST_REQUEST)
+        listener.bind(f"\0{_address(preloaded)}")
+        listener.listen()
+        descriptors = (theirs.fileno(), listener.fileno())
         subprocess.Popen(
-            [sys.executable, "-m", __name__, str(theirs.fileno()), *preloaded],
+            [sys.executable, "-m", __name__, *map(str, descriptors), *preloaded],
             env=os.environ | ONE_THREAD,
             cwd=Path(__file__).parents[2],
-            pass_fds=[theirs.fileno()],
+            pass_fds=descriptors,
             stdin=subprocess.DEVNULL,
         )
     return connection
 
 
-def _serve(requests: socket.socket) -> dict[str, Any] | None:
+def _serve(requests: socket.socket, listener: socket.socket) -> dict[str, Any] | None:
     """Fork a process for each request; return it in that process, and None in this one at the end."""
+    waiting = select.poll()
+    for each in (requests, listener):
+        waiting.register(each, select.POLLIN)
     while True:
-        packet, descriptors, _, _ = socket.recv_fds(requests, LARGEST_REQUEST, 3)
-        if not packet:
-            return None
+        ready = [descriptor for descriptor, _ in waiting.poll()]
+        if requests.fileno() in ready:
+            packet, descriptors, _, _ = socket.recv_fds(requests, LARGEST_REQUEST, 3)
+            if not packet:
+                return None
+        else:
+            relayed, _ = listener.accept()
+            with relayed:
+                packet, descriptors, _, _ = socket.recv_fds(relayed, LARGEST_REQUEST, 3)
+            if not packet:  # it was killed meanwhile
+                continue
         if os.fork() == 0:  # waits for the program, which is its child
             requests.close()
+            listener.close()
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             return _watched(json.loads(packet), *descriptors)
         for descriptor in descriptors:
@@ -171,9 +244,21 @@ def _watched(request: dict[str, Any], output: int, errors: int, answers: int) ->
     os.write(answers, program.to_bytes(4, "big", signed=True))
     for descriptor in (output, errors):
         os.close(descriptor)
+    if "relay" in request:
+        _kill_with_its_relay(program, answers)
     _, status = os.waitpid(program, 0)
     os.write(answers, os.waitstatus_to_exitcode(status).to_bytes(4, "big", signed=True))
     os._exit(0)
+
+
+def _kill_with_its_relay(program: int, answers: int) -> None:
+    """Return when the program has ended, which is killed if nobody waits for its end any more."""
+    waiting = select.poll()
+    ended = os.pidfd_open(program)
+    waiting.register(ended, select.POLLIN)
+    waiting.register(answers, 0)  # an error: the other end is closed
+    if ended not in (descriptor for descriptor, _ in waiting.poll()):
+        os.kill(program, signal.SIGKILL)
 
 
 def _become(request: dict[str, Any]) -> NoReturn:
@@ -185,11 +270,11 @@ def _become(request: dict[str, Any]) -> NoReturn:
     os.environ.clear()
     os.environ.update(request["env"] | ONE_THREAD)
     os.chdir(request["cwd"])
+    sys.executable = request.get("relay", sys.executable)
     sys.argv[:] = request["argv"]
-    sys.path[0] = str(Path(request["argv"][0]).parent.resolve())
     sys.stdout.reconfigure(line_buffering=True, write_through=True)  # type: ignore[union-attr]
     time.tzset()
-    status = _run(request["argv"][0])
+    status = _run(*request["argv"])
     threading._shutdown()  # type: ignore[attr-defined] # waits for threads that are no daemons
     atexit._run_exitfuncs()
     sys.stdout.flush()
@@ -197,10 +282,26 @@ def _become(request: dict[str, Any]) -> NoReturn:
     os._exit(status)
 
 
-def _run(script: str) -> int:
+def _run(what: str, *more: str) -> int:
     """Run a script; return its exit status, once it was said what Python says of an exception."""
+    if what == "-u":
+        del sys.argv[0]
+        return _run(*more)
     try:
-        runpy.run_path(script, run_name="__main__")
+        if what == "-c":
+            source, *_ = more
+            sys.path[0] = ""
+            sys.argv[:2] = ["-c"]
+            main = sys.modules["__main__"] = types.ModuleType("__main__")
+            exec(compile(source, "<string>", "exec"), vars(main))  # noqa: S102
+        elif what == "-m":
+            module, *_ = more
+            sys.path[0] = str(Path.cwd())
+            del sys.argv[0]
+            runpy.run_module(module, run_name="__main__", alter_sys=True)
+        else:
+            sys.path[0] = str(Path(what).parent.resolve())
+            runpy.run_path(what, run_name="__main__")
     except SystemExit as end:
         if end.code is None or isinstance(end.code, int):
             return (end.code or 0) & 0xFF
@@ -213,11 +314,12 @@ def _run(script: str) -> int:
 
 
 def _main() -> None:
-    for name in sys.argv[2:]:
+    for name in sys.argv[3:]:
         __import__(name)
     gc.freeze()  # no program need look through it, and so copy it
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # those that wait for programs are not waited for
-    request = _serve(socket.socket(fileno=int(sys.argv[1])))
+    requests, listener = (socket.socket(fileno=int(each)) for each in sys.argv[1:3])
+    request = _serve(requests, listener)
     if request is not None:
         _become(request)
     os._exit(0)

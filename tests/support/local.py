@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Self
 import yaml
 
 from fleet_operator.local.log import without_times
+from tests.support.forked_python import relay
 from tests.support.processes import wait_for
 
 if TYPE_CHECKING:
@@ -130,6 +132,25 @@ def job_manifest(
     }
 
 
+def forked(job: dict[str, Any]) -> dict[str, Any]:
+    """Have a job's Python programs forked from one that has imported torch; return the job.
+
+    For what a job does, not for how its processes start and end.
+    """
+    environ = relay()
+    spec = job["spec"]
+    for part in (spec, spec.get("pserver", {}), spec["trainer"]):
+        for container in part.get("template", {"spec": {"containers": []}})["spec"]["containers"]:
+            container["env"] = [
+                *(container.get("env") or []),
+                *({"name": name, "value": value} for name, value in environ.items()),
+            ]
+            program, *arguments = container["command"]
+            if program == "python":  # a local run would take its own
+                container["command"] = [shutil.which(program, path=environ["PATH"]), *arguments]
+    return job
+
+
 @dataclass
 class LocalRun:
     """``fleetjob run`` as a process of its own, in a folder of its own: of a manifest or of a file."""
@@ -173,8 +194,8 @@ class LocalRun:
     def __exit__(self, *_: object) -> None:
         if self.process.poll() is None:
             self.process.kill()
-            self.process.wait(10)
-        wait_for(lambda: not survivors(self.mark), "the end of every process of the run", seconds=15)
+            self.process.wait(60)
+        wait_for(lambda: not survivors(self.mark), "the end of every process of the run")
 
     @property
     def stderr(self) -> str:
@@ -186,7 +207,7 @@ class LocalRun:
         """What it has printed for programs so far."""
         return (self.folder / "stdout").read_text()
 
-    def wait(self, seconds: float = 60) -> int:
+    def wait(self, seconds: float = 100) -> int:
         """Return the exit status."""
         try:
             return self.process.wait(seconds)
@@ -198,7 +219,7 @@ class LocalRun:
         document: dict[str, Any] = json.loads(self.stdout)
         return document
 
-    def says(self, text: str, seconds: float = 20) -> str:
+    def says(self, text: str, seconds: float = 60) -> str:
         """Wait until a line that holds `text` was said, and return it."""
 
         def line() -> str | None:
@@ -211,7 +232,7 @@ class LocalRun:
             time.sleep(0.02)
         return found
 
-    def pid(self, replica: str, seconds: float = 20) -> int:
+    def pid(self, replica: str, seconds: float = 60) -> int:
         """Return the process id of a replica's newest life, once it has started."""
         self.says(f"{replica} has started", seconds)
         lines = [line for line in self.stderr.splitlines() if f"{replica} has started" in line]

@@ -2,14 +2,16 @@
 
 import os
 import re
-import subprocess
+import signal
 import sys
 import textwrap
 from pathlib import Path
 
 import pytest
 
+from tests.support.forked_python import ForkedPython
 from tests.support.processes import free_ports
+from tests.support.replicas import Replica
 
 pytestmark = [
     pytest.mark.timeout(200),
@@ -50,30 +52,49 @@ executor.close()
 """
 
 
-def agent(folder: Path, script: str, *flags: str, **environ: str) -> subprocess.Popen[str]:
+# What torchrun does, but with its trainers forked: none of its processes imports torch anew.
+TORCHRUN = """
+import runpy, sys
+from torch.distributed import run
+from torch.distributed.launcher.api import elastic_launch
+
+def train():
+    runpy.run_path("script.py", run_name="__main__")
+
+config, _, _ = run.config_from_args(run.parse_args([*sys.argv[1:], "script.py"]))
+config.start_method = "fork"
+elastic_launch(config, train)()
+"""
+
+
+def agent(folder: Path, script: str, *flags: str, **environ: str) -> Replica:
     """Start an agent of torchrun, which starts the script."""
     (folder / "script.py").write_text(script)
+    (folder / "torchrun.py").write_text(TORCHRUN)
     told = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "FLAGS_rpc_deadline": "10000"}
-    return subprocess.Popen(
-        [sys.executable, "-m", "torch.distributed.run", *flags, "script.py"],
-        cwd=folder,
-        env=os.environ | told | environ,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+    log = folder / f"agent-{environ.get('NODE_RANK', '0')}.log"
+    with log.open("wb") as output:
+        process = ForkedPython(
+            folder / "torchrun.py",
+            *flags,
+            env=os.environ | told | environ,
+            output=output,
+            errors=output,
+            cwd=folder,
+        )
+    return Replica("torchrun", process, log)
 
 
-def ended(started: list[subprocess.Popen[str]]) -> list[str]:
+def ended(started: list[Replica]) -> list[str]:
     """Return what each has said when all have ended well; none outlives this."""
     try:
-        said = [each.communicate(timeout=150)[0] for each in started]
+        for each in started:
+            each.expect(0, seconds=150)
     finally:
         for each in started:
-            each.terminate()  # it ends its workers, too
-            each.wait()
-    assert [each.returncode for each in started] == [0] * len(started), "\n".join(said)
-    return said
+            each.process.send_signal(signal.SIGTERM)  # it ends its workers, too
+            each.process.wait()
+    return [each.output for each in started]
 
 
 def restarted(folder: Path, script: str, *rendezvous: str) -> str:

@@ -5,7 +5,6 @@ import os
 import re
 import runpy
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ import yaml
 
 from fleet_operator.api import parse_job
 from tests.support.collective import ForkedTrainer, environments
+from tests.support.forked_python import relay
 from tests.support.processes import free_ports
 from tests.support.replicas import job
 
@@ -29,8 +29,10 @@ MAX_CHANGED_LINES = 10
 
 def launch(module: str, *arguments: str, seconds: float = 200) -> str:
     """Run a launcher to its end from the root of the project; return its output, logs excluded."""
-    command = [sys.executable, "-m", module, *arguments]
-    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=seconds, check=False)
+    command, environ = ["python", "-m", module, *arguments], os.environ | relay()
+    ended = subprocess.run(
+        command, cwd=ROOT, env=environ, capture_output=True, text=True, timeout=seconds, check=False
+    )
     assert ended.returncode == 0, f"{ended.stdout}\n{ended.stderr}"
     return ended.stdout
 
@@ -47,12 +49,12 @@ def start_port() -> str:
 def test_digits_learns_with_parameter_servers_and_data_loaders_that_fork(tmp_path):
     with job(tmp_path, servers=2, trainers=2, TMPDIR=str(tmp_path)) as made:
         servers, trainers = made.start(
-            EXAMPLES / "digits" / "train.py", "--epochs", "15", "--num-workers", "2"
+            EXAMPLES / "digits" / "train.py", "--epochs", "6", "--num-workers", "2"
         )
         for replica in (*trainers, *servers):
             replica.expect(0, seconds=200)
     first, second = (values(trainer.output, "test accuracy") for trainer in trainers)
-    assert first[0] >= 0.95
+    assert first[0] >= 0.9
     assert second == first  # sync mode: both hold the same values
 
 
@@ -64,7 +66,7 @@ def test_collective_learns_by_averages(tmp_path, flag):
         log = tmp_path / f"{index}.log"
         with log.open("wb") as output:
             everything = os.environ | environ
-            trainer = ForkedTrainer(script, "--epochs=15", flag, env=everything, output=output, errors=output)
+            trainer = ForkedTrainer(script, "--epochs=6", flag, env=everything, output=output, errors=output)
         started.append((trainer, log))
     try:
         for trainer, log in started:
@@ -73,7 +75,7 @@ def test_collective_learns_by_averages(tmp_path, flag):
         for trainer, _ in started:
             trainer.kill()
     first, second = (values(log.read_text(), "test accuracy") for _, log in started)
-    assert first[0] >= 0.95
+    assert first[0] >= 0.9
     assert second == first
 
 

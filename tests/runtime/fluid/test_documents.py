@@ -8,7 +8,6 @@ import os
 import re
 import runpy
 import subprocess
-import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -16,7 +15,7 @@ import pytest
 import torch
 
 from fleet import fluid
-from tests.support.forked_python import ForkedPython
+from tests.support.forked_python import ForkedPython, relay
 from tests.support.processes import free_ports
 
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -89,8 +88,8 @@ def test_the_quick_start_trains_in_one_process(on_gpu: bool, tmp_path: Path):
 def launched(arguments: list[str], folder: Path) -> list[list[float]]:
     """Run a launcher in a folder; return the costs in each worker's log."""
     run = subprocess.run(
-        [sys.executable, "-m", *arguments],
-        env=environment(),
+        ["python", "-m", *arguments],
+        env=environment(**relay()),
         cwd=folder,
         capture_output=True,
         text=True,

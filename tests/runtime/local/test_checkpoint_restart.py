@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tests.support.local import LocalRun, job_manifest
+from tests.support.local import LocalRun, forked, job_manifest
 from tests.support.processes import wait_for
 from tests.support.threads import one_torch_thread
 
@@ -73,7 +73,7 @@ def test_a_killed_server_takes_the_job_back(tmp_path, saves, first_steps, restar
         expected = eval("digest()", alone)  # noqa: S307
     claim = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}}
     script = SCRIPT.replace("SAVES", repr(saves))
-    job = job_manifest(script, server=script)
+    job = forked(job_manifest(script, server=script))
     if saves:
         job["spec"]["checkpoint"] = {"volumeClaimTemplate": {"spec": claim}}
     given = ("--volume", f"checkpoint={tmp_path / 'checkpoints'}") if saves else ()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.local import LocalRun, job_manifest
+from tests.support.local import LocalRun, forked, job_manifest
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -62,7 +62,7 @@ else:
 
 
 def test_a_trainer_whose_servers_have_ended_does_not_call_them_in_vain(tmp_path: Path):
-    job = job_manifest(SCRIPT, server=SCRIPT, trainers=2)
+    job = forked(job_manifest(SCRIPT, server=SCRIPT, trainers=2))
     with LocalRun(tmp_path / "run", job) as run:
         run.says("trainer-1 must be restarted, but parameter servers have completed", 150)
         assert run.wait(120) == 0, run.stderr

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.support.local import LocalRun, job_manifest
+from tests.support.local import LocalRun, forked, job_manifest
 
 ROOT = Path(__file__).parents[3]
 EXAMPLE = ROOT / "examples" / "digits" / "fleetjob.yaml"
@@ -67,7 +67,7 @@ def held_digits() -> dict[str, Any]:
     script = str(ROOT / "examples" / "digits" / "train.py")
     command = ["python", "-c", HELD, script, "--epochs", "30"]
     job["spec"]["template"]["spec"]["containers"][0]["command"] = command
-    return job
+    return forked(job)
 
 
 def exit_codes(run: LocalRun) -> dict[str, list[int]]:
@@ -112,7 +112,7 @@ def test_the_runtimes_step_is_shown_of_a_script_that_reports_nothing(tmp_path, p
         job = job_manifest(script, server=script, syncMode="Geo")
     else:
         job = job_manifest(script, server=None)
-    with LocalRun(tmp_path / "run", job) as run:
+    with LocalRun(tmp_path / "run", forked(job)) as run:
         assert re.search(r"trainer-0 step [1-9]\d*$", run.says("trainer-0 step", SECONDS))
         (run.folder / "done").touch()
         assert run.wait(SECONDS) == 0, run.stderr

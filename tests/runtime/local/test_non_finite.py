@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from tests.support.local import LocalRun, job_manifest
+from tests.support.local import LocalRun, forked, job_manifest
 
 pytestmark = [
     pytest.mark.timeout(300),
@@ -37,7 +37,7 @@ fleet.stop_worker()
 def test_the_summary_and_the_log_name_weights_that_are_lost(module, tmp_path):
     script = SCRIPT.replace("MODULE", module)
     server = script if module == "fleet.parameter_server" else None
-    with LocalRun(tmp_path, job_manifest(script, server=server), options=()) as run:
+    with LocalRun(tmp_path, forked(job_manifest(script, server=server)), options=()) as run:
         assert run.wait(200) == 0, run.stderr
         assert "trainer-0 ended with NaN or infinity in 4 parameters" in run.stdout + run.stderr
         said = "NaN or infinity in 4 of 4 parameters: 0.weight, 0.bias, 1.weight and 1 more"
@@ -71,7 +71,7 @@ fleet.stop_worker()
 
 
 def test_the_summary_and_the_log_name_a_row_that_is_lost_between_two_looks_at_dense_gradients(tmp_path):
-    with LocalRun(tmp_path, job_manifest(ROWS, server=ROWS), options=()) as run:
+    with LocalRun(tmp_path, forked(job_manifest(ROWS, server=ROWS)), options=()) as run:
         assert run.wait(200) == 0, run.stderr
         assert "trainer-0 ended with NaN or infinity in 1 parameters" in run.stdout + run.stderr
         log = run.log("trainer-0")

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from tests.support.local import LocalRun, job_manifest
+from tests.support.local import LocalRun, forked, job_manifest
 
 pytestmark = [
     pytest.mark.timeout(300),
@@ -41,7 +41,7 @@ SAYS = "trainer-1 joined late, and made 7 steps after the others completed, with
 
 def test_the_summary_names_a_trainer_whose_loop_began_anew(tmp_path):
     # One whose loop resumes is not named: test_digits.py has it.
-    with LocalRun(tmp_path, job_manifest(SCRIPT, server=SCRIPT, trainers=2), options=()) as run:
+    with LocalRun(tmp_path, forked(job_manifest(SCRIPT, server=SCRIPT, trainers=2)), options=()) as run:
         assert run.wait(200) == 0, run.stderr
         assert "trainer-1  exit codes 137, 0; restarted once" in run.stdout + run.stderr
         assert SAYS in run.stdout + run.stderr

@@ -12,7 +12,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from fleet.process import reporting
 from tests.support.documents import block
-from tests.support.local import LocalRun, job_manifest
+from tests.support.local import LocalRun, forked, job_manifest
 
 FRAMEWORKS = Path(__file__).parents[3] / ".venv-frameworks" / "bin" / "python"
 SECONDS = 200
@@ -52,6 +52,8 @@ def trained(folder: Path, script: str, server: str | None, python: Path, **envir
     """Run a job of two trainers to its end."""
     env = [{"name": name, "value": value} for name, value in environ.items()]
     job = job_manifest(script, server=server, trainers=2, env=env)
+    if python == Path(sys.executable):
+        job = forked(job)
     with LocalRun(folder, job, python=python) as run:
         assert run.wait(SECONDS) == 0, run.stderr + run.log("trainer-0")
     assert "reporter" not in run.log("trainer-0"), run.log("trainer-0")
@@ -108,7 +110,7 @@ def test_mlflow_and_wandb_have_a_run_of_each_trainer(tmp_path):
         "WANDB_DIR": str(tmp_path),
         "HOME": str(tmp_path),
     }
-    trained(tmp_path / "run", PARAMETER_SERVER, PARAMETER_SERVER, FRAMEWORKS, **environ)
+    trained(tmp_path / "run", COLLECTIVE, None, FRAMEWORKS, **environ)
     of_mlflow = """
     import json, sys
     from mlflow.tracking import MlflowClient

@@ -16,7 +16,7 @@ import yaml
 from fleet import parameter_server
 from fleet.process import lifecycle
 from fleet.role_maker import Role, UserDefinedRoleMaker
-from tests.support.local import LocalRun
+from tests.support.local import LocalRun, forked
 from tests.support.processes import free_ports
 from tests.support.recipes import recipes, written
 from tests.support.threads import at_once, one_torch_thread
@@ -60,7 +60,7 @@ def _alone_in_this_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_the_script_trains_by_its_manifest(tmp_path: Path):
     folder = tmp_path / "run"
     written(folder, "script.py")
-    with LocalRun(folder, written(folder, "script.yaml")) as run:
+    with LocalRun(folder, forked(yaml.safe_load(recipes()["script.yaml"]))) as run:
         assert run.wait(SECONDS) == 0, run.stderr
         said = [run.log(f"trainer-{index}") for index in (0, 1)]
     assert all(float(re.findall(r"loss: ([\d.]+)", each)[-1]) < 0.001 for each in said)
