@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tarfile
 import zipfile
 from pathlib import Path
@@ -17,7 +18,7 @@ from tests.support.recipes import recipes
 
 ROOT = Path(__file__).parents[3]
 UV = Path(sys.executable).parent / "uv"
-SECONDS = 200  # torch takes seconds to start and minutes on a crowded machine
+SECONDS = 500  # torch takes seconds to start and minutes on a crowded machine
 
 pytestmark = [
     pytest.mark.timeout(2 * SECONDS),
@@ -74,9 +75,19 @@ def python(dist: Path, home: Path) -> Path:
     called(*install, "--link-mode=symlink", "--require-hashes", *locks)
     # pip refuses what the locks do not have.
     called(python, "-m", "pip", "install", "--no-index", *wheels, cwd=dist.parent, home=home)
-    # Compiled once; else every process of the first job would compile all that it imports.
-    called(python, "-c", "import grpc, sklearn.datasets, torch.distributed", home=home)
+    share_bytecode(venv)
     return python
+
+
+def share_bytecode(venv: Path) -> None:
+    """Give an environment what is compiled here already: Python compiles anew what has another source."""
+    ours = Path(sysconfig.get_path("purelib"))
+    theirs = venv / ours.relative_to(sys.prefix)
+    for compiled in ours.rglob("__pycache__/*.pyc"):
+        shared = theirs / compiled.relative_to(ours)
+        if shared.parents[1].is_dir() and not shared.exists():
+            shared.parent.mkdir(exist_ok=True)
+            shared.symlink_to(compiled)
 
 
 def test_the_command_line_starts(python: Path, home: Path, tmp_path: Path):

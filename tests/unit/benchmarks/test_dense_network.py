@@ -20,7 +20,7 @@ from benchmarks.network import PREFIX, leftovers, network, unmet_needs
 from benchmarks.systems import SYSTEMS
 from tests.support.processes import alive
 
-TINY = ["--cases=2+2@50", "--widths=16,26,26", "--rounds=1", "--steps=2"]
+TINY = ["--widths=16,26,26", "--rounds=1", "--steps=2"]
 
 
 def rounds(*seconds: float, resent: int = 0) -> list[Round]:
@@ -159,20 +159,18 @@ def start(*flags: str) -> subprocess.Popen[str]:
 @pytest.mark.usefixtures("_can_make_networks")
 class TestOnLimitedLinks:
     def test_a_small_run_measures_traces_and_leaves_nothing(self, tmp_path):
-        process = start("--systems=fleet", "--json", f"--trace={tmp_path}/trace.csv")
+        process = start("--cases=1+1@50", "--systems=fleet", "--json", f"--trace={tmp_path}/trace.csv")
         out, err = process.communicate(timeout=110)
         assert process.returncode == 0, err
         (case,) = json.loads(out)["cases"]
         assert set(case["systems"]) == {"fleet"}
         assert case["systems"]["fleet"]["seconds"]["median"] > case["systems"]["fleet"]["limit_seconds"] > 0
         trace = (tmp_path / "trace.csv").read_text().splitlines()
-        assert {row.split(",")[4] for row in trace[1:] if ",fleet," in row} == {
-            *("trainer0", "trainer1", "server0", "server1")
-        }
+        assert {row.split(",")[4] for row in trace[1:] if ",fleet," in row} == {"trainer0", "server0"}
         assert own_namespaces(process.pid) == []
 
     def test_ctrl_c_removes_the_network_and_ends_every_process(self):
-        process = start("--systems=ddp", "--rounds=100000")
+        process = start("--cases=2+2@50", "--systems=ddp", "--rounds=100000")
         stderr = process.stderr
         assert stderr is not None
         for line in stderr:

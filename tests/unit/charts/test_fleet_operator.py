@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import http.server
 import json
 import re
@@ -51,6 +53,11 @@ def helm_says(helm: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 def render(helm: Path, *values: str, chart: Path = CHART) -> list[dict[str, Any]]:
     """Return the manifests of a release `fleet` in the namespace `fleet-system`."""
+    return copy.deepcopy(_rendered(helm, values, chart))
+
+
+@functools.cache
+def _rendered(helm: Path, values: tuple[str, ...], chart: Path) -> list[dict[str, Any]]:
     sets = [word for value in values for word in ("--set", value)]
     ended = helm_says(helm, "template", "fleet", str(chart), "--namespace", "fleet-system", *sets)
     assert ended.returncode == 0, ended.stderr

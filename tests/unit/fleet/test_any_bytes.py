@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.any_bytes import readers
 
-RUNS = 100_000
+RUNS = 40_000
 BOUNDED = ("-seed=18", f"-runs={RUNS}", "-max_total_time=20", "-timeout=10", "-rss_limit_mb=4096")
 
 
