@@ -24,7 +24,7 @@ from fleet.role_maker import JobIdentity
 from tests.support.processes import free_ports
 
 HOST = "127.0.0.1"
-QUICK = Settings(heartbeat_seconds=0.05, deadline_seconds=5.0)
+QUICK = Settings(heartbeat_seconds=0.05, deadline_seconds=30.0)
 PATIENT = replace(QUICK, deadline_seconds=60.0)
 """Of servers that outlive a test: on a busy machine it may be long until the next one's trainer joins."""
 
@@ -82,7 +82,7 @@ class RunningServer:
     thread: threading.Thread
     failure: FleetError | None = None
 
-    def join(self, seconds: float = 10.0) -> None:
+    def join(self, seconds: float = 60.0) -> None:
         """Wait until it has stopped serving."""
         self.thread.join(seconds)
         assert not self.thread.is_alive(), "the server still serves"

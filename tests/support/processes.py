@@ -19,7 +19,7 @@ PORTS = range(21000, 31000, CLAIMED)
 """The first ones: below the range for outgoing connections."""
 
 
-def wait_for(probe: Callable[[], T], what: str, *, seconds: float = 15.0) -> T:
+def wait_for(probe: Callable[[], T], what: str, *, seconds: float = 60.0) -> T:
     """Return the first true value of `probe`, or fail by saying what was awaited."""
     deadline = time.monotonic() + seconds
     while not (value := probe()):

@@ -118,7 +118,7 @@ class Proxy:
         for each in self._sockets:
             hang_up(each)
         for thread in self._threads:
-            thread.join(10)
+            thread.join(60)
             assert not thread.is_alive(), "a connection of the proxy is still open"
         for each in self._sockets:
             each.close()
@@ -219,7 +219,7 @@ class Partition:
         for each in (*self._listeners, *self._sockets):
             hang_up(each)
         for thread in self._threads:
-            thread.join(10)
+            thread.join(60)
             assert not thread.is_alive(), "a connection of the partition is still open"
         for each in (*self._listeners, *self._sockets):
             each.close()

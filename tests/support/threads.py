@@ -21,7 +21,7 @@ def one_torch_thread() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-def at_once(*calls: Callable[[], Any], seconds: float = 30.0) -> list[Any]:
+def at_once(*calls: Callable[[], Any], seconds: float = 100.0) -> list[Any]:
     """Run each call in a thread of its own; return what they return, or raise the first error."""
     results: list[Any] = [None] * len(calls)
     errors: list[BaseException] = []

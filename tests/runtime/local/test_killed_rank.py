@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 pytestmark = [
-    pytest.mark.timeout(110),
+    pytest.mark.timeout(300),
     pytest.mark.skipif(sys.platform != "linux", reason="/proc shows what is left"),
 ]
 
@@ -79,7 +79,7 @@ def test_every_rank_ends_within_ten_seconds_and_the_job_names_the_one(
     job["spec"]["trainer"]["template"]["spec"]["containers"][0]["command"] = [*launcher, "train.py"]
     with LocalRun(folder, forked(job)) as run:
         files = [folder / f"pid-{rank}" for rank in range(4)]
-        wait_for(lambda: all(file.exists() for file in files), "four steps of all ranks", seconds=60)
+        wait_for(lambda: all(file.exists() for file in files), "four steps of all ranks", seconds=200)
         pids = [int(file.read_text()) for file in files]
         os.kill(pids[killed], signal.SIGKILL)
         wait_for(lambda: not any(map(alive, pids)), "the end of every rank", seconds=10)

@@ -45,6 +45,11 @@ fleet.stop_worker()
 PARAMETER_SERVER = SCRIPT.format(facade="parameter_server", start="fleet.init_worker()")
 COLLECTIVE = SCRIPT.format(facade="collective", start="")
 
+PATIENT = """
+from fleet.process import lifecycle
+lifecycle.REPORT_SECONDS = 100  # MLflow and wandb take long to import on a busy machine
+"""
+
 EXPECTED = {"loss": [[1, 1.0], [2, 0.5], [3, 1 / 3]], "accuracy": [[1, 0.25], [2, 0.5], [3, 0.75]]}
 
 
@@ -110,7 +115,7 @@ def test_mlflow_and_wandb_have_a_run_of_each_trainer(tmp_path):
         "WANDB_DIR": str(tmp_path),
         "HOME": str(tmp_path),
     }
-    trained(tmp_path / "run", COLLECTIVE, None, FRAMEWORKS, **environ)
+    trained(tmp_path / "run", PATIENT + COLLECTIVE, None, FRAMEWORKS, **environ)
     of_mlflow = """
     import json, sys
     from mlflow.tracking import MlflowClient

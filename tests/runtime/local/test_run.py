@@ -372,7 +372,7 @@ def test_a_signal_stops_every_replica(tmp_path, signum, status):
     with LocalRun(tmp_path / "run", job_manifest(SLEEP, trainers=2)) as run:
         run.pid("trainer-1")
         run.process.send_signal(signum)
-        assert run.wait(20) == status, run.stderr
+        assert run.wait(60) == status, run.stderr
         assert survivors(run.mark) == []
         result = run.result()
         assert [(each["state"], each["exit_codes"]) for each in result["replicas"]] == 3 * [
@@ -387,23 +387,23 @@ def test_a_second_signal_kills_what_ignores_the_first(tmp_path):
     stubborn = "import signal; signal.signal(15, signal.SIG_IGN);" + SLEEP
     job = job_manifest(stubborn)
     for role in ("pserver", "trainer"):
-        job["spec"][role]["template"]["spec"]["terminationGracePeriodSeconds"] = 60
+        job["spec"][role]["template"]["spec"]["terminationGracePeriodSeconds"] = 600
     with LocalRun(tmp_path / "run", job) as run:
         run.pid("trainer-0")
-        wait_for(lambda: "up" in run.log("trainer-0"), "it ignores SIGTERM", seconds=20)
+        wait_for(lambda: "up" in run.log("trainer-0"), "it ignores SIGTERM")
         run.process.send_signal(signal.SIGINT)
         run.says("SIGINT: stopping all replicas")
         time.sleep(0.2)
         assert run.process.poll() is None
         run.process.send_signal(signal.SIGINT)
-        assert run.wait(20) == 130  # long before the grace ends
+        assert run.wait(60) == 130  # long before the grace ends
         assert survivors(run.mark) == []
         assert run.result()["replicas"][1]["exit_codes"] == [137]
 
 
 def test_a_run_that_takes_too_long_is_stopped(tmp_path):
     with LocalRun(tmp_path / "run", job_manifest(SLEEP), options=("-o", "json", "--timeout", "1")) as run:
-        assert run.wait(20) == 124
+        assert run.wait(60) == 124
         assert "not finished within 1 s" in run.stderr
         assert (run.result()["state"], run.result()["reason"]) == ("Stopped", "Timeout")
 
@@ -413,7 +413,7 @@ def test_the_death_of_the_supervisor_ends_the_run(tmp_path):
         supervisor = parent(parent(run.pid("trainer-0")))
         assert parent(supervisor) == run.process.pid
         os.kill(supervisor, signal.SIGKILL)
-        assert run.wait(20) == 1
+        assert run.wait(60) == 1
         assert "the supervisor process of this run was killed" in run.stderr
         assert (run.result()["state"], run.result()["reason"]) == ("Failed", "RunFailed")
         assert survivors(run.mark) == []
@@ -433,7 +433,7 @@ def test_two_collective_runs_at_once_use_two_ports(tmp_path):
     job = job_manifest(f"{listen} {meet}", server=None)
     with LocalRun(tmp_path / "one", job) as one, LocalRun(tmp_path / "two", job) as two:
         for run in (one, two):
-            wait_for((run.folder / "up").exists, "both listen at the same time", seconds=20)
+            wait_for((run.folder / "up").exists, "both listen at the same time")
         (one.folder / "go").touch()
         assert (one.wait(), two.wait()) == (0, 0), one.stderr + two.stderr
         said = one.stderr + two.stderr
@@ -491,7 +491,7 @@ def test_a_trainer_says_for_whom_it_waits_and_a_server_what_it_holds(tmp_path):
         host = run.says("pserver-0 has started").rpartition("address ")[2]
         run.says(f"trainer-0: waiting for parameter server {host}:6174 to listen", 80)
         (run.folder / "go").touch()
-        wait_for(lambda: "joined" in run.log("trainer-0"), "the trainer joins", seconds=30)
+        wait_for(lambda: "joined" in run.log("trainer-0"), "the trainer joins")
         with urllib.request.urlopen(f"http://{host}:6180/progress", timeout=10) as answer:
             told = json.load(answer)
         assert (told["parameterBytes"], told["waitsFor"]) == (20, None)
@@ -535,7 +535,7 @@ if index == "0":
 def test_no_pod_outlives_the_run_whatever_is_left_in_a_cluster(tmp_path, policy, code):
     limits = {"backoffLimit": 0, "cleanPodPolicy": policy}
     with LocalRun(tmp_path / "run", job_manifest("raise SystemExit(1)", runPolicy=limits)) as run:
-        assert run.wait(15) == 1, run.stderr
+        assert run.wait() == 1, run.stderr
         assert [each["exit_codes"] for each in run.result()["replicas"]] == [[code], [1]]
         assert survivors(run.mark) == []
 
@@ -551,11 +551,11 @@ def test_a_finished_job_says_for_whom_it_waits(tmp_path):
 
 def test_a_killed_runner_leaves_no_grandchild(tmp_path):
     with LocalRun(tmp_path / "run", job_manifest(GRANDCHILDREN, server=None)) as run:
-        wait_for((run.folder / "spawned").exists, "the grandchildren", seconds=20)
-        assert len(survivors(run.mark)) > 5
+        wait_for((run.folder / "spawned").exists, "the grandchildren")
+        wait_for(lambda: len(survivors(run.mark)) > 5, "their children")
         run.process.kill()
-        run.process.wait(10)
-        wait_for(lambda: not survivors(run.mark), "the end of every process of the run", seconds=10)
+        run.process.wait(60)
+        wait_for(lambda: not survivors(run.mark), "the end of every process of the run")
 
 
 def test_the_table_on_a_terminal_and_ctrl_c(tmp_path):
@@ -594,7 +594,7 @@ def test_the_table_on_a_terminal_and_ctrl_c(tmp_path):
         shown.until(rb"trainer-0 [^\n]*Stopped")
         shown.until(rb"tiny: Stopped, ")
         assert b"Failed" not in shown.text
-        assert process.wait(10) == 130
+        assert process.wait(60) == 130
         assert survivors(mark) == []
     finally:
         process.kill()
@@ -609,7 +609,7 @@ class Screen:
         self._descriptor = descriptor
         self.text = b""
 
-    def until(self, pattern: bytes, seconds: float = 20) -> None:
+    def until(self, pattern: bytes, seconds: float = 60) -> None:
         deadline = time.monotonic() + seconds
         while not re.search(pattern, self.text):
             left = deadline - time.monotonic()

@@ -73,7 +73,7 @@ async def supervised(tmp_path: Path) -> AsyncIterator[Supervised]:
     await one.supervisor.start()
     yield one
     await one.supervisor.close()
-    wait_for(lambda: not survivors(one.mark), "the end of every process", seconds=10)
+    wait_for(lambda: not survivors(one.mark), "the end of every process")
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ async def test_appends_what_a_process_prints_to_its_log_with_the_times(supervise
     supervised.launch(
         "sh", "-c", "echo out; echo err >&2; echo; printf 'a\\nb'; read line <go; echo c; printf d"
     )
-    wait_for(lambda: log.read_text().endswith("Z b"), "a line that has only begun", seconds=10)
+    wait_for(lambda: log.read_text().endswith("Z b"), "a line that has only begun")
     middle = datetime.now(UTC)
     (supervised.folder / "go").write_text("\n")
     await supervised.exited()
@@ -150,7 +150,7 @@ async def test_a_process_may_end_by_itself_after_sigterm(supervised):
     handler = "import signal, sys, time; signal.signal(15, lambda *_: sys.exit(7))"
     supervised.launch(sys.executable, "-c", f"{handler}; print(1, flush=True); time.sleep(60)")
     await supervised.started()
-    wait_for((supervised.folder / "one.log").read_text, "the handler", seconds=10)
+    wait_for((supervised.folder / "one.log").read_text, "the handler")
     supervised.supervisor.stop("one", 30)
     assert await supervised.exited() == Exited("one", 7)
 
@@ -158,7 +158,7 @@ async def test_a_process_may_end_by_itself_after_sigterm(supervised):
 async def test_a_process_that_ignores_sigterm_is_killed_after_its_grace(supervised):
     supervised.launch("sh", "-c", "trap '' TERM; echo set; sleep 60; sleep 60")
     await supervised.started()
-    wait_for((supervised.folder / "one.log").read_text, "the trap", seconds=10)
+    wait_for((supervised.folder / "one.log").read_text, "the trap")
     supervised.supervisor.stop("one", 0.2)
     assert await supervised.exited() == Exited("one", 137)
 
@@ -250,11 +250,11 @@ def test_the_death_of_the_runner_leaves_nothing(tmp_path, signum):
     command = [sys.executable, "-c", RUNNER]
     runner = subprocess.Popen(command, cwd=tmp_path, env=environ, stderr=subprocess.DEVNULL)
     try:
-        wait_for((tmp_path / "spawned").exists, "the grandchildren", seconds=20)
-        wait_for(lambda: len(survivors(mark)) >= 10, "both pods' processes", seconds=20)
+        wait_for((tmp_path / "spawned").exists, "the grandchildren")
+        wait_for(lambda: len(survivors(mark)) >= 10, "both pods' processes")
         runner.send_signal(signum)
         runner.wait(10)
     finally:
         runner.kill()  # if it still runs; the supervisor ends the rest
         runner.wait(10)
-    wait_for(lambda: not survivors(mark), "the end of every process", seconds=10)
+    wait_for(lambda: not survivors(mark), "the end of every process")

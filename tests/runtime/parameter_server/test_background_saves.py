@@ -44,7 +44,7 @@ class SlowWrites:
 
         def slowly(*arguments: Any) -> Any:
             self.begun.set()
-            assert self.may_go_on.wait(20)
+            assert self.may_go_on.wait(60)
             return write_shard(*arguments)
 
         monkeypatch.setattr(shard_checkpointer, "write_shard", slowly)
@@ -61,7 +61,7 @@ def test_training_goes_on_while_a_checkpoint_is_written_and_the_copy_stays_as_it
         train(trainer, model, range(2))
         before = copy.deepcopy(dict(model.state_dict()))
         trainer.save_numbered(str(tmp_path), TrainStatus(0), keep=0)
-        assert disk.begun.wait(10)
+        assert disk.begun.wait(60)
         train(trainer, model, range(2, 6))  # the disk has not moved yet
         assert trainer.current_step == 6
         assert not list(tmp_path.rglob("manifest.json"))  # nothing counts as saved
@@ -83,10 +83,10 @@ def test_the_end_of_training_waits_for_the_last_checkpoint(tmp_path, monkeypatch
         trainer.save_numbered(str(tmp_path), TrainStatus(), keep=0)
         ends = threading.Thread(target=trainer.complete, daemon=True)
         ends.start()
-        assert disk.begun.wait(10)
+        assert disk.begun.wait(60)
         assert not trainer.completed
         disk.may_go_on.set()
-        ends.join(10)
+        ends.join(60)
         assert trainer.completed
     assert Checkpoint(tmp_path / "checkpoint-0").manifest.step == 1
 

@@ -363,7 +363,7 @@ def test_a_trainer_that_joins_while_another_has_the_servers_load_gets_one_checkp
             pass
         zero.load(str(tmp_path))
         loaded.set()
-        joining.join(10)
+        joining.join(60)
         assert one.current_step == zero.current_step == 3
         piece = Checkpoint(tmp_path).piece("0.bias", 0, 1000, (1000,))
         assert torch.equal(model[0].bias.detach(), piece.value)
@@ -391,7 +391,7 @@ def test_loading_once_another_trainer_has_begun_is_refused(tmp_path):
         with pytest.raises(ConfigurationError, match="was not loaded, because training has begun with other"):
             zero.load(str(tmp_path))
         train(zero, model, range(1))
-        ahead.join(10)
+        ahead.join(60)
 
 
 class SlowDisk:
@@ -405,7 +405,7 @@ class SlowDisk:
 
         def slowly(checkpoint: Checkpoint) -> Any:
             self.reads.set()
-            assert self.may_go_on.wait(20)
+            assert self.may_go_on.wait(60)
             return read(checkpoint)
 
         monkeypatch.setattr(loader, "_read", slowly)
@@ -419,10 +419,10 @@ def test_a_trainer_may_join_while_a_server_reads_a_checkpoint(tmp_path, monkeypa
         disk = SlowDisk(job, monkeypatch)
         loading = threading.Thread(target=zero.load, args=(str(tmp_path),), daemon=True)
         loading.start()
-        assert disk.reads.wait(10)
+        assert disk.reads.wait(60)
         one.start()
         disk.may_go_on.set()
-        loading.join(10)
+        loading.join(60)
         assert one.load(str(tmp_path)) is not None
         assert (zero.current_step, one.current_step) == (3, 3)
 
@@ -439,7 +439,7 @@ def test_a_step_that_begins_while_a_server_reads_a_checkpoint_is_not_made_on_oth
         ahead = threading.Thread(target=train, args=(one, other, range(1)), daemon=True)
 
         def train_meanwhile() -> None:
-            assert disk.reads.wait(10)
+            assert disk.reads.wait(60)
             ahead.start()
             wait_for(lambda: job.servers[0].server.heartbeat(0, 0).waiting_for, "a gradient of trainer 1")
             disk.may_go_on.set()
@@ -450,7 +450,7 @@ def test_a_step_that_begins_while_a_server_reads_a_checkpoint_is_not_made_on_oth
 
         at_once(train_meanwhile, load_in_vain)
         train(zero, model, range(1))
-        ahead.join(10)
+        ahead.join(60)
         assert (zero.current_step, one.current_step) == (1, 1)
 
 

@@ -88,7 +88,7 @@ def test_a_trainer_may_join_while_one_server_has_loaded_and_another_has_not(tmp_
         look, agree, read = agreement.loaded_and_steps, agreement.agree, second._read
 
         def read_later(checkpoint: Any) -> Any:
-            assert seen.wait(10)
+            assert seen.wait(60)
             return read(checkpoint)
 
         def look_amid_the_load(*given: Any) -> Any:
@@ -105,7 +105,7 @@ def test_a_trainer_may_join_while_one_server_has_loaded_and_another_has_not(tmp_
         monkeypatch.setattr(agreement, "agree", agree_in_the_end)
         loading = threading.Thread(target=zero.load, args=[str(tmp_path)])
         one.start()
-        loading.join(10)
+        loading.join(60)
         assert (zero.current_step, one.current_step) == (3, 3)
         at_once(lambda: train(zero, model, range(3, 5)), lambda: train(one, other, range(3, 5)))
         assert differing(model, dict(other.state_dict())) == []
@@ -151,7 +151,7 @@ def test_a_trainer_may_take_a_tables_rows_while_another_has_the_servers_load(tmp
         if not begins:
             stepping.start()
         step(one, other)
-        stepping.join(10)
+        stepping.join(60)
         assert torch.equal(mine.weight, other.weight)
         assert not torch.equal(mine.weight, embedding.weight)
 
@@ -215,7 +215,7 @@ def test_a_save_holds_one_step_although_another_trainer_is_ahead(tmp_path):
             pass
         zero.save(str(tmp_path), TrainStatus())
         train(zero, model, range(1, 2))
-        ahead.join(10)
+        ahead.join(60)
     checkpoint = Checkpoint(tmp_path)
     assert checkpoint.manifest.step == 1
     for name, value in after_one.items():

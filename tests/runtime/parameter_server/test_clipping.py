@@ -115,7 +115,7 @@ def test_a_norm_that_lacks_a_server_is_said_by_name_while_it_is_awaited(caplog, 
         told = re.compile(rf"waiting for .* of step 0 from .*{said}")
         wait_for(lambda: told.search(caplog.text), "the trainer's words")
         trainer.close()
-        stepping.join(10)
+        stepping.join(60)
         assert not stepping.is_alive()
 
 
@@ -148,10 +148,10 @@ def test_a_trainer_that_comes_back_while_the_servers_exchange_a_norm_holds_up_no
         for arguments in held:
             send(*arguments)
         if not sends_again_first:
-            stepping.join(10)
+            stepping.join(60)
             backward(model_2, 50, 1, None)
         new.step()
-        stepping.join(10)
+        stepping.join(60)
         assert not stepping.is_alive()
         assert (zero.current_step, new.current_step) == (1, 1)
         found = values_of(model_0)

@@ -135,7 +135,7 @@ def test_a_step_that_fails_while_its_trainer_waits_to_be_greeted_again_tells_it_
         session = job.servers[0].server._trainers.sessions[0]
 
         def fail_later() -> None:
-            assert step.begun.wait(10)
+            assert step.begun.wait(60)
             trainer.session.connections[0].stream.hang_up()
             wait_for(session._resumption.lock.locked, "another connection to be waiting for the step")
             step.may_end.set()
@@ -160,7 +160,7 @@ def away(job: Loopback, trainer: Any, monkeypatch: pytest.MonkeyPatch) -> Iterat
 
     monkeypatch.setattr(server_connection, "dial", dial_later)
     trainer.session.connections[0].stream.hang_up()
-    assert dials.wait(10)
+    assert dials.wait(60)
     stream = job.servers[0].server._trainers.sessions[0].stream
     wait_for(lambda: stream._connection is None, "the server to see that it broke")
     try:

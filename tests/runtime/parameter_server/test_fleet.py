@@ -89,7 +89,7 @@ def job(
         yield made
         at_once(*(trainer.fleet.stop_worker for trainer in made))
         for thread in threads:
-            thread.join(10)
+            thread.join(60)
             assert not thread.is_alive(), "a server still serves"
     finally:
         for fleet in fleets:
@@ -301,7 +301,7 @@ def test_the_program_form_saves_through_the_same_calls(tmp_path):
     assert fleet.step == 1
     assert torch.equal(fleet.export_state_dict()["2.bias"], model[2].bias)
     executor.close()
-    thread.join(10)
+    thread.join(60)
     assert not thread.is_alive()
     assert (Path(tmp_path) / "manifest.json").is_file()
 
@@ -332,7 +332,7 @@ def test_the_modes_without_a_barrier_go_on_from_a_checkpoint_too(tmp_path, mode)
         fleet.init_worker()
         script(fleet, model, optimizer)
         fleet.stop_worker()
-        thread.join(10)
+        thread.join(60)
         assert not thread.is_alive()
 
     def steps(model: Any, optimizer: Any, count: int) -> None:

@@ -80,7 +80,7 @@ def test_numbers_of_threads_are_said_once_to_change_nothing(endpoint, monkeypatc
     trainer = Replica(role_maker.Role.WORKER, endpoint)
     trainer.fleet.init_worker()
     trainer.fleet.stop_worker()
-    serving.join(20)
+    serving.join(60)
     said = (
         "FLAGS_rpc_send_thread_num is 8, but has no effect: one connection with each server carries all "
         "dense parameters, and one thread serves all connections"
@@ -101,7 +101,7 @@ def test_minimize_and_an_executor_train_in_the_fleets_session(endpoint, server, 
     for _ in range(3):
         executor.run(trainer.fleet.main_program, FEED, ["loss"])
     executor.close()
-    server.join(20)
+    server.join(60)
     assert not server.is_alive()
     assert torch.equal(trainer.model.weight, alone(3))
 
@@ -124,7 +124,7 @@ def test_a_server_by_the_program_form_serves_a_trainer_by_the_loop_form(endpoint
     trainer.optimizer.step()
     assert trainer.fleet.step == 1
     trainer.fleet.stop_worker()
-    thread.join(20)
+    thread.join(60)
     assert not thread.is_alive()
     assert torch.equal(trainer.model.weight, alone(1))
 
@@ -135,7 +135,7 @@ def test_joining_twice_is_refused(endpoint, server):
     with pytest.raises(ConfigurationError, match="init_worker was called a second time"):
         trainer.fleet.init_worker()
     trainer.fleet.stop_worker()
-    server.join(20)
+    server.join(60)
 
 
 @pytest.mark.parametrize("by_executor", [False, True])
@@ -175,7 +175,7 @@ def test_what_the_strategy_says_reaches_a_session_of_either_form(endpoint, monke
     assert session is not None
     assert (session._overlap, session.session.settings.transport) == (False, "tcp")
     trainer.fleet.stop_worker()
-    thread.join(20)
+    thread.join(60)
     assert not thread.is_alive()
     assert (made[0]._settings.fused, made[0]._settings.transport) == (True, "tcp")
 
@@ -196,7 +196,7 @@ def test_a_transpilers_config_in_place_of_a_strategy_says_how_a_job_trains(endpo
         trainer.optimizer.step()
     exported = trainer.fleet.export_state_dict()["weight"]
     trainer.fleet.stop_worker()
-    thread.join(20)
+    thread.join(60)
     assert not thread.is_alive()
     torch.testing.assert_close(exported, alone(3))
     assert config == package.DistributeTranspilerConfig(geo_sgd_mode=True, geo_sgd_need_push_nums=2)

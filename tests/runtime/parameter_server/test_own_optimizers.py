@@ -104,7 +104,7 @@ def job(
         yield trainer
         if ends:
             trainer.fleet.stop_worker()
-            thread.join(20)
+            thread.join(60)
             assert not thread.is_alive(), "the server still serves"
     finally:
         if trainer.fleet._trainer is not None:
@@ -343,7 +343,7 @@ def test_clipping_by_the_strategy_is_what_the_refusal_says_it_is():
         loss_fn(models[-1], X).backward()
         optimizer.step()
     trainer.stop_worker()
-    thread.join(20)
+    thread.join(60)
     for name, value in alone(lambda parameters: Clips(parameters, lr=0.1), 4).items():
         torch.testing.assert_close(models[-1].state_dict()[name], value)
 

@@ -354,7 +354,7 @@ def test_a_server_that_is_busy_with_a_step_is_awaited_as_long_as_it_answers_call
         wait_for(lambda: len(dialled) > 3 or not stepping.is_alive(), "more tries than retry_times allows")
         assert stepping.is_alive()
         step.may_end.set()
-        stepping.join(20)
+        stepping.join(60)
         assert trainer.current_step == 1
         assert reconnections() - before == 2  # at both ends: what was given up meanwhile is no connection
         trainer.complete()
@@ -386,7 +386,7 @@ def test_a_session_that_ends_does_not_wait_to_be_greeted(monkeypatch):
         step, session = SlowStep(job, monkeypatch), job.servers[0].server._trainers.sessions[0]
         try:
             backward(model, 0, 0)
-            assert step.begun.wait(10)
+            assert step.begun.wait(60)
             trainer.session.connections[0].stream.hang_up()
             wait_for(session._resumption.lock.locked, "a connection that waits for the step")
             name = f"fleet-reconnect {job.endpoints[0]}"
@@ -437,7 +437,7 @@ def test_a_partition_that_heals_in_time_is_named_and_costs_nothing_else(monkeypa
         )
         assert time.monotonic() - cut_at < 5
         network.heal()
-        stepping.join(20)
+        stepping.join(60)
         assert not stepping.is_alive()
         trainer.complete()
         for running in job.servers:

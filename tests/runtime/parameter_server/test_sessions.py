@@ -236,7 +236,7 @@ def test_a_late_trainer_hears_that_it_is_past_the_others_while_their_end_is_take
         take_note = trainers.completed
 
         def take_note_later(*given: Any) -> None:
-            assert stepped.wait(10)
+            assert stepped.wait(60)
             take_note(*given)
 
         monkeypatch.setattr(trainers, "completed", take_note_later)
@@ -247,7 +247,7 @@ def test_a_late_trainer_hears_that_it_is_past_the_others_while_their_end_is_take
         warning = "trainer 1 joined late, and continues after the others completed at step 1"
         assert warning in caplog.text
         stepped.set()
-        ending.join(10)
+        ending.join(60)
         late.complete()
 
 
@@ -311,7 +311,7 @@ def test_a_trainer_that_waits_to_join_a_server_stays_alive_to_those_that_it_has_
         trainer, _, _ = job.make_trainer(config=DistributeTranspilerConfig(wait_port=False))
         joining = threading.Thread(target=trainer.start, daemon=True)
         joining.start()
-        assert twice.wait(20), "a sign of life now and then, while the other server is not there"
+        assert twice.wait(60), "a sign of life now and then, while the other server is not there"
         job.start_server(1)
         joining.join(60)
         trainer.complete()
@@ -343,8 +343,8 @@ def test_a_barrier_waits_for_every_trainer():
         first.start()
         assert not passed.wait(0.3)
         one.session.calls.barrier()
-        assert passed.wait(10)
-        first.join(10)
+        assert passed.wait(60)
+        first.join(60)
         at_once(zero.session.calls.barrier, one.session.calls.barrier)
 
 
@@ -460,5 +460,5 @@ def test_a_wait_says_for_what_and_for_whom(caplog, monkeypatch):
         said = rf"parameter server {job.endpoints[0]}: step 0 waits for .* from trainer 1, for \d+ s"
         wait_for(lambda: re.search(said, caplog.text), "the server's words")
         one.complete()
-        stepping.join(10)
+        stepping.join(60)
         assert not stepping.is_alive()

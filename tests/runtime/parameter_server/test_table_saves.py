@@ -68,7 +68,7 @@ def writes(monkeypatch: pytest.MonkeyPatch) -> Any:
         directory, name, shard, record, copied, parts = arguments
         first = next(parts)
         begun.release()
-        assert go_on.wait(20)
+        assert go_on.wait(60)
         return write_rows(directory, name, shard, record, copied, chain([first], parts))
 
     monkeypatch.setattr(shard_checkpointer, "write_rows", slowly)

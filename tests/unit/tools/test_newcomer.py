@@ -100,7 +100,7 @@ def test_an_interrupt_removes_the_container_and_what_it_was_given(
     process = start("test", SLEEPS="600")
     wait_for((tmp_path / "pid").exists, "the container")
     os.killpg(process.pid, number)
-    assert process.wait(15) == status
+    assert process.wait(60) == status
     name = f"fleet-newcomer-{process.pid}"
     assert name in (tmp_path / "arguments").read_text().splitlines()
     assert (tmp_path / "calls").read_text().splitlines()[-1] == f"rm {name}"

@@ -117,7 +117,7 @@ def test_a_connection_that_hangs_logs_the_interface(monkeypatch, caplog):
 
     monkeypatch.setattr(group_module._log, "warning", noted)
     with group_module._logging_the_interface({"GLOO_SOCKET_IFNAME": "docker0"}):
-        assert said.wait(10)
+        assert said.wait(60)
     assert "the others must reach this trainer through the interface 'docker0'" in caplog.text
     assert "set GLOO_SOCKET_IFNAME to another" in caplog.text
 

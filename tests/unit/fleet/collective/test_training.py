@@ -95,7 +95,7 @@ def test_a_background_save_writes_the_copy(tmp_path, monkeypatch):
     may_go_on = threading.Event()
 
     def slowly(*arguments: Any) -> Any:
-        assert may_go_on.wait(10)
+        assert may_go_on.wait(60)
         return write_shard(*arguments)
 
     monkeypatch.setattr("fleet.collective.training.write_shard", slowly)

@@ -100,7 +100,7 @@ def error_of(store: OtherTrainer) -> FleetError:
     with watching(store, lost) as watch:
         with watch.waiting("the average of step 0's gradients", WaitKind.EXCHANGE, until=lambda: False):
             pass
-        assert ended.wait(10)
+        assert ended.wait(60)
     return errors[0]
 
 
@@ -133,7 +133,7 @@ def test_a_wait_is_over_when_the_gpu_has_ended_it():
     with watching(store, errors.append) as watch:
         with watch.waiting("the average of step 0's gradients", WaitKind.EXCHANGE, until=done):
             pass
-        assert asked.wait(10)
+        assert asked.wait(60)
     assert store.seen == TrainerState(exchanges=1)
     assert not errors
 
@@ -147,15 +147,15 @@ def test_time_in_which_a_trainer_was_frozen_is_no_silence_of_others():
         store.looked.release()
 
     with watching(store, lost, lambda: moments[0]) as watch, watch.waiting("step 0"):
-        assert store.looked.acquire(timeout=10)
-        assert store.looked.acquire(timeout=10)  # the first look has been judged by now
+        assert store.looked.acquire(timeout=60)
+        assert store.looked.acquire(timeout=60)  # the first look has been judged by now
         moments[0] += 1000.0
         for _ in range(3):
-            assert store.looked.acquire(timeout=10)
+            assert store.looked.acquire(timeout=60)
         assert not errors
         while not errors:  # who stays silent while it runs is missed as ever
             moments[0] += 0.05
-            assert store.looked.acquire(timeout=10)
+            assert store.looked.acquire(timeout=60)
     assert isinstance(errors[0], PeerLostError)
 
 
@@ -204,7 +204,7 @@ def test_readers_of_a_report_find_a_lost_trainer_as_soon_as_the_observer():
         for watch in all_[:3]:
             waiting.enter_context(watch.waiting("a barrier", WaitKind.CALL))
         began = time.monotonic()
-        wait_for(lambda: all(errors[:3]), "an error of each", seconds=10)
+        wait_for(lambda: all(errors[:3]), "an error of each")
         assert time.monotonic() - began >= 1.0
     for (error,) in errors[:3]:
         assert isinstance(error, PeerLostError)
@@ -215,7 +215,7 @@ def test_readers_of_a_report_find_a_deadlock():
     with watches(4, alive=4) as (all_, errors), ExitStack() as waiting:
         waiting.enter_context(all_[1].waiting("the average of step 0's gradients", WaitKind.EXCHANGE))
         waiting.enter_context(all_[2].waiting("stop_worker()", WaitKind.CALL))
-        wait_for(lambda: errors[1] and errors[2], "both errors", seconds=10)
+        wait_for(lambda: errors[1] and errors[2], "both errors")
         assert str(errors[1][0]).startswith("trainer 2 waits for stop_worker() after 0 exchanges")
         assert str(errors[2][0]).startswith("trainer 1 waits for the average of step 0's gradients after 0")
         assert not errors[0]
@@ -230,7 +230,7 @@ def test_waiting_trainers_log_the_first_missing_ones_by_name(monkeypatch, caplog
         silent = "no heartbeat from trainer 13, trainer 14, .*, trainer 20 and 3 more"
         busy = "not there yet: trainer 2, trainer 3, .*, trainer 9 and 3 more"
         said = re.compile(f"a barrier has been waiting for 0 s; {silent}, {busy}")
-        wait_for(lambda: len(said.findall(caplog.text)) >= 2, "a word of each", seconds=10)
+        wait_for(lambda: len(said.findall(caplog.text)) >= 2, "a word of each")
 
 
 def test_a_new_wait_is_published_before_its_deadlock_is_reported():
@@ -245,7 +245,7 @@ def test_a_new_wait_is_published_before_its_deadlock_is_reported():
     with ExitStack() as waits:
         with watching(store, lambda _: ended.set()) as watch:
             waits.enter_context(watch.waiting("", WaitKind.OTHER))
-            assert ended.wait(10)
+            assert ended.wait(60)
         assert store.seen.kind is WaitKind.EXCHANGE
         assert (
             "the average of step 0's gradients" in store.compare_set("what heartbeats say", "-", "").decode()
@@ -256,14 +256,14 @@ def test_a_trainer_that_ends_in_a_deadlock_is_not_lost_to_one_that_confirms_it()
     class Confirming(OtherTrainer):
         def wait(self, keys: Sequence[str], timeout: Any) -> None:
             confirming.set()
-            assert has_ended.wait(10)
+            assert has_ended.wait(60)
 
     confirming, has_ended, errors = threading.Event(), threading.Event(), list[FleetError]()
     store = Confirming(TrainerState(1, 0, WaitKind.CALL, "stop_worker()"), alive=True)
 
     def exchange() -> None:
         with watch.waiting("the average of step 0's gradients", WaitKind.EXCHANGE):
-            assert confirming.wait(10)
+            assert confirming.wait(60)
             has_ended.set()
             raise RuntimeError(CLOSED)
 
@@ -413,7 +413,7 @@ def ask_while_another_looks(
     def pause_of_second(_: float) -> None:
         if not asked.is_set():
             asked.set()
-            assert answered.wait(10)
+            assert answered.wait(60)
         else:
             trainers.beat([], then)
 
@@ -423,7 +423,7 @@ def ask_while_another_looks(
         def pause_of_first(_: float) -> None:
             nonlocal second
             second = threads.submit(silent, trainers, 2, pause_of_second)
-            assert asked.wait(10)
+            assert asked.wait(60)
             trainers.beat([], alive)
 
         told = silent(trainers, 1, pause_of_first)
@@ -484,7 +484,7 @@ def test_a_store_that_never_answers_blocks_no_other_thread(monkeypatch):
     watch = Watchdog(store, World(1, 2, "localhost", 1), Deadlines(), lambda _: None)
     first = threading.Thread(target=watch._heartbeats._exchange, args=("key", "", "text"))
     first.start()
-    assert store.asked.wait(10)
+    assert store.asked.wait(60)
     with pytest.raises(DistStoreError, match="had no answer for 0 s"):
         watch._heartbeats.beat(TrainerState())
     assert watch.silent_now() == [0]

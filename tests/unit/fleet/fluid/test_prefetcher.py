@@ -28,7 +28,7 @@ def test_no_more_than_the_capacity_waits():
             yield number
 
     items = Prefetcher(numbers, 2, "numbers")
-    assert third.wait(10)
+    assert third.wait(60)
     assert made == [0, 1, 2]  # two wait, and one could not be added
     assert next(items) == 0
     items.close()
@@ -61,7 +61,7 @@ def test_closing_ends_the_thread_and_the_generator():
     items = Prefetcher(numbers, 2, "endless numbers")
     assert next(items) == 1
     items.close()
-    assert ended.wait(10)
+    assert ended.wait(60)
     assert not [each for each in threading.enumerate() if each.name == "endless numbers"]
     with pytest.raises(StopIteration):
         next(items)

@@ -202,7 +202,7 @@ def test_a_failed_script_leaves_its_last_values(tmp_path):
 def test_a_reporter_that_starts_as_the_script_ends_gets_its_values(tmp_path):
     late = """
         import threading
-        threading.main_thread().join(20)
+        threading.main_thread().join(60)
         import concurrent.futures.thread  # as the packages of all tools do
     """
     begin = "def __init__(self, reported):"

@@ -132,7 +132,7 @@ class Gate(ScriptedSession):
         self.asked = threading.Semaphore(0)
 
     def flush(self) -> None:
-        assert self.open.wait(10)
+        assert self.open.wait(60)
 
     def request_values(self) -> None:
         super().request_values()
@@ -141,10 +141,10 @@ class Gate(ScriptedSession):
         self.asked.release()
 
     def wait_for_values(self, *, background: bool = False) -> None:
-        wait_for(lambda: self.values_arrived, "the values", seconds=10)
+        wait_for(lambda: self.values_arrived, "the values")
 
     def wait_until(self, done: Callable[[], bool], describe: Callable[[], str]) -> None:
-        wait_for(done, describe(), seconds=10)
+        wait_for(done, describe())
 
 
 class Stepping:
@@ -167,7 +167,7 @@ class Stepping:
         self.mode.settle()
 
     def until(self, rounds: int) -> None:
-        wait_for(lambda: len(self.session.sent) >= rounds, f"{rounds} rounds", seconds=10)
+        wait_for(lambda: len(self.session.sent) >= rounds, f"{rounds} rounds")
 
 
 def test_a_step_does_not_wait_for_servers_until_a_queue_is_full():
@@ -183,7 +183,7 @@ def test_a_step_does_not_wait_for_servers_until_a_queue_is_full():
     full.join(0.3)
     assert full.is_alive()
     trainer.session.open.set()
-    full.join(10)
+    full.join(60)
     assert not full.is_alive()
     trainer.until(2)
     assert [sent[2][0] for sent in trainer.session.sent] == [[1.0], [9.0]]
@@ -194,7 +194,7 @@ def test_one_update_is_under_way_at_a_time_and_the_rest_is_merged():
     trainer = Stepping()
     trainer.session.open.set()
     trainer.step(1.0)
-    assert trainer.session.asked.acquire(timeout=10)
+    assert trainer.session.asked.acquire(timeout=60)
     for _ in range(3):
         trainer.step(1.0)
         threading.Event().wait(0.1)  # time in which a second round would leave
@@ -211,7 +211,7 @@ def test_values_are_adopted_inside_a_step_once_all_have_arrived():
     trainer.session.open.set()
     bias = trainer.session.parameters["b"]
     trainer.step(1.0)
-    assert trainer.session.asked.acquire(timeout=10)
+    assert trainer.session.asked.acquire(timeout=60)
     trainer.step(1.0)
     assert float(bias.detach()[0]) == 0.0  # asked for, and not here
     trainer.session.land({"b": -1.0, "w": -1.0})
@@ -219,7 +219,7 @@ def test_values_are_adopted_inside_a_step_once_all_have_arrived():
     assert float(bias.detach()[0]) == 0.0  # here, and adopted by nobody yet
     trainer.step(1.0)
     assert float(bias.detach()[0]) == -1.0
-    assert trainer.session.asked.acquire(timeout=10)  # and the next are asked for
+    assert trainer.session.asked.acquire(timeout=60)  # and the next are asked for
     trainer.session.land({"b": -2.0, "w": -2.0})
     trainer.mode.close()
 
@@ -264,7 +264,7 @@ def test_what_a_thread_of_the_mode_finds_the_next_step_raises():
 
     trainer.session.send_step = broken  # type: ignore[method-assign, assignment]
     trainer.step(1.0)
-    wait_for(lambda: trainer.session.failure, "the failure", seconds=10)
+    wait_for(lambda: trainer.session.failure, "the failure")
     with pytest.raises(FleetError, match="the servers are gone"):
         trainer.step(1.0)
     trainer.mode.close()

@@ -130,13 +130,13 @@ def test_a_look_up_holds_up_nobody_who_asks_for_rows_of_another_table(monkeypatc
     def wait(table, ids):
         if table == 0:
             reading.set()
-            assert seen.wait(10)
+            assert seen.wait(60)
         return look_up(table, ids)
 
     monkeypatch.setattr(tables.store, "rows", wait)
     with futures.ThreadPoolExecutor() as pool:
         first = pool.submit(tables.rows, 0, 0, 3)
-        assert reading.wait(10)
+        assert reading.wait(60)
         second = pool.submit(tables.half.look_up, 1, 1, 0, np.array([3]))
         try:
             assert second.result(10).tolist() == [[0.0]]

@@ -37,7 +37,7 @@ def test_many_buffers_of_all_sizes_arrive_in_order(pair):
     sender.start()
     received = bytearray(sum(map(len, buffers)))
     sockets.receive_exactly(there, memoryview(received))
-    sender.join(10)
+    sender.join(60)
     assert received == b"".join(buffers)
 
 
@@ -64,7 +64,7 @@ def test_hanging_up_wakes_a_thread_that_receives(pair):
     waiting = threading.Thread(target=receive, daemon=True)
     waiting.start()
     sockets.hang_up(there)
-    waiting.join(10)
+    waiting.join(60)
     assert len(ended) == 1
     sockets.hang_up(there)
 
@@ -78,7 +78,7 @@ def test_draining_lets_the_peer_read_the_last_words(pair):
     assert here.recv(100) == b"last words"
     assert here.recv(1) == b""
     here.close()
-    draining.join(10)
+    draining.join(60)
     assert not draining.is_alive()
 
 
