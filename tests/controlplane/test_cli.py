@@ -15,7 +15,7 @@ from tests.support.controlplane import free_ports
 from tests.support.digits_job import SERVERS, TRAINERS
 from tests.support.fleetjob import PROGRAM, Fleetjob, lines
 from tests.support.jobs import collective_manifest, manifest
-from tests.support.kube import is_running
+from tests.support.kube import WAIT_SECONDS, is_running
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -189,7 +189,7 @@ async def test_on_a_terminal_status_watch_is_a_live_table(
     )
     os.close(terminal)
     shown = ""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(WAIT_SECONDS):
         while "Succeeded" not in shown:
             shown += (await asyncio.to_thread(os.read, screen, 65536)).decode()
             if "Running" in shown:
@@ -241,11 +241,11 @@ async def test_logs_of_all_replicas_are_merged_and_followed(
     assert [await anext(told), await anext(told)] == ["[trainer-1] one", "[trainer-1] two"]
     with control_plane.pods_log.open("a") as log:
         log.write(said(3, "three"))
-    async with asyncio.timeout(15):
+    async with asyncio.timeout(WAIT_SECONDS):
         assert await anext(told) == "[trainer-1] three"
     await namespace.end(*TRAINERS)
     await namespace.until_state("digits", "Succeeded")
-    async with asyncio.timeout(15):
+    async with asyncio.timeout(WAIT_SECONDS):
         assert [line async for line in told] == []
         assert await process.wait() == 0
 

@@ -11,7 +11,7 @@ import yaml
 
 from tests.support.digits_job import SERVERS, TRAINERS, annotated, run
 from tests.support.jobs import collective_manifest, manifest
-from tests.support.kube import attempt, condition, is_running, runs_again, told_of, uids
+from tests.support.kube import WAIT_SECONDS, attempt, condition, is_running, runs_again, told_of, uids
 from tests.support.pods import env_of, main_of
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ async def test_a_job_runs_succeeds_and_is_cleaned_up(namespace: Namespace, contr
         lambda found: all(p["status"]["phase"] == "Succeeded" for p in found.values()),
     )
     assert {*(await namespace.until_pods("digits", "the pods", bool))} == {*SERVERS, *TRAINERS}
-    told = [(kind, reason) for kind, reason, _ in await namespace.events("digits")]
+    told = [(kind, reason) for kind, reason, _ in await namespace.until_told("digits", "Succeeded")]
     assert all(kind == "Normal" for kind, _ in told)
     assert told[-1][1] == "Succeeded"
 
@@ -130,7 +130,7 @@ async def test_a_job_fails_when_its_failures_exceed_the_limit(namespace: Namespa
     await namespace.until_pods(
         "digits", "only the failed pod", lambda pods: set(pods) == {"digits-trainer-0"}
     )
-    assert ("Warning", "Failed") in [each[:2] for each in await namespace.events("digits")]
+    assert ("Warning", "Failed") in [each[:2] for each in await namespace.until_told("digits", "Failed")]
 
 
 async def test_a_script_that_cannot_run_is_tried_once_more_and_fails_the_job(namespace: Namespace):
@@ -214,7 +214,7 @@ async def test_a_job_created_again_while_its_old_pods_end_waits_for_their_names(
     await namespace.annotate("digits-trainer-0", stuck="yes")
     await namespace.delete("fleetjobs", "digits")
     await namespace.until_pods("digits", "one stuck pod", lambda pods: set(pods) == {"digits-trainer-0"})
-    told_before = await namespace.events("digits")
+    told_before = await namespace.until_told("digits", "Started")
     await namespace.create_job(manifest())
     job = await namespace.until_job(
         "digits", "a reason", lambda job: condition(job, "PodsCreated") == "False"
@@ -364,7 +364,7 @@ async def test_the_metrics_tell_of_the_jobs(namespace: Namespace, operator: Oper
     await namespace.until_state("digits", "Succeeded")
     labels = f'{{job_namespace="{namespace.name}",mode="ParameterServer"}}'
     text = ""
-    async with asyncio.timeout(20):  # the answer to a status comes after what a watch tells of it
+    async with asyncio.timeout(WAIT_SECONDS):  # the answer to a status comes after what a watch tells of it
         while f"fleet_operator_jobs_successful_total{labels} 1.0" not in text:
             found = await asyncio.to_thread(operator.get, "/metrics")
             text = found or ""

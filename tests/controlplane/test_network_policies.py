@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.support.faulty import PODS
-from tests.support.kube import uids
+from tests.support.kube import WAIT_SECONDS, uids
 from tests.support.operator_process import METRICS_READER
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ async def test_an_operator_killed_amid_making_a_policy_anew_leaves_no_job_withou
     faulty.proxy.on_answer = kill_once_it_is_deleted
     with contextlib.suppress(AssertionError):  # it was killed before it said it was ready
         await faulty.start_again(FLEET_OPERATOR_METRICS_READERS=json.dumps([METRICS_READER]))
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(WAIT_SECONDS):
         await killed.wait()
     await faulty.kill()
     assert await faulty.namespace.all("networkpolicies") == []
@@ -59,7 +59,7 @@ async def test_an_operator_killed_amid_making_a_policy_anew_leaves_no_job_withou
     await faulty.start()
     found = await faulty.namespace.until("networkpolicies", "the policy", lambda found: "digits" in found)
     assert readers(found["digits"]) == [METRICS_READER]
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(WAIT_SECONDS):
         await made_anew.wait()  # the watch may tell of it before the answer has passed the proxy
     assert faulty.proxy.created("networkpolicies") == ["digits", "digits"]
     assert uids(await faulty.until_running()) == uids(before)

@@ -73,14 +73,10 @@ async def test_the_page_has_a_job_s_restart_its_conditions_and_its_curve(
             assert job["series"]["loss"]["trainer-0"] == [[1, 1.0], [2, 0.5]]
             assert "trainer-0" in [each["name"] for each in job["replicas"]]
 
-            await namespace.until(
-                "events",  # they are written beside the status
-                "the end of the job",
-                lambda events: any(each["reason"] == "Succeeded" for each in events.values()),
-            )
+            written = await namespace.until_told("digits", "Started", "ReplicaFailed", "Succeeded")
             job = await ask(f"job?id={row['id']}")
             told = [(each["type"], each["reason"], without_count(each["message"])) for each in job["events"]]
-            assert set(told) == set(await namespace.events("digits"))
+            assert set(told) == set(written)
             assert any(kind == "Warning" and "digits-trainer-0" in message for kind, _, message in told)
         if BROWSER is not None:
             async with browser_page(BROWSER, tmp_path / "browser") as page:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-START_SECONDS = 60.0
+START_SECONDS = 150.0
 STOP_SECONDS = 5.0
 
 PR_SET_PDEATHSIG = 1

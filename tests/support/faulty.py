@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from tests.support.digits_job import SERVERS, TRAINERS
 from tests.support.jobs import manifest
+from tests.support.kube import WAIT_SECONDS
 
 if TYPE_CHECKING:
     from tests.support.fault_proxy import FaultProxy
@@ -58,7 +59,7 @@ class Faulty:
     async def until_known(self, state: str, *, known: bool = True) -> None:
         """Wait until the operator's metrics show a job in a state, or no job."""
         shown = f'state="{state}"'
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(WAIT_SECONDS):
             while True:
                 metrics = await asyncio.to_thread(self.operator.get, "/metrics")
                 if metrics is not None and (shown in metrics) is known:
@@ -72,7 +73,7 @@ class Faulty:
 
     async def until_answered(self, verb: str, resource: str, times: int) -> None:
         """Wait until the API server has answered this number of matching requests."""
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(WAIT_SECONDS):
             while self.proxy.answered(verb, resource) < times:  # noqa: ASYNC110 there is only the asking
                 await asyncio.sleep(0.05)
 

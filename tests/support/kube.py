@@ -41,7 +41,7 @@ __all__ = [
 
 Manifest = dict[str, Any]
 
-WAIT_SECONDS = 60.0
+WAIT_SECONDS = 100.0
 BUSY_TRIES = 30
 """How often an API server may say that the storage of a kind is not ready yet."""
 
@@ -241,6 +241,19 @@ class Namespace:
             lambda found: set(found) == set(pods) and all(is_running(each) for each in found.values()),
             seconds=seconds,
         )
+
+    async def until_told(self, job: str, *reasons: str) -> list[tuple[str, str, str]]:
+        """Wait until the events on a job have these reasons, and return all of them, as `events` does.
+
+        The operator writes an event after the status and the objects that it is about.
+        """
+        await self.until(
+            "events",
+            f"{job} to be told of {', '.join(reasons)}",
+            lambda found: {*reasons} <= {each["reason"] for each in found.values()},
+            fieldSelector=f"involvedObject.kind=FleetJob,involvedObject.name={job}",
+        )
+        return await self.events(job)
 
     async def events(self, job: str) -> list[tuple[str, str, str]]:
         """Return type, reason and message of the events on a job, oldest first."""
