@@ -1,4 +1,4 @@
-"""One control plane and one operator for all tests here; each test has its own namespace."""
+"""One control plane and one operator for all tests of a process; each test has its own namespace."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from tests.support.operator_process import (
     METRICS_READER,
     NAMESPACE,
     POD_GROUPS,
-    OperatorProcess,
     grant_lease,
     install,
     refusals,
@@ -42,22 +41,28 @@ def control_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlP
 
 
 @pytest.fixture(scope="session")
-def operator(
-    control_plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[OperatorProcess]:
-    """The operator, with the permissions that the chart grants it."""
-    folder = tmp_path_factory.mktemp("operator")
+def operator_kubeconfig(control_plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The operator's kubeconfig, with the permissions that the chart grants it."""
     token = install(control_plane, FEATURES)
-    kubeconfig = control_plane.admin.write_kubeconfig(folder / "kubeconfig", token, NAMESPACE)
-    process = OperatorProcess(
-        folder,
-        kubeconfig,
+    path = tmp_path_factory.mktemp("account") / "kubeconfig"
+    return control_plane.admin.write_kubeconfig(path, token, NAMESPACE)
+
+
+@pytest.fixture(scope="session")
+def shared_operator(
+    operator_kubeconfig: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ForkedOperator]:
+    """The operator of all namespaces, which starts when a test first needs it."""
+    process = ForkedOperator(
+        tmp_path_factory.mktemp("operator"),
+        operator_kubeconfig,
         FLEET_OPERATOR_FEATURES=",".join(FEATURES),
         FLEET_OPERATOR_METRICS_READERS=json.dumps([METRICS_READER]),
     )
-    process.start()
+    process.log.touch()
     yield process
-    process.stop()
+    if process.runs:
+        process.stop()
     # Its rights are enough for all that the tests made it do, and no pass failed.
     log = process.log.read_text()
     assert not refusals(log)
@@ -65,33 +70,45 @@ def operator(
     assert "Traceback" not in log, raised
 
 
+@pytest.fixture
+def operator(shared_operator: ForkedOperator) -> ForkedOperator:
+    """The shared operator, which runs."""
+    if not shared_operator.runs:
+        shared_operator.start()
+    return shared_operator
+
+
 @pytest.fixture(scope="module")
-def alone(operator: OperatorProcess) -> Iterator[None]:
-    """Stops the shared operator for a module, whose tests start their own."""
-    operator.stop()
-    yield
-    operator.start()
+def alone(shared_operator: ForkedOperator) -> None:
+    """Keeps the shared operator from running for a module, whose tests start their own."""
+    if shared_operator.runs:
+        shared_operator.stop()
 
 
 @pytest.fixture
-async def namespace(control_plane: ControlPlane, operator: OperatorProcess) -> AsyncIterator[Namespace]:
-    """A new namespace that the operator serves."""
+def served(request: pytest.FixtureRequest) -> None:
+    """Lets the shared operator run, except for modules that use `alone`."""
+    if "alone" not in request.fixturenames:
+        request.getfixturevalue("operator")
+
+
+@pytest.fixture
+async def namespace(control_plane: ControlPlane, served: None) -> AsyncIterator[Namespace]:
+    """A new namespace, which the shared operator serves if it runs."""
     async with client_for(control_plane.admin.kubeconfig) as client, fresh_namespace(client) as fresh:
         yield fresh
 
 
 @pytest.fixture
 async def faulty(
-    namespace: Namespace, control_plane: ControlPlane, operator: OperatorProcess, tmp_path: Path
+    namespace: Namespace, control_plane: ControlPlane, operator_kubeconfig: Path, tmp_path: Path
 ) -> AsyncIterator[Faulty]:
     """An operator for this namespace only, behind a proxy; for modules that use `alone`."""
     await asyncio.to_thread(grant_lease, control_plane, namespace.name)
-    async with proxy_for(operator.kubeconfig).running() as proxy:
-        config = tmp_path / "kubeconfig"
-        config.write_text(operator.kubeconfig.read_text().replace(control_plane.admin.server, proxy.server))
+    async with proxy_for(operator_kubeconfig).running() as proxy:
         forked = ForkedOperator(
             tmp_path,
-            config,
+            proxy.kubeconfig(tmp_path / "kubeconfig", like=operator_kubeconfig),
             FLEET_OPERATOR_NAMESPACES=namespace.name,
             FLEET_OPERATOR_LEASE=namespace.name,  # of its own: it is killed with the lease in its hand
         )

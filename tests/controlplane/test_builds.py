@@ -9,17 +9,19 @@ import pytest
 
 from tests.support.digits_job import SERVERS, TRAINERS
 from tests.support.jobs import collective_manifest, manifest
-from tests.support.kube import is_running, runs_again, uids
+from tests.support.kube import WAIT_SECONDS, is_running, runs_again, uids
 from tests.support.next_build import NextBuild
-from tests.support.operator_process import CRD
+from tests.support.operator_process import CRD, OperatorProcess
 from tests.support.pods import env_of, main_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from tests.support.controlplane import ControlPlane
     from tests.support.kube import Manifest, Namespace
-    from tests.support.operator_process import OperatorProcess
+
+pytestmark = pytest.mark.usefixtures("alone")
 
 HOST = {"hostNetwork": True, "portRange": {"first": 24000, "last": 24999}}
 LISTS = ("PADDLE_PSERVERS_IP_PORT_LIST", "PADDLE_TRAINER_ENDPOINTS")
@@ -31,10 +33,14 @@ def next_build(tmp_path_factory: pytest.TempPathFactory) -> NextBuild:
 
 
 @pytest.fixture
-def both(operator: OperatorProcess, control_plane: ControlPlane, next_build: NextBuild) -> Iterator[Builds]:
-    builds = Builds(operator, control_plane, next_build)
-    yield builds
-    builds.run("this")
+def both(
+    operator_kubeconfig: Path, control_plane: ControlPlane, next_build: NextBuild, tmp_path: Path
+) -> Iterator[Builds]:
+    operator = OperatorProcess(tmp_path, operator_kubeconfig)
+    operator.start()
+    yield Builds(operator, control_plane, next_build)
+    operator.stop()
+    control_plane.admin.kubectl("replace", "-f", str(CRD))
 
 
 class Builds:
@@ -141,7 +147,7 @@ async def test_a_job_runs_through_an_upgrade_a_rollback_and_a_downgrade(namespac
 
     # A downgrade, of the definition too.
     both.run("this")
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(WAIT_SECONDS):
         while "archive" in (await namespace.get("fleetjobs", "digits"))["spec"]["runPolicy"]:  # noqa: ASYNC110 there is only the asking
             await asyncio.sleep(0.1)
     assert uids(await namespace.until_pods("digits", "the pods", bool)) == uids(rolled_back)

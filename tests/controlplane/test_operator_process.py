@@ -4,35 +4,32 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from typing import TYPE_CHECKING
 
-import pytest
 import yaml
 
 from fleet_operator.api.names import METRICS_PORT
-from tests.support.controlplane import ControlPlane
 from tests.support.digits_job import SERVERS, TRAINERS
 from tests.support.jobs import manifest
 from tests.support.kube import (
+    WAIT_SECONDS,
     ApiException,
     attempt,
-    client_for,
-    fresh_namespace,
     is_running,
     runs_again,
 )
-from tests.support.operator_process import CRD, NAMESPACE, OperatorProcess, install
+from tests.support.operator_process import CRD, NAMESPACE, OperatorProcess
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from tests.support.controlplane import ControlPlane
     from tests.support.kube import Manifest, Namespace
 
 
 async def until_taken(namespace: Namespace, document: Manifest) -> Manifest:
     """Create a job as soon as the API server uses the definition that admits it."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(WAIT_SECONDS):
         while True:
             with contextlib.suppress(ApiException):
                 return await namespace.create_job(document)
@@ -41,17 +38,10 @@ async def until_taken(namespace: Namespace, document: Manifest) -> Manifest:
 
 async def until_refused(namespace: Namespace, document: Manifest) -> None:
     """Wait until the API server uses the definition that refuses the job."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(WAIT_SECONDS):
         with contextlib.suppress(ApiException):
             while await namespace.create_job(document, dry_run=True):  # noqa: ASYNC110 there is only the asking
                 await asyncio.sleep(0.1)
-
-
-def known_jobs(operator: OperatorProcess) -> int:
-    """Return the number of jobs in an operator's metrics."""
-    lines = (operator.get("/metrics") or "").splitlines()
-    shown = (line for line in lines if line.startswith("fleet_operator_jobs{"))
-    return sum(int(float(line.rpartition(" ")[2])) for line in shown)
 
 
 async def test_an_operator_that_is_killed_goes_on_where_it_was(
@@ -159,15 +149,15 @@ async def test_what_another_definition_let_in_runs_on_or_is_told_of(
     await namespace.until_state("digits", "Succeeded")
 
 
-async def test_a_stopped_operator_ends_quickly_and_well(namespace: Namespace, operator: OperatorProcess):
+async def test_a_stopped_operator_ends_well_and_leaves_kopf_nothing_to_wait_for(
+    namespace: Namespace, operator: OperatorProcess
+):
     await namespace.create_job(manifest())
     await namespace.until_state("digits", "Running")
-    started = time.monotonic()
+    before = len(operator.log.read_text())
     assert operator.stop() == 0
-    assert (
-        time.monotonic() - started < 4
-    )  # kopf waits for 5 s where it finds a task of ours that does not end
-    operator.start()
+    # kopf waits 5 s for tasks that do not end, and then stops them.
+    assert "Hung tasks stopping is skipped" in operator.log.read_text()[before:]
 
 
 async def test_an_operator_can_be_limited_to_namespaces(
@@ -194,41 +184,8 @@ async def test_an_api_server_that_was_away_is_found_again(namespace: Namespace, 
     await namespace.until_state("digits", "Running")
     control_plane.restart_api_server()
     await namespace.create_job(manifest("later"))
-    await namespace.until_state("later", "Running", seconds=60)
+    await namespace.until_state("later", "Running")
     await namespace.end(*TRAINERS)
-    await namespace.until_state("digits", "Succeeded", seconds=60)
+    await namespace.until_state("digits", "Succeeded")
     await namespace.delete("fleetjobs", "later")
-    await namespace.until_pods("later", "no pod", lambda pods: not pods, seconds=60)
-
-
-@pytest.mark.timeout(300)
-async def test_an_etcd_that_is_restored_from_a_backup_blinds_no_operator(tmp_path: Path):
-    """Versions go back, and a watch from a place that is not reached again soon would hear of nothing."""
-    plane = ControlPlane(tmp_path / "plane", nodes=1, definitions=[CRD])
-    plane.start()
-    token = install(plane)
-    kubeconfig = plane.admin.write_kubeconfig(tmp_path / "kubeconfig", token, NAMESPACE)
-    operator = OperatorProcess(tmp_path, kubeconfig, FLEET_OPERATOR_LEASE_SECONDS="600")
-    operator.start()
-    try:
-        async with client_for(plane.admin.kubeconfig) as client, fresh_namespace(client) as namespace:
-            await namespace.create_job(manifest())
-            await namespace.until_state("digits", "Running")
-            backup = await asyncio.to_thread(plane.back_up)
-            await namespace.create_job(manifest("since"))
-            await namespace.until_state("since", "Running")
-            for number in range(300):
-                await namespace.annotate("since-trainer-0", number=str(number))
-            await asyncio.to_thread(plane.restore, backup)
-            await namespace.create_job(manifest("new"))
-            servers = {"new-pserver-0", "new-pserver-1"}  # nobody runs them: kwok is blind itself
-            await namespace.until_pods("new", "the servers of a new job", lambda found: {*found} == servers)
-            async with asyncio.timeout(20):
-                while known_jobs(operator) != 2:  # noqa: ASYNC110 there is only the asking
-                    await asyncio.sleep(0.1)
-            log = await asyncio.to_thread(operator.log.read_text)
-            assert "restored from a backup" in log
-            assert "Traceback" not in log
-    finally:
-        operator.stop()
-        plane.stop()
+    await namespace.until_pods("later", "no pod", lambda pods: not pods)

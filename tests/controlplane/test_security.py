@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from tests.support.jobs import manifest
-from tests.support.operator_process import ACCOUNT, CHART, NAMESPACE, OperatorProcess
+from tests.support.operator_process import ACCOUNT, CHART, NAMESPACE
 from tools import assets
 
 if TYPE_CHECKING:
@@ -62,9 +62,8 @@ def rights_in(control_plane: ControlPlane, namespace: str) -> dict[tuple[str, st
     return granted
 
 
-def test_the_operator_has_the_rights_of_the_design_and_no_other(
-    control_plane: ControlPlane, operator: OperatorProcess
-):
+@pytest.mark.usefixtures("operator_kubeconfig")
+def test_the_operator_has_the_rights_of_the_design_and_no_other(control_plane: ControlPlane):
     assert rights_in(control_plane, "default") == RIGHTS | FEATURES
     assert rights_in(control_plane, NAMESPACE) == RIGHTS | FEATURES | LEASES
 
@@ -88,7 +87,6 @@ def operators_pod() -> dict[str, Any]:
     return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "operator"}, "spec": spec}
 
 
-@pytest.mark.usefixtures("operator")
 async def test_the_operators_pod_is_taken_where_only_restricted_pods_are(
     namespace: Namespace, control_plane: ControlPlane, operators_pod: dict[str, Any]
 ):

@@ -123,6 +123,11 @@ class FaultProxy:
         self._watching: list[tuple[web.BaseRequest, str]] = []
         self._held: set[str] = set()
 
+    def kubeconfig(self, path: Path, *, like: Path) -> Path:
+        """Write a kubeconfig like another, with this proxy as the API server; return its path."""
+        path.write_text(like.read_text().replace(self._upstream.host, self.server))
+        return path
+
     def fail(self, fault: Fault, verb: str, resource: str, *, times: int = 1) -> asyncio.Event:
         """Apply a fault to the next matching requests; return an event for the last of them."""
         rule = _Rule(fault, verb, resource, times)

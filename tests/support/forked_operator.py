@@ -7,6 +7,7 @@ for silent watches.
 from __future__ import annotations
 
 import contextlib
+import logging
 import multiprocessing
 import os
 import subprocess
@@ -93,6 +94,7 @@ def _run(
         os.dup2(file.fileno(), 2)
     if offset:
         SystemClock.now = lambda _: datetime.now(UTC) + offset  # type: ignore[method-assign, assignment]
+    logging.getLogger("kopf._core.reactor.running").setLevel(logging.DEBUG)  # says which tasks did not end
     watch.SILENCE_SECONDS = silence_seconds
     quota.PATIENCE = patience
     raise SystemExit(run_operator(environment))

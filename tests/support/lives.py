@@ -1,4 +1,4 @@
-"""Whole lives of jobs, some at the same time, each with an operator that is killed at one of its calls.
+"""Whole lives of jobs, some at the same time, each with operators that are killed at some of their calls.
 
 Each life has all of its own that an operator can tell apart: a namespace, which is all that its operator
 looks at, a Lease, and a proxy that counts its calls. What lives share is the control plane, none of whose
@@ -14,6 +14,7 @@ import itertools
 import json
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from typing import TYPE_CHECKING, NamedTuple, Self
 
 from fleet_operator.api.names import API_VERSION, LABEL_JOB_NAME
@@ -31,15 +32,17 @@ if TYPE_CHECKING:
     from tests.support.fault_proxy import Call, Fault, FaultProxy
     from tests.support.kube import ApiServer, Manifest
 
-WAIT_SECONDS = 60.0
+WAIT_SECONDS = 100.0
 LEASE_SECONDS = 3600
 """No life lasts until a renewal is due: which calls there are does not depend on the time they take."""
 
 
 class Kill(NamedTuple):
-    """An operator is killed when its n-th call of a kind comes, or once that has been carried out.
+    """An operator is killed when the n-th call of a kind comes, or once that has been carried out.
 
-    Calls are counted by kind, because those at the same time come in any order.
+    Calls are counted by kind, because those at the same time come in any order. The reads of each operator
+    are counted, but the writes of the whole life that are carried out: a successor reads everything again,
+    and writes what is left.
     """
 
     verb: str
@@ -150,25 +153,25 @@ class Life:
 
     Attributes
     ----------
-    kill : Kill or None
-        When its operator is killed; another takes over at once.
+    kills : tuple of Kill
+        When an operator is killed; another takes over at once.
     calls : list of Call
         All calls of all of its operators.
-    killed : Call or None
-        The call at which it was; None if the life had fewer calls.
-    heard : list of Call
-        The calls of the killed operator that were carried out, in the order of their answers.
+    killed : dict
+        The call of each kill; without those that did not come to pass, because the life had fewer calls.
+    operators : list of list of Call
+        The calls of each operator while it lived, in the order in which they came.
     told : Counter
         The events on the job, by their reasons.
     log : str
         What its operators said.
     """
 
-    kill: Kill | None
+    kills: tuple[Kill, ...]
     story: Story
     calls: list[Call] = field(default_factory=list)
-    killed: Call | None = None
-    heard: list[Call] = field(default_factory=list)
+    killed: dict[Kill, Call] = field(default_factory=dict)
+    operators: list[list[Call]] = field(default_factory=lambda: [[]])
     told: Counter[str] = field(default_factory=Counter)
     log: str = ""
 
@@ -184,33 +187,26 @@ class Lifetime:
         Its own.
     kubeconfig : Path
         The operator's.
-    server : str
-        The API server's address in it.
     folder : Path
         Where the operator's files go.
     """
 
-    def __init__(
-        self, life: Life, namespace: Namespace, *, kubeconfig: Path, server: str, folder: Path
-    ) -> None:
+    def __init__(self, life: Life, namespace: Namespace, *, kubeconfig: Path, folder: Path) -> None:
         self._life = life
         self._namespace = namespace
-        self._server = server
         self._proxy: FaultProxy = proxy_for(kubeconfig)
-        self._text = kubeconfig.read_text()
+        self._kubeconfig = kubeconfig
         self._folder = folder
-        self._met = 0  # calls of the kind at which the operator is killed
+        self._written: Counter[tuple[str, str]] = Counter()  # the calls that were, or are, carried out
         self._watched, self._killed = asyncio.Event(), asyncio.Event()
 
     async def run(self) -> None:
         """Live it, from the operator's first call to the job's last."""
         self._proxy.on_call, self._proxy.on_answer = self._on_call, self._on_answer
         async with self._proxy.running() as proxy:
-            config = self._folder / "kubeconfig"
-            config.write_text(self._text.replace(self._server, proxy.server))
             self._operator = ForkedOperator(
                 self._folder,
-                config,
+                proxy.kubeconfig(self._folder / "kubeconfig", like=self._kubeconfig),
                 FLEET_OPERATOR_NAMESPACES=self._namespace.name,
                 FLEET_OPERATOR_LEASE=self._namespace.name,
                 FLEET_OPERATOR_LEASE_SECONDS=str(LEASE_SECONDS),
@@ -223,7 +219,7 @@ class Lifetime:
             except AssertionError as error:
                 calls = [f"{call.verb} {call.path} {call.status}" for call in proxy.calls]
                 shown = "\n".join([*calls, self._operator.tail()])
-                raise AssertionError(f"{self._life.kill}: {error}\n{shown}") from None
+                raise AssertionError(f"{', '.join(map(str, self._life.kills))}: {error}\n{shown}") from None
             finally:
                 replacing.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
@@ -257,31 +253,47 @@ class Lifetime:
             raise AssertionError(f"no watch on jobs within {WAIT_SECONDS:g} s") from None
 
     async def _replace(self) -> None:
-        """Start another operator when the first has been killed."""
-        await self._killed.wait()
-        await asyncio.to_thread(self._operator.kill)
-        self._proxy.dead = False
-        self._operator.start_at_once()
+        """Start another operator whenever one has been killed."""
+        while True:
+            await self._killed.wait()
+            self._killed.clear()
+            await asyncio.to_thread(self._operator.kill)
+            self._life.operators.append([])
+            self._proxy.dead = False
+            self._operator.start_at_once()
 
     def _on_call(self, call: Call) -> Fault | None:
-        if (call.verb, call.resource) == ("WATCH", "fleetjobs"):
+        if self._proxy.dead:
+            return None  # the proxy resets it
+        kind, calls = (call.verb, call.resource), self._life.operators[-1]
+        if kind == ("WATCH", "fleetjobs"):
             self._watched.set()
-        kill = self._life.kill
-        if kill is None or self._life.killed or (call.verb, call.resource) != (kill.verb, kill.resource):
-            return None
-        self._met += 1
-        if self._met < kill.number:
-            return None
-        self._life.killed = call
-        if kill.carried_out:
-            return None
-        self._die()
-        return Reset()
+        calls.append(call)
+        if call.writes:
+            self._written[kind] += 1
+            number = self._written[kind]
+        else:
+            number = sum((each.verb, each.resource) == kind for each in calls)
+        if (kill := self._due(Kill(*kind, number, carried_out=False))) is not None:
+            self._written[kind] -= call.writes
+            self._life.killed[kill] = call
+            self._die()
+            return Reset()
+        if (kill := self._due(Kill(*kind, number, carried_out=True))) is not None:
+            self._life.killed[kill] = call
+        return None
+
+    def _due(self, kill: Kill) -> Kill | None:
+        return kill if kill in self._life.kills and kill not in self._life.killed else None
 
     def _on_answer(self, call: Call) -> None:
-        if not self._killed.is_set():
-            self._life.heard.append(call)
-            if call is self._life.killed:
+        refused = call.writes and call.status >= HTTPStatus.BAD_REQUEST
+        if refused:
+            self._written[call.verb, call.resource] -= 1
+        for kill in [kill for kill, at in self._life.killed.items() if at is call and kill.carried_out]:
+            if refused:
+                del self._life.killed[kill]
+            elif not self._proxy.dead:  # else the operator was killed at another call meanwhile
                 self._die()
 
     def _die(self) -> None:

@@ -50,9 +50,9 @@ AWAY = ("Cannot connect to host", "Connection reset by peer", "Response payload 
 AWAY_SECONDS = 10.0
 """How long an API server may refuse permitted requests after its start, because it has not read the roles."""
 
-READY_SECONDS = 60.0
+READY_SECONDS = 100.0
 _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-STOP_SECONDS = 10.0
+STOP_SECONDS = 30.0
 
 
 def install(control_plane: ControlPlane, features: Sequence[str] = ()) -> str:
@@ -219,6 +219,11 @@ class OperatorProcess:
         """Change its settings, from its next start on."""
         self._environment |= environment
 
+    @property
+    def runs(self) -> bool:
+        """Whether its process was started and has not ended."""
+        return self._process is not None and self._process.poll() is None
+
     def start(self) -> None:
         """Start it, and wait until it is ready."""
         self._process = self._spawn()
@@ -248,7 +253,7 @@ class OperatorProcess:
         found = re.search(r"^fleet_operator_leader (\S+)", self.get("/metrics") or "", re.MULTILINE)
         return None if found is None else float(found[1]) == 1
 
-    async def until_leading(self, *, holds: bool = True, seconds: float = 20) -> None:
+    async def until_leading(self, *, holds: bool = True, seconds: float = READY_SECONDS) -> None:
         """Wait until it reports that it is the leader, or that it is not."""
         async with asyncio.timeout(seconds):
             while await asyncio.to_thread(self.leads) is not holds:  # noqa: ASYNC110 there is only the asking

@@ -35,6 +35,19 @@ SHARING = (
 )
 """Modules whose tests share what takes long to make, or the addresses that they bind."""
 
+OWN_PLANE = ("test_chart.py", "test_kueue.py", "test_restored_etcd.py")
+"""Modules of `controlplane` with a control plane of their own."""
+
+OWN_OPERATORS = (
+    "test_builds.py",
+    "test_election.py",
+    "test_faults.py",
+    "test_kills.py",
+    "test_namespaces.py",
+    "test_network_policies.py",
+)
+"""Modules of `controlplane` with operators of their own. Those beside them share one operator."""
+
 
 def is_serial(item: pytest.Item | None) -> bool:
     """Whether a test wants the machine to itself."""
@@ -64,9 +77,9 @@ class Scheduler(LoadScopeScheduling):  # type: ignore[misc] # xdist has no types
 
     def _split_scope(self, nodeid: str) -> str:
         module = nodeid.partition("::")[0]
-        if "/controlplane/" in module:
-            return "controlplane"
-        return module if "/unit/" in module or module.endswith(SHARING) else nodeid
+        if "/controlplane/" in module and not module.endswith(OWN_PLANE):
+            return "operators" if module.endswith(OWN_OPERATORS) else "operator"
+        return module if "/unit/" in module or module.endswith(OWN_PLANE + SHARING) else nodeid
 
 
 class Turns:
