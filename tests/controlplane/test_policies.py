@@ -64,15 +64,6 @@ async def test_a_suspended_job_has_no_pods_and_runs_again_when_it_is_resumed(nam
     assert reasons == {"Started", "Suspended", "Resumed"}
 
 
-async def test_a_finished_job_is_deleted_with_all_it_owns_when_its_time_is_over(namespace: Namespace):
-    await run(namespace, runPolicy={"ttlSecondsAfterFinished": 1})
-    await namespace.end(*TRAINERS)
-    await namespace.until_state("digits", "Succeeded")
-    await namespace.until("fleetjobs", "no job", lambda found: not found)
-    await namespace.until_pods("digits", "no pod", lambda pods: not pods)
-    await namespace.until("services", "no service", lambda found: not found)
-
-
 async def test_a_pod_on_a_silent_node_is_told_and_replaced_without_being_counted(namespace: Namespace):
     taint = {"key": "node.kubernetes.io/unreachable", "operator": "Exists", "effect": "NoExecute"}
     await run(namespace, scheduling={"tolerations": [{**taint, "tolerationSeconds": 2}]})
