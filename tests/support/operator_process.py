@@ -242,7 +242,7 @@ class OperatorProcess:
     def get(self, path: str) -> str | None:
         """Return the body of its response, or None if it does not respond or reports an error."""
         try:
-            with _DIRECT.open(f"http://127.0.0.1:{self.port}{path}", timeout=5) as answer:
+            with _DIRECT.open(f"http://127.0.0.1:{self.port}{path}", timeout=STOP_SECONDS) as answer:
                 text: str = answer.read().decode()
                 return text
         except (OSError, urllib.error.URLError):
