@@ -4,7 +4,7 @@
 each step) with one linear layer, and that layer alone, in the modes sync and async, beside
 torch.distributed.rpc and the same script in one process. The systems of a shape take turns, in rounds whose
 order changes. Processor time is what the kernel counts for each process (user and system), per step of one
-trainer. ``--before PYTHON`` adds the sync mode of another tree; PYTHON is the interpreter of that tree's
+trainer. ``--before PYTHON`` adds the same modes of another tree; PYTHON is the interpreter of that tree's
 environment. At the end, the price of a heartbeat is measured on idle jobs of the shapes in ``--heartbeats``.
 From these prices, the command computes what the larger jobs in ``--jobs`` would cost.
 """
@@ -27,7 +27,9 @@ __all__ = ["main"]
 
 SHAPES: Final = "1x1,1x4,1x8,1x16,4x1,8x1,16x1"
 SYSTEMS: Final = ("priceplain", "pricerpc", "pricesync", "priceasync")
-BEFORE: Final = "pricesync-before"
+_BEFORE: Final = "-before"
+"""What tells a system of another tree from ours."""
+_MODES: Final = ("pricesync", "priceasync")
 WORKLOADS: Final = ("table", "dense")
 WARM_UP_STEPS: Final = 30
 _TICKS: Final = os.sysconf("SC_CLK_TCK")
@@ -218,13 +220,14 @@ def run_shape(
         | {role: asdict(one) for role, one in held[name].items()}
         for name, each in prices.items()
     }
-    if BEFORE in prices and "pricesync" in prices:
-        result["steps_per_second sync/before"] = spread(
-            [
-                ours.steps_per_second / theirs.steps_per_second
-                for ours, theirs in zip(prices["pricesync"], prices[BEFORE], strict=True)
-            ]
-        )
+    for name in _MODES:
+        if name in prices and (before := name + _BEFORE) in prices:
+            result[f"{name}: steps/s to before"] = spread(
+                [
+                    ours.steps_per_second / theirs.steps_per_second
+                    for ours, theirs in zip(prices[name], prices[before], strict=True)
+                ]
+            )
     return result
 
 
@@ -283,7 +286,7 @@ def main() -> None:
         parser.error(f"--rounds is {options.rounds} and --steps {options.steps}; expected 1 or more")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that every process is ended
     if options.before:
-        systems.append(BEFORE)
+        systems += [name + _BEFORE for name in _MODES if name in systems]
     cases: dict[str, Any] = {}
     for trainers, servers in shapes:
         for workload in workloads:
