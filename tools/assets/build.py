@@ -15,7 +15,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
-GO_ENVIRONMENT = {"CGO_ENABLED": "0", "GOTOOLCHAIN": "local", "GOFLAGS": "-buildvcs=false"}
+GO_ENVIRONMENT = {"CGO_ENABLED": "0", "GOTOOLCHAIN": "local"}
+GO_FLAGS = "-buildvcs=false"
+"""Added to the user's GOFLAGS, such as -p=1 on a machine that has other work."""
 GO_VERSION = (1, 26)
 BUILD_SECONDS = 3600.0
 """The longest that one build may take, on a slow machine with empty caches."""
@@ -47,7 +49,12 @@ def build(
     with subprocess.Popen(
         command,
         cwd=where,
-        env={**environ, **GO_ENVIRONMENT, "GOBIN": str(to.parent)},
+        env={
+            **environ,
+            **GO_ENVIRONMENT,
+            "GOFLAGS": f"{environ.get('GOFLAGS', '')} {GO_FLAGS}".strip(),
+            "GOBIN": str(to.parent),
+        },
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -122,6 +122,12 @@ def test_two_that_ask_at_once_make_one_build(machine: BareMachine):
     assert len(machine.builds) == 1
 
 
+def test_the_user_s_flags_of_go_count_beside_ours(machine: BareMachine, tmp_path: Path):
+    machine.put_go(first=f'echo "$GOFLAGS" > {tmp_path / "flags"}')
+    assets.ensure(["kwok"], {**machine.environ, "GOFLAGS": "-p=1"})
+    assert (tmp_path / "flags").read_text() == "-p=1 -buildvcs=false\n"
+
+
 def test_a_build_that_fails_says_what_go_said(machine: BareMachine):
     machine.put_go(first="echo no such module; exit 1")
     with pytest.raises(assets.AssetError, match=r"could not build kwok(.|\n)*no such module"):
