@@ -1,1 +1,1 @@
-"""Measurements: each prints what it measured beside its rivals, in one run on the same machine."""
+"""Benchmarks: each compares fleet with alternatives, in one run on the same machine."""

@@ -1,4 +1,4 @@
-"""What the operator asks of the API server, as the audit log has it."""
+"""The operator's requests to the API server, according to the audit log."""
 
 import json
 from collections import Counter
@@ -14,7 +14,7 @@ Calls = Counter[str]
 
 
 class AuditLog:
-    """The log of an API server, read as it grows.
+    """The audit log of an API server, which is read as it grows.
 
     Parameters
     ----------
@@ -34,7 +34,7 @@ class AuditLog:
         """When the Lease was renewed, in seconds since the epoch."""
 
     def calls(self) -> Calls:
-        """Return all requests up to now."""
+        """Return all requests so far."""
         with self._path.open("rb") as log:
             log.seek(self._read_bytes)
             for line in log:
@@ -55,10 +55,10 @@ class AuditLog:
 
 
 def is_write(call: str) -> bool:
-    """Whether a kind of request may change something."""
+    """Return whether a verb can change an object."""
     return call.split()[0] not in READS
 
 
 def leases(calls: Calls) -> int:
-    """Return how many of some requests were about the lease, by which operators elect one."""
+    """Return how many requests concern the Lease for leader election."""
     return sum(number for call, number in calls.items() if call.endswith(" leases"))

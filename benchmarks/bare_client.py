@@ -1,4 +1,4 @@
-"""The limit for any operator: a plain asynchronous client that only creates the objects of jobs.
+"""The upper bound for any operator: a plain asynchronous client that only creates the jobs' objects.
 
 ``python -m benchmarks.bare_client KUBECONFIG`` connects, prints ``ready``, and for each line of its input,
 ``NAMESPACE NUM_JOBS SERVERS TRAINERS``, creates as fast as it can what an operator would: a Service, a
@@ -26,7 +26,7 @@ NUM_PODS = 2 * NUM_REPLICAS
 
 
 class Size(NamedTuple):
-    """The replicas of a job."""
+    """The number of each role's replicas in a job."""
 
     servers: int
     trainers: int
@@ -41,7 +41,7 @@ SMALL = Size(NUM_REPLICAS, NUM_REPLICAS)
 
 
 def job_manifest(name: str, namespace: str, size: Size = SMALL) -> dict[str, Any]:
-    """Return a job whose pods are about 2 kB each, all of which may be created at once."""
+    """Return a job whose pods take about 2 kB each and can all be created at once."""
     container = {
         "name": "fleet",
         "image": "registry.example.org/recsys/ctr-train:2026.11.21",
@@ -69,7 +69,7 @@ def job_manifest(name: str, namespace: str, size: Size = SMALL) -> dict[str, Any
 
 
 def objects(job: FleetJob) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the resource and manifest of each object of a job, without owners, because no job exists."""
+    """Yield the resource and manifest of each object of a job, without owners because no job exists."""
     yield "services", build_service(job)
     for policy in build_extras(job, life=0, metrics_open=True):
         yield FEATURES["networkPolicies"].key, dict(policy.manifest)
@@ -80,7 +80,7 @@ def objects(job: FleetJob) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 async def create_all(client: ApiClient, namespace: str, num_jobs: int, size: Size) -> None:
-    """Create the objects of all jobs, `CONCURRENCY` requests at a time."""
+    """Create the objects of all jobs with `CONCURRENCY` concurrent requests."""
     slots = asyncio.Semaphore(CONCURRENCY)
 
     async def create(plural: str, manifest: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""What the benchmark of the network measures, and the least that the links let a step take."""
+"""The cases of the network benchmark, and the lower bound that links set for a step."""
 
 import re
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ PROCESS_BYTES = 250_000_000
 
 @dataclass(frozen=True)
 class Case:
-    """How many trainers and servers train, over what links, with batches of what size."""
+    """A case: the numbers of trainers and servers, the rate of their links, and the batch size."""
 
     num_trainers: int
     num_servers: int
@@ -33,7 +33,7 @@ class Case:
 
 
 def parse_cases(text: str) -> list[Case]:
-    """Read cases as ``4+4@400,4+4@1000x64``: trainers, servers, Mbit/s, samples of a batch (default: 1).
+    """Parse cases such as ``4+4@400,4+4@1000x64``: trainers, servers, Mbit/s, batch size (default: 1).
 
     Raises
     ------
@@ -58,7 +58,7 @@ def _case(text: str) -> Case:
 
 
 def limit_seconds(system: str, case: Case, parameter_bytes: int) -> float:
-    """Return how long the busiest link of a system carries one step's bytes, headers not counted.
+    """Return how long the busiest link needs for the bytes of one step, without headers.
 
     Parameters
     ----------
@@ -81,7 +81,7 @@ def limit_seconds(system: str, case: Case, parameter_bytes: int) -> float:
 
 
 def memory_bytes(system: str, case: Case, parameter_bytes: int) -> int:
-    """Return about how much memory the processes of a system take: as measured, and a little more.
+    """Estimate the memory of a system's processes, with a margin over measured values.
 
     Parameters
     ----------

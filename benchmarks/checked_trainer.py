@@ -1,4 +1,4 @@
-"""A replica that counts what a trainer spends on noticing changes; `benchmarks.change_checks` starts it."""
+"""A replica for `benchmarks.change_checks` that measures the time spent on detecting changes."""
 
 import functools
 import json
@@ -23,14 +23,14 @@ STEPS = 50
 
 
 class Counted:
-    """Seconds spent in functions, the outermost call counted."""
+    """The seconds spent in certain functions; nested calls count once."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
         self._inside = False
 
     def around(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return the function with its time counted."""
+        """Return a wrapper of the function that measures its time."""
 
         @functools.wraps(function)
         def counted(*arguments: Any, **options: Any) -> Any:
@@ -47,7 +47,7 @@ class Counted:
 
 
 def _count(counted: Counted) -> None:
-    """Count what this process does to notice changes, from now on."""
+    """Start measuring the functions that detect changes in this process."""
     unchanged = vars(SentGradient)["unchanged"]
     setattr(SentGradient, "unchanged", property(counted.around(unchanged.fget)))  # noqa: B010
     setattr(ParameterStore, "check_kept", counted.around(ParameterStore.check_kept))  # noqa: B010
@@ -55,7 +55,7 @@ def _count(counted: Counted) -> None:
 
 
 def main(transport: str, rounds: int) -> None:
-    """Be a replica; a trainer prints the seconds of a step, and of its checks, for each round."""
+    """Run a replica; a trainer prints the seconds per step, and per step's checks, for each round."""
     torch.set_num_threads(1)
     fleet.init()
     model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS)))

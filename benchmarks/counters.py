@@ -1,4 +1,4 @@
-"""What the kernel counts in a process's network namespace: TCP segments, and the bytes on its link."""
+"""Kernel counters of a process's network namespace: TCP segments and the bytes on its link."""
 
 import csv
 import time
@@ -16,7 +16,7 @@ SAMPLE_SECONDS = 0.1
 
 @dataclass(frozen=True)
 class Segments:
-    """TCP segments that were sent, those that were sent again among them."""
+    """The number of TCP segments sent, and of retransmissions among them."""
 
     sent: int
     resent: int
@@ -30,7 +30,7 @@ class Segments:
 
 @dataclass(frozen=True)
 class Link:
-    """Bytes on a link, with the headers of every layer, at one moment."""
+    """The bytes on a link, including all headers, at one moment."""
 
     seconds: float
     sent_bytes: int
@@ -38,28 +38,28 @@ class Link:
 
 
 def segments_of(snmp: str) -> Segments:
-    """Read the counters of TCP out of /proc/net/snmp: a line of names, and one of values, per protocol."""
+    """Read TCP counters from the contents of /proc/net/snmp."""
     names, values = (line.split() for line in snmp.splitlines() if line.startswith("Tcp:"))
     tcp = dict(zip(names[1:], map(int, values[1:]), strict=True))
     return Segments(sent=tcp["OutSegs"] + tcp["RetransSegs"], resent=tcp["RetransSegs"])
 
 
 def link_of(dev: str, interface: str, seconds: float) -> Link:
-    """Read the bytes of an interface out of /proc/net/dev, whose first and ninth column they are."""
+    """Read an interface's byte counters from the contents of /proc/net/dev."""
     (line,) = [line for line in dev.splitlines() if line.strip().startswith(f"{interface}:")]
     columns = line.partition(":")[2].split()
     return Link(seconds, sent_bytes=int(columns[8]), received_bytes=int(columns[0]))
 
 
 def segments_of_all(pids: Mapping[str, int]) -> Segments:
-    """Return the sum over the namespaces of some processes, each of which has one of its own."""
+    """Return the sum over the network namespaces of some processes."""
     return sum(
         (segments_of(Path(f"/proc/{pid}/net/snmp").read_text()) for pid in pids.values()), Segments(0, 0)
     )
 
 
 class Trace:
-    """A CSV file with what every host's link carried, ten times a second, in Mbit/s.
+    """A CSV file with the rates of every host's link in Mbit/s, sampled ten times a second.
 
     Parameters
     ----------
@@ -77,7 +77,7 @@ class Trace:
 
     @contextmanager
     def of(self, pids: Mapping[str, int], *about: object) -> Iterator[None]:
-        """Sample the links of some processes during the block.
+        """Sample the links of some processes within the block.
 
         Parameters
         ----------
@@ -115,7 +115,7 @@ class Trace:
 
 
 def rates_between(before: Link, after: Link) -> tuple[float, float]:
-    """Return what was sent and what was received between two moments, in Mbit/s."""
+    """Return the sent and received Mbit/s between two moments."""
     microseconds = (after.seconds - before.seconds) * 1e6
     return (
         8 * (after.sent_bytes - before.sent_bytes) / microseconds,

@@ -1,4 +1,4 @@
-"""How good ``examples/ctr`` becomes in each mode, beside its twin of one process.
+"""Compares the quality of ``examples/ctr`` in each mode with that of single-process training.
 
 ``python -m benchmarks.ctr_modes`` writes files of Criteo's format whose truth is known, and trains the
 example on them by ``fleet.launch_ps`` with two parameter servers and two trainers, once in each mode. Its
@@ -31,14 +31,14 @@ AUC = re.compile(r"^test AUC: ([0-9.]+)$", re.MULTILINE)
 
 
 def auc_of_twin(files: Sequence[Path], batch_size: int, lr: float) -> float:
-    """Train in one process; return what it says at its end."""
+    """Train in one process; return the final AUC that it reports."""
     script = [sys.executable, str(EXAMPLE / "single.py"), *_flags(files, batch_size, lr)]
     ended = subprocess.run(script, capture_output=True, text=True, check=False)
     return _auc("the twin", ended.returncode, ended.stdout, ended.stderr)
 
 
 def auc_of_job(mode: str, files: Sequence[Path], batch_size: int, lr: float, logs: Path) -> float:
-    """Train by servers and trainers; return what the trainer says that ends last."""
+    """Train with servers and trainers; return the final AUC of the trainer that finishes last."""
     launch = [
         *(sys.executable, "-m", "fleet.launch_ps", f"--server_num={SERVERS}", f"--worker_num={TRAINERS}"),
         *(f"--start_port={FIRST_PORT}", f"--log_dir={logs}"),
@@ -67,7 +67,7 @@ def _auc(who: str, status: int, said: str, more: str) -> float:
 
 
 def run(modes: Sequence[str], lines: int, batch_size: int, lr: float, seed: int) -> dict[str, Any]:
-    """Train the twin and every mode; return what each has come to."""
+    """Train the single process and every mode; return the AUC of each."""
     with tempfile.TemporaryDirectory() as made:
         files = [Path(made) / "train.gz", Path(made) / "test.gz"]
         best = [
@@ -97,7 +97,7 @@ def show(found: Mapping[str, Any]) -> None:
 
 
 def main() -> None:
-    """Run as the command line says."""
+    """Run the comparison with the options on the command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.ctr_modes", description=__doc__)
     parser.add_argument("--modes", default=",".join(MODES), help=f"of {', '.join(MODES)} (default: all)")
     parser.add_argument("--lines", type=int, default=100_000, help="to train on (default: 100000)")

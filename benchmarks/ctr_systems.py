@@ -1,4 +1,4 @@
-"""The measured systems of the network for click-through rates: counts, categories, and layers of 400.
+"""The systems of the click-through-rate benchmark: counts, categories, and layers of 400 units.
 
 Batches are drawn, so that nothing is read or parsed: ids as in `benchmarks.sparse_systems`, 13 counts and a
 label beside them. Layers and rows are stepped with Adam, those of rows that have a gradient.
@@ -21,7 +21,7 @@ LEARNING_RATE = 1e-3
 
 
 class _Clicks(nn.Module):
-    """Rows of a table and counts, through layers."""
+    """A model of table rows and counts, followed by dense layers."""
 
     def __init__(self, table: nn.Module, widths: tuple[int, ...]) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class _Clicks(nn.Module):
 
 
 def _loop(model: nn.Module, index: int, *optimizers: torch.optim.Optimizer) -> Step:
-    """Return a step on a trainer's next batch."""
+    """Return a function that trains on the trainer's next batch."""
     batches, numbers = id_batches(index), count()
     generator = torch.Generator().manual_seed(index)
     counts = torch.rand(len(batches[0]), COUNTS, generator=generator)
@@ -52,7 +52,7 @@ def _loop(model: nn.Module, index: int, *optimizers: torch.optim.Optimizer) -> S
 
 
 def torch_trainer(config: Config) -> tuple[Step, End]:
-    """Train in one process, with PyTorch alone."""
+    """Train in one process with plain PyTorch."""
     table = nn.Embedding(ROWS, DIMENSION, sparse=True)
     nn.init.zeros_(table.weight)
     model = _Clicks(table, config.widths)
@@ -78,13 +78,13 @@ def _fleet_init(config: Config) -> tuple[Any, Any, Any]:
 
 
 def fleet_trainer(config: Config) -> tuple[Step, End]:
-    """Train with our servers, in the sync or async mode."""
+    """Train with fleet's servers in sync or async mode."""
     fleet, model, optimizer = _fleet_init(config)
     fleet.init_worker()
     return _loop(model, config.index, optimizer), fleet.stop_worker
 
 
 def fleet_serve(config: Config) -> None:
-    """Serve until every trainer has ended."""
+    """Serve until every trainer has finished."""
     fleet, _, _ = _fleet_init(config)
     fleet.run_server()

@@ -1,4 +1,4 @@
-"""What one synchronous step of a tiny model costs: 10 kB of parameters, so that communication is all of it.
+"""Benchmarks a synchronous step of a tiny model (10 kB), whose cost is almost only communication.
 
 ``python -m benchmarks.dense_latency --json`` prints the median and the 99th percentile of a step with two
 trainers and two servers beside torch.distributed.rpc, which take turns as in `benchmarks.dense_sync`.
@@ -29,7 +29,7 @@ WARM_UP_STEPS = 50
 
 
 def run(shapes: Mapping[str, Shape], rounds: int, steps: int) -> dict[str, list[tuple[float, float]]]:
-    """Return by system, for each round, the median and the 99th percentile of a step, in milliseconds."""
+    """Return, for each system and round, the median and 99th percentile of a step in milliseconds."""
     running = {name: Running(name.replace(" ", "-"), shape) for name, shape in shapes.items()}
     measured: dict[str, list[tuple[float, float]]] = {name: [] for name in shapes}
     sizes = [MAX_BATCH] * rounds
@@ -41,13 +41,13 @@ def run(shapes: Mapping[str, Shape], rounds: int, steps: int) -> dict[str, list[
 
 
 def percentiles(step_seconds: Sequence[float]) -> tuple[float, float]:
-    """Return the median and the 99th percentile, in milliseconds."""
+    """Return the median and 99th percentile in milliseconds."""
     cuts = quantiles(step_seconds, n=100, method="inclusive")
     return 1e3 * cuts[49], 1e3 * cuts[98]
 
 
 def report(measured: Mapping[str, list[tuple[float, float]]], steps: int) -> dict[str, Any]:
-    """Summarize: milliseconds by system, and ours to rpc's within each round."""
+    """Summarize milliseconds by system, and the ratios of fleet to rpc within each round."""
     names = ("p50", "p99")
     summary: dict[str, Any] = {
         "benchmark": "dense_latency",
@@ -80,7 +80,7 @@ def show(summary: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    """Run the benchmark as the command line says."""
+    """Run the benchmark with the options on the command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.dense_latency", description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=300, help="steps per system and round (default: 300)")

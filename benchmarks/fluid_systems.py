@@ -1,4 +1,4 @@
-"""The measured systems of `benchmarks.fluid`: the quick start's model, with fluid's layers or in torch.nn.
+"""The systems of `benchmarks.fluid`: the quick start's model with fluid's layers or in torch.nn.
 
 Both are programs that an executor runs, feeds and fetches a loss from. Without servers they train in one
 process; with servers, a transpiled program trains in a job of the mode sync.
@@ -20,7 +20,7 @@ _BATCHES: Final = 16
 
 
 def _batches() -> list[dict[str, Any]]:
-    """Return batches as the quick start makes them: the label says which half of the inputs is larger."""
+    """Return batches like the quick start's: the label says which half of the inputs is larger."""
     generator = torch.Generator().manual_seed(0)
     found = []
     for _ in range(_BATCHES):
@@ -32,7 +32,7 @@ def _batches() -> list[dict[str, Any]]:
 
 
 def _built() -> str:
-    """Build the model with layers; return the name of its loss."""
+    """Build the model with layers; return the name of the loss."""
     from fleet import fluid
 
     x = fluid.layers.data(name="x", shape=[INPUTS], dtype="float32")
@@ -46,7 +46,7 @@ def _built() -> str:
 
 
 def _captured() -> str:
-    """Capture the same model in torch.nn as the default program; return the name of its loss."""
+    """Capture the torch.nn model as the default program; return the name of the loss."""
     from fleet import fluid
 
     torch.manual_seed(0)
@@ -73,7 +73,7 @@ def _program(config: Config) -> tuple[Any, str]:
 
 
 def trainer(config: Config) -> tuple[Step, End]:
-    """Train by an executor, in this process alone or in a job."""
+    """Train with an executor, in this process alone or in a job."""
     from fleet import fluid
 
     transpiler, loss = _program(config)
@@ -91,7 +91,7 @@ def trainer(config: Config) -> tuple[Step, End]:
 
 
 def serve(config: Config) -> None:
-    """Serve a transpiled program until every trainer has ended."""
+    """Serve a transpiled program until every trainer has finished."""
     from fleet import fluid
 
     transpiler, _ = _program(config)

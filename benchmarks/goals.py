@@ -1,4 +1,4 @@
-"""The goals of the operator's speed, and which of them a run has met."""
+"""The goals for the operator's speed, and the goals that a run has met."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -24,7 +24,7 @@ RENEWAL_SECONDS = 10  # for so long the holder of the Lease counts on it without
 
 @dataclass(frozen=True)
 class Verdict:
-    """One goal beside what was measured."""
+    """A goal and the corresponding measurement."""
 
     goal: str
     measured: float
@@ -34,7 +34,7 @@ class Verdict:
 def judge(
     bursts: Mapping[str, Any], idle: Mapping[str, Any], large: Mapping[str, Any] | None = None
 ) -> list[dict[str, Any]]:
-    """Return the verdicts on those goals of which a run has measured something.
+    """Return verdicts on the goals for which a run has measurements.
 
     Parameters
     ----------

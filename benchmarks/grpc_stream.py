@@ -1,4 +1,4 @@
-"""The alternative that one would write by hand: a parameter server on grpcio's bidirectional streams.
+"""A typical hand-written alternative: a parameter server on grpcio's bidirectional streams.
 
 Tuned as far as grpcio allows: raw bytes without a serializer, one stream per trainer and server, pieces of
 2 MB so that sending, summing and receiving overlap, gradients that leave during the backward pass, and a
@@ -36,18 +36,18 @@ OPTIONS = [
 
 
 def _pieces(parameters: Iterable[Tensor]) -> list[tuple[Tensor, ...]]:
-    """Return the pieces of each parameter: views that change with it."""
+    """Return the pieces of each parameter, as views that share its memory."""
     return [parameter.detach().view(-1).split(PIECE_ELEMENTS) for parameter in parameters]
 
 
 def _numbers(pieces: Sequence[Sequence[Tensor]]) -> list[range]:
-    """Return the numbers of each parameter's pieces; both ends count alike."""
+    """Return the numbers of each parameter's pieces, which are the same at both ends."""
     ends = list(itertools.accumulate(len(each) for each in pieces))
     return [range(end - len(each), end) for end, each in zip(ends, pieces, strict=True)]
 
 
 class _Server:
-    """Sums each piece as it comes; the last trainer's makes the step and starts the answers."""
+    """Sums pieces as they arrive; the last trainer's piece triggers the update and the answers."""
 
     def __init__(self, config: Config) -> None:
         model = nn.Sequential(*build_layers(config.widths))
@@ -61,7 +61,7 @@ class _Server:
         self._answers: list[queue.SimpleQueue[int | None]] = []
 
     def train(self, requests: Iterator[bytes], _: grpc.ServicerContext) -> Iterator[bytes]:
-        """Serve one trainer."""
+        """Serve a trainer."""
         answers: queue.SimpleQueue[int | None] = queue.SimpleQueue()
         with self._lock:
             self._answers.append(answers)
@@ -95,7 +95,7 @@ class _Server:
 
 
 def serve(config: Config) -> None:
-    """Serve until the process is ended."""
+    """Serve until the process is terminated."""
     handler: grpc.RpcMethodHandler[bytes, bytes] = grpc.stream_stream_rpc_method_handler(
         _Server(config).train
     )
@@ -108,7 +108,7 @@ def serve(config: Config) -> None:
 
 
 class _Trainer:
-    """One trainer: a stream to each server, which the backward pass fills."""
+    """A trainer with a stream to each server; the backward pass sends gradients on the streams."""
 
     def __init__(self, config: Config) -> None:
         self._model = nn.Sequential(*build_layers(config.widths))
@@ -134,7 +134,7 @@ class _Trainer:
             parameter.register_post_accumulate_grad_hook(hook)
 
     def step(self, size: int) -> None:
-        """Make one step on a batch of this many samples."""
+        """Run a step on a batch of the given size."""
         for parameter in self._parameters:
             parameter.grad = None
         nn.functional.cross_entropy(self._model(self._inputs[:size]), self._labels[:size]).backward()
@@ -144,7 +144,7 @@ class _Trainer:
             self._values[number].copy_(torch.frombuffer(answer, dtype=torch.float32, offset=HEADER.size))
 
     def close(self) -> None:
-        """End every stream."""
+        """Close all streams."""
         for requests in self._requests:
             requests.put(None)
         for channel in self._channels:

@@ -1,4 +1,4 @@
-"""Where the processes of a measured system run: all on this host's loopback, or each on a host of its own."""
+"""The hosts of a measured system's processes: this machine's loopback, or one host per process."""
 
 import socket
 from collections.abc import Sequence
@@ -9,21 +9,21 @@ __all__ = ["LOOPBACK", "Hosts"]
 
 
 class Hosts(Protocol):
-    """Hosts for a system's processes, by number: the trainers in order, then the servers."""
+    """Hosts for a system's processes, by number: trainers in order, then servers."""
 
     @property
     def interface(self) -> str:
-        """The network interface by which a host reaches the others."""
+        """The network interface through which a host reaches the others."""
 
     def command(self, host: int, program: Sequence[str]) -> list[str]:
         """Return the command that runs a program on a host."""
 
     def endpoints(self, hosts: Sequence[int]) -> tuple[str, ...]:
-        """Return one free host:port on each of some hosts."""
+        """Return a free host:port on each of the given hosts."""
 
 
 class _Loopback:
-    """The benchmark's own host, for every process."""
+    """The benchmark's own machine, used for every process."""
 
     interface = "lo"
 

@@ -1,4 +1,4 @@
-"""Processes that run turns under a memory limit, and the speed of their disk."""
+"""Processes that run timed turns under a memory limit, and the speed of the disk."""
 
 import json
 import mmap
@@ -24,7 +24,7 @@ _CGROUPS: Final = Path("/sys/fs/cgroup")
 
 
 class Process:
-    """A process that runs turns of a given number of steps, and returns how long each took.
+    """A process that runs turns of a given number of steps, and returns how long each turn took.
 
     Parameters
     ----------
@@ -45,7 +45,7 @@ class Process:
         """Anonymous memory after the last turn, in bytes."""
 
     def turn(self, steps: int) -> float:
-        """Run some steps; return the seconds they took."""
+        """Run some steps; return the seconds that they took."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(f"{steps}\n")
@@ -65,7 +65,7 @@ class Process:
 
 
 class Cgroup:
-    """A control group with a memory limit, of version 2 or 1.
+    """A control group, version 2 or 1, with a memory limit.
 
     Parameters
     ----------
@@ -93,7 +93,7 @@ class Cgroup:
         (self._path / "cgroup.procs").write_text(str(process))
 
     def limit(self, num_bytes: int) -> None:
-        """Limit the memory of the group, page cache included."""
+        """Limit the memory of the group, including page cache."""
         (self._path / self._file).write_text(str(num_bytes))
 
     def close(self) -> None:
@@ -102,12 +102,12 @@ class Cgroup:
 
 
 def anonymous_bytes() -> int:
-    """Return the anonymous memory of this process, in bytes."""
+    """Return this process's anonymous memory in bytes."""
     return int(re.findall(r"RssAnon:\s+(\d+)", Path("/proc/self/status").read_text())[0]) << 10
 
 
 def random_reads(directory: str, threads: int, num_bytes: int = 1 << 30) -> float:
-    """Return the random 4 KiB reads per second that some threads get from the disk, past the page cache."""
+    """Return the rate of random 4 KiB reads that some threads get from the disk, bypassing the page cache."""
     with tempfile.NamedTemporaryFile(dir=directory) as file:
         for _ in range(num_bytes >> 20):
             file.write(os.urandom(1 << 20))

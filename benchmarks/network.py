@@ -1,4 +1,4 @@
-"""A network on this machine whose links are limited: network namespaces, each a host, joined by a bridge.
+"""A local network with limited links: network namespaces act as hosts and are joined by a bridge.
 
 A link's limit is a token bucket (tc tbf) at each end: for what the host sends and for what it receives,
 so that both directions carry the full rate at once, as a switch's port does. All interfaces are made inside
@@ -28,7 +28,7 @@ in a switch, and TCP sends them again."""
 
 
 def unmet_needs() -> str | None:
-    """Return what this process lacks to make a network, as a sentence; None where it lacks nothing."""
+    """Return a sentence about what this process lacks for creating a network, or None if nothing."""
     missing = [program for program in ("ip", "tc") if shutil.which(program) is None]
     found = [*(["no root"] if os.geteuid() != 0 else []), *(f"no `{program}`" for program in missing)]
     if not found:
@@ -39,7 +39,7 @@ def unmet_needs() -> str | None:
 
 
 def leftovers(namespaces: Collection[str]) -> list[str]:
-    """Return those of some namespaces that a run has made which is no more, and which did not remove them."""
+    """Return the namespaces left behind by runs that no longer exist."""
     return sorted(
         name for name in namespaces if name.startswith(PREFIX) and not Path(f"/proc/{_maker(name)}").exists()
     )
@@ -50,7 +50,7 @@ def _maker(name: str) -> str:
 
 
 class Network:
-    """Hosts for the processes of systems, see `benchmarks.hosts.Hosts`; use :func:`network`."""
+    """Hosts for systems' processes, as network namespaces; see `benchmarks.hosts.Hosts` and `network`."""
 
     interface = INTERFACE
 
@@ -63,11 +63,11 @@ class Network:
         return ["ip", "netns", "exec", self._name(host), *program]
 
     def endpoints(self, hosts: Sequence[int]) -> tuple[str, ...]:
-        """Return one host:port on each of some hosts, which no system has had."""
+        """Return a host:port on each of the given hosts that no system has used before."""
         return tuple(f"{_address(host)}:{port}" for host, port in zip(hosts, self._ports, strict=False))
 
     def make(self, num_hosts: int, mbit_per_second: int) -> None:
-        """Make the hosts and their links.
+        """Create the hosts and their links.
 
         Raises
         ------
@@ -90,7 +90,7 @@ class Network:
                 _run(*f"tc -n {namespace} qdisc replace dev {interface} root tbf {rate}".split())
 
     def remove(self) -> None:
-        """Remove the hosts that are there, and with them their links."""
+        """Remove the existing hosts and with them their links."""
         for name in _namespaces():
             if name.startswith(self._prefix):
                 _run("ip", "netns", "delete", name)
@@ -101,7 +101,7 @@ class Network:
 
 @contextmanager
 def network(num_hosts: int, mbit_per_second: int) -> Iterator[Network]:
-    """Give a network of so many hosts, and remove it after the block, whatever has ended that.
+    """Create a network with the given number of hosts, and remove it after the block.
 
     Parameters
     ----------
@@ -121,7 +121,7 @@ def network(num_hosts: int, mbit_per_second: int) -> Iterator[Network]:
 
 @contextmanager
 def _undisturbed() -> Iterator[None]:
-    """Let no second Ctrl-C end the block half-way."""
+    """Prevent a second Ctrl-C from interrupting the block."""
     before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
@@ -131,7 +131,7 @@ def _undisturbed() -> Iterator[None]:
 
 
 def report_leftovers() -> str | None:
-    """Return a sentence on the namespaces that an earlier run has left, if there are any."""
+    """Return a sentence about namespaces that an earlier run has left behind, if any."""
     if not (left := leftovers(_namespaces())):
         return None
     return (

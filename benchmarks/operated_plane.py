@@ -1,4 +1,4 @@
-"""A control plane with the operator, the bare client and an audit log: what bursts and idle jobs need."""
+"""A control plane with the operator, the bare client and an audit log, for the operator's benchmarks."""
 
 import asyncio
 import re
@@ -47,7 +47,7 @@ class Used:
 
 
 class OperatedPlane:
-    """One control plane with one operator; `start` takes about ten seconds.
+    """A control plane with an operator; starting it takes about ten seconds.
 
     Parameters
     ----------
@@ -75,7 +75,7 @@ class OperatedPlane:
         self._bare: subprocess.Popen[str] | None = None
 
     def start(self) -> None:
-        """Start all programs; return when the operator is ready."""
+        """Start all programs; return once the operator is ready."""
         self.plane.start()
         config = self.plane.admin.write_kubeconfig(
             self._folder / "kubeconfig", install(self.plane), NAMESPACE
@@ -95,7 +95,7 @@ class OperatedPlane:
         self._hear("ready")
 
     def close(self) -> None:
-        """End all programs."""
+        """Stop all programs."""
         if self._bare is not None:
             self._bare.kill()
             self._bare.wait()
@@ -103,7 +103,7 @@ class OperatedPlane:
         self.plane.stop()
 
     async def until_at_rest(self) -> None:
-        """Wait until the control plane has done with what was there before: it cleans up for a while."""
+        """Wait until the control plane has finished cleaning up after earlier work."""
         quiet, taken = 0, 0.0
         try:
             async with asyncio.timeout(SLOW_SECONDS):
@@ -119,11 +119,11 @@ class OperatedPlane:
             ) from None
 
     def cpu_seconds(self) -> float:
-        """Return the CPU time of etcd, the API server, its controllers, the scheduler and kwok together."""
+        """Return the total CPU time of etcd, the API server, the controllers, the scheduler and kwok."""
         return sum(self.plane.daemons.cpu_seconds().values())
 
     def create_bare(self, namespace: str, num_jobs: int, size: Size = SMALL) -> None:
-        """Make the bare client create the objects of `num_jobs` jobs of one size."""
+        """Create the objects of `num_jobs` jobs of one size with the bare client."""
         assert self._bare is not None
         assert self._bare.stdin is not None
         self._bare.stdin.write(f"{namespace} {num_jobs} {size.servers} {size.trainers}\n")
@@ -139,7 +139,7 @@ class OperatedPlane:
 
     @asynccontextmanager
     async def namespace(self, name: str, *, last: bool = False, known: int = 0) -> AsyncIterator[ApiClient]:
-        """Create a namespace; unless it is the last, delete all that is in it afterwards.
+        """Create a namespace and, unless it is the last, delete its contents after the block.
 
         Parameters
         ----------
@@ -168,7 +168,7 @@ class OperatedPlane:
         return Used(told["process_resident_memory_bytes"], told["process_cpu_seconds_total"])
 
     async def until_idle(self, *, known: int, passes: int = 0) -> None:
-        """Wait until the operator has so many jobs, none of them waiting, and has made so many passes."""
+        """Wait until the operator has the given number of jobs, none pending, and has made enough passes."""
         async with asyncio.timeout(SLOW_SECONDS):
             while True:
                 told = await self._told()
@@ -179,7 +179,7 @@ class OperatedPlane:
                 await asyncio.sleep(0.25)
 
     async def _told(self) -> "dict[str, float]":
-        """Return the operator's metrics; one that it does not have is 0."""
+        """Return the operator's metrics, with 0 for a missing one."""
         text = await asyncio.to_thread(self.operator.get, "/metrics") or ""
         found = re.findall(r"^([^#\s]\S*) (\S+)$", text, re.MULTILINE)
         return _Metrics({name: float(value) for name, value in found})
@@ -193,7 +193,7 @@ class _Metrics(dict[str, float]):
 async def submit(
     client: ApiClient, namespace: str, jobs: Iterable[int], size: Size = SMALL, **spec: Any
 ) -> None:
-    """Create jobs of one size by their numbers, some at the same time, with further fields of the spec."""
+    """Create numbered jobs of one size, several concurrently, with additional fields in the spec."""
     slots = asyncio.Semaphore(SUBMITTED_AT_ONCE)
 
     async def create(name: str) -> None:
@@ -211,7 +211,7 @@ async def submit(
 
 
 async def _delete_all(client: ApiClient, path: str) -> None:
-    """Delete a collection at once; a server that takes longer than a request may is asked again."""
+    """Delete a collection; repeat the request if the server times out."""
     async with asyncio.timeout(SLOW_SECONDS):
         while (await client.get(path, {"limit": "1"}))["items"]:
             try:

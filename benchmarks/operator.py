@@ -1,4 +1,4 @@
-"""How fast the operator is, beside a bare client that creates the same objects on the same API server.
+"""Benchmarks the operator, compared with a bare client that creates the same objects on the same API server.
 
 ``python -m benchmarks.operator --json`` starts kube-apiserver, etcd, the controllers, the scheduler and kwok
 on this machine, and for each size runs rounds of bursts: the bare client creates the objects of N jobs as
@@ -55,7 +55,7 @@ RATIOS = ("created_per_s", "running_per_s", "running_p50_s", "running_p99_s", "c
 
 
 async def burst(plane: OperatedPlane, system: str, namespace: str, num_jobs: int) -> dict[str, float]:
-    """Have the jobs of one burst made by the bare client or by the operator; return what was measured."""
+    """Create one burst's jobs with the bare client or the operator; return the measurements."""
     async with (
         plane.namespace(namespace) as client,
         Watched(client, PODS.format(namespace)).watching() as pods,
@@ -85,7 +85,7 @@ async def burst(plane: OperatedPlane, system: str, namespace: str, num_jobs: int
 
 
 async def idle(plane: OperatedPlane, sizes: Sequence[int], num_running: int) -> dict[str, dict[str, Any]]:
-    """Measure what jobs cost for which nothing changes, and a start of the operator among them."""
+    """Measure the cost of idle jobs, including a start of the operator while they exist."""
     found: dict[str, dict[str, Any]] = {}
     await _restart(plane, num_jobs=0)  # what it had held for bursts is not counted
     empty = (await plane.used()).rss_bytes
@@ -120,7 +120,7 @@ async def idle(plane: OperatedPlane, sizes: Sequence[int], num_running: int) -> 
 
 
 async def _restart(plane: OperatedPlane, num_jobs: int) -> dict[str, float]:
-    """Start the operator again; return how long until it had looked at every job, and what it wrote."""
+    """Restart the operator; return how long it took to reconcile every job, and its number of writes."""
     await asyncio.to_thread(plane.operator.stop)
     calls, started = plane.audit.calls(), asyncio.get_running_loop().time()
     await asyncio.to_thread(plane.operator.start)
@@ -137,12 +137,12 @@ async def _restart(plane: OperatedPlane, num_jobs: int) -> dict[str, float]:
 
 
 def _writes(calls: "Mapping[str, int]") -> int:
-    """Return how many of some requests were writes, events included and the lease not."""
+    """Count the writes among some requests, including events but not the Lease."""
     return sum(number for call, number in calls.items() if is_write(call) and not call.endswith(" leases"))
 
 
 async def _finish(client: ApiClient, namespace: str, pods: Watched, jobs: Watched, num_jobs: int) -> None:
-    """Let all trainers end, and once a job has succeeded its servers, which exit by themselves then.
+    """Let all trainers end and then, once a job has succeeded, its servers, which would exit by themselves.
 
     At most ENDED_AT_ONCE pods are told to end before they have, so that none waits for long in kwok's queue.
     """
@@ -181,7 +181,7 @@ async def _finish(client: ApiClient, namespace: str, pods: Watched, jobs: Watche
 
 
 def speeds(pods: Mapping[str, Mapping[str, float]], started: float) -> dict[str, float]:
-    """Return how fast pods came and ran.
+    """Return the rates at which pods were created and started running.
 
     Parameters
     ----------
@@ -202,7 +202,7 @@ def speeds(pods: Mapping[str, Mapping[str, float]], started: float) -> dict[str,
 
 
 def lateness(pods: Watched, jobs: Watched) -> dict[str, float]:
-    """Return how long statuses took to say that jobs had succeeded, and that pods ran."""
+    """Return how late statuses reported that jobs had succeeded and that pods were running."""
     trainers = {name: seen for name, seen in pods.first.items() if "-trainer-" in name}
     late = [
         jobs.first[job]["Succeeded"] - max(moments) for job, moments in _by_job(trainers, "Succeeded").items()
@@ -219,7 +219,7 @@ def lateness(pods: Watched, jobs: Watched) -> dict[str, float]:
 
 
 def _by_job(pods: Mapping[str, Mapping[str, float]], phase: str) -> dict[str, list[float]]:
-    """Return by job when each of its pods came to a phase."""
+    """Return, by job, the times at which its pods reached a phase."""
     moments: dict[str, list[float]] = {}
     for name, seen in pods.items():
         moments.setdefault(name.rsplit("-", 2)[0], []).append(seen[phase])
@@ -227,14 +227,14 @@ def _by_job(pods: Mapping[str, Mapping[str, float]], phase: str) -> dict[str, li
 
 
 def percentile(values: Sequence[float], percent: int) -> float:
-    """Return a percentile, of a single value that value."""
+    """Return a percentile; of a single value, that value."""
     if len(values) == 1:
         return values[0]
     return quantiles(values, n=100, method="inclusive")[percent - 1]
 
 
 def report(rounds: Sequence[Mapping[str, Mapping[str, float]]]) -> dict[str, Any]:
-    """Return the median of each figure, and of each ratio to the bare client of the same round."""
+    """Return the median of each figure and of its ratio to the bare client in the same round."""
     medians = {
         system: {key: median(each[system][key] for each in rounds) for key in rounds[0][system]}
         for system in ("bare", "fleet")
@@ -244,7 +244,7 @@ def report(rounds: Sequence[Mapping[str, Mapping[str, float]]]) -> dict[str, Any
 
 
 async def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """Run what was asked for, on one control plane."""
+    """Run the requested measurements on one control plane."""
     num_pods = NUM_PODS * max(*options.sizes, min(options.idle_running, max(options.idle, default=0)), 1)
     measures_large = options.large is not None
     if measures_large:
@@ -271,7 +271,7 @@ async def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
 
 def lines(found: Mapping[str, Any]) -> Iterator[str]:
-    """Return what was found as text."""
+    """Return the results as text."""
     for size, measured in found["bursts"].items():
         yield f"{size} jobs at once, median of {measured['rounds']} rounds"
         for key, value in measured["fleet"].items():

@@ -1,4 +1,4 @@
-"""The measured systems with small steps: 200 rows of 16 numbers and one linear layer, or that layer alone.
+"""The systems of small-step benchmarks: 200 rows of 16 numbers and a linear layer, or the layer alone.
 
 So little is computed and carried that a step costs what its requests cost. Servers step with plain SGD.
 """
@@ -22,13 +22,13 @@ _BATCHES: Final = 16
 
 
 def id_batches(index: int) -> list[Tensor]:
-    """Return the ids of a trainer's batches, which it uses in turn: int64[200], most of them distinct."""
+    """Return a trainer's batches of ids, int64[200] and mostly distinct, which it uses in turn."""
     generator = torch.Generator().manual_seed(index)
     return [torch.randint(0, _IDS, (LOOK_UPS,), generator=generator) for _ in range(_BATCHES)]
 
 
 class _Dense(nn.Module):
-    """Two parameters: a linear layer of 16 inputs."""
+    """A linear layer with 16 inputs: two parameters."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class _Dense(nn.Module):
 
 
 class _WithTable(_Dense):
-    """The same on the rows of a table."""
+    """A linear layer on the rows of a table."""
 
     def __init__(self, embedding: nn.Module) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ def _step(
 
 
 def plain_trainer(config: Config) -> tuple[Step, End]:
-    """Train the same in one process without fleet; the table is an `nn.Embedding` with sparse gradients."""
+    """Train in one process without fleet; the table is an `nn.Embedding` with sparse gradients."""
     model = _Dense() if config.system.endswith("dense") else _WithTable(_embedding())
     optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
     return _step(model, optimizer, config, optimizer.step), lambda: None
@@ -101,20 +101,20 @@ def _fleet_init(config: Config) -> tuple[Any, nn.Module, torch.optim.Optimizer]:
 
 
 def fleet_trainer(config: Config) -> tuple[Step, End]:
-    """Train with fleet.parameter_server, in the sync or async mode."""
+    """Train with fleet.parameter_server in sync or async mode."""
     fleet, model, optimizer = _fleet_init(config)
     fleet.init_worker()
     return _step(model, optimizer, config, optimizer.step), fleet.stop_worker
 
 
 def fleet_serve(config: Config) -> None:
-    """Serve with fleet.parameter_server until every trainer has ended."""
+    """Serve with fleet.parameter_server until every trainer has finished."""
     fleet, _, _ = _fleet_init(config)
     fleet.run_server()
 
 
 class _Shard:
-    """One server's rows, and on the first server the layer: what torch.distributed.rpc reaches."""
+    """The rows on one server and, on the first server, the layer; accessed by torch.distributed.rpc."""
 
     def __init__(self) -> None:
         self.rows: Tensor = torch.zeros(_IDS, DIMENSION)
@@ -152,7 +152,7 @@ def _rpc_init(config: Config) -> None:
 
 
 class _RpcRows(nn.Module):
-    """Looks rows up on every server at the same time; `push` sends their gradients in the same way."""
+    """Looks up rows on all servers concurrently; `push` sends their gradients likewise."""
 
     def __init__(self, num_servers: int) -> None:
         super().__init__()
@@ -160,7 +160,7 @@ class _RpcRows(nn.Module):
         self._rows: list[tuple[int, Tensor, Tensor]] = []
 
     def forward(self, ids: Tensor) -> Tensor:
-        """Return the rows of ids: float32[200, 16]."""
+        """Return the rows of ids as float32[200, 16]."""
         asked, positions = torch.unique(ids, return_inverse=True)
         servers = asked % self._num_servers
         parts = [(server, asked[servers == server]) for server in range(self._num_servers)]
@@ -175,7 +175,7 @@ class _RpcRows(nn.Module):
         return found[positions]
 
     def push(self) -> list[Any]:
-        """Send the gradients; return what to wait for."""
+        """Send the gradients; return the futures to wait for."""
         return [
             rpc.rpc_async(f"server{server}", _rpc_push, args=(part, rows.grad))
             for server, part, rows in self._rows
@@ -184,7 +184,7 @@ class _RpcRows(nn.Module):
 
 
 def rpc_trainer(config: Config) -> tuple[Step, End]:
-    """Train the same over torch.distributed.rpc; gradients are applied as they come."""
+    """Train over torch.distributed.rpc; servers apply gradients on arrival."""
     _rpc_init(config)
     table = None if config.system.endswith("dense") else _RpcRows(config.num_servers)
     model = _Dense() if table is None else _WithTable(table)
@@ -204,7 +204,7 @@ def rpc_trainer(config: Config) -> tuple[Step, End]:
 
 
 def rpc_serve(config: Config) -> None:
-    """Hold a part until every process calls shutdown."""
+    """Serve a part of the model until every process calls shutdown."""
     _shard.append(_Shard())
     _rpc_init(config)
     rpc.shutdown()

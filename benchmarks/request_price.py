@@ -1,4 +1,4 @@
-"""What one small step costs with many servers or many trainers: processor time, and steps per second.
+"""Benchmarks a small step with many servers or trainers: processor time and steps per second.
 
 ``python -m benchmarks.request_price --json`` trains a table without bounds (200 look-ups of rows of 16 in
 each step) with one linear layer, and that layer alone, in the modes sync and async, beside
@@ -42,7 +42,7 @@ _PAGE: Final = os.sysconf("SC_PAGE_SIZE")
 
 @dataclass(frozen=True)
 class Price:
-    """One round of one system.
+    """The measurements of one system in one round.
 
     Attributes
     ----------
@@ -61,7 +61,7 @@ class Price:
 
 @dataclass(frozen=True)
 class Held:
-    """What one process holds."""
+    """The resources that a process holds."""
 
     threads: int
     descriptors: int
@@ -70,7 +70,7 @@ class Held:
 
 @dataclass(frozen=True)
 class Cost:
-    """What a process of a large job would cost, by the prices of small jobs.
+    """The estimated cost of a process in a large job, extrapolated from small jobs.
 
     Attributes
     ----------
@@ -92,7 +92,7 @@ class Cost:
 def cost_of(
     trainers: int, servers: int, cases: Mapping[str, Any], heartbeats: Mapping[str, Any]
 ) -> dict[str, Cost] | None:
-    """Return what a server and a trainer of a large job would cost in the workload ``table``, in sync mode.
+    """Estimate the cost of a server and a trainer in a large job, for the workload ``table`` in sync mode.
 
     A server pays for each trainer, less with many of them: the price of one with the most servers, times what
     many trainers save on one server. A trainer pays for its first server, and less for each further one.
@@ -132,13 +132,13 @@ def cost_of(
 
 
 def parse_shapes(text: str) -> list[tuple[int, int]] | None:
-    """Read shapes, trainers x servers, such as ``1x8,8x1``; return None if a part is not a shape."""
+    """Parse shapes, trainers x servers, such as ``1x8,8x1``; return None if any is invalid."""
     found = [re.fullmatch(r"([1-9]\d*)x([1-9]\d*)", each) for each in text.split(",") if each]
     return None if None in found else [(int(each[1]), int(each[2])) for each in found if each is not None]
 
 
 def processor_seconds(pid: int) -> float:
-    """Return the user and system time of a process; the resolution is one tick of the kernel, 10 ms."""
+    """Return the user and system time of a process, with a resolution of one kernel tick (10 ms)."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / _TICKS
 
@@ -151,7 +151,7 @@ def held_by(pid: int) -> Held:
 
 
 def measure(running: Running, steps: int, batch: int) -> Price:
-    """Have every trainer of a system make steps; return what they cost."""
+    """Run steps of a system's trainers; return the cost."""
     pids = running.pids
     servers = [pid for name, pid in pids.items() if name.startswith("server")]
     trainers = [pid for name, pid in pids.items() if name.startswith("trainer")]
@@ -165,7 +165,7 @@ def measure(running: Running, steps: int, batch: int) -> Price:
 
 
 def beat(trainers: int, servers: int) -> dict[str, float]:
-    """Return the processor time of one heartbeat of an idle job, in milliseconds.
+    """Return the processor time of a heartbeat in an idle job, in milliseconds.
 
     Returns
     -------
@@ -194,7 +194,7 @@ def beat(trainers: int, servers: int) -> dict[str, float]:
 def run_shape(
     trainers: int, servers: int, systems: Sequence[str], workload: str, rounds: int, steps: int, python: str
 ) -> dict[str, Any]:
-    """Measure the systems of one shape and workload; return what each costs and holds."""
+    """Measure the systems for one shape and workload; return the cost and resources of each."""
     running = {}
     for name in systems:
         system, _, tree = name.partition("-")
@@ -260,7 +260,7 @@ def show(summary: Mapping[str, Any]) -> None:
 
 
 def main() -> None:
-    """Run the benchmark as the command line says."""
+    """Run the benchmark with the options on the command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.request_price", description=__doc__)
     parser.add_argument("--shapes", default=SHAPES, help="trainers x servers (default: %(default)s)")
     parser.add_argument("--heartbeats", default="1x1,1x8,8x1", help="as --shapes (default: %(default)s)")

@@ -1,4 +1,4 @@
-"""Compares stores of rows on a disk under a memory limit: how fast they read and write the rows of batches.
+"""Compares the speed of on-disk row stores under a memory limit, when reading and writing batches of rows.
 
 ``python -m benchmarks.row_stores`` puts rows of 124 bytes into each store, each in a process of its own, with
 a memory limit (cgroup) of a tenth of the rows on top of what the process takes. In turns each store reads and
@@ -38,7 +38,7 @@ Bytes = NDArray[np.uint8]
 
 
 class Store(Protocol):
-    """Rows of `ROW_BYTES` bytes by number."""
+    """A store of rows of `ROW_BYTES` bytes, by number."""
 
     def read(self, numbers: Numbers) -> Bytes:
         """Return copies of rows."""
@@ -48,7 +48,7 @@ class Store(Protocol):
 
 
 class Log:
-    """`fleet.tables.LocalDisk`."""
+    """A row store on `fleet.tables.LocalDisk`."""
 
     def __init__(self, num_rows: int, memory: int, directory: str) -> None:
         self._rows = LocalDisk(memory, directory).rows(ROW_BYTES // 4)
@@ -64,7 +64,7 @@ class Log:
 
 
 class Mapped:
-    """A memory-mapped file; the pages of a batch are requested together before they are read."""
+    """A row store in a memory-mapped file; a batch's pages are requested together before reading."""
 
     def __init__(self, num_rows: int, memory: int, directory: str) -> None:
         del memory
@@ -90,7 +90,7 @@ class Mapped:
 
 
 class Lmdb:
-    """LMDB, with one transaction per batch that does not wait for the disk."""
+    """A row store on LMDB, with one transaction per batch that does not wait for the disk."""
 
     def __init__(self, num_rows: int, memory: int, directory: str) -> None:
         del memory
@@ -116,7 +116,7 @@ class Lmdb:
 
 
 class RocksDb:
-    """RocksDB without a write-ahead log; half of its memory is block cache, the rest is for write buffers."""
+    """A row store on RocksDB, without a write-ahead log; block cache and write buffers share its memory."""
 
     def __init__(self, num_rows: int, memory: int, directory: str) -> None:
         del num_rows
@@ -161,7 +161,7 @@ def _keys(numbers: Numbers) -> list[bytes]:
 
 
 def serve(arguments: argparse.Namespace) -> None:
-    """Run the process of one store: one turn for each line of standard input."""
+    """Run a store's process, which performs one turn for each line of standard input."""
     torch.set_num_threads(1)
     kinds: dict[str, Any] = {"log": Log, "mapped": Mapped, "lmdb": Lmdb, "rocksdb": RocksDb}
     store: Store = kinds[arguments.serve](arguments.rows, arguments.memory, arguments.directory)
@@ -185,7 +185,7 @@ def serve(arguments: argparse.Namespace) -> None:
 
 
 def measure(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Measure the stores in turns; return the milliseconds per batch of each."""
+    """Measure the stores alternately; return the milliseconds per batch of each."""
     tenth = arguments.rows * ROW_BYTES // 10
     memory = int(0.8 * tenth)
     names = [name for name in STORES if importlib.util.find_spec(PACKAGES.get(name, "fleet"))]
@@ -224,7 +224,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Run the benchmark with the arguments of the command line."""
+    """Run the benchmark with the options on the command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.row_stores", description=__doc__)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--rows", type=int, default=5_000_000)

@@ -1,4 +1,4 @@
-"""The processes of one measured system, which wait stopped until they are measured."""
+"""The processes of one measured system, which are stopped except while they are measured."""
 
 import ctypes
 import functools
@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Shape:
-    """How large a system is: its processes, and the widths of the layers that it trains."""
+    """The size of a system: its processes, and the widths of the layers that it trains."""
 
     num_servers: int
     num_trainers: int
@@ -43,7 +43,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class Measured:
-    """One round of one system."""
+    """The measurements of one system in one round."""
 
     seconds: float
     """From the word to start until every trainer had made its steps."""
@@ -52,7 +52,7 @@ class Measured:
 
 
 class Running:
-    """The processes of one system; they wait until :meth:`measure` has them make some steps.
+    """The processes of one system, which wait until :meth:`measure` makes them run steps.
 
     Parameters
     ----------
@@ -86,7 +86,7 @@ class Running:
 
     @property
     def pids(self) -> dict[str, int]:
-        """The processes by name, as in "server0", servers first."""
+        """The process ids by name, as in "server0", with servers first."""
         return {
             f"{role}{index}": process.pid
             for role, processes in (("server", self._servers), ("trainer", self._trainers))
@@ -110,23 +110,23 @@ class Running:
                 processes.append(_start(config, self._hosts, host, self._python, self._heartbeat_seconds))
 
     def await_ready(self) -> None:
-        """Wait until every trainer could begin."""
+        """Wait until every trainer is ready to begin."""
         self._await("ready")
 
     def measure(self, steps: int, batch: int = MAX_BATCH) -> Measured:
-        """Have every trainer make steps, and stop; return how long they took."""
+        """Run steps on every trainer, then stop the processes; return how long the steps took."""
         with self.awake():
             return self.make(steps, batch)
 
     @contextmanager
     def awake(self) -> Iterator[None]:
-        """Let the processes run within the block, and stop them after it."""
+        """Let the processes run within the block; stop them afterwards."""
         self._signal(signal.SIGCONT)
         yield
         self._signal(signal.SIGSTOP)
 
     def make(self, steps: int, batch: int) -> Measured:
-        """Have every trainer, awake, make steps; return how long they took."""
+        """Run steps on every trainer while the processes are running; return how long the steps took."""
         began = time.perf_counter()
         for trainer in self._trainers:
             stream(trainer.stdin).write(f"{steps} {batch}\n")
@@ -135,13 +135,13 @@ class Running:
         return Measured(time.perf_counter() - began, tuple(step_seconds))
 
     def release(self) -> None:
-        """Close every process's input: the trainers end, and the servers with them."""
+        """Close every process's standard input, which ends the trainers and then the servers."""
         self._signal(signal.SIGCONT)
         for process in self._trainers + self._servers:
             stream(process.stdin).close()
 
     def close(self, deadline: float) -> None:
-        """Wait for every process to end; kill what has not ended by the deadline."""
+        """Wait for every process to end; kill those that have not ended by the deadline."""
         for process in self._trainers + self._servers:
             try:
                 process.wait(max(0.1, deadline - time.monotonic()))
@@ -155,7 +155,7 @@ class Running:
                 process.send_signal(number)
 
     def _await(self, word: str) -> list[float]:
-        """Wait for every trainer's word; return the numbers that trainer 0 says with it."""
+        """Wait for a line from every trainer; return the numbers in trainer 0's line."""
         trainers = {f"{self.name}: trainer {index}": each for index, each in enumerate(self._trainers)}
         servers = {f"{self.name}: server {index}": each for index, each in enumerate(self._servers)}
         pipes = {name: stream(process.stdout) for name, process in (trainers | servers).items()}
@@ -180,7 +180,7 @@ _certificates = functools.cache(certificates.environment)
 
 
 def stream(pipe: Any) -> TextIO:
-    """Return a pipe of a process that was started with pipes."""
+    """Return a pipe of a process; the process must have been started with pipes."""
     assert pipe is not None
     return pipe  # type: ignore[no-any-return]
 
@@ -213,7 +213,7 @@ def _start(
 
 
 def _die_with_parent() -> None:
-    """End with the benchmark, whatever ends it: a stopped process would not even see its input end."""
+    """Make this process end with the benchmark; a stopped process would not notice that its input ended."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
@@ -224,7 +224,7 @@ def interleave(
     warm_up_steps: int,
     measure: Callable[[Running, int, int], T],
 ) -> Generator[dict[str, T], None, None]:
-    """Start the systems, measure each once per round in an order that changes, and end them all.
+    """Start the systems, measure each once per round in varying order, and end them all.
 
     Parameters
     ----------
@@ -260,11 +260,11 @@ def interleave(
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:
-    """Return the median and the 10th and 90th percentile."""
+    """Return the median and the 10th and 90th percentiles."""
     deciles = quantiles(values, n=10, method="inclusive") if len(values) > 1 else list(values) * 9
     return {"median": median(values), "p10": deciles[0], "p90": deciles[8]}
 
 
 def say(text: str) -> None:
-    """Tell the user how far it is."""
+    """Print a progress message."""
     print(text, file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""An operator that notes when its event loop did nothing else for long, and how much memory it took.
+"""An operator that records long stalls of its event loop, and its memory.
 
 ``python -m benchmarks.sampled_operator FILE`` is the operator, with one task more. It adds JSON objects to
 the file, ``{"at", "halt", "cpu", "rss"}``: the time, for how many seconds the loop then did nothing for
@@ -26,10 +26,10 @@ PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 class SampledOperator(startup.Operator):
-    """The operator with its sampling task."""
+    """The operator and its sampling task."""
 
     async def run(self) -> int:
-        """Run it, and sample until it has ended."""
+        """Run the operator, sampling until it ends."""
         sampling = asyncio.create_task(_sample(Path(sys.argv[1])))
         try:
             return await super().run()
@@ -58,7 +58,7 @@ def _resident_bytes() -> int:
 
 
 def main() -> int:
-    """Run the operator."""
+    """Run the sampled operator."""
     startup.Operator = SampledOperator  # type: ignore[misc]
     return startup.run_operator()
 

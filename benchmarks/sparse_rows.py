@@ -1,4 +1,4 @@
-"""How fast one core reads and steps rows of an embedding table, and what memory they take.
+"""Benchmarks how fast one core reads and updates rows of an embedding table, and the rows' memory.
 
 ``python -m benchmarks.sparse_rows`` measures, in one thread, batches of distinct random rows of a table in
 which every row was updated. Each round has a turn of every measurement, and ratios are taken within a round:
@@ -54,7 +54,7 @@ Ids = NDArray[np.int64]
 
 
 class Measured:
-    """A table and matrices of the same rows, and how long each takes a batch.
+    """A table, matrices of the same rows, and the time that a batch takes on each.
 
     Parameters
     ----------
@@ -83,7 +83,7 @@ class Measured:
         self._step = 1
 
     def turn(self) -> dict[str, float]:
-        """Return the seconds a batch of each measurement, one after the other."""
+        """Return the seconds per batch of each measurement, taken one after another."""
         at = [self._random.choice(self._ids.size, self._batch, replace=False) for _ in range(BATCHES)]
         ids = [self._ids[each] for each in at]
         gradients = [self._gradient.clone() for _ in range(BATCHES)]
@@ -105,7 +105,7 @@ class Measured:
 
 
 def _seconds(work: Callable[[int], object]) -> float:
-    """Return the median processor time of a batch: others may have the processor meanwhile."""
+    """Return the median processor time of a batch, which excludes time used by other processes."""
     took = []
     for turn in range(BATCHES):
         begun = time.thread_time()
@@ -139,12 +139,12 @@ def _summary(turns: list[dict[str, float]], batch: int) -> dict[str, Any]:
 
 
 def _spread(ratios: list[float]) -> list[float]:
-    """Return the median, and the 10th and 90th percentile."""
+    """Return the median and the 10th and 90th percentiles."""
     return [float(each) for each in np.percentile(ratios, [50, 10, 90])]
 
 
 def small(num_rows: int, rounds: int) -> list[dict[str, Any]]:
-    """Measure one look-up and one step of a `TableStore`; return a row for each number of ids."""
+    """Measure a look-up and an update of a `TableStore`; return a row for each number of ids."""
     config = TableConfig("measured", SMALL_DIMENSION, SGD(), None, Constant(0.0))
     store = TableStore([TablePlan(0, config, group=0)], FailedStep("this process"))
     random, hyper_parameters = np.random.default_rng(0), (dict(SGD().defaults()),)
@@ -180,7 +180,7 @@ def _store_seconds(store: TableStore, updates: Sequence[RowUpdate]) -> dict[str,
 
 
 def large(touched: int) -> dict[str, Any]:
-    """Update some rows of a table of 10^9; return seconds and bytes."""
+    """Update some rows of a table of 10^9 rows; return seconds and bytes."""
     random = np.random.default_rng(0)
     Table(TableConfig("small", 1, Adagrad())).update(np.arange(9), torch.ones(9, 1), 1)  # what torch loads
     begun_bytes, begun = _resident(), time.perf_counter()
@@ -205,7 +205,7 @@ def large(touched: int) -> dict[str, Any]:
 
 
 def _resident() -> int:
-    """Return the bytes of this process, without those that were freed and that the allocator keeps."""
+    """Return this process's memory in bytes, excluding freed memory that the allocator retains."""
     ctypes.CDLL(None).malloc_trim(0)
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
@@ -240,7 +240,7 @@ def show(summary: Mapping[str, Any]) -> None:
 
 
 def main() -> None:
-    """Run the benchmark as the command line says."""
+    """Run the benchmark with the options on the command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.sparse_rows", description=__doc__)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--rounds", type=int, default=15)

@@ -1,4 +1,4 @@
-"""The measured systems that train a table of embeddings: 26 ids a sample, of a million rows of ten numbers.
+"""The systems of embedding benchmarks: 26 ids per sample, from a million rows of ten numbers.
 
 A step looks up the distinct rows of a batch, computes on them, and hands over a gradient for each. Layers,
 where the workload has some, are each trainer's own and never exchanged, in every system: what differs is the
@@ -43,7 +43,7 @@ _MESSAGES: Final = [("grpc.max_send_message_length", -1), ("grpc.max_receive_mes
 
 
 def id_batches(index: int) -> list[Tensor]:
-    """Return the ids of a trainer's batches, which it takes in turn: int64[1000, 26], zipf distributed."""
+    """Return a trainer's batches of ids, int64[1000, 26] and Zipf-distributed, which it uses in turn."""
     shares = np.cumsum(np.arange(1, ROWS + 1) ** -_SKEW)
     names = np.random.default_rng(0).permutation(ROWS)
     random = np.random.default_rng(100 + index)
@@ -52,7 +52,7 @@ def id_batches(index: int) -> list[Tensor]:
 
 
 class _Computing:
-    """What a trainer does with the rows of a batch: nothing but a sum, or layers that are its own."""
+    """A trainer's computation on the rows of a batch: only a sum, or its own layers."""
 
     def __init__(self, config: Config) -> None:
         self.layers = nn.Sequential(*build_layers(config.widths)) if config.widths else None
@@ -61,7 +61,7 @@ class _Computing:
         )
 
     def __call__(self, embedded: Tensor) -> None:
-        """Run the backward pass of rows, float32[n, 26, 10], and step the layers."""
+        """Run the backward pass for rows, float32[n, 26, 10], and update the layers."""
         if self.layers is None or self._optimizer is None:
             embedded.sum().backward()
             return
@@ -74,7 +74,7 @@ class _Computing:
 def _loop(
     config: Config, look_up: Callable[[Tensor], Tensor], push: Callable[[Tensor, Tensor], object]
 ) -> Step:
-    """Return a step that looks distinct rows up and hands their gradients over."""
+    """Return a step that looks up distinct rows and passes on their gradients."""
     batches, numbers, computing = id_batches(config.index), count(), _Computing(config)
 
     def step(size: int) -> None:
@@ -90,7 +90,7 @@ def _loop(
 
 
 class _Table:
-    """A dense array of rows, stepped by what comes."""
+    """A dense array of rows, which gradients update on arrival."""
 
     def __init__(self) -> None:
         self._rows = torch.zeros(ROWS, DIMENSION)
@@ -101,13 +101,13 @@ class _Table:
         return self._rows.index_select(0, ids)
 
     def push(self, ids: Tensor, gradient: Tensor) -> None:
-        """Step rows."""
+        """Update rows with gradients."""
         with self._lock:
             self._rows.index_add_(0, ids, gradient, alpha=-LEARNING_RATE)
 
 
 def local_trainer(config: Config) -> tuple[Step, End]:
-    """Train a table of its own: the limit."""
+    """Train a table in the same process, the upper bound for all systems."""
     table = _Table()
     return _loop(config, table.look_up, table.push), lambda: None
 
@@ -128,7 +128,7 @@ def _fleet_init(config: Config) -> tuple[Any, Any, Any]:
 
 
 def fleet_trainer(config: Config) -> tuple[Step, End]:
-    """Train a table on our servers, in the sync or async mode."""
+    """Train a table on fleet's servers in sync or async mode."""
     fleet, table, optimizer = _fleet_init(config)
     fleet.init_worker()
     batches, numbers, computing = id_batches(config.index), count(), _Computing(config)
@@ -141,7 +141,7 @@ def fleet_trainer(config: Config) -> tuple[Step, End]:
 
 
 def fleet_serve(config: Config) -> None:
-    """Serve with fleet.parameter_server until every trainer has ended."""
+    """Serve with fleet.parameter_server until every trainer has finished."""
     fleet, _, _ = _fleet_init(config)
     fleet.run_server()
 
@@ -171,7 +171,7 @@ def _rpc_init(config: Config) -> None:
 
 
 def rpc_trainer(config: Config) -> tuple[Step, End]:
-    """Train a table that torch.distributed.rpc reaches."""
+    """Train a table that is accessed with torch.distributed.rpc."""
     _rpc_init(config)
 
     def look_up(ids: Tensor) -> Tensor:
@@ -185,14 +185,14 @@ def rpc_trainer(config: Config) -> tuple[Step, End]:
 
 
 def rpc_serve(config: Config) -> None:
-    """Hold the table until every process calls shutdown."""
+    """Serve the table until every process calls shutdown."""
     _rpc_table.append(_Table())
     _rpc_init(config)
     rpc.shutdown()
 
 
 def grpc_trainer(config: Config) -> tuple[Step, End]:
-    """Train a table behind unary calls of grpcio that carry raw bytes."""
+    """Train a table accessed with unary grpcio calls that carry raw bytes."""
     import grpc
 
     channel = grpc.insecure_channel(config.endpoints[0], options=_MESSAGES)
@@ -212,7 +212,7 @@ def grpc_trainer(config: Config) -> tuple[Step, End]:
 
 
 def grpc_serve(config: Config) -> None:
-    """Hold the table until every trainer has ended."""
+    """Serve the table until every trainer has finished."""
     import grpc
 
     table, left = _Table(), threading.Semaphore(0)

@@ -1,4 +1,4 @@
-"""The measured systems, each by its public interface and as its documentation shows it.
+"""The measured systems, each used through its public interface as its documentation shows.
 
 A system is a pair of functions: `trainer` gives the step to time and what ends it, `serve` runs a parameter
 server until every trainer has ended.
@@ -51,7 +51,7 @@ ENCRYPTED = frozenset({"tls"})
 
 @dataclass(frozen=True)
 class System:
-    """How one process of a system takes part."""
+    """The role of one process in a system."""
 
     trainer: Callable[[Config], tuple[Step, End]]
     serve: Callable[[Config], None] | None = None
@@ -65,7 +65,7 @@ def _loop(
     to_none: bool = True,
     advance: Callable[[], object] | None = None,
 ) -> Step:
-    """Return the usual training step, which ends with ``optimizer.step()`` or with something in its place."""
+    """Return the usual training step, which ends with ``optimizer.step()`` or a replacement for it."""
     inputs, labels = batch(config.index, config.widths)
     advance = advance or optimizer.step
 
@@ -78,20 +78,20 @@ def _loop(
 
 
 def compute_trainer(config: Config) -> tuple[Step, End]:
-    """No communication at all: the limit."""
+    """Train without communication, the upper bound for all systems."""
     model = nn.Sequential(*build_layers(config.widths))
     return _loop(model, torch.optim.SGD(model.parameters(), lr=LEARNING_RATE), config), lambda: None
 
 
 def imports_trainer(config: Config) -> tuple[Step, End]:
-    """Nothing at all, but for the imports that every process of ours has."""
+    """Do nothing except the imports of fleet's processes."""
     del config
     _import_fleet()
     return lambda _: None, lambda: None
 
 
 def alone_trainer(config: Config) -> tuple[Step, End]:
-    """No communication, but the imports that every process of ours has: what its memory is compared with."""
+    """Train without communication but with fleet's imports, as a reference for memory."""
     _import_fleet()
     from fleet.without_dynamo import step_directly
 
@@ -109,7 +109,7 @@ def _import_fleet() -> None:
 def ddp_trainer(
     config: Config, hook: Callable[..., Any] | None = None, *, to_none: bool = False
 ) -> tuple[Step, End]:
-    """DistributedDataParallel over gloo, with gradients as views of its buckets, and one of its hooks.
+    """Train with DistributedDataParallel over gloo; gradients are bucket views, and a hook may be set.
 
     Gradients are zeroed in place, or set to None.
     """
@@ -144,21 +144,21 @@ def _fleet_init(config: Config) -> tuple[Any, nn.Module, torch.optim.Optimizer]:
 
 
 def fleet_trainer(config: Config) -> tuple[Step, End]:
-    """Train with fleet.parameter_server, by one of `STRATEGIES`."""
+    """Train with fleet.parameter_server and one of `STRATEGIES`."""
     fleet, model, optimizer = _fleet_init(config)
     fleet.init_worker()
     return _loop(model, optimizer, config), fleet.stop_worker
 
 
 def fleet_serve(config: Config) -> None:
-    """Serve with fleet.parameter_server until every trainer has ended."""
+    """Serve with fleet.parameter_server until every trainer has finished."""
     fleet, _, _ = _fleet_init(config)
     fleet.init_server()
     fleet.run_server()
 
 
 def collective_trainer(config: Config) -> tuple[Step, End]:
-    """Train with fleet.collective, by one of `COLLECTIVE`."""
+    """Train with fleet.collective and one of `COLLECTIVE`."""
     from fleet import DistributedStrategy, role_maker
     from fleet.collective import fleet
 
@@ -176,7 +176,7 @@ def collective_trainer(config: Config) -> tuple[Step, End]:
 
 
 class RpcServer:
-    """The parameter server of PyTorch's tutorial on batch RPC processing with asynchronous executions."""
+    """The parameter server from PyTorch's tutorial on batch RPC processing with asynchronous execution."""
 
     def __init__(self, config: Config) -> None:
         self.model = rpc_part(config, config.index)
@@ -189,7 +189,7 @@ class RpcServer:
             parameter.grad = torch.zeros_like(parameter)
 
     def add(self, gradients: list[torch.Tensor]) -> torch.futures.Future[nn.Module]:
-        """Add one trainer's gradients; the last one of a step makes the step."""
+        """Add a trainer's gradients; the last trainer's gradients in a step trigger the update."""
         with self.lock:
             self.num_arrived += 1
             for parameter, gradient in zip(self.model.parameters(), gradients, strict=True):
@@ -212,7 +212,7 @@ _rpc_server: list[RpcServer] = []
 
 
 def rpc_part(config: Config, index: int) -> nn.Sequential:
-    """Return the consecutive layers of the server at `index`; with several, as many for each as it goes."""
+    """Return the consecutive layers of the server at `index`; layers are divided evenly among servers."""
     layers = build_layers(config.widths)
     num_linears = len(config.widths) - 1
     first, end = (2 * -(-num_linears * each // config.num_servers) for each in (index, index + 1))
@@ -220,13 +220,13 @@ def rpc_part(config: Config, index: int) -> nn.Sequential:
 
 
 def rpc_model() -> nn.Module:
-    """Return this server's part of the model, to a caller elsewhere."""
+    """Return this server's part of the model to a remote caller."""
     return _rpc_server[0].model
 
 
 @rpc.functions.async_execution  # type: ignore[untyped-decorator]
 def rpc_update(gradients: list[torch.Tensor]) -> torch.futures.Future[nn.Module]:
-    """Take one trainer's gradients; answer with the updated part once every trainer's have come."""
+    """Accept a trainer's gradients; reply with the updated part once all trainers' gradients have arrived."""
     return _rpc_server[0].add(gradients)
 
 
@@ -244,7 +244,7 @@ def _rpc_init(config: Config) -> None:
 
 
 def rpc_trainer(config: Config) -> tuple[Step, End]:
-    """Send gradients to every server and take the updated parts, by torch.distributed.rpc."""
+    """Train over torch.distributed.rpc: send gradients to every server and fetch the updated parts."""
     inputs, labels = batch(config.index, config.widths)
     _rpc_init(config)
     servers = [f"server{index}" for index in range(config.num_servers)]
@@ -265,7 +265,7 @@ def rpc_trainer(config: Config) -> tuple[Step, End]:
 
 
 def rpc_serve(config: Config) -> None:
-    """Serve one part of the model until every process calls shutdown."""
+    """Serve a part of the model until every process calls shutdown."""
     _rpc_server.append(RpcServer(config))
     _rpc_init(config)
     rpc.shutdown()

@@ -1,4 +1,4 @@
-"""Pods and jobs as a watch shows them: when each came to each phase, and what statuses said when."""
+"""Pods and jobs as seen through a watch: when each reached each phase, and what statuses reported."""
 
 import asyncio
 import json
@@ -22,7 +22,7 @@ Said = Sequence[tuple[float, int]]
 
 
 class Watched:
-    """The objects of a collection, watched from its first one; times are those of the event loop.
+    """The objects in a collection, watched from the start; times are those of the event loop.
 
     Parameters
     ----------
@@ -42,7 +42,7 @@ class Watched:
 
     @asynccontextmanager
     async def watching(self) -> AsyncIterator[Self]:
-        """Watch for as long as the block takes."""
+        """Watch the collection within the block."""
         task = asyncio.create_task(self._watch())
         try:
             yield self
@@ -51,7 +51,7 @@ class Watched:
             await asyncio.gather(task, return_exceptions=True)
 
     async def until(self, phase: str, number: int, *, seconds: float) -> list[float]:
-        """Wait until so many objects have been in a phase; return when each first was, in order.
+        """Wait until enough objects have reached a phase; return the sorted times of their arrival.
 
         Raises
         ------
@@ -66,12 +66,12 @@ class Watched:
         return sorted(seen[phase] for seen in self.first.values() if phase in seen)
 
     def forget(self) -> None:
-        """Begin anew: what is awaited from now on must be seen again."""
+        """Discard all observations, so that awaited phases must be observed again."""
         self.first.clear()
         self._numbers.clear()
 
     async def until_one(self, name: str, *phases: str, seconds: float) -> None:
-        """Wait until one object has been in one of some phases; raise as `until` does."""
+        """Wait until one object has reached any of some phases; raises the same errors as `until`."""
         await self._until(
             lambda: any(phase in self.first.get(name, {}) for phase in phases),
             lambda: f"{name} was not {' or '.join(phases)}",
@@ -90,7 +90,7 @@ class Watched:
             raise SystemExit(f"{self._path}: {found()} after {seconds:g} s; is the machine busy?") from None
 
     async def _watch(self) -> None:
-        """Watch until cancelled; a watch that the server ends goes on where it was."""
+        """Watch until cancelled; if the server ends the watch, continue where it ended."""
         version = "0"
         try:
             while True:
@@ -104,7 +104,7 @@ class Watched:
             self._changed.set()
 
     def _take(self, event: Mapping[str, Any]) -> str:
-        """Note one event; return from where the watch would go on."""
+        """Record an event; return the version from which the watch would continue."""
         kind, item = event["type"], event["object"]
         if kind == "ERROR":
             raise RuntimeError(item.get("message", "an error without a message"))
@@ -126,13 +126,13 @@ class Watched:
 
 
 def _up(status: Mapping[str, Any]) -> int:
-    """Return how many replicas do their part or have done it, as a job's status says."""
+    """Return how many replicas are running or completed, according to a job's status."""
     return sum(int(status.get(role, "0/0").partition("/")[0]) for role in ("pservers", "trainers"))
 
 
 @dataclass(frozen=True)
 class Behind:
-    """How statuses came after the pods.
+    """The delay of statuses relative to the pods.
 
     Attributes
     ----------
@@ -147,7 +147,7 @@ class Behind:
 
 
 def behind(ran: Mapping[str, Iterable[float]], said: Mapping[str, Said]) -> Behind:
-    """Compare what statuses said with the pods.
+    """Compare the content of statuses with the pods.
 
     Parameters
     ----------

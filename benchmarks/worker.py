@@ -1,4 +1,4 @@
-"""One process of a measured system, which the benchmark starts, paces and ends through its standard input.
+"""A process of a measured system, which the benchmark starts, paces and ends through standard input.
 
 It reads one line per round, the number of steps to make and the size of their batches, and answers with a
 line once they are made: "done", and the seconds that each took. The end of its input ends it, so that no
@@ -21,7 +21,7 @@ __all__ = ["main"]
 
 
 def main() -> None:
-    """Take part as the first argument says, a Config as JSON."""
+    """Run the process described by the first argument, a Config as JSON."""
     fields = json.loads(sys.argv[1])
     config = Config(**fields | {name: tuple(fields[name]) for name in ("endpoints", "widths")})
     torch.set_num_threads(1)
@@ -50,7 +50,7 @@ def _answer(word: str) -> None:
 
 
 def _end_with_input() -> None:
-    """End a server whose benchmark is gone; one that is there ends it through the trainers."""
+    """Make a server end when its benchmark is gone; a live benchmark ends it through the trainers."""
     sys.stdin.read()
     threading.Event().wait(20)
     os._exit(1)

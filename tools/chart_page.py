@@ -63,7 +63,7 @@ class Value:
     is_group: bool
 
     def row(self) -> str:
-        """Return its row in the table."""
+        """Return the value's row in the table."""
         cells = [f"`{self.name}`", "", "", self.meaning.replace("|", "\\|")]
         if not self.is_group:
             cells[1:3] = _kind(self.schema), f"`{json.dumps(self.default, ensure_ascii=False)}`"
@@ -109,7 +109,7 @@ def _kind(schema: Mapping[str, Any]) -> str:
 
 
 def _comment(lines: Sequence[str], line: int) -> str:
-    """Return the comment that ends right above a line."""
+    """Return the comment directly above a line."""
     start = line
     while start > 0 and lines[start - 1].lstrip().startswith("#"):
         start -= 1

@@ -1,4 +1,4 @@
-"""Writes the fields that a pod's template may have: ``python -m tools.pod_fields`` (``make fields``).
+"""Writes the fields that a pod template may have: ``python -m tools.pod_fields`` (``make pod-fields``).
 
 They come from the OpenAPI document of a real API server of the pinned version, started for it, and go to
 ``fleet_operator/manifests/pod_fields.json``, where ``fleetjob validate`` looks for typing errors without a
@@ -27,7 +27,7 @@ SCALARS = ("string", "integer", "number", "boolean")
 
 
 def render(version: str, openapi: Mapping[str, Any]) -> str:
-    """Return the file's text.
+    """Return the text of the generated file.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Generate the control protocol's modules and their types, as ``make proto`` does.
+"""Generates the control protocol's modules and their types, for ``make proto``.
 
 The compilers write into a module that it wants a protobuf and a gRPC at least as new as they are. What the
 modules do works with far older ones, which ``make test-oldest`` shows, so that these checks are left out:
@@ -23,7 +23,7 @@ CHECKS = {
 
 
 def generate(folder: Path) -> None:
-    """Write the modules below a folder.
+    """Write the modules to a folder.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Prepares the pages of the documentation's site: ``python -m tools.site`` (``make site``, which builds it).
+"""Prepares the pages of the documentation site: ``python -m tools.site``, a part of ``make site``.
 
 mkdocs builds the site from ``.build/site/pages``, which has the layout of the repository, so that relative
 links lead where they do there. A link to a folder leads to the folder's README. Pages that the repository
@@ -82,7 +82,7 @@ API: Mapping[str, tuple[str, str, Iterable[str]]] = {
 
 
 def render(text: str, folder: Path) -> str:
-    """Return a page as Python-Markdown needs it, which is stricter than the renderers of repositories.
+    """Convert a page to the Markdown of Python-Markdown, which is stricter than GitHub's.
 
     Parameters
     ----------
@@ -117,7 +117,7 @@ def _target(target: str, folder: Path) -> str:
 
 
 def example_page(folder: Path) -> str:
-    """Return the page of a folder: its README, if any, and its other files."""
+    """Return the page for an example's folder: its README, if any, and its other files."""
     readme = folder / "README.md"
     parts = [readme.read_text() if readme.exists() else f"# `{folder.relative_to(ROOT)}`\n"]
     shown = (path for path in sorted(folder.iterdir()) if path.is_file() and path.suffix in LANGUAGES)
@@ -126,12 +126,12 @@ def example_page(folder: Path) -> str:
 
 
 def api_page(title: str, story: str, names: Iterable[str]) -> str:
-    """Return a page that mkdocstrings fills."""
+    """Return a page that mkdocstrings will fill."""
     return "\n".join([f"# {title}", story, "", *(f"::: {name}\n" for name in names)])
 
 
 def pages() -> dict[Path, str | Path]:
-    """Return the text of each page of the site, or the file that is copied, by its path in the site."""
+    """Return the pages of the site by path: their text, or the file to copy."""
     found: dict[Path, str | Path] = {}
     for path in [
         *(ROOT / name for name in SINGLE),
@@ -156,7 +156,7 @@ def pages() -> dict[Path, str | Path]:
 
 
 def main(folder: Path) -> None:
-    """Write the pages, and nothing else, to a folder."""
+    """Write exactly these pages to a folder."""
     shutil.rmtree(folder, ignore_errors=True)
     for path, content in pages().items():
         target = folder / path

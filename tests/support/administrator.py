@@ -1,4 +1,4 @@
-"""The administrator of a test's control plane, who sends requests directly or with kubectl."""
+"""The administrator of a test's control plane, who sends requests directly or through kubectl."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Administrator:
         self._token = token
 
     def kubectl(self, *arguments: str, stdin: str | None = None, check: bool = True) -> str:
-        """Run kubectl as the administrator; return its output, including errors if `check` is false."""
+        """Run kubectl as the administrator; return its output or, if `check` is false, also its errors."""
         ended = subprocess.run(
             [_kubectl(), "--kubeconfig", self.kubeconfig, *arguments],
             input=stdin,
@@ -63,7 +63,7 @@ class Administrator:
         *,
         content_type: str = "application/json",
     ) -> dict[str, Any]:
-        """Send one request as the administrator.
+        """Send a request as the administrator.
 
         Raises
         ------
@@ -84,7 +84,7 @@ class Administrator:
             return result
 
     def is_answered(self, path: str) -> bool:
-        """Whether a request for this path succeeds."""
+        """Return whether a request for this path succeeds."""
         try:
             self.request("GET", path)
         except json.JSONDecodeError:

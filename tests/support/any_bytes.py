@@ -1,4 +1,4 @@
-"""Whatever reads bytes of others, as one function of bytes; run by itself, it is fuzzed under atheris.
+"""All functions that parse untrusted bytes, as one function; run directly, it is fuzzed with atheris.
 
 Atheris finds out which bytes lead to lines that none have led to before, and changes those on.
 
@@ -29,7 +29,7 @@ NO_JSON: Final = (json.JSONDecodeError, UnicodeDecodeError, RecursionError)
 
 
 def readers() -> dict[str, tuple[Callable[[bytes], Any], bytes]]:
-    """Return what reads bytes, by name, and for each a message that it reads."""
+    """Return the parsers of untrusted bytes by name, each with a valid message."""
     import torch
 
     from fleet.checkpoint import FileRecord, Manifest, TrainerPart, TrainStatus
@@ -40,7 +40,7 @@ def readers() -> dict[str, tuple[Callable[[bytes], Any], bytes]]:
     from fleet.wire.proof import make_proof, read_proof
 
     def read_signed(data: bytes) -> None:
-        """Read a manifest as whoever computes its digest could write it: the rest is seldom reached else."""
+        """Read a manifest after giving it a valid digest, so that fuzzing reaches the rest of the parser."""
         fields = json.loads(data)
         if isinstance(fields, dict):
             fields.pop("sha256", None)
@@ -69,7 +69,7 @@ def readers() -> dict[str, tuple[Callable[[bytes], Any], bytes]]:
 
 
 def main(arguments: list[str]) -> None:
-    """Fuzz them all: the first byte says which one reads the others."""
+    """Fuzz all parsers: the first byte selects the parser of the other bytes."""
     import atheris
 
     with atheris.instrument_imports(include=PACKAGES):

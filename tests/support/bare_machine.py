@@ -1,4 +1,4 @@
-"""A machine on which nothing is installed, as an environment; programs and `go` are put there by a test."""
+"""An environment without installed programs, to which tests add programs and a fake `go`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 class BareMachine:
-    """An environment in which nothing is found, and in which a build leaves its mark only.
+    """An environment in which no program is found, and builds only leave a mark.
 
     Parameters
     ----------
@@ -24,11 +24,11 @@ class BareMachine:
         self.environ = {"HOME": str(self.home), "PATH": f"{self.path}{os.pathsep}{shell}"}
 
     def put_program(self, name: str, prints: str, folder: Path | None = None) -> Path:
-        """Put a program into a folder, else on ``PATH``, that prints a line whatever it is asked."""
+        """Add a program to a folder, by default on ``PATH``, that always prints the same line."""
         return _script(folder or self.path, name, f"echo '{prints}'\n")
 
     def put_go(self, *, version: str = "go1.26.8", first: str = ":") -> None:
-        """Put a `go` on ``PATH`` that notes each build, runs `first`, and then "builds" a script."""
+        """Add a `go` to ``PATH`` that records each build, runs `first`, and then "builds" a script."""
         _script(
             self.path,
             "go",
@@ -45,7 +45,7 @@ chmod +x "$out"
 
     @property
     def builds(self) -> list[str]:
-        """What `go` was asked to build, in order."""
+        """The targets that `go` was asked to build, in order."""
         return self._builds.read_text().splitlines() if self._builds.exists() else []
 
 

@@ -1,4 +1,4 @@
-"""Simulated trainers of one job that write heartbeats to one store, at a simulated time."""
+"""Simulated trainers of a job that write heartbeats to one store in simulated time."""
 
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
@@ -17,7 +17,7 @@ HEARTBEAT = 1.0
 
 
 class NotingStore(CountedStore):
-    """Notes whose heartbeats were read at once."""
+    """A store that records whose heartbeats were read together."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -30,7 +30,7 @@ class NotingStore(CountedStore):
 
 
 class BeatingTrainers:
-    """Trainers that beat in the order of their ranks, once a second."""
+    """Trainers that send a heartbeat each second, in rank order."""
 
     def __init__(self, size: int, store: Any = None) -> None:
         self.store: Any = store or NotingStore()
@@ -47,7 +47,7 @@ class BeatingTrainers:
     def beat(
         self, waiting: Collection[int], computing: Collection[int] = (), times: int = 1
     ) -> dict[int, Report]:
-        """Make trainers beat some times; return the last report to each one that waits."""
+        """Let trainers send some heartbeats; return the last report to each waiting trainer."""
         for _ in range(times):
             self.now += HEARTBEAT
             found = {}

@@ -1,4 +1,4 @@
-"""A real browser without a window, by the protocol of its developer tools."""
+"""A headless browser, controlled through the protocol of its developer tools."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ SECONDS = 60  # a browser takes long to start on a crowded machine
 
 
 def find_browser() -> str | None:
-    """Return the program of a browser that this machine has."""
+    """Return the path of a browser installed on this machine."""
     return next((path for name in NAMES if (path := shutil.which(name)) is not None), None)
 
 
 class Page:
-    """One page: what it asks for, complains of, and shows."""
+    """A page in the browser: its requests, its errors and its content."""
 
     def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         self._socket = socket
@@ -34,27 +34,27 @@ class Page:
         self.complaints: list[str] = []
 
     async def call(self, method: str, **params: Any) -> dict[str, Any]:
-        """Call a method of the protocol, and return its result."""
+        """Call a method of the protocol and return its result."""
         self._number += 1
         number = self._number
         await self._socket.send_json({"id": number, "method": method, "params": params})
         return dict((await self._receive(lambda message: message.get("id") == number)).get("result", {}))
 
     async def open(self, url: str) -> None:
-        """Open a page, and wait until all that it has is loaded."""
+        """Open a page and wait until it has loaded completely."""
         for domain in ("Page", "Network", "Log", "Runtime"):
             await self.call(f"{domain}.enable")
         await self.call("Page.navigate", url=url)
         await self._receive(lambda message: message.get("method") == "Page.loadEventFired")
 
     async def value(self, expression: str) -> Any:
-        """Return what an expression of JavaScript is on the page."""
+        """Return the value of a JavaScript expression on the page."""
         answer = await self.call("Runtime.evaluate", expression=expression, returnByValue=True)
         assert "exceptionDetails" not in answer, answer
         return answer["result"].get("value")
 
     async def until(self, condition: str) -> None:
-        """Wait until an expression of JavaScript is true on the page."""
+        """Wait until a JavaScript expression is true on the page."""
         waiting = (
             "new Promise(done => { const look = () => { if (CONDITION) done(); else setTimeout(look, 20); };"
             " look(); })"
@@ -64,21 +64,21 @@ class Page:
         assert "exceptionDetails" not in answer, answer
 
     async def mouse(self, kind: str, x: float, y: float, **more: Any) -> None:
-        """Move the mouse, or press or release its left button, at a place in the window."""
+        """Move the mouse, or press or release its left button, at a position in the window."""
         await self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, **more)
 
     async def picture(self) -> bytes:
-        """Return what the window shows, as a PNG file."""
+        """Return a screenshot of the window as a PNG file."""
         answer = await self.call("Page.captureScreenshot", format="png")
         return base64.b64decode(answer["data"])
 
     async def resize(self, width: int, height: int = 800) -> None:
-        """Have the page shown in a window of this size."""
+        """Resize the window that shows the page."""
         size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
         await self.call("Emulation.setDeviceMetricsOverride", **size)
 
     async def prefer(self, scheme: str) -> None:
-        """Have the page shown as to somebody who prefers it light or dark."""
+        """Set the preferred colour scheme, light or dark."""
         features = [{"name": "prefers-color-scheme", "value": scheme}]
         await self.call("Emulation.setEmulatedMedia", features=features)
 
@@ -97,7 +97,7 @@ class Page:
 
 @contextlib.asynccontextmanager
 async def browser_page(program: str, folder: Path) -> AsyncIterator[Page]:
-    """Start a browser whose files are in `folder`, and yield its empty page."""
+    """Start a browser with its files in `folder`, and yield an empty page."""
     process = await asyncio.create_subprocess_exec(
         program,
         "--headless=new",
@@ -129,7 +129,7 @@ async def browser_page(program: str, folder: Path) -> AsyncIterator[Page]:
 
 
 async def _port(process: asyncio.subprocess.Process) -> int:
-    """Return the port at which the browser says that it listens."""
+    """Return the port on which the browser reports that it listens."""
     assert process.stderr is not None
     while line := (await process.stderr.readline()).decode(errors="replace"):
         if line.startswith("DevTools listening on ws://"):

@@ -1,4 +1,4 @@
-"""Certificates for tests, made by the openssl command: an authority, and what it issues."""
+"""Certificates for tests, issued by a test authority with the openssl command."""
 
 import subprocess
 from collections.abc import Sequence
@@ -12,13 +12,13 @@ USAGES = "serverAuth,clientAuth"
 
 @dataclass(frozen=True)
 class Authority:
-    """An authority with its key, in a folder of its own."""
+    """A certificate authority with its key, in its own folder."""
 
     folder: Path
 
     @property
     def certificate(self) -> Path:
-        """The authority's own certificate."""
+        """The authority's certificate."""
         return self.folder / "authority.crt"
 
     def issue(
@@ -30,7 +30,7 @@ class Authority:
         days: int = 1,
         subject: str = "/CN=replica",
     ) -> Path:
-        """Write a certificate, its key and the authority's into a folder, as cert-manager does; return it.
+        """Write a certificate, its key and the authority's certificate to a folder, as cert-manager does.
 
         Parameters
         ----------
@@ -61,7 +61,7 @@ class Authority:
 
 
 def make_authority(folder: Path) -> Authority:
-    """Make an authority in a folder."""
+    """Create an authority in a folder."""
     folder.mkdir(parents=True, exist_ok=True)
     made = Authority(folder)
     _openssl(

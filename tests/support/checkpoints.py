@@ -1,4 +1,4 @@
-"""Jobs in this process whose checkpoints are looked at: a small model, and one batch for each step."""
+"""Jobs in this process for checkpoint tests: a small model, and one batch for each step."""
 
 import hashlib
 from pathlib import Path
@@ -25,7 +25,7 @@ def loss_of(model: Any, batch: torch.Tensor) -> Any:
 
 
 def train(trainer: Trainer, model: Any, steps: range) -> None:
-    """Make these steps, each on its own batch."""
+    """Run the given steps, each on its own batch."""
     for step in steps:
         model.zero_grad()
         loss_of(model, BATCHES[step]).backward()
@@ -33,7 +33,7 @@ def train(trainer: Trainer, model: Any, steps: range) -> None:
 
 
 def alone(optimizer_of: Any, steps: int) -> dict[str, torch.Tensor]:
-    """Return what one process has after so many steps."""
+    """Return the state of single-process training after the given number of steps."""
     model = small_model()
     optimizer = optimizer_of(model.parameters())
     for step in range(steps):
@@ -45,12 +45,12 @@ def alone(optimizer_of: Any, steps: int) -> dict[str, torch.Tensor]:
 
 
 def differing(model: Any, expected: dict[str, torch.Tensor]) -> list[str]:
-    """Return the names of what is not equal to the bit."""
+    """Return the names of the values that are not bitwise equal."""
     return [name for name, value in model.state_dict().items() if not torch.equal(value, expected[name])]
 
 
 def saved(directory: Path, steps: int, servers: int = 2, **arguments: Any) -> None:
-    """Train a job of its own for so many steps, and save."""
+    """Train a separate job for some steps, and save a checkpoint."""
     with loopback(servers=servers, **arguments) as job:
         trainer, model, _ = job.make_trainer()
         trainer.start()
@@ -60,7 +60,7 @@ def saved(directory: Path, steps: int, servers: int = 2, **arguments: Any) -> No
 
 
 def flip_a_bit(path: Path) -> str:
-    """Change a file as a bad disk does; return the SHA-256 that it has now."""
+    """Flip a bit of a file, as a bad disk does; return the file's new SHA-256 digest."""
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
     path.write_bytes(data)

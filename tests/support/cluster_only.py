@@ -1,4 +1,4 @@
-"""What jobs ask of a cluster that this machine has not: the other half of the table of what jobs do.
+"""Job cases that need features only a cluster has: the other half of the table of behaviours.
 
 A case says what its pods and what is beside them look like on a cluster, and what `fleetjob run` says
 instead: it refuses the job by the field, or says once that it does not apply it. What takes time to
@@ -17,7 +17,7 @@ Manifest = dict[str, Any]
 
 @dataclass(frozen=True)
 class ClusterOnly:
-    """One job of two servers and two trainers (or of two trainers only), and what becomes of it.
+    """A job of two servers and two trainers (or only two trainers), and its expected outcome.
 
     Attributes
     ----------
@@ -47,7 +47,7 @@ class ClusterOnly:
 
 
 def filled(case: ClusterOnly, document: Manifest) -> Manifest:
-    """Return the job of a case, with the case's additions to each of its templates."""
+    """Return a case's job, with the case's additions in each template."""
     spec = _merged(document["spec"], case.spec)
     for holder in (spec, spec.get("pserver") or {}, spec["trainer"]):
         if "template" not in holder:
@@ -65,7 +65,7 @@ def _merged(one: Manifest, other: Manifest) -> Manifest:
 
 
 def holds(found: Any, wanted: Any) -> bool:
-    """Whether an object contains the wanted one: each entry of a map, and each member of a list."""
+    """Return whether an object contains the wanted one: all entries of maps, all members of lists."""
     if isinstance(wanted, dict):
         return isinstance(found, dict) and all(holds(found.get(key), each) for key, each in wanted.items())
     if isinstance(wanted, list):

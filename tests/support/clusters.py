@@ -1,4 +1,4 @@
-"""A cluster in memory, for tests of the code that uses clusters."""
+"""An in-memory cluster for tests of code that uses clusters."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class FakeClock:
-    """A clock that a test moves."""
+    """A clock that tests advance."""
 
     seconds: float = 0.0
 
@@ -27,13 +27,13 @@ class FakeClock:
         return datetime(2026, 1, 1, tzinfo=UTC) + timedelta(seconds=self.seconds)
 
     def monotonic(self) -> float:
-        """Return seconds since the start."""
+        """Return the seconds since the start."""
         return self.seconds
 
 
 @dataclass
 class FakeCluster:
-    """Jobs in memory. It records all actions, and fails those that a test chooses."""
+    """Jobs in memory: records all actions, and fails those that a test selects."""
 
     jobs: dict[Key, FleetJob] = field(default_factory=dict)
     observed: Observed | None = field(default_factory=Observed)
@@ -43,7 +43,7 @@ class FakeCluster:
     unanswered: Exception | None = None  # what the write of a status raises, which may have arrived
 
     def add(self, job: FleetJob) -> Key:
-        """Have a job."""
+        """Add a job."""
         key = Key(job.metadata.namespace, job.metadata.name)
         self.jobs[key] = job
         return key
@@ -61,7 +61,7 @@ class FakeCluster:
         return ClusterHosts(job)
 
     async def write_status(self, job: FleetJob, status: FleetJobStatus) -> FleetJob:
-        """Write it down."""
+        """Record the status."""
         if self.unanswered is not None:
             raise self.unanswered
         if self.conflict:
@@ -72,11 +72,11 @@ class FakeCluster:
         return written
 
     async def apply(self, job: FleetJob, action: Action) -> None:
-        """Write it down."""
+        """Record the action."""
         if self.refuse is not None:
             raise self.refuse
         self.done.append(action)
 
     async def record(self, job: FleetJob, event: Event) -> None:
-        """Write it down."""
+        """Record the event."""
         self.done.append(event)

@@ -1,4 +1,4 @@
-"""The trainers of a collective job: processes of this machine, or a group of one trainer."""
+"""The trainers of a collective job: processes on this machine, or a group of one trainer."""
 
 import contextlib
 from collections.abc import Iterable, Sequence
@@ -14,7 +14,7 @@ __all__ = ["ForkedTrainer", "GroupOfOne", "environments"]
 
 
 class GroupOfOne:
-    """Stands in for the group of a job with one trainer, and connects nothing.
+    """A group with a single trainer and without connections.
 
     Attributes
     ----------
@@ -28,14 +28,14 @@ class GroupOfOne:
         self.used: list[set[torch.device]] = []
 
     def channel(self) -> None:
-        """Return the connections of torch.distributed."""
+        """Return torch.distributed itself as the connections."""
 
     def use(self, parameters: Iterable[torch.Tensor], channel: None = None) -> None:
-        """Note the devices."""
+        """Record the devices."""
         self.used.append({parameter.device for parameter in parameters})
 
     def broadcast_(self, values: torch.Tensor, what: str) -> None:
-        """Leave the values as they are."""
+        """Leave the values unchanged."""
 
     def agree(self, key: str, value: str) -> dict[int, str]:
         """Return this trainer's value."""
@@ -46,12 +46,12 @@ class GroupOfOne:
     def waiting(
         self, what: str, kind: Any = None, device: torch.device | None = None
     ) -> contextlib.AbstractContextManager[None]:
-        """Watch over nothing."""
+        """Do nothing."""
         return contextlib.nullcontext()
 
 
 class ForkedTrainer(ForkedPython):
-    """A trainer's program.
+    """The program of a trainer.
 
     torch's optimizers import TorchDynamo in their first step, which takes more than all else that it does.
     """
@@ -60,7 +60,7 @@ class ForkedTrainer(ForkedPython):
 
 
 def environments(directory: Path, ports: Sequence[int]) -> list[dict[str, str]]:
-    """Return what says to each process which trainer it is, beside what it inherits.
+    """Return each process's environment variables that identify its trainer.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""A real control plane for tests: etcd, the API server, its controllers, the scheduler, and kwok as kubelet.
+"""A real control plane for tests: etcd, the API server, controllers, a scheduler, and kwok as kubelet.
 
 Everything listens on free ports of the loopback interface and keeps its files in one folder.
 `ControlPlane.start` takes about six seconds. If a program is not ready in time, the error names it and shows
@@ -31,7 +31,7 @@ PROGRAMS = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler
 
 
 class ControlPlane:
-    """One control plane.
+    """A control plane.
 
     Parameters
     ----------
@@ -79,7 +79,7 @@ class ControlPlane:
         """The log of every container of every pod, in a container runtime's format; tests write it."""
 
     def start(self) -> None:
-        """Start all programs; return when pods can be created and the nodes are ready."""
+        """Start all programs; return once pods can be created and the nodes are ready."""
         self.programs = assets.find(PROGRAMS)
         (self.folder / "certs").mkdir(parents=True)
         try:
@@ -93,17 +93,17 @@ class ControlPlane:
             raise
 
     def stop(self) -> None:
-        """Stop all programs in the reverse order of their start."""
+        """Stop all programs in reverse order of starting."""
         self.daemons.stop()
 
     def restart_api_server(self) -> None:
-        """Kill the API server and start it again; clients must reconnect their watches."""
+        """Kill and restart the API server; clients must reconnect their watches."""
         self.daemons.kill("kube-apiserver")
         self._run_api_server()
         self.daemons.until(lambda: self.admin.is_answered("/readyz"), "the API server again")
 
     def back_up(self) -> Path:
-        """Copy etcd's data, while etcd is stopped; return the folder of the copy."""
+        """Copy etcd's data while etcd is stopped; return the folder of the copy."""
         backup = self.folder / "backup"
         self.daemons.kill("etcd")
         shutil.copytree(self._data, backup)
@@ -112,7 +112,7 @@ class ControlPlane:
         return backup
 
     def restore(self, backup: Path) -> None:
-        """Restore etcd's data from a backup, with its revision at that time.
+        """Restore etcd's data, including its revision, from a backup.
 
         The API server is restarted, too, as Kubernetes requires. The other programs continue.
         """
@@ -299,14 +299,14 @@ class ControlPlane:
 
 
 def free_ports(count: int) -> Sequence[int]:
-    """Return currently free ports of the loopback interface."""
+    """Return ports of the loopback interface that are currently free."""
     with ExitStack() as stack:
         held = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
         return [each.getsockname()[1] for each in held]
 
 
 def _ec_private_key() -> str:
-    """Return a new P-256 private key: an ECPrivateKey of SEC 1 without the public key, which Go computes."""
+    """Return a new P-256 private key as an ECPrivateKey of SEC 1; Go computes the public key."""
     number = (1 + secrets.randbelow(2**255)).to_bytes(32, "big")
     der = bytes.fromhex("30310201010420") + number + bytes.fromhex("a00a06082a8648ce3d030107")
     encoded = base64.b64encode(der).decode()

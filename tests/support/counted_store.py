@@ -1,4 +1,4 @@
-"""A store that counts what it is told and asked for, and wakes none but who waits for what has come."""
+"""A store that counts requests, and wakes only the threads whose keys have arrived."""
 
 import threading
 from collections import defaultdict
@@ -11,7 +11,7 @@ __all__ = ["CountedStore"]
 
 
 class CountedStore:
-    """Has what trainers use of torch's store, for any number of threads.
+    """Implements the part of torch's store that trainers use, for any number of threads.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""A process in which no descriptor is left."""
+"""A process that has no free file descriptors."""
 
 import gc
 import os
@@ -11,7 +11,7 @@ __all__ = ["no_descriptor_left"]
 
 @contextmanager
 def no_descriptor_left() -> Iterator[None]:
-    """Open something until the system refuses to."""
+    """Open files until the system refuses."""
     gc.collect()  # what other tests have left would be closed meanwhile
     before, taken = resource.getrlimit(resource.RLIMIT_NOFILE), list[int]()
     highest = max(int(each) for each in os.listdir("/proc/self/fd"))  # noqa: PTH208 (no path is wanted)

@@ -1,4 +1,4 @@
-"""The progression of diabetes for tests of convergence: a regression, and how well a model explains it."""
+"""The diabetes data set for convergence tests: a regression, and its explained variance."""
 
 from collections.abc import Callable
 from functools import lru_cache
@@ -12,7 +12,7 @@ _TEST = 82
 
 @lru_cache(maxsize=1)
 def patients() -> tuple[torch.Tensor, torch.Tensor]:
-    """Return measurements and progressions, scaled, in a fixed random order; the first 82 are for testing."""
+    """Return scaled measurements and progressions in a fixed random order; the first 82 are the test set."""
     diabetes = load_diabetes()
     order = torch.randperm(len(diabetes.target), generator=torch.Generator().manual_seed(0))
     features = torch.tensor(diabetes.data, dtype=torch.float32)[order]
@@ -21,7 +21,7 @@ def patients() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def network() -> torch.nn.Module:
-    """Return the network, alike everywhere."""
+    """Return the network, initialized identically everywhere."""
     torch.manual_seed(0)
     return torch.nn.Linear(10, 1)
 

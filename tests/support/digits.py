@@ -1,4 +1,4 @@
-"""Handwritten digits for tests of convergence: a small network, and what one process makes of it."""
+"""Handwritten digits for convergence tests: a small network, and single-process training of it."""
 
 from collections.abc import Callable, Iterator
 from functools import lru_cache
@@ -12,7 +12,7 @@ _TEST = 360
 
 @lru_cache(maxsize=1)
 def scans() -> tuple[torch.Tensor, torch.Tensor]:
-    """Return images and labels in a fixed random order; the first 360 are for testing."""
+    """Return images and labels in a fixed random order; the first 360 are the test set."""
     digits = load_digits()
     order = torch.randperm(len(digits.target), generator=torch.Generator().manual_seed(0))
     return torch.tensor(digits.data, dtype=torch.float32)[order] / 16, torch.tensor(digits.target)[order]
@@ -28,14 +28,14 @@ def batches(epochs: int, share: int = 0, of: int = 1) -> Iterator[tuple[torch.Te
 
 
 def network() -> torch.nn.Module:
-    """Return the network, alike everywhere; its first layer is cut at two servers."""
+    """Return the network, initialized identically everywhere; two servers share its first layer."""
     torch.manual_seed(0)
     return torch.nn.Sequential(torch.nn.Linear(64, 300), torch.nn.Tanh(), torch.nn.Linear(300, 10))
 
 
 @torch.no_grad()
 def accuracy(model: torch.nn.Module) -> float:
-    """Return the share of the test set that the model gets right."""
+    """Return the share of the test set that the model classifies correctly."""
     images, labels = (part[:_TEST] for part in scans())
     return float((model(images).argmax(1) == labels).float().mean())
 

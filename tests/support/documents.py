@@ -1,4 +1,4 @@
-"""The blocks of code in README.md, CONTRIBUTING.md and docs/, for the tests that run them."""
+"""The code blocks in README.md, CONTRIBUTING.md and docs/, for tests that run them."""
 
 import re
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ _TITLE = re.compile(r"^#+ (.*)$", re.MULTILINE)
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block of a page."""
+    """A fenced code block on a page."""
 
     page: str
     section: str
@@ -32,7 +32,7 @@ class Block:
 
 @cache
 def blocks(page: str) -> tuple[Block, ...]:
-    """Return the blocks of a page, such as ``docs/tables.md``, in order."""
+    """Return the blocks of a page such as ``docs/tables.md``, in order."""
     text = (ROOT / page).read_text()
     found = []
     for fence in _FENCE.finditer(text):
@@ -43,7 +43,7 @@ def blocks(page: str) -> tuple[Block, ...]:
 
 
 def block(page: str, section: str, language: str = "python", position: int = 0) -> str:
-    """Return the code of one block: the first of its language below a title, or the one at a position."""
+    """Return the code of a block: the first in its language below a heading, or the one at an index."""
     found = [each.code for each in blocks(page) if (each.section, each.language) == (section, language)]
     assert position < len(found), f"{page} has {len(found)} blocks of {language} below {section!r}"
     return found[position]

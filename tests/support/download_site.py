@@ -1,4 +1,4 @@
-"""An HTTP server on the loopback interface in the place of the sites that publish programs."""
+"""A loopback HTTP server that replaces the sites that publish programs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ELF = b"\x7fELF"
 
 
 class DownloadSite:
-    """Files by their paths, and the ways in which a download goes wrong.
+    """Serves files by path, and simulates failed downloads.
 
     Attributes
     ----------
@@ -41,7 +41,7 @@ class DownloadSite:
                 site.answer(self)
 
             def log_message(self, *_: object) -> None:
-                """Say nothing."""
+                """Discard the message."""
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self._server.server_port}"
@@ -74,7 +74,7 @@ class DownloadSite:
 
 
 def tar_gz(path: str, content: bytes) -> bytes:
-    """Return an archive that holds one file, in folders."""
+    """Return an archive that contains one file, inside folders."""
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w:gz") as archive:
         member = tarfile.TarInfo(path)

@@ -1,4 +1,4 @@
-"""An API server in memory: collections, versions, watches, and the faults that a test chooses."""
+"""An in-memory API server: collections, versions, watches, and faults that tests select."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ COLLECTIONS = {"pods", "services", "fleetjobs", "workloads", *(each.plural for e
 
 
 class FakeApi(ApiClient):
-    """Answers as an API server does, from memory; `requests` are all that were made, in their order.
+    """Responds like an API server, from memory; `requests` contains all requests in order.
 
     A name whose object is created in a namespace is at ``/…/namespaces/NAMESPACE/PLURAL/NAME``; lists and
     watches work for one namespace and for all of them.
@@ -46,7 +46,7 @@ class FakeApi(ApiClient):
         self._cut = asyncio.Event()
 
     def put(self, path: str, manifest: Mapping[str, Any]) -> Manifest:
-        """Add or replace an object, as another client would."""
+        """Add or replace an object like another client."""
         self.version += 1
         kind = "MODIFIED" if path in self.objects else "ADDED"
         stored = copy.deepcopy(dict(manifest))
@@ -82,11 +82,11 @@ class FakeApi(ApiClient):
         self.cut()
 
     def back_up(self) -> tuple[int, dict[str, Manifest]]:
-        """Return all data, for `restore`."""
+        """Return a copy of all data, for `restore`."""
         return self.version, copy.deepcopy(self.objects)
 
     def restore(self, backup: tuple[int, dict[str, Manifest]]) -> None:
-        """Return to the data of a backup, continue with its versions, and end all watches."""
+        """Restore the data of a backup, continue from its versions, and end all watches."""
         self.version, self.objects = backup[0], copy.deepcopy(backup[1])
         self._history.clear()
         self.cut()
@@ -159,7 +159,7 @@ class FakeApi(ApiClient):
     async def apply(
         self, path: str, manifest: Mapping[str, Any], *, manager: str, force: bool = False
     ) -> Manifest:
-        """Answer a PATCH that says how an object is to be; nobody else has set any of it."""
+        """Answer a PATCH with server-side apply; no other manager owns any field."""
         del force
         self._note("PATCH", path)
         self.managers.append(manager)
@@ -227,7 +227,7 @@ class FakeApi(ApiClient):
 
 
 def _within(path: str, collection: str) -> bool:
-    """Whether an object is in a collection, of one namespace or of all of them."""
+    """Return whether an object is in a collection of one namespace or of all namespaces."""
     prefix, _, plural = collection.rpartition("/")
     holder = path.rpartition("/")[0]
     return holder == collection or (

@@ -1,4 +1,4 @@
-"""A proxy before the API server that answers, delays, cuts and loses requests, as a test chooses.
+"""A proxy in front of the API server that answers, delays, cuts and loses requests as tests specify.
 
 It speaks plain HTTP to its clients and passes their tokens on, so whoever goes through it keeps its rights.
 Faults are named by what they hit: a verb, and a resource such as ``pods`` or ``fleetjobs/status``; a watch's
@@ -31,7 +31,7 @@ DROPPED = frozenset({"host", "content-length", "transfer-encoding", "content-enc
 
 @dataclass
 class Call:
-    """One request that came."""
+    """A request that the proxy received."""
 
     verb: str
     resource: str
@@ -42,13 +42,13 @@ class Call:
 
     @property
     def writes(self) -> bool:
-        """Whether it may change something."""
+        """True if the request may change an object."""
         return self.verb not in ("GET", "WATCH")
 
 
 @dataclass(frozen=True)
 class Answer:
-    """The request never arrives; this is the answer."""
+    """The request never arrives; the proxy sends this response."""
 
     status: int
     reason: str = "InternalError"
@@ -58,7 +58,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Page:
-    """The request never arrives; a proxy on its way answers with a page of its own."""
+    """The request never arrives; the proxy responds with an HTML page."""
 
     status: int
     text: str = "<html><body><h1>Bad request</h1></body></html>"
@@ -71,12 +71,12 @@ class Reset:
 
 @dataclass(frozen=True)
 class Lost:
-    """The request arrives, but its answer does not come back: the connection is reset."""
+    """The request arrives, but the response is lost because the connection is reset."""
 
 
 @dataclass(frozen=True)
 class Held:
-    """The request arrives, but its answer waits until the test lets it go."""
+    """The request arrives, but the response waits until the test releases it."""
 
     until: asyncio.Event
 
@@ -90,7 +90,7 @@ class Slow:
 
 @dataclass(frozen=True)
 class ErrorEvent:
-    """A watch is told of an error amid its events: by 410 that its place in history is forgotten."""
+    """A watch receives an error among its events; 410 means that its version has expired."""
 
     code: int
 
@@ -108,7 +108,7 @@ class _Rule:
 
 
 class FaultProxy:
-    """One proxy; `server` is its address once it is started."""
+    """A proxy, whose address is `server` once it has started."""
 
     def __init__(self, upstream: Configuration) -> None:
         self.server = ""
@@ -135,15 +135,15 @@ class FaultProxy:
         return rule.done
 
     def hold(self, resource: str) -> None:
-        """Make watches of a resource silent: they receive no further changes."""
+        """Silence the watches of a resource, so that they receive no further changes."""
         self._held.add(resource)
 
     def hold_no_more(self) -> None:
-        """Let new watches work; those that were silenced stay silent, like dead connections."""
+        """Let new watches work; silenced ones stay silent, like dead connections."""
         self._held.clear()
 
     def cut(self) -> int:
-        """Reset all watches, and let new ones work; return their number."""
+        """Reset all watches and let new ones work; return how many were reset."""
         watching = list(self._watching)
         self._held.clear()
         for request, _ in watching:
@@ -151,15 +151,15 @@ class FaultProxy:
         return len(watching)
 
     def writes(self) -> list[Call]:
-        """Return the requests that may have changed something, without leases and events."""
+        """Return the requests that may have changed objects, except Leases and Events."""
         return [call for call in self.calls if call.writes and call.resource not in ("leases", "events")]
 
     def answered(self, verb: str, resource: str) -> int:
-        """Return how many matching requests the API server has answered, even if the answer was lost."""
+        """Return how many matching requests the API server has answered, including lost responses."""
         return sum(call.status > 0 for call in self.calls if (call.verb, call.resource) == (verb, resource))
 
     def created(self, resource: str) -> list[str]:
-        """Return the names of the created objects, in the order of their creation."""
+        """Return the names of the created objects in order of creation."""
         made = [
             call for call in self.calls if (call.verb, call.resource, call.status) == ("POST", resource, 201)
         ]
@@ -251,14 +251,14 @@ class FaultProxy:
 
 
 def proxy_for(kubeconfig: Path) -> FaultProxy:
-    """Return a proxy before the API server of a kubeconfig."""
+    """Return a proxy in front of a kubeconfig's API server."""
     upstream = Configuration()
     config.load_kube_config(str(kubeconfig), client_configuration=upstream)
     return FaultProxy(upstream)
 
 
 def _resource(path: str) -> str:
-    """Return the resource in a path, such as ``pods`` or ``fleetjobs/status``."""
+    """Return the resource named by a path, such as ``pods`` or ``fleetjobs/status``."""
     root, *parts = path.strip("/").split("/")
     parts = parts[1:] if root == "api" else parts[2:]  # behind the version of the API
     if parts[:1] == ["namespaces"] and len(parts) > 2:
@@ -276,7 +276,7 @@ def _status(fault: Answer) -> web.Response:
 
 
 def _reset(request: web.BaseRequest) -> web.StreamResponse:
-    """Reset the connection of a request, like a peer that has died."""
+    """Reset a request's connection, like a peer that has died."""
     if (transport := request.transport) is not None:
         with contextlib.suppress(OSError):
             linger = struct.pack("ii", 1, 0)

@@ -1,4 +1,4 @@
-"""An operator behind a proxy that makes faults, and what the operator must still do.
+"""An operator behind a proxy that causes faults, and checks of its required behaviour.
 
 A job's whole life is: Service, four pods, Running, Succeeded, and all pods gone by ``cleanPodPolicy: All``.
 """
@@ -21,7 +21,7 @@ PODS = sorted((*SERVERS, *TRAINERS))
 
 
 class Faulty:
-    """An operator behind a proxy, for one namespace."""
+    """An operator behind a proxy, in one namespace."""
 
     def __init__(self, operator: ForkedOperator, proxy: FaultProxy, namespace: Namespace) -> None:
         self.operator = operator
@@ -36,13 +36,13 @@ class Faulty:
         await asyncio.to_thread(self.operator.kill)
 
     async def start_again(self, **environment: str) -> None:
-        """Kill it, and restart it with other settings."""
+        """Kill the operator and restart it with other settings."""
         await self.kill()
         self.operator.tell(**environment)
         await self.start()
 
     async def run(self, **spec: Any) -> dict[str, Manifest]:
-        """Create the job and wait until it runs; return its pods."""
+        """Create the job and wait until it is running; return its pods."""
         await self.namespace.create_job(manifest(**spec))
         return await self.until_running()
 
@@ -78,7 +78,7 @@ class Faulty:
                 await asyncio.sleep(0.05)
 
     async def was_done_once(self, *failed: str) -> None:
-        """Check that each object was created once, except for pods that failed."""
+        """Check that each object was created exactly once, except failed pods."""
         assert sorted(self.proxy.created("pods")) == sorted([*PODS, *failed])
         assert self.proxy.created("services") == ["digits"]
         status = (await self.namespace.get("fleetjobs", "digits"))["status"]
@@ -86,6 +86,6 @@ class Faulty:
         assert (status["state"], counted) == ("Succeeded", (len(failed), len(failed)))
 
     async def was_told(self, **counts: int) -> None:
-        """Check that there is one event for each kind of occurrence, with the right count."""
+        """Check that there is one event for each kind of occurrence, with the correct count."""
         found = await self.namespace.all("events", fieldSelector="involvedObject.kind=FleetJob")
         assert sorted((each["reason"], each["count"]) for each in found) == sorted(counts.items())

@@ -1,4 +1,4 @@
-"""The command line for tests: called in this process, where that is enough, or started as people start it."""
+"""The command line for tests: called in this process, or started as a separate process."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SECONDS = 40.0
 
 
 class Ended(NamedTuple):
-    """How a command ended."""
+    """The result of a command."""
 
     status: int
     out: str
@@ -29,7 +29,7 @@ class Ended(NamedTuple):
 
 
 class Fleetjob:
-    """``fleetjob`` for one kubeconfig and one namespace."""
+    """Runs ``fleetjob`` with one kubeconfig and one namespace."""
 
     def __init__(self, kubeconfig: Path, namespace: str) -> None:
         self.namespace = namespace
@@ -37,13 +37,13 @@ class Fleetjob:
         self.environ = {**os.environ, **self._own}
 
     async def __call__(self, *arguments: str) -> Ended:
-        """Run a command to its end in this process: a process of its own takes a second to start."""
+        """Run a command to its end in this process, which is faster than starting a process."""
         return await asyncio.to_thread(self._call, arguments)
 
     async def run(
         self, *arguments: str, program: Path | str = PROGRAM, environ: Mapping[str, str] | None = None
     ) -> Ended:
-        """Run a command to its end as a process."""
+        """Run a command to its end in a separate process."""
         process = await self.start(*arguments, program=program, environ=environ)
         try:
             async with asyncio.timeout(SECONDS):
@@ -61,7 +61,7 @@ class Fleetjob:
         stdout: int = asyncio.subprocess.PIPE,
         environ: Mapping[str, str] | None = None,
     ) -> asyncio.subprocess.Process:
-        """Start a command; whoever does, ends it."""
+        """Start a command; the caller must end it."""
         return await asyncio.create_subprocess_exec(
             str(program),
             *arguments,
@@ -88,13 +88,13 @@ class Fleetjob:
 
 
 def _ended(status: int | None, out: str, err: str) -> Ended:
-    """Return how a command ended; it never prints a traceback."""
+    """Return a command's result, after checking that it printed no traceback."""
     assert "Traceback" not in err
     return Ended(status or 0, out, err)
 
 
 async def lines(stream: asyncio.StreamReader | None) -> AsyncIterator[str]:
-    """Give what a command prints, line by line, as it comes."""
+    """Yield the lines that a command prints as they appear."""
     assert stream is not None
     while line := await stream.readline():
         yield line.decode().rstrip("\n")

@@ -1,4 +1,4 @@
-"""The models of the original's documents and example scripts: the same layers and calls, and small tables.
+"""Models from Paddle's documentation and example scripts: the same layers and calls, but small tables.
 
 Each function declares its data, appends the model to the default program, and returns the loss and what else
 a script fetches.
@@ -15,7 +15,7 @@ IDS = 10001
 
 
 class Model(NamedTuple):
-    """What a script knows of its model."""
+    """A model and the variables that a script uses."""
 
     loss: Any
     data: list[Any]
@@ -50,7 +50,7 @@ def ctr(
     distributed: bool = False,
     given: Callable[[list[Any]], list[Any]] | None = None,
 ) -> Model:
-    """Dense counts and ids of several slots in one table; `given` replaces the data by those of a reader."""
+    """Build a model of dense counts and ids in one table; `given` replaces the data by a reader's."""
     dense = fluid.layers.data(name="dense_input", shape=[13], dtype="float32")
     sparse = [
         fluid.layers.data(name=f"C{slot}", shape=[1], lod_level=1, dtype="int64")
@@ -91,7 +91,7 @@ def distribute_ctr(**options: Any) -> Model:
 
 
 def word2vec(*, ids: int = IDS, width: int = 10, negatives: int = 5) -> Model:
-    """Skip-gram with negative sampling."""
+    """Build skip-gram with negative sampling."""
     words = [
         fluid.layers.data(name=name, shape=[1], lod_level=1, dtype="int64")
         for name in ("input_word", "true_label", "neg_label")
@@ -130,7 +130,7 @@ def word2vec(*, ids: int = IDS, width: int = 10, negatives: int = 5) -> Model:
 
 
 def deepfm(*, fields: int = 4, ids: int = IDS, width: int = 8, hidden: int = 64) -> Model:
-    """A factorization machine and a network: a table of weights, and one of embeddings for both."""
+    """Build a factorization machine and a network, with a table of weights and a table of embeddings."""
     index = fluid.layers.data(name="feat_idx", shape=[fields], dtype="int64")
     value = fluid.layers.data(name="feat_value", shape=[fields], dtype="float32")
     label = fluid.layers.data(name="label", shape=[1], dtype="float32")
@@ -192,7 +192,7 @@ def simnet_bow(
     batch: int = 8,
     given: Callable[[list[Any]], list[Any]] | None = None,
 ) -> Model:
-    """Bags of words of a query and of two titles, of which the first is to be nearer."""
+    """Build bags of words of a query and two titles, the first of which should be closer."""
     data = [
         fluid.layers.data(name=name, shape=[1], dtype="int64", lod_level=1)
         for name in ("query", "pos_title", "neg_title")

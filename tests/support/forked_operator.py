@@ -1,4 +1,4 @@
-"""Operators that start in a fraction of a second: forked from a process that has imported everything already.
+"""Operators that start quickly because they are forked from a process with all imports loaded.
 
 Each is a separate process that tests may kill. It can run with a wrong clock, or with a shorter time limit
 for silent watches.
@@ -26,7 +26,7 @@ _forks.set_forkserver_preload(["fleet_operator.startup", __name__])
 
 
 class ForkedOperator(OperatorProcess):
-    """One operator; its settings may be changed while it does not run."""
+    """An operator whose settings can be changed while it is not running."""
 
     clock_offset = timedelta()
     """The difference between its time of day and this machine's."""
@@ -50,11 +50,11 @@ class ForkedOperator(OperatorProcess):
         return _Forked(process)
 
     def start_at_once(self) -> None:
-        """Start it without waiting until it is ready."""
+        """Start the operator without waiting until it is ready."""
         self._process = self._spawn()
 
     def kill_at_once(self) -> None:
-        """Kill it without waiting until it is gone."""
+        """Kill the operator without waiting for its end."""
         self._running.kill()
 
 

@@ -1,4 +1,4 @@
-"""Python programs that start in a tenth of a second: forked from a process that has imported torch already.
+"""Python programs that start quickly because they are forked from a process that has imported torch.
 
 Each is a process of its own, as good to kill as any other; it ends as a program does that was started from
 the command line, by its last line, an exception or a signal, but for what Python takes apart after all else:
@@ -84,7 +84,7 @@ os._exit(status)
 
 
 class ForkedPython:
-    """One program that runs, or ran, in the words of `subprocess.Popen`.
+    """A program that is running or has ended, with the interface of `subprocess.Popen`.
 
     Parameters
     ----------
@@ -128,24 +128,24 @@ class ForkedPython:
         self.returncode: int | None = None
 
     def poll(self) -> int | None:
-        """Return the exit status, negative for a signal, or None while it runs."""
+        """Return the exit status, negative for a signal, or None while the program is running."""
         return self._ended(0)
 
     def wait(self, timeout: float | None = None) -> int:
-        """Return the exit status; subprocess.TimeoutExpired if it still runs after so many seconds."""
+        """Return the exit status; raise subprocess.TimeoutExpired if the program outlasts the timeout."""
         status = self._ended(timeout)
         if status is None:
             raise subprocess.TimeoutExpired("python", timeout or 0)
         return status
 
     def send_signal(self, number: int) -> None:
-        """Send it a signal, unless it has ended."""
+        """Send a signal to the program unless it has ended."""
         if self.poll() is None:
             with contextlib.suppress(ProcessLookupError):  # it has ended since
                 os.kill(self.pid, number)
 
     def kill(self) -> None:
-        """End it at once."""
+        """Kill the program immediately."""
         self.send_signal(signal.SIGKILL)
 
     def _has_answered(self, timeout: float | None) -> bool:
@@ -189,7 +189,7 @@ def _address(preloaded: Sequence[str]) -> str:
 
 @functools.cache
 def _forker(preloaded: Sequence[str]) -> socket.socket:
-    """Return the connection to this process's forker with these modules, which ends when it is closed."""
+    """Return the connection to this process's forker for these modules; closing it ends the forker."""
     connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs, socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2 * LARGEST_REQUEST)
@@ -233,7 +233,7 @@ def _serve(requests: socket.socket, listener: socket.socket) -> dict[str, Any] |
 
 
 def _watched(request: dict[str, Any], output: int, errors: int, answers: int) -> dict[str, Any]:
-    """Fork once more; return in the program's process, and end here as soon as that has."""
+    """Fork again; return in the program's process, and exit in this one as soon as the program ends."""
     program = os.fork()
     if program == 0:
         os.close(answers)
@@ -262,7 +262,7 @@ def _kill_with_its_relay(program: int, answers: int) -> None:
 
 
 def _become(request: dict[str, Any]) -> NoReturn:
-    """Be the program that was asked for, to its end."""
+    """Run the requested program to its end."""
     import numpy as np
 
     np.random.seed()  # noqa: NPY002 as in a process that has just started, no two have the same numbers

@@ -1,4 +1,4 @@
-"""A disk that has no more room."""
+"""Simulates a full disk."""
 
 import resource
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ __all__ = ["no_room_beyond"]
 
 @contextmanager
 def no_room_beyond(num_bytes: int) -> Iterator[None]:
-    """Let the system refuse to make any file of this process larger."""
+    """Make the system refuse to let this process enlarge any file beyond a size."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, before[1]))
     try:

@@ -1,4 +1,4 @@
-"""What tests ask of an API server: objects, annotations, and waiting for what they want to see.
+"""Access to an API server for tests: objects, annotations, and waiting for expected states.
 
 They ask by the package `kubernetes`, not by the client of fleet_operator: what that client sends and reads is
 under test, and a mistake in it must not hide itself.
@@ -47,13 +47,13 @@ BUSY_TRIES = 30
 
 
 class ApiServer:
-    """One API server, which answers in plain mappings; what it refuses is an ApiException."""
+    """An API server whose objects are plain mappings; a refusal raises ApiException."""
 
     def __init__(self, client: ApiClient) -> None:
         self._client = DynamicClient(client)
 
     async def get(self, path: str, params: Mapping[str, str] | None = None) -> Manifest:
-        """Return the object, or the list, at `path`."""
+        """Return the object or list at `path`."""
         return await self._ask("get", path, params)
 
     async def create(
@@ -77,7 +77,7 @@ class ApiServer:
     async def changes(
         self, path: str, version: str, params: Mapping[str, str]
     ) -> AsyncGenerator[tuple[str, Manifest]]:
-        """Give each change of a collection since a version: its type and its object.
+        """Yield each change of a collection since a version, as its type and object.
 
         A watch that ends, as watches do now and then, goes on from the last change or bookmark.
         """
@@ -113,14 +113,14 @@ class ApiServer:
 
 
 class Namespace:
-    """One namespace of an API server, or what is in none where it has no name, as a test sees it."""
+    """A namespace of an API server or, without a name, objects outside namespaces, as seen by tests."""
 
     def __init__(self, client: ApiServer, name: str) -> None:
         self.client = client
         self.name = name
 
     def path(self, plural: str, name: str = "", *, subresource: str = "") -> str:
-        """Return the path of a collection or of an object in it."""
+        """Return the path of a collection, or of an object in it."""
         groups = {
             "fleetjobs": f"/apis/{API_VERSION}",
             "networkpolicies": "/apis/networking.k8s.io/v1",
@@ -133,13 +133,13 @@ class Namespace:
         return "/".join(part for part in parts if part)
 
     async def create_job(self, manifest: Mapping[str, Any], *, dry_run: bool = False) -> Manifest:
-        """Create a FleetJob in this namespace, asking for strict validation as kubectl does."""
+        """Create a FleetJob in this namespace with strict validation, as kubectl does."""
         document = {**manifest, "metadata": {**manifest["metadata"], "namespace": self.name}}
         asked = {"fieldValidation": "Strict"} | ({"dryRun": "All"} if dry_run else {})
         return await self.client.create(self.path("fleetjobs"), document, asked)
 
     async def get(self, plural: str, name: str) -> Manifest:
-        """Return one object."""
+        """Return an object."""
         return await self.client.get(self.path(plural, name))
 
     async def all(self, plural: str, **params: str) -> list[Manifest]:
@@ -148,16 +148,16 @@ class Namespace:
         return items
 
     async def delete(self, plural: str, name: str) -> None:
-        """Delete one object; its own grace period applies."""
+        """Delete an object with its own grace period."""
         await self.client.delete(self.path(plural, name), {"propagationPolicy": "Background"})
 
     async def annotate(self, pod: str, **annotations: str | None) -> None:
-        """Tell kwok what happens to a pod: ``exit_code``, ``message``, ``not_ready``, ``hold``, ``stuck``."""
+        """Set kwok annotations on a pod: ``exit_code``, ``message``, ``not_ready``, ``hold``, ``stuck``."""
         named = {f"fleet.test/{name.replace('_', '-')}": value for name, value in annotations.items()}
         await self.client.merge_patch(self.path("pods", pod), {"metadata": {"annotations": named}})
 
     async def end(self, *pods: str, exit_code: int = 0, message: str | None = None) -> None:
-        """Let pods end."""
+        """Make pods end."""
         for pod in pods:
             await self.annotate(pod, exit_code=str(exit_code), message=message)
 
@@ -170,7 +170,7 @@ class Namespace:
         seconds: float = WAIT_SECONDS,
         **params: str,
     ) -> dict[str, Manifest]:
-        """Wait until `probe` is true of the objects of a kind, by name, and return them.
+        """Wait until `probe` is true for the objects of a kind, by name; return the objects.
 
         Every change is looked at, so that what lasts for a moment only is seen too.
         """
@@ -189,7 +189,7 @@ class Namespace:
         raise AssertionError(f"waited {seconds:g} s in vain for {what}; the {plural} are: {shown[:4000]}")
 
     async def _changes(self, plural: str, params: Mapping[str, str]) -> AsyncGenerator[dict[str, Manifest]]:
-        """Give all objects of a kind, again after each change of one of them."""
+        """Yield all objects of a kind, and again after each change."""
         listed = await self.client.get(self.path(plural), params)
         objects = {item["metadata"]["name"]: item for item in listed["items"]}
         yield objects
@@ -206,7 +206,7 @@ class Namespace:
     async def until_job(
         self, name: str, what: str, probe: Callable[[Manifest], bool], *, seconds: float = WAIT_SECONDS
     ) -> Manifest:
-        """Wait until `probe` is true of a job, and return it."""
+        """Wait until `probe` is true for a job; return the job."""
         found = await self.until(
             "fleetjobs",
             f"{name}: {what}",
@@ -230,11 +230,11 @@ class Namespace:
         *,
         seconds: float = WAIT_SECONDS,
     ) -> dict[str, Manifest]:
-        """Wait until `probe` is true of a job's pods, by name, and return them."""
+        """Wait until `probe` is true for a job's pods, by name; return the pods."""
         return await self.until("pods", what, probe, seconds=seconds, labelSelector=f"{LABEL_JOB_NAME}={job}")
 
     async def until_running(self, job: str, *pods: str, seconds: float = WAIT_SECONDS) -> dict[str, Manifest]:
-        """Wait until exactly these pods of a job are there, all of them running."""
+        """Wait until a job has exactly the given pods and all are running."""
         return await self.until_pods(
             job,
             f"{', '.join(pods)} running",
@@ -256,7 +256,7 @@ class Namespace:
         return await self.events(job)
 
     async def events(self, job: str) -> list[tuple[str, str, str]]:
-        """Return type, reason and message of the events on a job, oldest first."""
+        """Return the type, reason and message of a job's events, oldest first."""
         selector = f"involvedObject.kind=FleetJob,involvedObject.name={job}"
         found = await self.all("events", fieldSelector=selector)
         found.sort(key=lambda event: int(event["metadata"]["resourceVersion"]))
@@ -265,7 +265,7 @@ class Namespace:
 
 @contextlib.asynccontextmanager
 async def client_for(kubeconfig: Path) -> AsyncIterator[ApiServer]:
-    """Open a client as a kubeconfig's user."""
+    """Open a client with a kubeconfig's user."""
     configuration = Configuration()
     await config.load_kube_config(str(kubeconfig), client_configuration=configuration)
     async with ApiClient(configuration) as client:
@@ -274,7 +274,7 @@ async def client_for(kubeconfig: Path) -> AsyncIterator[ApiServer]:
 
 @contextlib.asynccontextmanager
 async def fresh_namespace(client: ApiServer, name: str | None = None) -> AsyncIterator[Namespace]:
-    """Make a namespace that pods can be made in, for as long as it is needed."""
+    """Create a namespace in which pods can be created, and delete it after the block."""
     name = name or f"test-{uuid.uuid4().hex[:8]}"
     namespaces = "/api/v1/namespaces"
     await client.create(namespaces, {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
@@ -286,23 +286,23 @@ async def fresh_namespace(client: ApiServer, name: str | None = None) -> AsyncIt
 
 
 def is_running(pod: Manifest) -> bool:
-    """Whether a pod runs and is not on its way out."""
+    """Return whether a pod is running and not being deleted."""
     return pod["status"].get("phase") == "Running" and "deletionTimestamp" not in pod["metadata"]
 
 
 def attempt(pod: Manifest) -> str:
-    """Return which start of its replica a pod is: ``{job restarts}.{replica restarts}``."""
+    """Return the attempt of a pod: ``{job restarts}.{replica restarts}``."""
     value: str = pod["metadata"]["labels"][LABEL_ATTEMPT]
     return value
 
 
 def runs_again(pod: str, number: str) -> Callable[[dict[str, Manifest]], bool]:
-    """Return a probe: the pod runs, and is of this attempt."""
+    """Return a probe that tests whether a pod is running with this attempt."""
     return lambda pods: pod in pods and attempt(pods[pod]) == number and is_running(pods[pod])
 
 
 def uids(pods: Mapping[str, Manifest]) -> set[str]:
-    """Return which pods these are, whatever their names."""
+    """Return the uids of pods."""
     return {pod["metadata"]["uid"] for pod in pods.values()}
 
 
@@ -313,7 +313,7 @@ def condition(job: Manifest, kind: str) -> str | None:
 
 
 def told_of(job: Manifest, kind: str) -> Manifest:
-    """Return one of a job's conditions, which must be there."""
+    """Return the given condition of a job, which must exist."""
     conditions: list[Manifest] = job["status"]["conditions"]
     (told,) = [each for each in conditions if each["type"] == kind]
     return told

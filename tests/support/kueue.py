@@ -1,4 +1,4 @@
-"""Kueue itself, on a control plane of tests."""
+"""Kueue's own manager on a control plane for tests."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 def definitions() -> Path:
-    """Return the folder with the definitions of Kueue's kinds and its webhooks, in Go's cache of modules.
+    """Return the folder with Kueue's CRDs and webhooks, in Go's module cache.
 
     Raises
     ------
@@ -66,7 +66,7 @@ def definitions() -> Path:
 
 
 class Kueue:
-    """Kueue's manager, with its webhooks at an address of this machine.
+    """Kueue's manager, which serves its webhooks on this machine.
 
     Parameters
     ----------
@@ -88,7 +88,7 @@ class Kueue:
         self._health, self._webhook = free_ports(2)
 
     def start(self) -> None:
-        """Start it; return when it answers and every pod passes its webhook."""
+        """Start the manager; return when it responds and all pods pass its webhook."""
         admin = self.plane.admin
         for path in sorted((self._components / "crd" / "bases").glob("*.yaml")):
             admin.kubectl("create", "-f", str(path))
@@ -157,7 +157,7 @@ class Kueue:
         name: str = "research",
         node_labels: Mapping[str, str] | None = None,
     ) -> None:
-        """Make a queue in a namespace, with a quota and a flavor of its own; it lets the urgent go first."""
+        """Create a queue in a namespace, with its own quota and flavor, that orders jobs by priority."""
         own = f"{name}-{namespace}"
         flavor: dict[str, Any] = {"apiVersion": API, "kind": "ResourceFlavor", "metadata": {"name": own}}
         if node_labels:
@@ -182,7 +182,7 @@ class Kueue:
         self.plane.admin.kubectl("create", "-f", "-", stdin=yaml.safe_dump_all([flavor, cluster, local]))
 
     def make_priority(self, name: str, value: int) -> None:
-        """Make a priority class, by which jobs preempt others."""
+        """Create a priority class with which jobs preempt others."""
         kind = {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass"}
         manifest = {**kind, "metadata": {"name": name}, "value": value, "preemptionPolicy": "Never"}
         self.plane.admin.kubectl("create", "-f", "-", stdin=yaml.safe_dump(manifest))

@@ -51,14 +51,14 @@ class Kill(NamedTuple):
     carried_out: bool
 
     def __str__(self) -> str:
-        """Return what a test is named by."""
+        """Return the name of the test."""
         moment = "after" if self.carried_out else "before"
         return f"{moment}-{self.verb}-{self.resource.replace('/', '-')}-{self.number}"
 
 
 @dataclass
 class Story:
-    """What the witness has seen of one namespace."""
+    """The history of one namespace, as the witness observed it."""
 
     pods: dict[str, Manifest] = field(default_factory=dict)  # those that are there
     services: dict[str, Manifest] = field(default_factory=dict)  # likewise
@@ -76,17 +76,17 @@ class Story:
 
     @property
     def states(self) -> list[str]:
-        """The states that the job went through."""
+        """The states that the job has passed through."""
         states = (status["state"] for status in self.statuses if "state" in status)
         return [state for state, _ in itertools.groupby(states)]
 
     def runs(self, state: str, attempts: Manifest) -> bool:
-        """Whether the job is in a state and runs exactly these pods, each in this attempt."""
+        """Return whether the job has a state and runs exactly the given pods, each in the given attempt."""
         found = {name: attempt(pod) for name, pod in self.pods.items() if is_running(pod)}
         return self.status.get("state") == state and found == attempts and set(self.pods) == set(attempts)
 
     def note(self, kind: str, item: Manifest) -> None:
-        """Take what one event of a watch says: its type and its object."""
+        """Record a watch event: its type and its object."""
         name, uid = item["metadata"]["name"], item["metadata"]["uid"]
         match item["kind"]:
             case "Pod":
@@ -101,7 +101,7 @@ class Story:
         self.news.set()
 
     async def until(self, what: str, probe: Callable[[Story], bool]) -> None:
-        """Wait until `probe` is true of what has been seen."""
+        """Wait until `probe` is true for the recorded history."""
         try:
             async with asyncio.timeout(WAIT_SECONDS):
                 while not probe(self):
@@ -114,7 +114,7 @@ class Story:
 
 
 class Witness:
-    """Watches all namespaces as the administrator, from before the first life on."""
+    """Watches all namespaces as the administrator, from before the first job on."""
 
     def __init__(self, client: ApiServer) -> None:
         self.stories: defaultdict[str, Story] = defaultdict(Story)
@@ -122,7 +122,7 @@ class Witness:
         self._tasks: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> Self:
-        """Begin to watch."""
+        """Start watching."""
         of_jobs = {"labelSelector": LABEL_JOB_NAME}
         for path, selector in (
             ("/api/v1/pods", of_jobs),
@@ -134,7 +134,7 @@ class Witness:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Stop watching; what was seen is worth nothing if a watch has ended before."""
+        """Stop watching; fail if a watch ended early, because the history is then incomplete."""
         ended = [task for task in self._tasks if task.done()]
         for task in self._tasks:
             task.cancel()
@@ -149,7 +149,7 @@ class Witness:
 
 @dataclass
 class Life:
-    """One life of a job of two servers and two trainers, one of which fails once.
+    """A life of a job with two servers and two trainers, one of which fails once.
 
     Attributes
     ----------
@@ -177,7 +177,7 @@ class Life:
 
 
 class Lifetime:
-    """Brings one life about.
+    """Runs one life of a job.
 
     Parameters
     ----------
@@ -201,7 +201,7 @@ class Lifetime:
         self._watched, self._killed = asyncio.Event(), asyncio.Event()
 
     async def run(self) -> None:
-        """Live it, from the operator's first call to the job's last."""
+        """Run the life, from the operator's first call to the job's last."""
         self._proxy.on_call, self._proxy.on_answer = self._on_call, self._on_answer
         async with self._proxy.running() as proxy:
             self._operator = ForkedOperator(
@@ -245,7 +245,7 @@ class Lifetime:
             self._life.told[event["reason"]] += event["count"]
 
     async def _until_watched(self) -> None:
-        """Wait until an operator has begun to watch jobs, the last thing that it does at its start."""
+        """Wait until an operator has begun to watch jobs, the last part of its start-up."""
         try:
             async with asyncio.timeout(WAIT_SECONDS):
                 await self._watched.wait()
@@ -303,7 +303,7 @@ class Lifetime:
 
 
 def _has_ended(seen: Story) -> bool:
-    """Whether all has gone, and the status says so."""
+    """Return whether all pods are gone and the status reflects this."""
     active = sum(role["active"] for role in seen.status.get("roles", ()))
     return not (seen.pods or seen.services or active)
 

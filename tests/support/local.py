@@ -1,4 +1,4 @@
-"""For the tests of local runs: jobs of tiny scripts, runs as real processes, a look at what is left."""
+"""Helpers for tests of local runs: jobs of small scripts, runs as real processes, and remaining processes."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ time.sleep(300)
 
 
 class Lines:
-    """A display that keeps what was said."""
+    """A display that stores the lines shown."""
 
     def __init__(self) -> None:
         self.said: list[str] = []
@@ -83,11 +83,11 @@ class Lines:
         yield
 
     def refresh(self) -> None:
-        """Show nothing that moves."""
+        """Do nothing."""
 
 
 def survivors(mark: str) -> list[int]:
-    """Return the processes that were started with `mark` in their environment and still live."""
+    """Return the living processes that were started with `mark` in their environment."""
     wanted = f"{MARK}={mark}".encode()
     found = []
     for entry in Path("/proc").iterdir():
@@ -113,7 +113,7 @@ def job_manifest(
     env: list[dict[str, Any]] | None = None,
     **spec: Any,
 ) -> dict[str, Any]:
-    """Return a job whose replicas run Python sources; without `server` it is a collective one."""
+    """Return a job whose replicas run Python code; without `server`, it is a collective job."""
 
     def template(source: str) -> dict[str, Any]:
         command = ["python", "-c", source]
@@ -153,7 +153,7 @@ def forked(job: dict[str, Any]) -> dict[str, Any]:
 
 @dataclass
 class LocalRun:
-    """``fleetjob run`` as a process of its own, in a folder of its own: of a manifest or of a file."""
+    """Runs ``fleetjob run`` on a manifest or a file, as a separate process in its own folder."""
 
     folder: Path
     manifest: Mapping[str, Any] | Path
@@ -199,12 +199,12 @@ class LocalRun:
 
     @property
     def stderr(self) -> str:
-        """What the run has said so far."""
+        """The run's output on standard error so far."""
         return (self.folder / "stderr").read_text()
 
     @property
     def stdout(self) -> str:
-        """What it has printed for programs so far."""
+        """The run's output on standard output so far."""
         return (self.folder / "stdout").read_text()
 
     def wait(self, seconds: float = 100) -> int:
@@ -215,7 +215,7 @@ class LocalRun:
             raise AssertionError(f"the run has not ended within {seconds} s:\n{self.stderr}") from None
 
     def result(self) -> dict[str, Any]:
-        """Return the one object on standard output."""
+        """Return the JSON object on standard output."""
         document: dict[str, Any] = json.loads(self.stdout)
         return document
 
@@ -239,9 +239,9 @@ class LocalRun:
         return int(lines[-1].partition("process ")[2].partition(",")[0])
 
     def kill(self, replica: str, signum: int = signal.SIGKILL) -> None:
-        """Send a replica's main process a signal."""
+        """Send a signal to a replica's main process."""
         os.kill(self.pid(replica), signum)
 
     def log(self, replica: str) -> str:
-        """Return what a replica has printed, behind the heads of its lives."""
+        """Return a replica's output, without the headers of its lives."""
         return without_times((self.logs / f"{replica}.log").read_text())

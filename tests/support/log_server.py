@@ -1,4 +1,4 @@
-"""An API server that speaks HTTP of one job, its pods and what they write, as a test has them."""
+"""An HTTP server that acts as the API server for a job, its pods and their logs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ JOBS = "/apis/fleetjob.dev/v1alpha1/namespaces/default/fleetjobs"
 
 @dataclass
 class Reading:
-    """Logs that are printed as ``fleetjob logs`` prints them."""
+    """Collects logs as ``fleetjob logs`` prints them."""
 
     logs: Logs
     show: Callable[[LogLine], None]
@@ -43,7 +43,7 @@ class Reading:
 
 
 class LogServer:
-    """Pods, one job, and the logs: each request for a log gets the next of the pod's answers."""
+    """Pods, a job, and logs; each request for a log gets the pod's next prepared answer."""
 
     def __init__(self) -> None:
         self.version = 1
@@ -82,7 +82,7 @@ class LogServer:
         role: str = "trainer",
         waiting: tuple[str, ...] = (),
     ) -> None:
-        """Have a pod, and what its log's requests are answered with; some containers may not have started."""
+        """Add a pod and the answers to requests for its log; some containers may not have started."""
         name = f"digits-{role}-{index}"
         self.version += 1
         labels = {

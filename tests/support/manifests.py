@@ -1,4 +1,4 @@
-"""FleetJobs as manifests: two to begin with, and any field of them set to anything."""
+"""FleetJob manifests for tests: two basic ones, any field of which can be changed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def template(**spec: Any) -> Manifest:
 
 
 def manifest(name: str = "digits", pservers: int = 2, trainers: int = 2, **spec: Any) -> Manifest:
-    """Return the manifest of a parameter-server job; further fields of the spec by their names in YAML."""
+    """Return the manifest of a parameter-server job, with additional fields in the spec."""
     return {
         "apiVersion": "fleetjob.dev/v1alpha1",
         "kind": "FleetJob",
@@ -48,7 +48,7 @@ def job(document: Manifest | None = None, **metadata: Any) -> FleetJob:
 
 
 def at(path: str, value: Any, base: Manifest | None = None) -> Manifest:
-    """Return a manifest with one field set, by its path; `...` removes the field."""
+    """Return a manifest with the field at a path set; `...` removes the field."""
     document = copy.deepcopy(base or manifest())
     *parents, last = [int(part) if part.isdigit() else part for part in path.split(".")]
     at: Any = document

@@ -1,4 +1,4 @@
-"""The two halves of a mode without processes: a server with scripted trainers, and a scripted session."""
+"""Both halves of a mode without processes: a server with scripted trainers, and a scripted session."""
 
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -23,12 +23,12 @@ RATE_OF_ONE: HyperParameters = ({"lr": 1.0},)
 
 
 def sgd(parameters: Any) -> torch.optim.Optimizer:
-    """Return the optimizer whose arithmetic is simplest: what is subtracted is the gradient."""
+    """Return the optimizer with the simplest arithmetic: it subtracts the gradient."""
     return torch.optim.SGD(parameters, lr=1.0)
 
 
 def two_parameters() -> torch.nn.Module:
-    """Return ``b`` (block 0) and ``w`` (block 1), both zero."""
+    """Return parameters ``b`` (block 0) and ``w`` (block 1), both zero."""
     return torch.nn.ParameterDict({"b": torch.zeros(1), "w": torch.zeros(4, 1)})
 
 
@@ -48,7 +48,7 @@ def plans(
 
 
 def wait_for_buffer(shard: Shard, trainer: int, block: int, turn: Callable[[int, int], Turn]) -> memoryview:
-    """Return the buffer of a gradient, as a connection that is resumed until one is free."""
+    """Return a gradient's buffer, retrying like a connection until one is free."""
     while True:
         may_be_free = threading.Event()
         landing = shard.buffers.land(trainer, block, turn, may_be_free.set)
@@ -58,7 +58,7 @@ def wait_for_buffer(shard: Shard, trainer: int, block: int, turn: Callable[[int,
 
 
 class OneServer:
-    """One server's half, and what each trainer sends it."""
+    """The server half of a mode, and the messages of scripted trainers."""
 
     def __init__(self, mode: Mode, trainers: int, optimizer: MakeOptimizer = sgd) -> None:
         plan, _, parameters = plans(mode, trainers, optimizer)
@@ -66,25 +66,25 @@ class OneServer:
         self.mode = mode.make_server(self.shard, trainers)
 
     def begin(self, trainer: int, step: int = 0, hyper: HyperParameters = RATE_OF_ONE) -> None:
-        """Let a trainer begin a step."""
+        """Begin a step of a trainer."""
         self.mode.begin(trainer, step, hyper)
 
     def send(self, trainer: int, block: int, value: float, step: int = 0) -> list[Answer]:
-        """Let a trainer's gradient land."""
+        """Deliver a gradient of a trainer."""
         landing = wait_for_buffer(self.shard, trainer, block, self.mode.turn)
         np.frombuffer(landing, dtype=np.float32)[:] = value
         return [*self.mode.gradient(trainer, block, step), *self.mode.advance(block)]
 
     def value(self, block: int) -> float:
-        """Return a block's value now."""
+        """Return a block's current value."""
         return float(np.frombuffer(self.shard.store.view(block), dtype=np.float32)[0])
 
     def pulled(self, trainer: int, step: int) -> list[float]:
-        """Return the values of a step that a trainer is sent which asks for them, by block."""
+        """Return the values of a step, by block, that are sent to a trainer on request."""
         return [float(value[0]) for value in self.pulled_arrays(trainer, step)]
 
     def pulled_arrays(self, trainer: int, step: int) -> list[np.ndarray[Any, Any]]:
-        """Return the memory of what `pulled` returns the values of."""
+        """Return the memory of the values that `pulled` returns."""
         values = []
         for answer in self.mode.pull(trainer, step):
             assert (answer.step, answer.trainers) == (step, (trainer,))
@@ -93,7 +93,7 @@ class OneServer:
         return values
 
     def sent(self, trainer: int, block: int) -> float:
-        """Return what an answer carries to a trainer that is sent it now."""
+        """Return the content of an answer as it would be sent to a trainer now."""
         value = self.mode.value(trainer, block)
         if isinstance(value, LazyBytes):
             lazy, value = value, memoryview(bytearray(len(value)))
@@ -114,7 +114,7 @@ class NoRows:
 
 
 class ScriptedSession:
-    """A session whose server is the test: it records what is sent, and lets values land when told to."""
+    """A session in which the test acts as the server: records messages, and delivers values on command."""
 
     def __init__(self, mode: Mode, trainers: int = 2, optimizer: MakeOptimizer = sgd) -> None:
         _, self.plan, parameters = plans(mode, trainers, optimizer)
@@ -132,21 +132,21 @@ class ScriptedSession:
         self._awaited = False
 
     def land(self, values: Mapping[str, float]) -> None:
-        """Let a value arrive for every parameter, each filled with one number."""
+        """Deliver a value for every parameter, each filled with one number."""
         for block in self.plan.blocks:
             np.frombuffer(self.store.landing(block.id), dtype=np.float32)[:] = values[block.param]
         self._awaited = False
 
     def advance(self) -> None:
-        """Count a step."""
+        """Count a completed step."""
         self.step += 1
 
     def expect_values(self) -> None:
-        """Await values."""
+        """Expect values."""
         self._awaited = True
 
     def begin_step(self, hyper_parameters: HyperParameters) -> None:
-        """Record a step's beginning."""
+        """Record the beginning of a step."""
         self.sent.append((self.step, hyper_parameters, {}))
 
     def send_gradient(self, block: PlannedBlock, payload: memoryview) -> None:
@@ -171,7 +171,7 @@ class ScriptedSession:
         self.sent.append((step, hyper_parameters, read))
 
     def flush(self) -> None:
-        """Do nothing: everything is on its way at once."""
+        """Do nothing, because everything is sent immediately."""
 
     def request_values(self) -> None:
         """Count the request."""
@@ -180,40 +180,40 @@ class ScriptedSession:
 
     @property
     def values_arrived(self) -> bool:
-        """Whether `land` followed."""
+        """True if `land` has delivered the values."""
         return not self._awaited
 
     def wait_for_values(self, *, background: bool = False) -> None:
-        """Refuse to wait: a scripted test lets values land before."""
+        """Fail if values are missing, because a scripted test delivers them before."""
         if self._awaited and self.at_once is not None:
             self.land(self.at_once)
         assert not self._awaited, "the mode waits for values that the script has not let land"
 
     def wait_for_some(self, blocks: Collection[int]) -> None:
-        """Refuse to wait, for these as for all."""
+        """Fail if values are missing, like `wait_for_values`."""
         del blocks
         self.wait_for_values()
 
     def adopt_values(self, names: Iterable[str] | None = None) -> None:
-        """Make what landed the parameters."""
+        """Copy the delivered values into the parameters."""
         self.store.adopt((), names)
 
     def wait_for_ends(self) -> None:
-        """Note that the end has come."""
+        """Record the call."""
         self.ends += 1
 
     def wait_until(self, done: Callable[[], bool], describe: Callable[[], str]) -> None:
-        """Refuse to wait."""
+        """Fail if the condition is false, because a scripted test never waits."""
         assert done(), f"the mode waits for {describe()}"
 
     def wake(self) -> None:
         """Do nothing."""
 
     def fail(self, error: FleetError) -> None:
-        """Keep an error."""
+        """Store an error."""
         self.failure = error
 
     def check(self) -> None:
-        """Raise it."""
+        """Raise the stored error, if any."""
         if self.failure is not None:
             raise self.failure

@@ -1,4 +1,4 @@
-"""The operator as in a cluster: a separate process with only the permissions that the chart grants."""
+"""The operator as a separate process with only the permissions granted by the chart."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def install(control_plane: ControlPlane, features: Sequence[str] = ()) -> str:
 
 
 def grant_lease(control_plane: ControlPlane, name: str, account: str = ACCOUNT) -> None:
-    """Let an operator of a test's own elect by a Lease of its own: the chart grants but the one it names.
+    """Allow a test's operator to use its own Lease, since the chart grants access only to the default one.
 
     The Lease is there, and free: where there is none, the first operator waits as long as one is valid.
     """
@@ -142,7 +142,7 @@ def _free_lease(name: str) -> Manifest:
 
 
 def refusals(log: str) -> list[str]:
-    """Return the lines of an operator's log about missing permissions, without those that tests caused."""
+    """Return the lines about missing permissions in an operator's log, except those that tests caused."""
     lacking: list[str] = []
     now = away = datetime.min.replace(tzinfo=UTC)
     for line in log.splitlines():
@@ -158,7 +158,7 @@ def refusals(log: str) -> list[str]:
 
 
 def _await_rights(control_plane: ControlPlane, binding: Manifest, role: Manifest) -> None:
-    """Wait until the API server applies new roles and bindings, which it reads through watches."""
+    """Wait until the API server applies new roles and bindings, which it learns through watches."""
     rule = role["rules"][0]
     resource = ".".join(filter(None, (rule["resources"][0], rule["apiGroups"][0])))
     where = ["--all-namespaces"] if binding["kind"] == "ClusterRoleBinding" else ["-n", NAMESPACE]
@@ -172,23 +172,23 @@ def _await_rights(control_plane: ControlPlane, binding: Manifest, role: Manifest
 
 
 class Spawned(Protocol):
-    """The part of the interface of `subprocess.Popen` that is used here."""
+    """The part of `subprocess.Popen`'s interface that is used here."""
 
     def poll(self) -> int | None:
-        """Return the exit status, or None while it runs."""
+        """Return the exit status, or None while the process is running."""
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait for its end; raise subprocess.TimeoutExpired if it does not end in time."""
+        """Wait for the process to end; raise subprocess.TimeoutExpired if it does not end in time."""
 
     def send_signal(self, sig: int) -> None:
-        """Send it a signal, unless it has ended."""
+        """Send a signal to the process unless it has ended."""
 
     def kill(self) -> None:
-        """End it at once."""
+        """Kill the process immediately."""
 
 
 class OperatorProcess:
-    """One operator process.
+    """An operator process.
 
     Parameters
     ----------
@@ -216,7 +216,7 @@ class OperatorProcess:
         self._process: Spawned | None = None
 
     def tell(self, **environment: str) -> None:
-        """Change its settings, from its next start on."""
+        """Change the operator's settings for its next start."""
         self._environment |= environment
 
     @property
@@ -225,12 +225,12 @@ class OperatorProcess:
         return self._process is not None and self._process.poll() is None
 
     def start(self) -> None:
-        """Start it, and wait until it is ready."""
+        """Start the operator and wait until it is ready."""
         self._process = self._spawn()
         self.until_ready()
 
     def until_ready(self) -> None:
-        """Wait until it reports that it is ready."""
+        """Wait until the operator reports that it is ready."""
         deadline = time.monotonic() + READY_SECONDS
         while self.get("/readyz") != "ok\n":
             if self._running.poll() is not None:
@@ -240,7 +240,7 @@ class OperatorProcess:
             time.sleep(0.05)
 
     def get(self, path: str) -> str | None:
-        """Return the body of its response, or None if it does not respond or reports an error."""
+        """Return the body of the operator's response, or None without a response or on an error."""
         try:
             with _DIRECT.open(f"http://127.0.0.1:{self.port}{path}", timeout=STOP_SECONDS) as answer:
                 text: str = answer.read().decode()
@@ -249,7 +249,7 @@ class OperatorProcess:
             return None
 
     def leads(self) -> bool | None:
-        """Return whether it is the leader by its metrics, or None if it does not respond."""
+        """Return whether the operator is the leader according to its metrics, or None without a response."""
         found = re.search(r"^fleet_operator_leader (\S+)", self.get("/metrics") or "", re.MULTILINE)
         return None if found is None else float(found[1]) == 1
 
@@ -260,23 +260,23 @@ class OperatorProcess:
                 await asyncio.sleep(0.05)
 
     def kill(self) -> None:
-        """Kill it, as the kernel does if memory is short."""
+        """Kill the operator, as the kernel does if memory is short."""
         self._end(signal.SIGKILL)
 
     def stop(self) -> int:
-        """Terminate it as the kubelet does; return its exit status."""
+        """Terminate the operator like the kubelet; return its exit status."""
         return self._end(signal.SIGTERM)
 
     def pause(self) -> None:
-        """Pause its process, like a machine that is overloaded."""
+        """Pause the operator's process, as on an overloaded machine."""
         self._running.send_signal(signal.SIGSTOP)
 
     def resume(self) -> None:
-        """Resume a paused process."""
+        """Resume the paused process."""
         self._running.send_signal(signal.SIGCONT)
 
     def tail(self) -> str:
-        """Return the end of its log."""
+        """Return the end of the operator's log."""
         return self.log.read_text(errors="replace")[-5000:]
 
     def _spawn(self) -> Spawned:

@@ -1,4 +1,4 @@
-"""Twenty steps of the optimizers of paddlepaddle 1.8.5, and our optimizers with the same arguments."""
+"""Twenty steps of the optimizers of paddlepaddle 1.8.5, and fleet's optimizers with equal arguments."""
 
 import json
 from pathlib import Path

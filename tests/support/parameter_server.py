@@ -1,4 +1,4 @@
-"""Parameter servers inside the test's own process: real sockets on loopback, one thread per server."""
+"""Parameter servers inside the test process: real sockets on loopback, one thread per server."""
 
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -32,7 +32,7 @@ MakeOptimizer = Callable[[Any], torch.optim.Optimizer]
 
 
 def small_model() -> Any:
-    """Return a model of 12 blocks at two servers: some parameters are cut, some are not."""
+    """Return a model with 12 blocks on two servers; some parameters are sliced, others are not."""
     torch.manual_seed(0)
     layers = [torch.nn.Linear(20, 1000), torch.nn.Tanh(), torch.nn.Linear(1000, 10), torch.nn.Linear(10, 1)]
     return torch.nn.Sequential(*layers)
@@ -44,7 +44,7 @@ def sgd(parameters: Any) -> torch.optim.Optimizer:
 
 
 class JoiningTrainer:
-    """A trainer that joins the servers in `start`, and is that trainer from then on.
+    """A trainer that joins the servers in `start` and acts as that trainer afterwards.
 
     Parameters
     ----------
@@ -60,7 +60,7 @@ class JoiningTrainer:
         self._joined: Trainer | None = None
 
     def start(self) -> None:
-        """Join the servers, and take their values."""
+        """Join the servers and load their values."""
         self._joined = self._join()
         self.plan = self._joined.plan
 
@@ -76,7 +76,7 @@ class JoiningTrainer:
 
 @dataclass
 class RunningServer:
-    """A server and the thread that serves."""
+    """A server and its serving thread."""
 
     server: Server
     thread: threading.Thread
@@ -89,7 +89,7 @@ class RunningServer:
 
 
 class Loopback:
-    """A job in one process.
+    """A whole job in one process.
 
     Parameters
     ----------
@@ -142,7 +142,7 @@ class Loopback:
         self.trainers: list[JoiningTrainer] = []
 
     def transpile(self, trainer: int = 0, **changes: Any) -> tuple[DistributeTranspiler, Program]:
-        """Return the transpiler and the program of one replica; `changes` make it differ from the others."""
+        """Return the transpiler and program of a replica; `changes` make it differ from the others."""
         model = changes.get("model", self._model)()
         optimizer = changes.get("optimizer", self._optimizer)(self._groups(model))
         program = Program.from_optimizer(optimizer, model, changes.get("grad_clip", self._grad_clip))
@@ -157,7 +157,7 @@ class Loopback:
         return transpiler, program
 
     def start_server(self, index: int, directory: Path | None = None) -> RunningServer:
-        """Start one server, from the checkpoint in a directory if one is given."""
+        """Start a server, from the checkpoint in a directory if given."""
         transpiler, program = self.transpile()
         plan = in_pieces(
             server_plan(transpiler.get_pserver_program(self.endpoints[index])), self.server_settings
@@ -191,7 +191,7 @@ class Loopback:
         job: Mapping[str, str] | None = None,
         **changes: Any,
     ) -> tuple[Any, Any, torch.optim.Optimizer]:
-        """Build a trainer that has not joined yet, with its model (a module) and the user's optimizer."""
+        """Create a trainer that has not joined, with its module and the user's optimizer."""
         transpiler, program = self.transpile(index, **changes)
         source = program.source
         assert source is not None
@@ -213,7 +213,7 @@ class Loopback:
         return trainer, source.module, source.optimizer
 
     def close(self) -> None:
-        """End everything that still runs."""
+        """Stop everything that is still running."""
         for trainer in self.trainers:
             trainer.close()
         for running in self.servers:
@@ -224,7 +224,7 @@ class Loopback:
 
 @contextmanager
 def loopback(directory: Path | None = None, **arguments: Any) -> Iterator[Loopback]:
-    """Give a job whose servers run already, from a checkpoint if one is given; it ends with the block."""
+    """Yield a job whose servers are running, from a checkpoint if given; stop it after the block."""
     made = Loopback(**arguments)
     try:
         for index in range(len(made.endpoints)):

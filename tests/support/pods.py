@@ -16,23 +16,23 @@ Manifest = dict[str, Any]
 
 
 def template(*containers: Manifest, metadata: Manifest | None = None, **spec: Any) -> Manifest:
-    """Return a pod template with these containers; their default name and image are those of `fleet`."""
+    """Return a pod template with the given containers, by default named `fleet` and with its image."""
     filled = [{"name": "fleet", "image": "example.com/trainer:1"} | each for each in containers or ({},)]
     return {"spec": {"containers": filled, **spec}} | ({"metadata": metadata} if metadata else {})
 
 
 def pod_of(role: Role = Role.TRAINER, document: Manifest | None = None, **spec: Any) -> Manifest:
-    """Build a role's first pod for a job: `document`, or the usual one with further fields of its spec."""
+    """Build the first pod of a role, for `document` or for the default job with additional fields."""
     job = jobs.job(document or jobs.manifest(**spec))
     return build_pod(job, role, 0, Attempt(), ClusterHosts(job))
 
 
 def main_of(pod: Manifest) -> Manifest:
-    """Return a pod's first container: the main one, where none other is named `fleet`."""
+    """Return a pod's first container, which is the main one unless another is named `fleet`."""
     main: Manifest = pod["spec"]["containers"][0]
     return main
 
 
 def env_of(container: Mapping[str, Any]) -> dict[str, str | None]:
-    """Return a container's environment; a variable with a source has no value yet."""
+    """Return a container's environment; variables with a source have no value yet."""
     return {each["name"]: each.get("value") for each in container["env"]}

@@ -1,4 +1,4 @@
-"""Helpers for tests with real processes: free ports, waiting with a deadline, who is alive, and parents."""
+"""Helpers for tests with real processes: free ports, waiting with a deadline, liveness, and parents."""
 
 import contextlib
 import functools
@@ -30,7 +30,7 @@ def wait_for(probe: Callable[[], T], what: str, *, seconds: float = 60.0) -> T:
 
 
 def alive(pid: int) -> bool:
-    """Whether the process runs; a zombie, which only waits to be noticed, does not."""
+    """Return whether a process is running; a zombie is not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in {"Z", "X"}
     except (FileNotFoundError, ProcessLookupError):
@@ -43,18 +43,18 @@ def parent(pid: int) -> int:
 
 
 def name_of(pid: int) -> str:
-    """Return the name that pgrep and pkill know a process by."""
+    """Return the name by which pgrep and pkill find a process."""
     return Path(f"/proc/{pid}/comm").read_text().strip()
 
 
 def cpu_seconds(pid: int) -> float:
-    """Return how much CPU a process has taken, its threads included."""
+    """Return the CPU time of a process and its threads."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def free_ports(count: int, host: str = HOST) -> list[int]:
-    """Return ports in a row that nothing listens on now, out of those that this process has claimed."""
+    """Return consecutive free ports, from the range that this process has claimed."""
     _, claimed = _claim()
     for first in range(claimed + 1, claimed + CLAIMED - count + 1, count):
         sockets: list[socket.socket] = []
@@ -72,7 +72,7 @@ def free_ports(count: int, host: str = HOST) -> list[int]:
 
 @functools.cache
 def _claim() -> tuple[socket.socket, int]:
-    """Listen on the first of the ports that no other test process is given while this one lives."""
+    """Claim the ports of this test process by listening on the first of them."""
     for first in PORTS:
         with contextlib.suppress(OSError):
             return socket.create_server((HOST, first)), first
@@ -80,7 +80,7 @@ def _claim() -> tuple[socket.socket, int]:
 
 
 def let_programs_heed_signals() -> None:
-    """Let SIGHUP and SIGINT end the programs that tests start, where this process ignores them.
+    """Reset SIGHUP and SIGINT in programs started by tests, if this process ignores these signals.
 
     nohup makes a process ignore SIGHUP, and a shell makes one in its background ignore SIGINT. Programs
     inherit what is ignored, but no handler.

@@ -1,4 +1,4 @@
-"""A network between trainers and the data ports of servers that breaks where a test says.
+"""A network between trainers and the servers' data ports that fails as tests specify.
 
 It reads frames, so that a connection ends exactly at a boundary of messages, or inside of one.
 """
@@ -24,7 +24,7 @@ HOST = "127.0.0.1"
 
 
 class Fate(enum.Enum):
-    """What becomes of a frame, and of its connection."""
+    """The fate of a frame and of its connection."""
 
     PASS = "pass"
     CUT_BEFORE = "cut before"
@@ -36,7 +36,7 @@ class Fate(enum.Enum):
 
 @dataclass(frozen=True)
 class Passing:
-    """One frame on its way.
+    """A frame in transit.
 
     Attributes
     ----------
@@ -62,7 +62,7 @@ class Passing:
 
 
 class Proxy:
-    """Carries frames between trainers and servers of this process.
+    """Relays frames between trainers and servers of this process.
 
     Parameters
     ----------
@@ -81,7 +81,7 @@ class Proxy:
     def dial(
         self, host: str, port: int, *, timeout_seconds: float, buffer_bytes: int | None
     ) -> socket.socket:
-        """Connect to a server through this proxy; stands in for the trainers' own way to connect."""
+        """Connect to a server through this proxy; replaces the trainers' function."""
         del buffer_bytes
         far = socket.create_connection((host, port), timeout=timeout_seconds)
         far.settimeout(None)
@@ -92,7 +92,7 @@ class Proxy:
         return near
 
     def dial_here(self, name: str, *, timeout_seconds: float, buffer_bytes: int | None) -> socket.socket:
-        """Connect to a server of this host through this proxy, which lets descriptors pass."""
+        """Connect to a local server through this proxy, which also relays descriptors."""
         far = dial_here(name, timeout_seconds=timeout_seconds, buffer_bytes=buffer_bytes)
         far.settimeout(None)
         near, middle = socket.socketpair(socket.AF_UNIX)
@@ -114,7 +114,7 @@ class Proxy:
             thread.start()
 
     def close(self) -> None:
-        """End every connection."""
+        """Close every connection."""
         for each in self._sockets:
             hang_up(each)
         for thread in self._threads:
@@ -172,7 +172,7 @@ class Proxy:
 
 @contextmanager
 def proxied(monkeypatch: Any, decide: Callable[[Passing], Fate]) -> Iterator[Proxy]:
-    """Let the trainers of this process reach their servers through a proxy, over TCP and on this host."""
+    """Route this process's trainers to their servers through a proxy, over TCP and on this host."""
     proxy = Proxy(decide)
     monkeypatch.setattr(server_connection, "dial", proxy.dial)
     monkeypatch.setattr(server_connection, "dial_here", proxy.dial_here)
@@ -183,7 +183,7 @@ def proxied(monkeypatch: Any, decide: Callable[[Passing], Fate]) -> Iterator[Pro
 
 
 class Partition:
-    """A network that can lose everything for a while, data and control alike, without telling anybody."""
+    """A network that can silently drop all data and control messages for a while."""
 
     def __init__(self) -> None:
         self._whole = threading.Event()
@@ -193,11 +193,11 @@ class Partition:
         self._threads: list[threading.Thread] = []
 
     def cut(self) -> None:
-        """Let nothing through any more."""
+        """Stop relaying."""
         self._whole.clear()
 
     def heal(self) -> None:
-        """Let everything through again, also what was sent meanwhile."""
+        """Relay again, including data sent meanwhile."""
         self._whole.set()
 
     def dial(
@@ -208,13 +208,13 @@ class Partition:
         return socket.create_connection(self._listen(host, port), timeout=timeout_seconds)
 
     def control(self, endpoint: str, *arguments: Any) -> ControlClient:
-        """Make a control channel through this network."""
+        """Open a control channel through this network."""
         host, _, port = endpoint.rpartition(":")
         near = self._listen(host, int(port))
         return ControlClient(f"{near[0]}:{near[1]}", *arguments)
 
     def close(self) -> None:
-        """End every connection."""
+        """Close every connection."""
         self.heal()
         for each in (*self._listeners, *self._sockets):
             hang_up(each)
@@ -258,7 +258,7 @@ class Partition:
 
 @contextmanager
 def partition(monkeypatch: Any) -> Iterator[Partition]:
-    """Let the trainers of this process reach their servers through one network that may be cut."""
+    """Route this process's trainers to their servers through a network that can be cut."""
     network = Partition()
     monkeypatch.setattr(server_connection, "dial", network.dial)
     monkeypatch.setattr(session, "ControlClient", network.control)

@@ -1,4 +1,4 @@
-"""A parameter-server job as real processes on loopback: each runs one script, and none outlives the test."""
+"""A parameter-server job as real processes on loopback, none of which outlives the test."""
 
 import contextlib
 import os
@@ -20,7 +20,7 @@ HOST = "127.0.0.1"
 
 @dataclass
 class Replica:
-    """One process of the job, and its output."""
+    """A process of the job and its output."""
 
     name: str
     process: ForkedPython
@@ -28,7 +28,7 @@ class Replica:
 
     @property
     def output(self) -> str:
-        """What it has written so far, to stdout and stderr together."""
+        """The output so far on stdout and stderr."""
         return self.log.read_text(errors="replace")
 
     def wait(self, seconds: float = 60.0) -> int:
@@ -39,14 +39,14 @@ class Replica:
             raise AssertionError(f"{self.name} still runs after {seconds:g} s:\n{self.output}") from None
 
     def expect(self, status: int, *words: str, seconds: float = 60.0) -> None:
-        """Wait for the end: with this status, and with these words in the output."""
+        """Wait for the end; check the exit status and that the output contains some text."""
         found = self.wait(seconds)
         assert found == status, f"{self.name} ended with {found}, expected {status}:\n{self.output}"
         for word in words:
             assert word in self.output, f"{self.name} does not say {word!r}:\n{self.output}"
 
     def wait_for_output(self, pattern: str, seconds: float = 60.0) -> re.Match[str]:
-        """Return the first match of a pattern in the output; the process may still run."""
+        """Return a pattern's first match in the output; the process may still be running."""
 
         def look() -> re.Match[str] | None:
             ended = self.process.poll() is not None
@@ -59,14 +59,14 @@ class Replica:
         return match
 
     def kill(self) -> None:
-        """End it as kill -9 does: the process only, not its children."""
+        """Kill the process with SIGKILL, but not its children."""
         self.process.kill()
         self.process.wait()
 
 
 @dataclass
 class Job:
-    """The processes of one job.
+    """The processes of a job.
 
     Parameters
     ----------
@@ -102,7 +102,7 @@ class Job:
         return self._start(f"trainer-{index}", script, arguments, role | environ)
 
     def start(self, script: Path, *arguments: str) -> tuple[list[Replica], list[Replica]]:
-        """Start every replica; return servers and trainers."""
+        """Start every replica; return the servers and the trainers."""
         servers = [self.server(index, script, *arguments) for index in range(self.servers)]
         trainers = [self.trainer(index, script, *arguments) for index in range(self.trainers)]
         return servers, trainers
@@ -120,7 +120,7 @@ class Job:
         wait_for(look, f"parameter server {index} at {self.endpoints[index]}", seconds=seconds)
 
     def close(self) -> None:
-        """Kill what still runs, children included."""
+        """Kill all running processes, including children."""
         for replica in self.replicas:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(replica.process.pid, signal.SIGKILL)
@@ -153,7 +153,7 @@ class Job:
 
 @contextmanager
 def job(directory: Path, servers: int, trainers: int, rounds: int = 1, **environ: str) -> Iterator[Job]:
-    """Give a job whose processes end with the block."""
+    """Yield a job whose processes end with the block."""
     made = Job(directory, servers, trainers, environ, rounds)
     try:
         yield made

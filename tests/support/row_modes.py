@@ -1,4 +1,4 @@
-"""Tables of one server without sockets: what trainers send, and which rows they see."""
+"""Tables on one server without sockets: what trainers send, and the rows that they see."""
 
 from dataclasses import replace
 from typing import Any
@@ -22,13 +22,13 @@ RATE_OF_ONE: HyperParameters = ({"lr": 1.0},)
 
 
 def gradient(values: dict[int, float]) -> RowGradients:
-    """Return a gradient of rows of one number each."""
+    """Return a gradient of rows with one number each."""
     ids = np.array(sorted(values), dtype=np.int64)
     return RowGradients(ids, torch.tensor([[values[int(each)]] for each in ids]).reshape(len(ids), 1))
 
 
 class Tables:
-    """One table of rows of one number, which begin with 0 and are stepped by what is subtracted from them.
+    """A table of single-number rows that start at 0; updates subtract gradients from them.
 
     Parameters
     ----------
@@ -55,19 +55,19 @@ class Tables:
     def send(
         self, trainer: int, step: int, values: dict[int, float], hyper: HyperParameters = RATE_OF_ONE
     ) -> list[Answer]:
-        """Let a trainer begin a step, if it has not, and send its gradient."""
+        """Begin a trainer's step, unless it has begun, and send its gradient."""
         self.half.begin(trainer, step, hyper)
         answers = self.half.row_gradient(trainer, 0, step, gradient(values))
         return [*answers, *self.half.advance(0, of_table=True)]
 
     def told(self, trainer: int, step: int, values: dict[int, float]) -> dict[int, float]:
-        """Let a trainer send its gradient; return the rows that it is told of."""
+        """Send a trainer's gradient; return the rows that it receives in reply."""
         (answer,) = self.send(trainer, step, values)
         assert answer.value is not None
         ids, rows = read_row_gradient(memoryview(answer.value), 1)
         return dict(zip(ids.tolist(), rows[:, 0].tolist(), strict=True))
 
     def rows(self, trainer: int, step: int, *ids: int) -> list[float]:
-        """Return the rows that a trainer sees which looks them up at a step."""
+        """Return the rows that a trainer sees in a look-up at a step."""
         found: list[float] = self.half.look_up(trainer, 0, step, np.array(ids))[:, 0].tolist()
         return found

@@ -1,4 +1,4 @@
-"""Rows of tables without parameter servers."""
+"""Table rows without parameter servers."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ __all__ = ["RowSource"]
 
 
 class RowSource:
-    """Rows of a weight, or such whose values are their ids; what has a gradient is kept."""
+    """Rows of a weight, or rows whose values are their ids; stores the gradients."""
 
     def __init__(self, weight: torch.Tensor | None = None) -> None:
         self.weight = weight
@@ -17,16 +17,16 @@ class RowSource:
         self.kept: list[Any] = []
 
     def fetch(self, name: str, ids: Any) -> torch.Tensor:
-        """Note which ids are asked for."""
+        """Record the requested ids."""
         self.asked.append(ids.tolist())
         if self.weight is not None:
             return self.weight[torch.from_numpy(ids)]
         return torch.from_numpy(ids).float()[:, None].repeat(1, 2)
 
     def prefetch(self, name: str, ids: Any) -> None:
-        """Note which ids are asked for ahead."""
+        """Record the prefetched ids."""
         self.ahead.append(ids.tolist())
 
     def touched(self, name: str, touched: Any) -> None:
-        """Keep what has a gradient."""
+        """Store the rows that have a gradient."""
         self.kept.append(touched)

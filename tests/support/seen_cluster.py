@@ -1,4 +1,4 @@
-"""A cluster on an API server in memory, with one job, for tests of what the cluster sees and does."""
+"""A cluster on an in-memory API server, with one job, for tests of its reads and writes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SERVICE = f"{SERVICES}/digits"
 
 
 class SeenCluster:
-    """The operator's view of an API server in memory, its notifications, and a clock that a test moves."""
+    """The operator's view of an in-memory API server, its notifications, and a clock that tests advance."""
 
     def __init__(self, api: FakeApi, features: tuple[str, ...] = ()) -> None:
         self.api = api
@@ -51,7 +51,7 @@ class SeenCluster:
         self.changed.set()
 
     async def until(self, probe: Callable[[], object]) -> None:
-        """Wait until a condition is true, for at most ten seconds."""
+        """Wait up to ten seconds for a condition to become true."""
         async with asyncio.timeout(10):
             while not probe():
                 self.changed.clear()
@@ -80,17 +80,17 @@ class SeenCluster:
         await self.until(lambda: len([*self.view.extras(KEY.namespace)]) == 2)
 
     def taken(self, kind: str = "ADDED") -> None:
-        """Pass the job on, as kopf does."""
+        """Deliver the job like kopf."""
         self.view.jobs.take(kind, self.api.objects[JOB])
 
     def events(self) -> list[dict[str, Any]]:
-        """Return the posted Events."""
+        """Return the Events that were posted."""
         return [each for path, each in self.api.objects.items() if "/events/" in path]
 
 
 @asynccontextmanager
 async def started(api: FakeApi) -> AsyncIterator[SeenCluster]:
-    """Yield a started view without features, and close it afterwards."""
+    """Yield a started view without optional features; close it afterwards."""
     world = SeenCluster(api)
     await world.view.start()
     try:
@@ -100,7 +100,7 @@ async def started(api: FakeApi) -> AsyncIterator[SeenCluster]:
 
 
 def api_with_a_job() -> FakeApi:
-    """Return an API server in memory that has the job."""
+    """Return an in-memory API server that contains the job."""
     api = FakeApi()
     api.put(JOB, {**manifest(), "metadata": {"generation": 1}})
     return api

@@ -1,4 +1,4 @@
-"""Several calls at the same time, in threads of the test's own process."""
+"""Concurrent calls in threads of the test process."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -12,7 +12,7 @@ __all__ = ["at_once", "one_torch_thread"]
 
 @contextmanager
 def one_torch_thread() -> Iterator[None]:
-    """Let torch compute in the thread that asks: results equal to the bit, and no crowd on a busy machine."""
+    """Make torch compute in the calling thread only: results are bitwise equal, and the load is lower."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -22,7 +22,7 @@ Values = dict[str, torch.Tensor]
 
 @dataclass(frozen=True)
 class Training:
-    """What is trained, and how.
+    """The model, data and options of a training run.
 
     Attributes
     ----------
@@ -51,7 +51,7 @@ class Training:
     steps: tuple[int, ...] = (4, 4)
 
     def advance(self, scheduler: Any, step: int) -> None:
-        """Step a scheduler, if there is one."""
+        """Advance the scheduler, if any."""
         if scheduler is not None:
             scheduler.step(*self.metrics[step : step + 1])
 
@@ -90,7 +90,7 @@ def train_alone(training: Training, clip: Callable[[torch.nn.Module], Any] | Non
 def train_together(
     training: Training, servers: int = 2, *, cross_step: bool = False, **arguments: Any
 ) -> list[Values]:
-    """Train with so many servers, and a trainer for each entry of ``training.steps``.
+    """Train with the given number of servers, and a trainer for each entry of ``training.steps``.
 
     Returns
     -------
@@ -151,12 +151,12 @@ def _run(job: Loopback, training: Training, *, cross_step: bool) -> list[Values]
 
 
 def never_minimized(loss_fn: Callable[..., Any]) -> None:
-    """Stand in for what these loops do not call."""
+    """Stand in for a function that these loops do not call."""
     raise AssertionError("minimize was called")
 
 
 def assert_same_bits(found: Values, expected: Values) -> None:
-    """Compare parameters bit by bit, and name those that differ."""
+    """Compare parameters bitwise, and name those that differ."""
     assert found.keys() == expected.keys()
     differing = [name for name, value in expected.items() if not torch.equal(found[name], value)]
     assert not differing, f"other bits in {', '.join(differing)}"

@@ -1,4 +1,4 @@
-"""A proxy as companies have them before their clusters: connections by HTTP's CONNECT, or by SOCKS 5."""
+"""A proxy like those in corporate networks: it connects by HTTP CONNECT or SOCKS 5."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SOCKS = 5
 
 
 class Tunnel:
-    """One proxy, which finds every name on this machine.
+    """A proxy that resolves every name to this machine.
 
     `asked` are the addresses that its clients named, in their order.
     """

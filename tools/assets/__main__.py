@@ -1,4 +1,4 @@
-"""``python -m tools.assets``: get the programs that tests start, or pin their checksums."""
+"""``python -m tools.assets``: installs the programs that tests use, or pins their checksums."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tools.assets.programs import PROGRAMS, USUAL, AssetError, program
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run as a program; return its exit status."""
+    """Run the command line; return its exit status."""
     parser = argparse.ArgumentParser(
         prog="python -m tools.assets", description="Find the programs that tests start, or get them."
     )

@@ -1,4 +1,4 @@
-"""Official files by their checksums.
+"""Downloads official files and verifies their checksums.
 
 What the network fails to give (no connection, an error's status, half a file) is an `UnavailableError`, and
 leaves the build from the Go module. A file that came whole and is another one than was pinned is an
@@ -36,11 +36,11 @@ PIECE_BYTES = 1 << 18
 
 
 class UnavailableError(Exception):
-    """The network did not give the file; the message says what happened."""
+    """A download failed; the message gives the reason."""
 
 
 def download(name: str, program: Program, arch: str, sha256: str, to: Path) -> None:
-    """Put the program out of the official file at `to`, ready to run.
+    """Download a program's official file, and write the executable program to `to`.
 
     Raises
     ------
@@ -68,7 +68,7 @@ def download(name: str, program: Program, arch: str, sha256: str, to: Path) -> N
 
 
 def fetch(url: str, file: Path) -> str:
-    """Write what an address gives to a file; return its sha256, or raise `UnavailableError`."""
+    """Download a URL to a file; return its SHA-256 digest, or raise `UnavailableError`."""
     if problem := _no_connection(*_first_hop(url)):
         raise UnavailableError(problem)
     deadline = time.monotonic() + DOWNLOAD_SECONDS
@@ -91,7 +91,7 @@ def fetch(url: str, file: Path) -> str:
 
 
 def unpack(file: Path, member: str | None, to: Path) -> None:
-    """Take the program out of its archive, or take the file itself where `member` is None."""
+    """Extract the program from an archive, or use the file itself if `member` is None."""
     if member is None:
         file.replace(to)
         return
@@ -114,7 +114,7 @@ def _opened(archive: tarfile.TarFile, member: str) -> IO[bytes]:
 
 
 def _first_hop(url: str) -> tuple[str, int]:
-    """Return the host and port that a connection goes to: the address's own, or those of the proxy."""
+    """Return the host and port of a connection's first hop: the proxy if there is one, or else the server."""
     parts = urlsplit(url)
     proxy = urllib.request.getproxies().get(parts.scheme)
     if proxy and not urllib.request.proxy_bypass(parts.netloc):
@@ -124,7 +124,7 @@ def _first_hop(url: str) -> tuple[str, int]:
 
 @functools.cache
 def _no_connection(host: str, port: int) -> str:
-    """Return why no connection comes in time, or nothing where one does; asked once for each host.
+    """Return why no connection to a host is possible in time, if so; checked once per host.
 
     A thread, because a look-up of a name has no time limit of its own.
     """

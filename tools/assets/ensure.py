@@ -1,4 +1,4 @@
-"""Get every program that is not there yet, one at a time on a machine, with a line about each."""
+"""Installs missing programs one at a time per machine, and prints a line about each."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def ensure(
     downloads: bool = True,
     without_go: bool = False,
 ) -> dict[str, Path]:
-    """Return where each program is, after getting those that are nowhere.
+    """Return the path of each program, after installing those that are missing.
 
     Parameters
     ----------
@@ -61,7 +61,7 @@ def ensure(
 
 
 def announce(names: Iterable[str], environ: Mapping[str, str], downloads: bool) -> None:
-    """Say which programs will be built, and how long that may take, before anything is."""
+    """Print which programs will be built and how long this may take, before building them."""
     missing = [name for name in names if not (installed(name, environ) or cached(name, environ))]
     built = [name for name in missing if not (downloads and pin_of(name))]
     if built and shutil.which("go", path=environ.get("PATH")):
@@ -105,7 +105,7 @@ def _got(name: str, path: Path, environ: Mapping[str, str], downloads: bool) -> 
 
 
 def _kept(name: str, new: Path, path: Path, origin: str, done: str, started: float) -> Path:
-    """Move a new program to its place, and note what it was made of."""
+    """Move a new program to the cache, and record its inputs."""
     stamp(path).unlink(missing_ok=True)
     new.replace(path)
     stamp(path).write_text(origin)
@@ -115,7 +115,7 @@ def _kept(name: str, new: Path, path: Path, origin: str, done: str, started: flo
 
 @contextlib.contextmanager
 def _one_at_a_time(lock: Path, name: str) -> Iterator[None]:
-    """Hold the lock of the cache; say once who holds it if that is somebody else."""
+    """Hold the cache's lock; if another process holds it, print once which one."""
     with lock.open("a+") as file:
         started, told = time.monotonic(), False
         while True:
@@ -140,6 +140,6 @@ def _one_at_a_time(lock: Path, name: str) -> Iterator[None]:
 
 
 def say(message: str, started: float | None = None) -> None:
-    """Print a line, with the time since `started`."""
+    """Print a line with the time since `started`."""
     took = "" if started is None else f" ({time.monotonic() - started:.1f} s)"
     print(f"assets: {message}{took}", file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""Where the programs are. Nothing here downloads or builds: fixtures call it, under pytest's time limit."""
+"""Finds installed programs. Nothing here downloads or builds, because fixtures have a time limit."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ GO_MODULES = Path(__file__).resolve().parents[1] / "go"
 
 
 def find(names: Iterable[str], environ: Mapping[str, str] | None = None) -> dict[str, Path]:
-    """Return where each program is.
+    """Return the path of each program.
 
     Parameters
     ----------
@@ -50,7 +50,7 @@ def find(names: Iterable[str], environ: Mapping[str, str] | None = None) -> dict
 
 
 def installed(name: str, environ: Mapping[str, str]) -> Path | None:
-    """Return a program that is there without our doing, in a version that will do, or None."""
+    """Return a program of a suitable version that is already installed on this machine, or None."""
     wanted = program(name)
     for folder in (environ.get("KUBEBUILDER_ASSETS"), *environ.get("PATH", "").split(os.pathsep)):
         path = Path(folder) / name if folder else None
@@ -76,13 +76,13 @@ def _will_do(path: Path, wanted: Program) -> bool:
 
 
 def cache_folder(environ: Mapping[str, str]) -> Path:
-    """Return the folder that programs are downloaded and built into."""
+    """Return the folder for programs that were downloaded or built."""
     cache = environ.get("XDG_CACHE_HOME") or Path(environ.get("HOME") or Path.home()) / ".cache"
     return Path(cache) / "fleetjob" / "bin"
 
 
 def cached(name: str, environ: Mapping[str, str]) -> Path | None:
-    """Return a program in the cache, if it is what would be downloaded or built now."""
+    """Return the cached program if its version and inputs are current, else None."""
     path = cache_folder(environ) / name
     try:
         origin = stamp(path).read_text()
@@ -93,24 +93,24 @@ def cached(name: str, environ: Mapping[str, str]) -> Path | None:
 
 
 def stamp(path: Path) -> Path:
-    """Return the file beside a program in the cache that says what it was made of."""
+    """Return the file next to a cached program that records the program's inputs."""
     return path.with_name(f".{path.name}.inputs")
 
 
 def architecture() -> str | None:
-    """Return the projects' name for this machine's processor, or None where nothing is pinned for it."""
+    """Return the upstream projects' name for this machine's architecture, or None if it is not pinned."""
     system = os.uname()
     return ARCHITECTURES.get(system.machine) if system.sysname == "Linux" else None
 
 
 def pin_of(name: str) -> str | None:
-    """Return the checksum of the official file of a program for this machine, or None."""
+    """Return the checksum of a program's official file for this machine, or None."""
     arch = architecture()
     return checksums.read(checksums.FILE).get(checksums.key(name, program(name), arch)) if arch else None
 
 
 def build_inputs(wanted: Program) -> str:
-    """Return a name for everything that a program is built from."""
+    """Return a string that identifies all inputs of a program's build."""
     digest = hashlib.sha256(repr((wanted.package, wanted.version, wanted.module, wanted.flags)).encode())
     if wanted.module:
         for file in sorted((GO_MODULES / wanted.module).iterdir()):

@@ -1,4 +1,4 @@
-"""Write the checksums of the official files, which a person does where downloads work."""
+"""Writes the checksums of official files; run by a person on a machine that can download them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ELF = b"\x7fELF"
 
 
 def pin(names: Iterable[str], say: Callable[[str], None]) -> None:
-    """Download the official files of some programs for every processor, and write their checksums.
+    """Download programs' official files for every architecture, and write their checksums.
 
     Raises
     ------
@@ -43,7 +43,7 @@ def pin(names: Iterable[str], say: Callable[[str], None]) -> None:
 
 
 def _checksum(name: str, arch: str, folder: Path) -> str:
-    """Return the checksum of an official file, after a look at what is in it."""
+    """Return the checksum of an official file after inspecting its content."""
     url = program(name).url(arch)
     file, unpacked = folder / "file", folder / name
     try:

@@ -1,4 +1,4 @@
-"""What each program is: its version, where its project publishes it, and the Go package that builds it."""
+"""The programs: their versions, download addresses, and Go packages."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 
 
 class AssetError(Exception):
-    """A program is not to be had; the message says what was tried and what to do about it."""
+    """A program cannot be installed; the message says what was tried and what to do."""
 
 
 class MissingError(AssetError):
-    """A program is not installed, and nothing here can get it."""
+    """A program is not installed, and this tool cannot install it."""
 
 
 @dataclass(frozen=True)
 class Program:
-    """One program: which versions will do, how to ask for them, and where it comes from.
+    """A program: its accepted versions, the command that prints its version, and its sources.
 
     Attributes
     ----------
@@ -70,21 +70,21 @@ class Program:
     minutes: float = 0.5
 
     def url(self, arch: str) -> str:
-        """Return the address of the official file for one processor."""
+        """Return the URL of the official file for an architecture."""
         return self.download.format(version=self.version, arch=arch)
 
     def path_inside(self, arch: str) -> str | None:
-        """Return the program's path inside the official file, or None where that is the program itself."""
+        """Return the program's path inside the official file, or None if the file is the program."""
         return self.member and self.member.format(version=self.version, arch=arch)
 
     @property
     def wanted(self) -> str:
-        """The leading parts of the version that a found program must have."""
+        """The leading components of the version that an installed program must have."""
         return ".".join(self.version.split(".")[: self.precision])
 
 
 def _kubernetes_flags() -> str:
-    """Return the linker flags behind what ``kubectl version`` and the API server's /version report."""
+    """Return linker flags that set the version in ``kubectl version`` and the API server's /version."""
     major, minor, _ = KUBERNETES.split(".")
     stamps = {
         "gitVersion": f"v{KUBERNETES}",
@@ -187,7 +187,7 @@ USUAL = tuple(name for name, each in PROGRAMS.items() if not each.by_name)
 
 
 def program(name: str) -> Program:
-    """Return a program by its name, or raise `AssetError`."""
+    """Return the program with the given name, or raise `AssetError`."""
     if name not in PROGRAMS:
         raise AssetError(f"no such program: {name}; there are {', '.join(sorted(PROGRAMS))}")
     return PROGRAMS[name]

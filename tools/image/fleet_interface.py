@@ -1,4 +1,4 @@
-"""Have gloo and NCCL use the interface of the pod's own address, whatever a script trains with.
+"""Makes gloo and NCCL use the interface of the pod's own address, with any training library.
 
 A pod on its node's network sees the node's bridges and the ends of other pods' links as well, and gloo and
 NCCL would take one by its name or its order. The operator tells such a pod its address, by which its peers
@@ -21,7 +21,7 @@ GET_ADDRESS = 0x8915
 
 
 def choose_interface() -> None:
-    """Name the interface of this pod's address in the environment, where nobody has named one."""
+    """Set the variables that name the interface of the pod's address, unless they are set."""
     address = os.environ.get(ADDRESS)
     unset = [name for name in VARIABLES if name not in os.environ]
     if not (address and unset):
@@ -35,7 +35,7 @@ def choose_interface() -> None:
 
 
 def _interface_of(address: str) -> str | None:
-    """Return the interface whose address it is; among those of IPv4, its first one."""
+    """Return the interface that has an address; for IPv4, the first one."""
     import socket  # here, as every start of Python comes by
 
     if ":" in address:

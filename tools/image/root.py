@@ -1,4 +1,4 @@
-"""root.py FOLDER: make FOLDER the root file system of an image that can run the interpreter of /opt/fleet.
+"""root.py FOLDER: makes FOLDER the root file system of an image that can run the interpreter in /opt/fleet.
 
 Runs inside `docker build`. The base image has a shell, a package manager and parts of Python that the
 operator never runs. Files that are not in an image need no updates, and are of no use to an attacker. So this
@@ -48,7 +48,7 @@ def copy(source: Path, root: Path) -> None:
 
 
 def libraries(files: list[Path]) -> set[Path]:
-    """Return the shared libraries that programs and other libraries load, and the dynamic linker."""
+    """Return the shared libraries that programs and libraries need, and the dynamic linker."""
     # ldd fails for a static program, which needs no libraries.
     output = subprocess.run(["ldd", *files], capture_output=True, text=True, check=False).stdout
     if missing := re.findall(r"(\S+) => not found", output):
@@ -60,7 +60,7 @@ def libraries(files: list[Path]) -> set[Path]:
 
 
 def main(root: Path) -> None:
-    """Make the folder and fill it."""
+    """Create the folder and its contents."""
     root.mkdir()
     for link in Path("/").iterdir():
         if link.is_symlink():

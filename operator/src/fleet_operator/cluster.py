@@ -16,7 +16,7 @@ KEY_BYTES = 32
 
 
 class Key(NamedTuple):
-    """The namespace and the name that identify a job in a queue."""
+    """The namespace and name that identify a job in a queue."""
 
     namespace: str
     name: str
@@ -27,12 +27,12 @@ class Key(NamedTuple):
         return cls(job.metadata.namespace, job.metadata.name)
 
     def __str__(self) -> str:
-        """Return ``namespace/name``, as logs show it."""
+        """Return ``namespace/name``, the form used in logs."""
         return f"{self.namespace}/{self.name}"
 
 
 class ClusterError(OperatorError):
-    """A request to the cluster failed; the message has the reason. The next pass retries it."""
+    """A request to the cluster failed, for the reason in the message. The next pass retries it."""
 
     transient = False
     """Whether the cause is unrelated to the request, so that the same request may succeed later."""
@@ -42,7 +42,7 @@ class ClusterError(OperatorError):
 
 
 class ConflictError(ClusterError):
-    """The plan is stale: the state on which it is based has changed."""
+    """The plan is stale, because the state on which it is based has changed."""
 
 
 class Cluster(Protocol):
@@ -52,7 +52,7 @@ class Cluster(Protocol):
         """Return the newest known version of a job, or None if it is gone."""
 
     def observe(self, job: FleetJob) -> Observed | None:
-        """Return the objects of `job`, or None until they and the effects of our writes are observed."""
+        """Return the objects of `job`, or None until they and the effects of our own writes are observed."""
 
     def hosts(self, job: FleetJob) -> Hosts:
         """Return the hosts of the replicas of `job`."""
@@ -61,7 +61,7 @@ class Cluster(Protocol):
         """Replace the job's status; raise ConflictError if `job` is not its newest version."""
 
     async def apply(self, job: FleetJob, action: Action) -> None:
-        """Carry out one action. It is safe to repeat a completed action."""
+        """Carry out an action, which is safe to repeat."""
 
     async def record(self, job: FleetJob, event: Event) -> None:
         """Record an event for people. A failure is logged, never raised."""

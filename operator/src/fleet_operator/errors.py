@@ -1,4 +1,4 @@
-"""The errors of the operator, and the problems of a manifest. Each class is defined where it is raised.
+"""The errors of the operator and the problems of a manifest. Each error is defined where it is raised.
 
 ::
 
@@ -36,14 +36,14 @@ MOST_SHOWN = 50
 
 
 class OperatorError(Exception):
-    """The base of this package's own errors."""
+    """The base class of this package's errors."""
 
     exit_status = 1
     """The exit status of a command that ends with this error."""
 
 
 class Problem(NamedTuple):
-    """A problem of a manifest."""
+    """A problem in a manifest."""
 
     path: str  # the field, as kubectl writes it: spec.template.spec.containers[0].image
     found: str  # the current value, or "nothing"
@@ -52,13 +52,13 @@ class Problem(NamedTuple):
     line: int | None = None  # counted from 1
 
     def __str__(self) -> str:
-        """Return the problem in one sentence, prefixed with ``file:line:`` if known."""
+        """Return the problem in a sentence, prefixed with ``file:line:`` if known."""
         place = "" if self.file is None else f"{self.file}:{self.line}: "
         return f"{place}{self.path}: found {self.found}, expected {self.expected}"
 
 
 class InvalidJob(OperatorError):  # noqa: N818  the name describes the problem, as the message does
-    """A manifest is not a valid FleetJob; `problems` lists everything that is wrong with it."""
+    """A manifest is not a valid FleetJob; `problems` lists every problem in it."""
 
     exit_status = 2
 

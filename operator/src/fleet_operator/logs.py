@@ -1,4 +1,4 @@
-"""The operator's log format: one line per record, with the job that the record concerns."""
+"""The operator's log formats: one record per line, with the job that it concerns."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class TextFormatter(logging.Formatter):
     """``2026-01-02T03:04:05.678Z INFO default/digits fleet_operator.engine: a pass failed``."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return one line, followed by the traceback if there is one."""
+        """Return the record as a line, followed by the traceback if there is one."""
         job = getattr(record, "job", None)
         about = f"{job} " if job else ""
         line = f"{_moment(record)} {record.levelname} {about}{record.name}: {record.getMessage()}"
@@ -23,7 +23,7 @@ class JsonFormatter(logging.Formatter):
     """One JSON object per line: time, level, logger, message, and job and exception if there are any."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return one line."""
+        """Return the record as one line."""
         fields = {
             "time": _moment(record),
             "level": record.levelname.lower(),

@@ -111,11 +111,11 @@ class Metrics(Observer):
         return Histogram(f"{PREFIX}_{name}", meaning, labels, buckets=buckets, registry=self.registry)
 
     def watch_jobs(self, jobs: Callable[[], Iterable[FleetJob]]) -> None:
-        """Register a collector that, on each scrape, computes the number of jobs by state."""
+        """Register a collector that computes the number of jobs by state on each scrape."""
         self.registry.register(_Jobs(jobs))
 
     def watch_watches(self, failing: Callable[[], Iterable[tuple[str, str | None, float]]]) -> None:
-        """Register a collector that, on each scrape, computes how long each watch has been failing.
+        """Register a collector that computes how long each watch has been failing on each scrape.
 
         Parameters
         ----------
@@ -125,7 +125,7 @@ class Metrics(Observer):
         self.registry.register(_Watches(failing))
 
     def seen(self, job: FleetJob) -> None:
-        """Initialize a namespace's series to zero, because a series that starts at one shows no increase."""
+        """Initialize a namespace's series to zero, because a series that starts at 1 shows no increase."""
         labels = (job.metadata.namespace, str(job.spec.mode))
         self._successful.labels(*labels)
         self._restarted.labels(*labels)
@@ -203,7 +203,7 @@ class Metrics(Observer):
 
 
 def _is_first_life(job: FleetJob) -> bool:
-    """Return whether a job's waiting time is its age, because the job was neither restarted nor held back."""
+    """Return whether a job's waiting time is its age, as it was neither restarted nor held back."""
     status = job.status
     restarted = status.restarts or status.job_restarts
     return not restarted and status.condition(ConditionType.SUSPENDED) is None
@@ -244,12 +244,12 @@ class _Jobs(Collector):
         yield waits
 
     def describe(self) -> Iterable[Metric]:
-        """Return no description: the metrics depend on the jobs."""
+        """Return no description, because the metrics depend on the jobs."""
         return ()
 
 
 class _Watches(Collector):
-    """How long each watch has been failing, computed on each scrape."""
+    """The seconds for which each watch has been failing, computed on each scrape."""
 
     def __init__(self, failing: Callable[[], Iterable[tuple[str, str | None, float]]]) -> None:
         self._failing = failing
@@ -267,5 +267,5 @@ class _Watches(Collector):
         yield family
 
     def describe(self) -> Iterable[Metric]:
-        """Return no description: the watches depend on the term."""
+        """Return no description, because the watches depend on the leadership term."""
         return ()

@@ -1,4 +1,4 @@
-"""The operator's process: the order in which its components start, and its shutdown.
+"""The operator's process: the order in which its components start and stop.
 
 It serves probes and metrics throughout its lifetime. It is active in terms, each of which lasts as long as it
 holds the Lease. An operator that has lost the Lease becomes a standby again instead of exiting. Otherwise the
@@ -68,11 +68,11 @@ def run_operator(environ: Mapping[str, str] | None = None) -> int:
 
 
 class NotOpenedError(OperatorError):
-    """The configured address or connection is unusable; the message has the reason."""
+    """The configured address or connection cannot be used; the message gives the reason."""
 
 
 class Operator:
-    """An operator, which alternates between standby and terms as the leader.
+    """The operator, which alternates between standby and terms as the leader.
 
     Parameters
     ----------
@@ -105,7 +105,7 @@ class Operator:
         self._server = HttpServer(self._metrics.registry, problem=self._problem, waiting=self._waiting)
 
     async def run(self) -> int:
-        """Run until the operator is stopped; return the exit status."""
+        """Run until stopped; return the exit status."""
         stop = asyncio.Event()
         _catch_signals(stop)
         asyncio.get_running_loop().set_exception_handler(_tell_of_loop)
@@ -145,7 +145,7 @@ class Operator:
         await self._electing.start()
 
     async def _lead(self, stop: asyncio.Event) -> None:
-        """Serve one term, until it is stopped, the lease is lost, or a component of the term ends."""
+        """Serve a term until it is stopped, the lease is lost, or a component of the term ends."""
         ending = asyncio.Event()
         keeping = asyncio.create_task(self._election.keep(), name="keep the lease")
         stopping = asyncio.create_task(stop.wait(), name="wait for a signal")
@@ -188,7 +188,7 @@ class Operator:
 
 
 def _collect_rarely() -> None:
-    """Exclude imported modules from garbage collection, and make collections less frequent.
+    """Exclude imported modules from garbage collection, and run it less often.
 
     Almost no cached object is part of a cycle, but each collection would traverse all cached objects. With a
     thousand jobs, its pauses are long.
@@ -199,7 +199,7 @@ def _collect_rarely() -> None:
 
 
 def _tell_of_loop(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Log the event loop's exceptions as asyncio does, except those of generators closed at shutdown.
+    """Log the event loop's exceptions like asyncio, except those of generators closed at shutdown.
 
     If kopf is stopped during an event, it leaves the generator of its watch open, and closing that generator
     raises an exception. Nothing is lost, but a traceback would suggest otherwise.

@@ -1,4 +1,4 @@
-"""A term: the work of an operator while it is the leader, from the first lists to the last pass.
+"""A term: an operator's work while it is the leader, from the first lists to the last pass.
 
 Our own tasks start before kopf, because at its end kopf waits for every newer task and then cancels it. kopf
 replaces the signal handlers while it starts. The caller restores its own immediately, because otherwise a
@@ -89,7 +89,7 @@ class Term:
         on_signals_taken: Callable[[], None],
         before_kopf_ends: Callable[[], Awaitable[None]],
     ) -> None:
-        """Serve FleetJobs until `ending` is set, or until a component of the term ends unexpectedly.
+        """Serve FleetJobs until `ending` is set or a component of the term ends unexpectedly.
 
         Parameters
         ----------
@@ -108,7 +108,7 @@ class Term:
             await self._events.close()
 
     def jobs(self) -> Iterator[FleetJob]:
-        """Return every known job."""
+        """Return all known jobs."""
         return iter(self._view.jobs)
 
     def failing(self) -> Iterator[tuple[str, str | None, float]]:
@@ -116,7 +116,7 @@ class Term:
         return self._view.failing()
 
     def problem(self) -> str | None:
-        """Return the component that has ended unexpectedly, or None."""
+        """Return a component that has ended unexpectedly, or None."""
         ended = [task.get_name() for task in self._tasks if task.done()] + self._view.ended()
         return f"ended: {', '.join(ended)}" if ended else None
 
@@ -132,7 +132,7 @@ class Term:
         on_signals_taken: Callable[[], None],
         before_kopf_ends: Callable[[], Awaitable[None]],
     ) -> None:
-        """Reconcile until the term is stopped, or until a component ends unexpectedly."""
+        """Reconcile until the term is stopped or a component ends unexpectedly."""
         engine = self._engine()
         stop_kopf = asyncio.Event()
         working = asyncio.create_task(engine.run(), name="engine")
@@ -158,7 +158,7 @@ class Term:
                 await watching
 
     def _engine(self) -> Engine:
-        """Return an engine in which every known job is enqueued."""
+        """Return an engine with every known job enqueued."""
         engine = Engine(
             self._cluster,
             workers=self._settings.workers,
@@ -172,7 +172,7 @@ class Term:
         return engine
 
     async def _until_given_up(self) -> None:
-        """Wait until kopf is watching FleetJobs, then block; return only if it does not start in time.
+        """Wait until kopf is watching FleetJobs, then block forever; return only if kopf fails to start.
 
         kopf may have looked for the CRD before the API server served it, and does not look again.
         """
@@ -185,7 +185,7 @@ class Term:
             await asyncio.Event().wait()
 
     async def _until_restored(self) -> None:
-        """Return once the API server's history has been rolled back, as by a restore of etcd.
+        """Return when the API server's history has been rolled back, as by a restore of etcd.
 
         kopf would continue to watch from a resourceVersion that the server has not reached yet, and receive
         nothing. The next term lists everything again.

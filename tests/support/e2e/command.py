@@ -1,4 +1,4 @@
-"""Run a program to its end, within a time, and say everything about it when it fails."""
+"""Runs programs to completion with a time limit, and reports all their output on failure."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ if TYPE_CHECKING:
 
 
 class CommandError(AssertionError):
-    """A program failed or took too long; the message holds its command line and its output."""
+    """A program failed or timed out; the message contains its command line and output."""
 
 
 def run(
     *command: str | Path, timeout: float, stdin: str | None = None, env: Mapping[str, str] | None = None
 ) -> str:
-    """Return what `command` writes to its standard output.
+    """Run `command`; return its standard output.
 
     Raises
     ------
@@ -45,7 +45,7 @@ def run(
 
 
 def run_visibly(*command: str | Path, timeout: float, env: Mapping[str, str] | None = None) -> None:
-    """Run a long `command` whose output people want to follow: it goes where this process's own goes.
+    """Run a long `command`, with its output shown as it appears.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""The project's two images: built from the Dockerfile, and put on the nodes of a cluster."""
+"""The project's two images: building them, and loading them onto a cluster's nodes."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ LOAD_SECONDS = 1500.0
 
 @dataclass(frozen=True)
 class Images:
-    """The names under which the cluster finds them."""
+    """The images' names in the cluster."""
 
     operator: str
     trainer: str
 
 
 def build(images: Images) -> None:
-    """Build both as `make image` does, with the environment's ``BASE_IMAGE`` and ``CA_BUNDLE``."""
+    """Build both images like `make image`, with the environment's ``BASE_IMAGE`` and ``CA_BUNDLE``."""
     run_visibly(
         "make",
         "image",
@@ -42,7 +42,7 @@ def build(images: Images) -> None:
 
 
 def load(images: Images, kubectl: Kubectl, environ: Mapping[str, str] = os.environ) -> None:
-    """Put both on every node.
+    """Load both images onto every node.
 
     ``E2E_LOAD_IMAGE`` is a command that does it for one image, its last argument, on a cluster that is not
     of kind; ``true`` if the cluster can pull them.
@@ -75,7 +75,7 @@ def _kind_nodes() -> set[str]:
 
 
 def _load_into(node: str, image: str) -> None:
-    """Stream an image into a node's containerd; no archive is ever on the disk."""
+    """Stream an image into a node's containerd, without writing an archive to disk."""
     if _is_on(node, image):
         return
     import_it = [
@@ -111,7 +111,7 @@ def _load_into(node: str, image: str) -> None:
 
 
 def _is_on(node: str, image: str) -> bool:
-    """Whether the node has this very image: its manifest there names docker's ID as its configuration."""
+    """Return whether the node has this exact image, identified by docker's ID in its manifest."""
     identity = run("docker", "image", "inspect", "--format", "{{.Id}}", image, timeout=60).strip()
     ctr = ("docker", "exec", node, "ctr", "-n", "k8s.io")
     for line in run(*ctr, "images", "ls", timeout=60).splitlines():

@@ -1,4 +1,4 @@
-"""One cluster, as people change it by kubectl and as tests look at it by the package `kubernetes`."""
+"""Access to a cluster: through kubectl for changes, and through the package `kubernetes` for reads."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ REQUEST_SECONDS = 60.0
 
 @dataclass(frozen=True)
 class Kubectl:
-    """A cluster, and a namespace unless it is about all of it; called, it is kubectl."""
+    """A cluster and, optionally, a namespace; calling the object runs kubectl."""
 
     program: Path
     kubeconfig: Path
@@ -33,7 +33,7 @@ class Kubectl:
     def __call__(
         self, *arguments: str | Path, timeout: float = REQUEST_SECONDS, stdin: str | None = None
     ) -> str:
-        """Return the output of one command.
+        """Run a kubectl command; return its output.
 
         Raises
         ------
@@ -43,11 +43,11 @@ class Kubectl:
         return run(*self._command(*arguments), timeout=timeout, stdin=stdin)
 
     def within(self, namespace: str) -> Kubectl:
-        """Return the same for `namespace`."""
+        """Return the same cluster with another namespace."""
         return Kubectl(self.program, self.kubeconfig, namespace)
 
     def get(self, plural: str, **params: str) -> list[dict[str, Any]]:
-        """Return all objects of a kind, in the namespace if there is one."""
+        """Return all objects of a kind in the namespace, or in the cluster without one."""
         return self._ask(lambda server: Namespace(server, self.namespace or "").all(plural, **params))
 
     def names(self, resource: str) -> set[str]:
@@ -55,7 +55,7 @@ class Kubectl:
         return set(self("get", resource, "-o", "name").split())
 
     def inventory(self) -> set[str]:
-        """Return every object in the namespace but Events, which tell of the past, and its own two."""
+        """Return every object in the namespace, except Events and the namespace's default objects."""
 
         async def look(server: ApiServer) -> set[str]:
             found = set()
@@ -105,7 +105,7 @@ class Kubectl:
         return asyncio.run(ask())
 
     def everything(self) -> str:
-        """Return what a person would look at first when something has gone wrong in the namespace."""
+        """Return the information that a person would look at first after a failure in the namespace."""
         parts = [
             self._told("get", "fleetjobs,pods,services", "-o", "wide"),
             self._told("describe", "fleetjobs,pods"),

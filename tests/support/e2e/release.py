@@ -1,4 +1,4 @@
-"""The operator on a cluster, by its Helm chart."""
+"""The operator in a cluster, installed with its Helm chart."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ GONE_SECONDS = 60.0
 
 @dataclass
 class Release:
-    """One installation of the chart in a namespace of its own."""
+    """An installation of the chart in its own namespace."""
 
     helm: Path
     kubectl: Kubectl
@@ -29,11 +29,11 @@ class Release:
 
     @property
     def deployment(self) -> str:
-        """The name of the operator's Deployment, and of its Lease."""
+        """The name of the operator's Deployment and Lease."""
         return f"{self.name}-fleet-operator"
 
     def install(self, image: str, *values: str, take_ownership: bool = False) -> None:
-        """Install the chart with the operator's `image`, and return once the operator is ready."""
+        """Install the chart with the operator's `image`; return once the operator is ready."""
         repository, _, tag = image.rpartition(":")
         self.installed = True
         sets = _sets(f"image.repository={repository}", f"image.tag={tag}", *values)
@@ -41,11 +41,11 @@ class Release:
         self._helm("install", self.name, CHART, "--create-namespace", *sets, *flags, *self._waiting)
 
     def upgrade(self, *values: str) -> None:
-        """Change some values; return once the new operators are ready and the old ones are gone."""
+        """Change some values; return once new operators are ready and old ones are gone."""
         self._helm("upgrade", self.name, CHART, "--reuse-values", *_sets(*values), *self._waiting)
 
     def rollback(self) -> None:
-        """Go back to the revision before the last; return as `upgrade` does."""
+        """Roll back to the previous revision; return under the same condition as `upgrade`."""
         self._helm("rollback", self.name, *self._waiting)
 
     def test(self) -> None:
@@ -53,7 +53,7 @@ class Release:
         self._helm("test", self.name, "--timeout", f"{INSTALL_SECONDS:.0f}s")
 
     def uninstall(self) -> None:
-        """Uninstall it and wait until all of it is gone, its Lease included; a second call does nothing."""
+        """Uninstall the chart and wait until everything, including the Lease, is gone; safe to repeat."""
         if self.installed:
             self._helm("uninstall", self.name, "--cascade", "foreground", "--wait", "--timeout", "120s")
             self.kubectl.within(self.namespace)(

@@ -36,7 +36,7 @@ class LocalSGD:
             _check_whole(f"LocalSGD.{name}", getattr(self, name), 1)
 
     def is_due(self, step: int) -> bool:
-        """Return whether parameters are averaged after a step.
+        """Return whether the parameters are averaged after the given step.
 
         Parameters
         ----------

@@ -1,4 +1,4 @@
-"""Every error that fleet raises on purpose, and the exit status with which each ends a replica.
+"""The errors that fleet raises deliberately, and the exit status with which each ends a replica.
 
 The class hierarchy separates causes: the user's mistakes (`ConfigurationError`), protocol errors of a peer or
 of ours (`ProtocolError`), and failures of the environment (`PeerLostError`, `StateLostError`). The operator
@@ -51,19 +51,19 @@ EXIT_PEER_LOST = 91
 
 
 class FleetError(Exception):
-    """The root of all errors that fleet raises on purpose."""
+    """The base class of all errors that fleet raises deliberately."""
 
     exit_code: ClassVar[int] = EXIT_FAILURE
 
 
 class ConfigurationError(FleetError):
-    """A mistake of the user, found before any work started; a retry would fail in the same way."""
+    """A user error that was found before any work started; a retry would fail in the same way."""
 
     exit_code: ClassVar[int] = EXIT_CONFIGURATION
 
 
 class AlreadyJoinedError(ConfigurationError):
-    """A trainer with this id is already running, in this attempt or a later one."""
+    """A trainer with this id is already running in the same or a later attempt."""
 
 
 class CheckpointError(ConfigurationError):
@@ -71,7 +71,7 @@ class CheckpointError(ConfigurationError):
 
 
 class DiskFullError(FleetError):
-    """A file cannot be written now: the disk is full, its path is a directory, or no descriptor is left.
+    """A file cannot be written now: the disk is full, the path is a directory, or no file descriptor is left.
 
     A retry may succeed.
     """
@@ -116,11 +116,11 @@ class RemoteProtocolError(ProtocolError):
 
 
 class LocalProtocolError(ProtocolError):
-    """A message that this process was about to send would violate the protocol."""
+    """A message that this process was about to send violates the protocol."""
 
 
 class StateLostError(FleetError):
-    """A parameter server restarted without the state on which the trainers rely."""
+    """A parameter server restarted without the state that its trainers rely on."""
 
     exit_code: ClassVar[int] = EXIT_STATE_LOST
 

@@ -1,4 +1,4 @@
-"""Detects a distribution with the same import name: `fleet`, a client of CoreOS's fleet (ended in 2018).
+"""Detects another distribution with the import name `fleet`: the client of CoreOS's fleet (ended in 2018).
 
 pip installs both into one folder without a warning. The last one installed puts its ``__init__.py`` there;
 uninstalling either removes that file.
@@ -17,7 +17,7 @@ REPAIR = (
 
 
 def problem_with(package: ModuleType, folder: Path) -> str | None:
-    """Return what another distribution has done to this package and how to repair it, or None.
+    """Return how another distribution has damaged this package and how to repair it, or None.
 
     Parameters
     ----------

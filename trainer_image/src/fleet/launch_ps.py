@@ -1,4 +1,4 @@
-"""``python -m fleet.launch_ps``: parameter servers and workers of one job, on this machine."""
+"""``python -m fleet.launch_ps``: starts a job's parameter servers and workers on this machine."""
 
 import argparse
 import os
@@ -83,7 +83,7 @@ def commands(arguments: argparse.Namespace, environ: Mapping[str, str]) -> list[
 
 
 def _servers(arguments: argparse.Namespace) -> list[tuple[str, int]]:
-    """Return the host and port of each server, from --endpoints or numbered from --start_port."""
+    """Return the host and port of each server, from --endpoints or counting up from --start_port."""
     wanted = arguments.server_num
     number = None if wanted is None else flags.whole_number("--server_num", wanted, least=1, most=1024)
     if not arguments.endpoints:
@@ -145,7 +145,7 @@ def _worker_role(index: int) -> dict[str, str]:
 
 
 def _print_programs(started: Sequence[Command]) -> int:
-    """Run each server and worker 0 in turn, to print their programs; return the exit status."""
+    """Run each server and worker 0 in turn to print their programs; return the exit status."""
     for command in started:
         if not command.is_server and command.name != "worker 0":
             continue

@@ -1,4 +1,4 @@
-"""Metrics over the samples of all trainers: each counts its own samples, and `compute` adds the counts."""
+"""Metrics over all trainers' samples: each trainer counts its own, and `compute` adds the counts."""
 
 from collections.abc import Callable
 from math import nan
@@ -21,7 +21,7 @@ Reduce = Callable[[npt.NDArray[Any]], npt.NDArray[Any]]
 
 
 class AUC:
-    """Area under the ROC curve: how often a positive sample scores higher than a negative one.
+    """The area under the ROC curve: how often a positive sample scores higher than a negative one.
 
     Scores are counted in buckets, so that trainers exchange counts instead of samples. A pair within one
     bucket counts one half; `error` bounds the effect.
@@ -48,7 +48,7 @@ class AUC:
         """The maximum error of the last result: half the share of pairs within one bucket."""
 
     def update(self, scores: Any, labels: Any) -> None:
-        """Count samples of this trainer.
+        """Add samples of this trainer.
 
         Parameters
         ----------
@@ -80,7 +80,7 @@ class AUC:
             counts += np.bincount(places[truth == label], minlength=buckets)
 
     def compute(self) -> float:
-        """Return the area over all trainers; every trainer must call this. nan if all labels are equal."""
+        """Return the area over all trainers, or nan if all labels are equal; every trainer must call this."""
         negative, positive = self._reduce(self._counts).astype(np.float64)
         pairs = negative.sum() * positive.sum()
         if pairs == 0:
@@ -96,7 +96,7 @@ class AUC:
 
 
 class Mean:
-    """Mean over the samples of all trainers, not the mean of the trainers' means.
+    """The mean over the samples of all trainers, not the mean of the trainers' means.
 
     Parameters
     ----------
@@ -123,7 +123,7 @@ class Mean:
         self._count += numbers.size * count
 
     def compute(self) -> float:
-        """Return the mean over all trainers; every trainer must call this. nan if there are no samples."""
+        """Return the mean over all trainers, or nan if there are no samples; every trainer must call this."""
         total, count = self._reduce(np.array([self._total, self._count]))
         return float(total / count) if count else nan
 
@@ -133,7 +133,7 @@ class Mean:
 
 
 class Sum:
-    """Sum of numbers over all trainers.
+    """The sum of numbers over all trainers.
 
     Parameters
     ----------
@@ -170,7 +170,7 @@ class Sum:
 
 
 class Accuracy:
-    """Share of correctly labelled samples among the samples of all trainers.
+    """The share of correctly labelled samples among the samples of all trainers.
 
     Parameters
     ----------
@@ -182,7 +182,7 @@ class Accuracy:
         self._mean = Mean(reduce)
 
     def update(self, outputs: Any, labels: Any) -> None:
-        """Count samples of this trainer.
+        """Add samples of this trainer.
 
         Parameters
         ----------
@@ -206,7 +206,7 @@ class Accuracy:
         self._mean.update(chosen == truth)
 
     def compute(self) -> float:
-        """Return the share over all trainers; every trainer must call this. nan if there are no samples."""
+        """Return the share over all trainers, or nan without samples; every trainer must call this."""
         return self._mean.compute()
 
     def reset(self) -> None:
@@ -279,7 +279,7 @@ def _flat(metric: str, what: str, values: Any) -> npt.NDArray[Any]:
 
 
 def check_operation(mode: object) -> None:
-    """Check the name of a reduction.
+    """Check that a reduction with this name exists.
 
     Parameters
     ----------
@@ -324,7 +324,7 @@ def numbers_of(values: Any) -> npt.NDArray[Any]:
 
 
 def like(values: Any, numbers: npt.NDArray[Any], output: npt.NDArray[Any] | None) -> Any:
-    """Convert combined numbers to the form of a trainer's own values.
+    """Convert combined numbers to the type and shape of a trainer's own values.
 
     Parameters
     ----------

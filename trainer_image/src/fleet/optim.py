@@ -1,4 +1,4 @@
-"""Paddle's optimizers as classes of torch.optim, with Paddle's formulas, defaults and names of state.
+"""Paddle's optimizers as classes of torch.optim, with Paddle's formulas, defaults and state names.
 
 They differ from the classes of torch.optim in the position of epsilon, in their defaults, and in L1
 regularization, which torch does not have. Each parameter is stepped independently, element by element, so
@@ -24,7 +24,7 @@ _SINGLE: Final = struct.Struct("f")
 
 
 def float32(value: float) -> float:
-    """Return the nearest number that Paddle's attributes, which are float32, can hold.
+    """Round a number to float32, the type of Paddle's attributes.
 
     Raises
     ------
@@ -36,7 +36,7 @@ def float32(value: float) -> float:
 
 
 class Optimizer(torch.optim.Optimizer):
-    """Base class: clips the gradient, regularizes it, then applies the formula of the class.
+    """The base class: clips the gradient, regularizes it, and then applies the formula of the subclass.
 
     Parameters
     ----------
@@ -62,17 +62,17 @@ class Optimizer(torch.optim.Optimizer):
 
     @staticmethod
     def update(value: Tensor, grad: Tensor, state: Mapping[str, Tensor], options: Mapping[str, Any]) -> None:
-        """Step a value and its state in place; `grad` is already regularized, and is not modified."""
+        """Update a value and its state in place; `grad` is already regularized and is not modified."""
         raise NotImplementedError
 
     @staticmethod
     def dense(options: Mapping[str, Any]) -> bool:
-        """Return whether a step changes the values or state of rows without a gradient."""
+        """Return whether a step changes values or state of rows that have no gradient."""
         return is_regularized(options)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Step every parameter that has a gradient.
+        """Update every parameter that has a gradient.
 
         Parameters
         ----------
@@ -109,12 +109,12 @@ class Optimizer(torch.optim.Optimizer):
 
 
 def is_regularized(options: Mapping[str, Any]) -> bool:
-    """Return whether options request L1 or L2 regularization."""
+    """Return whether the options include L1 or L2 regularization."""
     return bool(options["weight_decay"] or options["l1_decay"])
 
 
 def clipped(grad: Tensor, options: Mapping[str, Any]) -> Tensor:
-    """Return a gradient whose elements are within the bounds of the option ``clip_value``, if it is set."""
+    """Return a gradient with its elements clamped to the bounds in the option ``clip_value``, if set."""
     if (bounds := options["clip_value"]) is None:
         return grad
     if not grad.is_sparse:
@@ -126,7 +126,7 @@ def clipped(grad: Tensor, options: Mapping[str, Any]) -> Tensor:
 
 
 def regularized(grad: Tensor, value: Tensor, options: Mapping[str, Any]) -> Tensor:
-    """Return a dense gradient plus the penalties' gradient, or `grad` itself if there are no penalties."""
+    """Return a dense gradient plus the gradients of the penalties, or `grad` itself if there are none."""
     if l2 := options["weight_decay"]:
         grad = grad.add(value, alpha=l2)
     if l1 := options["l1_decay"]:
@@ -219,7 +219,7 @@ class Momentum(Optimizer):
 
     @staticmethod
     def dense(options: Mapping[str, Any]) -> bool:
-        """Return True, because velocities move rows without a gradient."""
+        """Return True, because velocities change rows that have no gradient."""
         del options
         return True
 
@@ -271,7 +271,7 @@ class Adagrad(Optimizer):
 
 
 class Adam(Optimizer):
-    """Paddle's ``fluid.optimizer.Adam``, whose epsilon is added to the root before the bias correction.
+    """Paddle's ``fluid.optimizer.Adam``, which adds epsilon to the root before the bias correction.
 
     ``w -= lr * sqrt(1 - beta2**t) / (1 - beta1**t) * m / (sqrt(v) + epsilon)``
 
@@ -311,7 +311,7 @@ class Adam(Optimizer):
 
     @staticmethod
     def update(value: Tensor, grad: Tensor, state: Mapping[str, Tensor], options: Mapping[str, Any]) -> None:
-        """See `Optimizer`; the option ``rate`` is that of `adam_rate`."""
+        """See `Optimizer`; the option ``rate`` is the result of `adam_rate`."""
         beta1, beta2 = float32(options["beta1"]), float32(options["beta2"])
         moment1 = state["moment1"].mul_(beta1).add_(grad, alpha=1.0 - beta1)
         moment2 = state["moment2"].mul_(beta2).addcmul_(grad, grad, value=1.0 - beta2)
@@ -346,7 +346,7 @@ def adam_rate(rate: float, power1: float, power2: float) -> float:
 
 
 class RMSProp(Optimizer):
-    """Paddle's ``fluid.optimizer.RMSProp``, whose epsilon is inside the root.
+    """Paddle's ``fluid.optimizer.RMSProp``, which adds epsilon inside the root.
 
     ``s = rho * s + (1 - rho) * g * g``, then ``m = momentum * m + lr * g / sqrt(s + epsilon)``, and
     ``w -= m``. If centered, the square of the mean gradient is subtracted from ``s`` in the root.
@@ -396,7 +396,7 @@ class RMSProp(Optimizer):
 
     @staticmethod
     def dense(options: Mapping[str, Any]) -> bool:
-        """Return True, because means of squares decay, and momentum moves rows without a gradient."""
+        """Return True, because means of squares decay and momentum changes rows that have no gradient."""
         del options
         return True
 
@@ -404,7 +404,7 @@ class RMSProp(Optimizer):
 def _update_rows(
     optimizer: Optimizer, value: Tensor, grad: Tensor, state: Mapping[str, Any], options: Mapping[str, Any]
 ) -> None:
-    """Step only the rows of a sparse gradient."""
+    """Update only the rows that have a gradient."""
     grad = grad.coalesce()
     (rows,) = grad.indices()
     part, of_rows = value[rows], {name: state[name][rows] for name in optimizer.tensors}

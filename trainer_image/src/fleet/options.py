@@ -1,4 +1,4 @@
-"""The options of a strategy and of a transpiler's config, and the effect of each in every way of training.
+"""The options of a strategy and of a transpiler's config, and their effects for each training method.
 
 Unsupported values raise an error that names the option; none is ignored. The strategy, the transpiler and
 both fleets check against this table, ``docs/reference/options.md`` is generated from it, and a test tries
@@ -18,7 +18,7 @@ MODES: Final = ("sync", "async", "half_async", "geo", "own")
 
 
 class Verdict(Enum):
-    """The effect of a value other than the default."""
+    """The effect of an option whose value is not the default."""
 
     CARRIED_OUT = "yes"
     SELECTS_THE_MODE = "selects the mode"
@@ -28,7 +28,7 @@ class Verdict(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Where:
-    """A way of training.
+    """A training method, such as synchronous training with parameter servers.
 
     Attributes
     ----------
@@ -55,7 +55,7 @@ class Where:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """One rule about the effect of an option; the first rule that applies determines the effect.
+    """A rule about the effect of an option; the first rule that applies determines the effect.
 
     Attributes
     ----------
@@ -81,7 +81,7 @@ class Rule:
     by_executor: bool | None = None
 
     def applies(self, value: object, where: Where) -> bool:
-        """Return whether this rule applies to a value in a way of training."""
+        """Return whether this rule applies to a value in a training method."""
         if not (self.servers if where.servers else self.collective):
             return False
         if where.servers and (self.modes != MODES if not where.mode else where.mode not in self.modes):
@@ -382,7 +382,7 @@ OPTIONS: Final[Mapping[str, tuple[Rule, ...]]] = {
 
 
 def rule_for(name: str, value: object, where: Where) -> Rule:
-    """Return the rule for an option's value in a way of training.
+    """Return the rule for an option's value in a training method.
 
     Parameters
     ----------
@@ -404,7 +404,7 @@ def rule_for(name: str, value: object, where: Where) -> Rule:
 
 
 def refusal(name: str, value: object, default: object, where: Where) -> str | None:
-    """Return the message that refuses a value in a way of training; None if it is accepted or the default.
+    """Return the message that refuses a value in a training method, or None if the value is allowed.
 
     Examples
     --------

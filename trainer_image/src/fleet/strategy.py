@@ -1,4 +1,4 @@
-"""The strategy: the part of a job's training options that the script sets.
+"""The strategy: the training options that the script sets.
 
 A `mode` object of the script, `sync_mode` or the fields of the transpiler config determine the mode. If two
 of them contradict each other, an error is raised. If none is set, the job determines the mode
@@ -73,7 +73,7 @@ ORIGINALS: Final[Mapping[str, str]] = {
 
 @dataclass(kw_only=True)
 class DistributedStrategy:
-    """How a job trains. Set fields in the constructor or later; ``distributed_optimizer`` reads them.
+    """The training options of a job. Set fields in the constructor or before ``distributed_optimizer``.
 
     Each value is checked when it is set, and all of them together when they are read.
 
@@ -198,13 +198,13 @@ class DistributedStrategy:
         self._check_mode()
 
     def parameters_averaged(self) -> LocalSGD | None:
-        """Return when collective training averages parameters; None if it averages gradients."""
+        """Return how collective training averages parameters, or None if it averages gradients."""
         if self.local_sgd is None and self.transpiler.collective_mode == "local_sgd":
             return LocalSGD()
         return self.local_sgd
 
     def check_works(self, where: Where) -> None:
-        """Check that a way of training supports every field that differs from its default.
+        """Check that a training method supports every field that differs from its default.
 
         Parameters
         ----------
@@ -226,7 +226,7 @@ class DistributedStrategy:
                         raise ConfigurationError(reason)
 
     def _check_averaging(self) -> None:
-        """Raise if the fields request two ways of averaging."""
+        """Raise an error if the fields request two ways of averaging."""
         asked = {
             "local_sgd": self.parameters_averaged(),
             "power_sgd": self.power_sgd,
@@ -249,7 +249,7 @@ class DistributedStrategy:
             )
 
     def _check_mode(self) -> None:
-        """Raise if the fields request different modes."""
+        """Raise an error if the fields request different modes."""
         try:
             asked = self.transpiler.asks_for()
         except TranspileError as error:
@@ -312,7 +312,7 @@ class DistributedStrategy:
         return resolved
 
     def where(self, *, by_executor: bool = False) -> Where:
-        """Return the way of training with parameter servers that a resolved strategy requests.
+        """Return the training method, with parameter servers, that a resolved strategy requests.
 
         Parameters
         ----------
@@ -343,7 +343,7 @@ class DistributedStrategy:
 
 
 def strategy_of(given: DistributedStrategy | DistributeTranspilerConfig | None) -> DistributedStrategy:
-    """Return the strategy that a script passed; like Paddle, accept a transpiler's config too.
+    """Return the script's strategy; like Paddle, also accept a transpiler's config.
 
     Raises
     ------
@@ -363,7 +363,7 @@ def strategy_of(given: DistributedStrategy | DistributeTranspilerConfig | None) 
 
 
 class StrategyFields(TypedDict, total=False):
-    """The fields of a `DistributedStrategy`, except its mode, for ``create_..._strategy``."""
+    """The fields of a `DistributedStrategy` except its mode, for ``create_..._strategy``."""
 
     overlap: bool | None
     cross_step: bool
@@ -407,7 +407,7 @@ def create_sync_strategy(**fields: Unpack[StrategyFields]) -> DistributedStrateg
 
 
 def create_async_strategy(**fields: Unpack[StrategyFields]) -> DistributedStrategy:
-    """Return a strategy for asynchronous training, in which servers apply each gradient on arrival.
+    """Return a strategy for asynchronous training, where servers apply each gradient on arrival.
 
     Parameters
     ----------
@@ -432,7 +432,7 @@ def create_async_strategy(**fields: Unpack[StrategyFields]) -> DistributedStrate
 
 
 def create_half_async_strategy(**fields: Unpack[StrategyFields]) -> DistributedStrategy:
-    """Return a strategy for half-asynchronous training, in which trainers do not wait for servers either.
+    """Return a strategy for half-asynchronous training, where trainers do not wait for servers.
 
     Parameters
     ----------
@@ -457,7 +457,7 @@ def create_half_async_strategy(**fields: Unpack[StrategyFields]) -> DistributedS
 
 
 def create_geo_strategy(update_frequency: int = 100, **fields: Unpack[StrategyFields]) -> DistributedStrategy:
-    """Return a strategy for GEO: trainers step their own copies and exchange the changes.
+    """Return a strategy for GEO: trainers update their own copies and exchange changes.
 
     Parameters
     ----------
@@ -484,7 +484,7 @@ def create_geo_strategy(update_frequency: int = 100, **fields: Unpack[StrategyFi
 
 
 class StrategyFactory:
-    """The four strategies under Paddle's name.
+    """The four ``create_..._strategy`` functions under Paddle's name.
 
     Notes
     -----
@@ -504,7 +504,7 @@ def _create(mode: DistributedMode, fields: StrategyFields, **of_config: Any) -> 
 
 
 def _config_for(mode: DistributedMode, config: DistributeTranspilerConfig) -> DistributeTranspilerConfig:
-    """Return a config that requests a mode; the same object if it already does."""
+    """Return a config that requests a mode; return the same object if it already does."""
     return config if config.asks_for() is mode else replace(config, **_FIELDS_OF_MODE[mode])
 
 

@@ -1,4 +1,4 @@
-"""The building blocks of a manifest: frozen models with camelCase names in JSON, and bounded values."""
+"""The base classes of a manifest's types: frozen models with camelCase names in JSON."""
 
 # No `from __future__ import annotations` here: pydantic reads the annotations when the class is made.
 from datetime import UTC, datetime
@@ -113,5 +113,5 @@ class StatusModel(BaseModel):
 
     @property
     def extras(self) -> dict[str, Any]:
-        """The fields that this build of the operator does not know; it writes them back unchanged."""
+        """The fields that are unknown to this build of the operator, which writes them back unchanged."""
         return dict(self.model_extra or {})

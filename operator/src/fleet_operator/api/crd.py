@@ -92,7 +92,7 @@ def render_crd() -> str:
 
 
 class _Dumper(yaml.SafeDumper):
-    """A YAML dumper that writes repeated values in full, instead of as aliases."""
+    """A YAML dumper that writes repeated values in full instead of as aliases."""
 
     def ignore_aliases(self, data: Any) -> bool:
         del data
@@ -144,7 +144,7 @@ def _add_validation(spec: dict[str, Any], validation: Validation) -> None:
 
 
 def _structural(schema: dict[str, Any], *, with_defaults: bool = True) -> dict[str, Any]:
-    """Convert pydantic's JSON schema into a structural schema with inlined references.
+    """Convert pydantic's JSON schema to a structural schema with inlined references.
 
     The schema of the status has no defaults, because only the operator writes a status, with every value.
     """

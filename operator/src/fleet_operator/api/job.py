@@ -100,7 +100,7 @@ class ExitCodes(Model):
     )
 
     def has(self, exit_code: int | None) -> bool:
-        """Return whether an exit code matches; None, for a container without an exit code, never does."""
+        """Return whether an exit code matches; None, which means no exit code, never matches."""
         return exit_code is not None and (exit_code in self.values) is (self.operator is ExitCodeOperator.IN)
 
 
@@ -237,7 +237,7 @@ class SuccessPolicyType(StrEnum):
 
 
 class SuccessPolicy(Model):
-    """The success of a job."""
+    """The condition for the success of a job."""
 
     type: SuccessPolicyType = Field(
         default=SuccessPolicyType.ALL,
@@ -253,7 +253,7 @@ class StartupOrder(StrEnum):
 
 
 class StartupPolicy(Model):
-    """The start of a job's replicas."""
+    """The order in which a job's replicas start."""
 
     order: StartupOrder = Field(
         default=StartupOrder.IN_ORDER,
@@ -340,12 +340,12 @@ class PodTemplate(Model):
 
     @property
     def labels(self) -> dict[str, str]:
-        """The labels of the pods, in addition to the operator's."""
+        """The pods' labels, in addition to the operator's labels."""
         return (self.metadata and self.metadata.labels) or {}
 
     @property
     def annotations(self) -> dict[str, str]:
-        """The annotations of the pods."""
+        """The pods' annotations."""
         return (self.metadata and self.metadata.annotations) or {}
 
     @property
@@ -504,11 +504,11 @@ class FleetJob(Model):
 
     @property
     def roles(self) -> tuple[Role, ...]:
-        """The roles of this job, in the order in which they start."""
+        """The roles of this job in the order in which they start."""
         return (Role.TRAINER,) if self.spec.pserver is None else (Role.PSERVER, Role.TRAINER)
 
     def replicas(self, role: Role) -> int:
-        """Return the desired number of replicas of a role; 0 for a role that this job does not have."""
+        """Return the desired number of a role's replicas, or 0 if this job does not have the role."""
         if role is Role.TRAINER:
             return self.spec.trainer.replicas
         return 0 if self.spec.pserver is None else self.spec.pserver.replicas
@@ -519,11 +519,11 @@ class FleetJob(Model):
         return sum(self.replicas(role) for role in self.roles)
 
     def port(self, role: Role) -> int:
-        """Return the port of a role; the job must have this role."""
+        """Return the port of a role that this job has."""
         return self._of(role).port
 
     def template(self, role: Role) -> PodTemplate:
-        """Return the template of a role's pods: the role's own template, or else the shared template."""
+        """Return the template of a role's pods: its own or else the shared template."""
         template = self._of(role).template or self.spec.template
         if template is None:
             raise LookupError(
@@ -541,12 +541,12 @@ class FleetJob(Model):
 
     @property
     def most_trainers(self) -> int:
-        """The maximum number of trainers to which the job may scale."""
+        """The maximum number of trainers that the job may scale to."""
         return max(self.spec.trainer.replicas, self.spec.trainer.max_replicas or 0)
 
     @property
     def elastic(self) -> bool:
-        """Whether trainers may join and leave while others train.
+        """True if trainers may join and leave while others train.
 
         Sync waits for all trainers, Geo divides by their number, and Kueue admits groups of a fixed size.
         """
@@ -559,31 +559,31 @@ class FleetJob(Model):
 
     @property
     def least_trainers(self) -> int:
-        """The minimum number of trainers with which the job runs."""
+        """The minimum number of trainers that the job can run with."""
         fewest = self.spec.trainer.min_replicas if self.elastic else None
         return fewest or self.spec.trainer.replicas
 
     @property
     def host_ports(self) -> PortRange | None:
-        """The range of the replicas' ports if the replicas use the host network, else None."""
+        """The range of the replicas' ports on the host network, or None if they do not use it."""
         network = self.spec.network
         return network.port_range if network is not None and network.host_network else None
 
     @property
     def tls(self) -> Tls | None:
-        """The certificates that the replicas use for TLS; None if their traffic is unencrypted."""
+        """The certificates that replicas use for TLS, or None if traffic is unencrypted."""
         return self.spec.network.tls if self.spec.network is not None else None
 
     @property
     def gang(self) -> Gang:
-        """The system that holds back the pods until all of them can run."""
+        """The system that holds back the pods until all of them can run, if any."""
         if self.spec.pod_group_policy is not None:
             return self.spec.pod_group_policy.gang
         return Gang.NONE if self.queue_name is None else Gang.KUEUE
 
     @property
     def queue_name(self) -> str | None:
-        """The name of Kueue's LocalQueue, from the policy, or else from the label that Kueue's own jobs have.
+        """The name of Kueue's LocalQueue, from the policy or else from Kueue's own label.
 
         A label may change at any time. Its value at the job's start counts, and the ledger keeps that value
         until the job is suspended.
@@ -596,7 +596,7 @@ class FleetJob(Model):
         return self.status.ledger.queue_name
 
     def gang_name(self, life: int) -> str:
-        """Return the name of the gang of one life of the job.
+        """Return the name of the gang in one life of the job.
 
         A PodGroup is an object of its job. A group of Kueue is only a name, so the name must be unique: pods
         of a deleted job with the same name may still exist.
@@ -612,7 +612,7 @@ class FleetJob(Model):
 
     @property
     def checkpoint_scope(self) -> CheckpointScope:
-        """The scope of a checkpoint volume, from the manifest, or else the default."""
+        """The scope of a checkpoint volume, from the manifest or else the default."""
         checkpoint = self.spec.checkpoint
         if checkpoint is not None and checkpoint.scope is not None:
             return checkpoint.scope
@@ -621,22 +621,22 @@ class FleetJob(Model):
 
     @property
     def keeps_parameters(self) -> bool:
-        """Whether a checkpoint volume keeps the parameters when the servers that hold them end."""
+        """True if a checkpoint volume keeps parameters after the servers that hold them have ended."""
         return self.spec.pserver is not None and self.spec.checkpoint is not None
 
     @property
     def managed_elsewhere(self) -> bool:
-        """Whether another controller manages the job."""
+        """True if another controller manages the job."""
         return self.spec.managed_by not in (None, CONTROLLER)
 
     @property
     def start_deadline_seconds(self) -> int:
-        """How long a replica may wait for peers that have never run and may still be pulling their images."""
+        """The seconds for which a replica waits for peers that have never run and may still pull images."""
         return self.spec.run_policy.pending_deadline_seconds or START_DEADLINE_SECONDS
 
     @property
     def starts_together(self) -> bool:
-        """Whether a replica can only be restarted together with all other replicas.
+        """True if a replica can be restarted only together with all other replicas.
 
         The processes of a collective job find each other only at their start. Kueue releases a failed pod,
         and with it the pod's name, only when its whole group has ended.
@@ -645,23 +645,23 @@ class FleetJob(Model):
 
     @property
     def failure_action(self) -> FailureAction:
-        """The action after a replica's failure, from the policy, or else the mode's default."""
+        """The action after a replica's failure, from the policy or else the mode's default."""
         if self.spec.failure_policy.action is not None:
             return self.spec.failure_policy.action
         collective = self.spec.mode is Mode.COLLECTIVE
         return FailureAction.RESTART_JOB if collective else FailureAction.RESTART_REPLICA
 
     def with_trainers(self, replicas: int) -> Self:
-        """Return a copy of the job with another number of trainers."""
+        """Return a copy of the job with a different number of trainers."""
         trainer = self.spec.trainer.model_copy(update={"replicas": replicas})
         return self.model_copy(update={"spec": self.spec.model_copy(update={"trainer": trainer})})
 
     def with_status(self, status: FleetJobStatus) -> Self:
-        """Return a copy of the job with another status."""
+        """Return a copy of the job with a different status."""
         return self.model_copy(update={"status": status})
 
     def to_manifest(self) -> dict[str, Any]:
-        """Return the job as a manifest, without fields that its author did not set."""
+        """Return the job as a manifest with only the fields that its author set."""
         document = self.model_dump(mode="json", by_alias=True, exclude_unset=True)
         return {"apiVersion": self.api_version, "kind": self.kind, **document}
 

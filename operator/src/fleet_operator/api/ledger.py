@@ -1,4 +1,4 @@
-"""The ledger: the part of a status that only the operator reads; to everybody else, it is one opaque field.
+"""The ledger: the part of a status that only the operator reads, stored as one opaque field.
 
 Its fields are not part of the API: the schema does not list them, and a build may add some. A build keeps the
 fields that it does not know, so that a newer build finds them again after a rollback.
@@ -68,7 +68,7 @@ class StoredLedger(StatusModel):
     roles: dict[str, StoredRole] = Field(default_factory=dict)
 
     def role(self, role: str) -> StoredRole:
-        """Return the history of one role, or an empty one if nothing is known about it."""
+        """Return the history of a role, or an empty one if there is none."""
         return self.roles.get(role, StoredRole())
 
     def to_manifest(self) -> dict[str, Any]:

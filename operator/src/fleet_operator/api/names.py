@@ -1,4 +1,4 @@
-"""The roles of a job's replicas, and the names of a job's objects, which are derived from the job's name."""
+"""The roles of a job's replicas, and the names of its objects, derived from the job's name."""
 
 from __future__ import annotations
 
@@ -76,17 +76,17 @@ NAME_PATTERN = "^[a-z]([-a-z0-9]*[a-z0-9])?$"
 
 
 def pod_name(job_name: str, role: Role, index: int) -> str:
-    """Return the name of one replica's pod, which is also its host name."""
+    """Return the name of a replica's pod, which is also its host name."""
     return f"{job_name}-{role.value}-{index}"
 
 
 def service_name(job_name: str) -> str:
-    """Return the name of the headless Service, the subdomain of all of the job's pods."""
+    """Return the name of the headless Service, which is the subdomain of the job's pods."""
     return job_name
 
 
 def cluster_host(job_name: str, namespace: str, role: Role, index: int) -> str:
-    """Return the DNS name of one replica inside a cluster, known before its pod exists.
+    """Return the DNS name of a replica inside a cluster, known before its pod exists.
 
     Notes
     -----
@@ -99,15 +99,15 @@ def cluster_host(job_name: str, namespace: str, role: Role, index: int) -> str:
 
 
 def claim_name(job_name: str, uid: str) -> str:
-    """Return the name of a job's own checkpoint claim, which differs for a later job of the same name."""
+    """Return the name of a job's checkpoint claim, which differs for a later job of the same name."""
     return f"{job_name}-checkpoint-{uid[:8]}"
 
 
 def server_claim_name(claim: str, server: int) -> str:
-    """Return the name of one parameter server's claim, for a job in which each server has its own."""
+    """Return the name of a parameter server's claim in a job in which each server has its own."""
     return f"{claim}-pserver-{server}"
 
 
 def gang_name(job_name: str, life: int, uid: str = "") -> str:
-    """Return the name of the gang of one life of a job, with a part of the job's uid if it is given."""
+    """Return the gang's name in one life of a job, which includes part of the job's uid if given."""
     return "-".join((job_name, *((uid[:8],) if uid else ()), str(life)))

@@ -118,7 +118,7 @@ class PodGroupPolicy(Model):
 
     @property
     def min_member(self) -> int | None:
-        """The number of pods that must be scheduled together, if the manifest sets it."""
+        """The number of pods that must be scheduled together, if set in the manifest."""
         policy = self.coscheduling or self.volcano
         return policy.min_member if policy is not None else None
 

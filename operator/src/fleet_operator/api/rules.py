@@ -103,7 +103,7 @@ def _is_below(field: str, node: str) -> bool:
 
 
 def _what_runs(template: str) -> tuple[TransitionRule, TransitionRule, TransitionRule, TransitionRule]:
-    """Return the rules that a template is neither added nor removed, and keeps its containers and volumes."""
+    """Return the rules that no template may be added or removed, nor may its containers or volumes change."""
     return (
         TransitionRule(template, optional=True, contents=False),
         TransitionRule(f"{template}.spec.containers", optional=False),
@@ -146,7 +146,7 @@ _SERVERS_MAY_STAY = (
 
 
 def _unchanged(field: str) -> str:
-    """Return a CEL expression that is true if a field of the spec, which may be absent, is unchanged."""
+    """Return a CEL expression that is true if an optional field of the spec is unchanged."""
     parts = field.split(".")
     paths = [".".join(parts[: number + 1]) for number in range(len(parts))]
     there = [" && ".join(f"has({whose}.{path})" for path in paths) for whose in ("self", "oldSelf")]
@@ -154,7 +154,7 @@ def _unchanged(field: str) -> str:
 
 
 def _placed(field: str) -> ChangeRule:
-    """Return a validation rule: a pod-placement field may change only while the job has no pods."""
+    """Return a rule that a pod-placement field may change only while the job has no pods."""
     return ChangeRule(
         field=field,
         expected=(
@@ -207,7 +207,7 @@ CHANGES = (
 
 
 def name_problem(name: str) -> str | None:
-    """Return what is expected of an invalid job name, or None if the name is valid."""
+    """Return what is expected of a job's name if it is invalid, or None if it is valid."""
     if len(name) > MAX_NAME_LENGTH:
         return (
             f"at most {MAX_NAME_LENGTH} characters: names of pods are made of it (this one has {len(name)})"

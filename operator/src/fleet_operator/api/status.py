@@ -1,4 +1,4 @@
-"""The status of a job: everything that the operator reports and remembers about the job.
+"""The status of a job: everything that the operator reports and stores about it.
 
 A plan is made from the spec, from the objects in the cluster and from the status; nothing else is stored.
 Times have whole seconds, as in Kubernetes, so that a status that is written and read again is equal.
@@ -41,7 +41,7 @@ class JobState(StrEnum):
 
     @property
     def final(self) -> bool:
-        """Whether the state is final."""
+        """True if the state is final."""
         return self in (JobState.SUCCEEDED, JobState.FAILED)
 
 
@@ -168,7 +168,7 @@ class JobProgress(StatusModel):
 
     @property
     def summary(self) -> str:
-        """The progress in a word: 42%, or step 120 if the total is not known."""
+        """The progress in a word or two: 42%, or step 120 if the total is unknown."""
         return f"step {self.step}" if self.percentage is None else f"{self.percentage}%"
 
 
@@ -231,21 +231,21 @@ class FleetJobStatus(StatusModel):
     )
 
     def condition(self, kind: str) -> Condition | None:
-        """Return the condition of this type, if there is one."""
+        """Return the condition of a type, or None."""
         return next((each for each in self.conditions if each.type == kind), None)
 
     def is_true(self, kind: str) -> bool:
-        """Return whether the condition of this type exists and is True."""
+        """Return whether the condition of a type exists and is True."""
         condition = self.condition(kind)
         return condition is not None and condition.status is ConditionStatus.TRUE
 
     def role(self, role: Role) -> RoleStatus:
-        """Return the status of one role, or an empty one if nothing is known about it."""
+        """Return the status of a role, or an empty one if it is unknown."""
         return next((each for each in self.roles if each.role == role), RoleStatus(role=role))
 
     @property
     def finished(self) -> bool:
-        """Whether the job has succeeded or failed."""
+        """True if the job has succeeded or failed."""
         return self.state is not None and self.state.final
 
     @property

@@ -1,4 +1,4 @@
-"""The environment contract, which gives each replica its role; ``contract/env/*.yaml`` has examples.
+"""The environment contract, which assigns each replica its role; ``contract/env/*.yaml`` has examples.
 
 Parameter-server variables are absent in mode Collective and vice versa, because PaddleCloudRoleMaker chooses
 its path by the variables that it finds. For the same reason ``PADDLE_TRAINER_IPS`` is never set in
@@ -37,7 +37,7 @@ _ROLE_INDEX = {Role.PSERVER: "PADDLE_PSERVER_ID", Role.TRAINER: "PADDLE_TRAINER_
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """The values in a replica's environment that depend on the current start.
+    """The values in a replica's environment that depend on its current start.
 
     Attributes
     ----------
@@ -66,7 +66,7 @@ FIRST_START = Start()
 
 @dataclass(frozen=True)
 class Peers:
-    """The lists of a job's hosts and endpoints, which all of its replicas have in their environments.
+    """The lists of a job's hosts and endpoints, which are part of every replica's environment.
 
     One instance serves all replicas of a job: a list that each of them computed would make a plan quadratic.
 
@@ -122,7 +122,7 @@ def role_env(
     restarts: int = 0,
     peers: Peers | None = None,
 ) -> dict[str, str]:
-    """Return the environment of one replica.
+    """Return a replica's environment.
 
     Parameters
     ----------
@@ -178,7 +178,7 @@ def role_env(
 
 
 def _grace(job: FleetJob, role: Role) -> dict[str, str]:
-    """Return the variable with the time in which a script must save and exit, if the template sets it."""
+    """Return the variable that gives the script's time to save and exit, if the template sets it."""
     seconds = (job.template(role).spec.model_extra or {}).get("terminationGracePeriodSeconds")
     return {"FLEET_GRACE_SECONDS": str(seconds)} if role is Role.TRAINER and isinstance(seconds, int) else {}
 
@@ -202,7 +202,7 @@ def _parameter_server(job: FleetJob, role: Role, index: int, peers: Peers) -> di
 
 
 def _collective(job: FleetJob, index: int, peers: Peers) -> dict[str, str]:
-    """Return the variables of Paddle's launcher, torch.distributed and torchrun (``PET_*``).
+    """Return the variables for Paddle's launcher, torch.distributed and torchrun (``PET_*``).
 
     With one process, the pod's process is the rank. With more, the command is a launcher that starts the
     ranks, so the pod gets only the variables that all of its processes share.
@@ -239,7 +239,7 @@ def _collective(job: FleetJob, index: int, peers: Peers) -> dict[str, str]:
 
 
 def _patience(job: FleetJob) -> str:
-    """Return torchrun's rendezvous options, with time-outs that let the other pods pull their images.
+    """Return torchrun's rendezvous options, with time-outs that give other pods time to pull their images.
 
     ``timeout`` is for the static backend; c10d has one limit until all have joined, and one for its store.
     """
@@ -254,7 +254,7 @@ def _listed(
     *,
     slots: int = 1,
 ) -> str:
-    """Return a list with the entries of each replica, or a pattern if the list would be long.
+    """Return a list of each replica's entries, or a pattern if the list would be long.
 
     Linux limits an environment variable to 128 KiB, and a pod's manifest repeats this one in each container.
 
@@ -282,7 +282,7 @@ def _listed(
 
 
 def _port_pattern(ports: Sequence[int], slots: int) -> str:
-    """Return the ports of the first pod's processes, and the offset from pod to pod."""
+    """Return the ports of the first pod's processes, and the offset between consecutive pods."""
     apart = ports[1] - ports[0] if len(ports) > 1 else 0
     if slots == 1 and apart == 0:
         return str(ports[0])
@@ -301,7 +301,7 @@ def overwritten_sentence(job: FleetJob) -> str | None:
 
 
 def _overwritten(job: FleetJob, role: Role) -> Iterator[str]:
-    """Yield the variables in the template of a role that the job overrides, as ``FIELD (NAME)``."""
+    """Yield the variables in a role's template that the job overrides, as ``FIELD (NAME)``."""
     names = role_env(job, role, 0, ClusterHosts(job)).keys()
     part = job.spec.trainer if role is Role.TRAINER else job.spec.pserver
     shared = part is None or part.template is None

@@ -48,7 +48,7 @@ def place(spec: dict[str, Any], container: dict[str, Any], job: FleetJob, role: 
 
 
 def _schedule(spec: dict[str, Any], scheduling: Scheduling) -> None:
-    """Restrict the pod to some nodes, and set its priority."""
+    """Restrict the pod to certain nodes and set its priority."""
     if scheduling.node_selector:
         spec["nodeSelector"] = {**spec.get("nodeSelector", {}), **scheduling.node_selector}
     if scheduling.tolerations:
@@ -58,7 +58,7 @@ def _schedule(spec: dict[str, Any], scheduling: Scheduling) -> None:
 
 
 def _equip(container: dict[str, Any], job: FleetJob) -> None:
-    """Request a trainer's devices."""
+    """Request the devices of a trainer."""
     if (devices := job.spec.trainer.devices) is not None:
         resources = container.setdefault("resources", {})
         resources.setdefault("limits", {})[devices.resource_name] = devices.count
@@ -105,7 +105,7 @@ def _share_memory(spec: dict[str, Any], container: dict[str, Any], job: FleetJob
 
 
 def _has_devices(container: dict[str, Any]) -> bool:
-    """Return whether a container gets devices such as GPUs, from the job, the template or a claim.
+    """Return whether the job, the template or a claim gives a container devices such as GPUs.
 
     A device plugin's resources have a domain in their names.
     """

@@ -1,4 +1,4 @@
-"""Builds a replica's pod: the user's template, with the replica's environment and settings added."""
+"""Builds a replica's pod: the user's template plus the replica's environment and settings."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class PodBuilder:
         return build_pod(peers.job, self.role, self.index, self.attempt, peers.hosts, self.start, peers=peers)
 
     def __eq__(self, other: object) -> bool:
-        """Return whether another builder builds the same manifest."""
+        """Return whether the other builder builds the same manifest."""
         return self() == other() if isinstance(other, PodBuilder) else NotImplemented
 
     __hash__ = None  # type: ignore[assignment]
@@ -88,7 +88,7 @@ def build_pod(
     *,
     peers: Peers | None = None,
 ) -> dict[str, Any]:
-    """Return the manifest of one replica's pod.
+    """Return the manifest of a replica's pod.
 
     Parameters
     ----------
@@ -138,7 +138,7 @@ def build_pod(
 
 
 def _spec(job: FleetJob, role: Role, index: int, env: dict[str, str], own: ReplicaPorts) -> dict[str, Any]:
-    """Return the template's spec, with the additions for a replica that has this environment."""
+    """Return the template's spec, extended for a replica with the given environment."""
     template = job.template(role)
     spec = template.spec.to_manifest()
     main = next(each for each in spec["containers"] if each["name"] == template.main_container.name)
@@ -156,7 +156,7 @@ def _spec(job: FleetJob, role: Role, index: int, env: dict[str, str], own: Repli
 
 
 def _complete_container(container: dict[str, Any], env: dict[str, str]) -> None:
-    """Add the environment before the container's own variables, so that these variables may refer to it."""
+    """Add the environment before the container's own variables, so that these may refer to it."""
     container.setdefault("terminationMessagePolicy", "FallbackToLogsOnError")
     own = [entry for entry in container.get("env", []) if entry["name"] not in env]
     container["env"] = [{"name": name, "value": value} for name, value in env.items()] + own
@@ -183,7 +183,7 @@ def _complete_main(container: dict[str, Any], job: FleetJob, role: Role, own: Re
 
 
 def _wanted_ports(job: FleetJob, role: Role, own: ReplicaPorts) -> Iterator[tuple[str, int]]:
-    """Yield the named ports of a replica; on the host network, those of all its processes."""
+    """Yield a replica's named ports; on the host network, those of all its processes."""
     if role is listening_role(job):
         yield role.value, own.first
         if job.host_ports is not None and role is Role.TRAINER:

@@ -1,4 +1,4 @@
-"""The job's Service, the host names of its replicas, and the labels and owners of all objects."""
+"""The Service of a job, the host names of its replicas, and the labels and owners of all its objects."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ __all__ = ["ClusterHosts", "Hosts", "build_service", "job_labels", "owner_refere
 
 
 def job_labels(job: FleetJob) -> dict[str, str]:
-    """Return the labels of every object that belongs to a job."""
+    """Return the labels of all objects of a job."""
     return {LABEL_JOB_NAME: job.name, LABEL_MANAGED_BY: MANAGED_BY}
 
 
 def owner_references(job: FleetJob) -> list[dict[str, Any]]:
-    """Return the owner reference that makes an object belong to this job and be deleted with it.
+    """Return the owner reference that makes an object belong to a job and be deleted with it.
 
     ``blockOwnerDeletion`` makes a foreground deletion of the job wait for the object. If the API server
     enforces it, setting it requires the right to update the job's finalizers (docs/adr/0079).
@@ -50,12 +50,12 @@ class Hosts(Protocol):
     """Maps a replica to its host: a name or an address, without a port."""
 
     def __call__(self, role: Role, index: int, /) -> str:
-        """Return the host of one replica; always the same string for the same replica."""
+        """Return a replica's host; the string is always the same for the same replica."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterHosts:
-    """The replicas' DNS names under the job's headless Service."""
+    """Returns the replicas' DNS names under the job's headless Service."""
 
     job: FleetJob
 

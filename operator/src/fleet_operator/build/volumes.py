@@ -17,7 +17,7 @@ _CHECKPOINT_VOLUME = "fleet-checkpoint"
 
 
 def build_claims(job: FleetJob) -> list[dict[str, Any]]:
-    """Return the PersistentVolumeClaims of a job: one for the job, one per parameter server, or none.
+    """Return a job's PersistentVolumeClaims: one for the job, one per parameter server, or none.
 
     A claim that outlives its job has no owner. Because its name contains a part of the job's uid, a later job
     of the same name neither finds nor changes the weights in it, unless its manifest names the claim.
@@ -92,7 +92,7 @@ def tls_env(job: FleetJob) -> dict[str, str]:
 
 
 def mount_certificates(spec: dict[str, Any], container: dict[str, Any], job: FleetJob) -> None:
-    """Mount the whole Secret in the main container of a pod, so that the kubelet renews its files.
+    """Mount the whole Secret in a pod's main container, so that the kubelet updates its files.
 
     Parameters
     ----------

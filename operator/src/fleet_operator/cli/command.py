@@ -53,7 +53,7 @@ def run_command(
     tensorboard: Path | None,
     no_restart: bool = False,
 ) -> int:
-    """Run a job, show its progress and its result, and return the exit status."""
+    """Run a job, show its progress and result, and return the exit status."""
     job = prepare(job, given, no_restart=no_restart)
     check_folders(job, given)
     workdirs = choose_workdirs(job, manifest, workdir, given.volumes)
@@ -93,7 +93,7 @@ def run_command(
 
 
 def _last_words(result: RunResult, logs: Path) -> list[str]:
-    """Return the end of the log of the replica that caused the job to fail, and the path of the log."""
+    """Return the end of the log of the replica that made the job fail, and the log's path."""
     replica = result.failing
     if replica is None or replica.pod is None:
         return []
@@ -107,7 +107,7 @@ def _last_words(result: RunResult, logs: Path) -> list[str]:
 
 
 def _draw(result: RunResult, path: Path, display: Display) -> Picture | str:
-    """Draw the loss curves and write them to a file; return the curves, or the reason for their absence."""
+    """Draw the loss curves and write them to a file; return the curves, or why there are none."""
     curves = {
         replica.name: replica.progress.history
         for replica in result.view.replicas.values()
@@ -130,7 +130,7 @@ def _draw(result: RunResult, path: Path, display: Display) -> Picture | str:
 
 
 def _write_page(result: RunResult, logs: Path, picture: Picture | str, display: Display) -> None:
-    """Write the summary as an HTML page into the log folder."""
+    """Write the summary as an HTML page to the log folder."""
     tails: dict[str, list[str]] = {}
     for replica in result.view.replicas.values():
         with contextlib.suppress(FileNotFoundError):  # the replica was never started, and has no log

@@ -1,4 +1,4 @@
-"""The display of a run: a live table on a terminal, or plain lines otherwise. Both use standard error."""
+"""The display of a run: a live table on a terminal, plain lines otherwise. Both use standard error."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ class Display(Protocol):
         """Show one line immediately."""
 
     def showing(self, view: JobView) -> contextlib.AbstractContextManager[None]:
-        """Show `view` inside the ``with`` block."""
+        """Show `view` within the ``with`` block."""
 
     def refresh(self) -> None:
-        """Update the display. It is called several times a second."""
+        """Update the display; called several times a second."""
 
 
 class LineDisplay:
-    """A display of one line per event, and one line about the progress every few seconds."""
+    """A display with one line per event, and one line about progress every few seconds."""
 
     def __init__(self, console: Console, now: Callable[[], datetime]) -> None:
         self._console = console
@@ -50,7 +50,7 @@ class LineDisplay:
         self._last = ""
 
     def say(self, line: str) -> None:
-        """Print a line, preceded by the seconds since the run began.
+        """Print a line, preceded by the number of seconds since the run began.
 
         A full disk or a closed pipe does not end the training.
         """
@@ -61,7 +61,7 @@ class LineDisplay:
 
     @contextlib.contextmanager
     def showing(self, view: JobView) -> Iterator[None]:
-        """Print the progress of `view` inside the ``with`` block."""
+        """Print the progress of `view` within the ``with`` block."""
         self._view = view
         try:
             yield
@@ -69,7 +69,7 @@ class LineDisplay:
             self._view = None
 
     def refresh(self) -> None:
-        """Print the progress if it changed, and what replicas are waiting for, at most every few seconds."""
+        """Print progress that has changed, and what replicas are waiting for, at most every few seconds."""
         moment = time.monotonic()
         if self._view is None or moment < self._next_progress:
             return
@@ -85,7 +85,7 @@ class LineDisplay:
 
 
 class TableDisplay:
-    """A display of a table that is redrawn in place, below the printed lines."""
+    """A display with a table that is redrawn in place, below the printed lines."""
 
     def __init__(self, console: Console, now: Callable[[], datetime]) -> None:
         self._console = console
@@ -98,7 +98,7 @@ class TableDisplay:
 
     @contextlib.contextmanager
     def showing(self, view: JobView) -> Iterator[None]:
-        """Draw the table of `view` inside the ``with`` block; its last state stays on the screen."""
+        """Draw the table of `view` within the ``with`` block; its final state stays on the screen."""
 
         def rendered() -> Group:
             size = self._console.size
@@ -127,7 +127,7 @@ class DisplayHandler(logging.Handler):
         self._display = display
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Show the message of a record without its traceback, which only helps to debug the runner."""
+        """Show a record's message without its traceback, which only helps to debug the runner."""
         error = record.exc_info[1] if record.exc_info else None
         why = f": {type(error).__name__}: {error}" if error is not None else ""
         self._display.say(f"{record.levelname.lower()}: {record.getMessage()}{why}")

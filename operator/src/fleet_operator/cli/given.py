@@ -20,13 +20,13 @@ _NAME = re.compile(r"[-._a-zA-Z][-._a-zA-Z0-9]*")  # the name of a variable, as 
 
 
 class GivenError(OperatorError):
-    """A value on the command line is unusable."""
+    """A value on the command line cannot be used."""
 
     exit_status = 2
 
 
 def read_given(volumes: Sequence[str], env_files: Sequence[Path]) -> Given:
-    """Parse ``--volume NAME=FOLDER`` and ``--env-file FILE``; the last of several duplicates is used.
+    """Parse ``--volume NAME=FOLDER`` and ``--env-file FILE``; the last of several duplicates applies.
 
     Raises
     ------
@@ -47,7 +47,7 @@ def _volume(text: str) -> tuple[str, Path]:
 
 
 def _variables(path: Path) -> Iterator[tuple[str, str]]:
-    """Read a file as ``kubectl create configmap --from-env-file`` does: no quotes, no escapes."""
+    """Read a file like ``kubectl create configmap --from-env-file``: without quotes or escapes."""
     try:
         lines = path.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -64,7 +64,7 @@ def _variables(path: Path) -> Iterator[tuple[str, str]]:
 
 
 def check_folders(job: FleetJob, given: Given) -> None:
-    """Reject folders that replace no volume or do not exist; create those for emptyDirs and the checkpoint.
+    """Reject folders that replace no volume or do not exist; create those for emptyDirs and checkpoints.
 
     Raises
     ------
@@ -96,7 +96,7 @@ def check_folders(job: FleetJob, given: Given) -> None:
 
 
 def describe(job: FleetJob, given: Given) -> Iterator[str]:
-    """Yield remarks about replaced paths, and about ignored lines in the ``--env-file``."""
+    """Yield remarks about replaced paths, and about lines in the ``--env-file`` that are ignored."""
     shown = dict[str, str]()
     for template in templates(job.to_manifest()["spec"]).values():
         shown |= places(template["spec"], folders_of(template["spec"], given.volumes))
@@ -110,7 +110,7 @@ def describe(job: FleetJob, given: Given) -> Iterator[str]:
 
 
 def _set_by(job: FleetJob) -> set[str]:
-    """Return the names of the variables that the manifest itself sets."""
+    """Return the names of the variables that the manifest sets."""
     containers = [main_container(each["spec"])[1] for each in templates(job.to_manifest()["spec"]).values()]
     return {
         entry["name"]

@@ -1,4 +1,4 @@
-"""Formats the sentences, times and placeholders in the output of the commands."""
+"""Formats sentences, times and placeholders in the output of the commands."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def now() -> datetime:
 
 
 def describe_exit(pod: LocalPod, job: FleetJob) -> str:
-    """Return a sentence about how a failed pod ended, with the reason if known."""
+    """Return a sentence about how a failed pod ended, with the reason if it is known."""
     return failure_sentence(replace(pod.observed(), name=pod.replica), job)
 
 
 def consequence(before: FleetJob, after: FleetJob, role: Role, index: int) -> str | None:
-    """Return the consequence of a replica's failure, from a change of status; None if there is none yet."""
+    """Return the consequence of a replica's failure that a status change shows; None if there is none yet."""
     limit = after.spec.run_policy.backoff_limit
     counted = after.status.failures > before.status.failures  # a disruption is not a failure
     count = f" ({after.status.failures} of {limit})" if counted else ""
@@ -48,7 +48,7 @@ def _restarts(job: FleetJob, role: Role, index: int) -> int:
 
 
 def describe_progress(replicas: Iterable[ReplicaView]) -> str:
-    """Return one line with the progress of each replica that reports it; empty if none does."""
+    """Return a line with the progress of each replica that reports it; empty if none does."""
     parts = []
     for replica in replicas:
         progress = replica.progress
@@ -62,7 +62,7 @@ def describe_progress(replicas: Iterable[ReplicaView]) -> str:
 
 
 def names(replicas: Sequence[ReplicaView]) -> str:
-    """Return the names of replicas of one role, as in trainer-1 or trainers 0-3 and 7."""
+    """Return the names of one role's replicas, as in trainer-1 or trainers 0-3 and 7."""
     if len(replicas) == 1:
         return replicas[0].name
     spans = list[list[int]]()

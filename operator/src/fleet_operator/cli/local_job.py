@@ -1,4 +1,4 @@
-"""The local form of a job: the job without cluster settings, and the settings of its replicas."""
+"""The local form of a job: the job without cluster settings, and its replicas' settings."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class RunOptions:
 
 
 def prepare(job: FleetJob, given: Given | None = None, *, no_restart: bool = False) -> FleetJob:
-    """Return the local form of a job, with a uid.
+    """Return the local form of a job, including a uid.
 
     If the manifest has no ``startupPolicy.order``, all replicas start together. Trainers wait for servers'
     ports anyway, and starting them later saves nothing on one machine. With `no_restart`, the first failure
@@ -89,7 +89,7 @@ def prepare(job: FleetJob, given: Given | None = None, *, no_restart: bool = Fal
 
 
 def without_cluster(job: FleetJob) -> FleetJob:
-    """Return the job without settings that have no use on one machine, but would have effects.
+    """Return the job without settings that are useless on one machine but would still have effects.
 
     Each pod has its own address, and can use all of the manifest's ports. The job ends with its run, and its
     servers exit by themselves before that.
@@ -114,7 +114,7 @@ def claim_port(job: FleetJob, options: RunOptions, display: Display, claims: lis
 
 
 def local_settings(job: FleetJob, options: RunOptions, scratch: Path) -> LocalSettings:
-    """Return the settings of the replicas; the machine's cores are divided among the replicas' processes."""
+    """Return the replicas' settings; their processes share the machine's cores."""
     loopback = "lo" if sys.platform == "linux" else "lo0"
     threads = max(1, _num_cores() // sum(job.replicas(role) * _processes(job, role) for role in job.roles))
     return LocalSettings(
@@ -132,7 +132,7 @@ def local_settings(job: FleetJob, options: RunOptions, scratch: Path) -> LocalSe
 
 
 def _defaults(job: FleetJob, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return default variables for the replicas, without those that the user has set."""
+    """Return the default variables of the replicas, except those that the user has set."""
     defaults = {"PYTHONUNBUFFERED": "1"}
     if job.spec.mode is Mode.PARAMETER_SERVER and COPY_PAST_CACHES.keys().isdisjoint(environ):
         defaults |= COPY_PAST_CACHES

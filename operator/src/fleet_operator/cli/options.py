@@ -24,7 +24,7 @@ PATIENCE_SECONDS = 2.0
 
 
 def complete_jobs(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Return the names of jobs with this prefix, or no names if the cluster does not respond."""
+    """Return the names of jobs with this prefix, or none if the cluster does not respond."""
     import asyncio
 
     from fleet_operator.client.session import Where, in_session
@@ -51,7 +51,7 @@ class Output(StrEnum):
 
 @contextlib.contextmanager
 def refusals_told(output: Output) -> Iterator[None]:
-    """If the output is JSON, print an error from the ``with`` block as JSON too, before it is raised."""
+    """If the output is JSON, print an error from the ``with`` block as JSON before raising it."""
     try:
         yield
     except (OperatorError, OSError) as error:

@@ -1,4 +1,4 @@
-"""The displayed state of one replica of a run."""
+"""The displayed state of a replica in a run."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ IMPORTS = "importing torch, or what else its script does before fleet.init()"
 
 @dataclass(slots=True)
 class ReplicaView:
-    """The displayed state of a replica, across all of its attempts."""
+    """The displayed state of a replica across all its attempts."""
 
     role: Role
     index: int
@@ -49,12 +49,12 @@ class ReplicaView:
 
     @property
     def name(self) -> str:
-        """The replica's name within its job, such as trainer-1."""
+        """The replica's name in its job, such as trainer-1."""
         return f"{self.role.value}-{self.index}"
 
     @property
     def restarts(self) -> int:
-        """The number of restarts of the replica."""
+        """The number of times that the replica was restarted."""
         return max(0, self.lives - 1)
 
     @property
@@ -75,7 +75,7 @@ class ReplicaView:
 
     @property
     def _is_joining(self) -> bool:
-        """Whether the replica is a running trainer that has not started to train yet."""
+        """True if the replica is a running trainer that has not started to train yet."""
         if self.role is Role.PSERVER:
             return False  # for a server, only readiness counts
         return self._waits_for is not None if self.heard else self.uses_fleet
@@ -85,7 +85,7 @@ class ReplicaView:
         return self.progress.waits_for if self.progress is not None else None
 
     def waiting(self, now: datetime) -> str | None:
-        """Return what the replica is waiting for, once it has waited for a few seconds."""
+        """Return the event that the replica is waiting for, once the wait has lasted a few seconds."""
         pod = self.pod
         if pod is None or pod.phase is not PodPhase.RUNNING or pod.deleted_at is not None:
             return None
@@ -110,7 +110,7 @@ class ReplicaView:
             self.readings.append((now, progress.step))
 
     def begin(self) -> None:
-        """Forget the state of the previous attempt."""
+        """Clear the state of the previous attempt."""
         self.lives += 1
         self.restarting = self.stopped = self.heard = False
         self.readings.clear()
@@ -123,7 +123,7 @@ class ReplicaView:
 
     @property
     def eta_seconds(self) -> int | None:
-        """The remaining time in seconds, at the pace of the last minute, if known."""
+        """The remaining seconds at the pace of the last minute, if known."""
         told = self._job_progress
         return None if told is None else told.eta_seconds
 

@@ -1,4 +1,4 @@
-"""Pure functions that format the result of a run, for people and for programs."""
+"""Pure functions that format a run's result for people and for programs."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def to_text(result: RunResult) -> str:
 
 
 def _overruns(replicas: Iterable[ReplicaView]) -> list[str]:
-    """Return a line about each late trainer that made steps after the other trainers had completed."""
+    """Return a line about each late trainer that ran steps after the other trainers had completed."""
     return [
         f"  {replica.name} joined late, and made {past} steps after the others completed, with its own data "
         "only: a loop over fleet.epochs() resumes at the job's current step"

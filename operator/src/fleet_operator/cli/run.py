@@ -1,4 +1,4 @@
-"""``fleetjob run``: one job on this machine, from its manifest to its summary.
+"""``fleetjob run``: runs one job on this machine, from its manifest to its summary.
 
 The engine drives the local cluster with the same plans as in Kubernetes. Separate tasks read the replicas'
 progress, show the table or the lines, and wait for the end. A run never leaves a process behind: the
@@ -49,7 +49,7 @@ READ_BYTES = 1 << 18
 
 
 class Follower:
-    """A follower of a replica's log, which shows its new lines.
+    """Follows a replica's log and shows new lines.
 
     Parameters
     ----------
@@ -71,7 +71,7 @@ class Follower:
             self._position = log.stat().st_size
 
     def read(self) -> bool:
-        """Show the lines of one read; return False if there are no more at present."""
+        """Show newly read lines; return False if there are none."""
         try:
             with self._log.open("rb") as file:
                 file.seek(self._position)
@@ -137,7 +137,7 @@ class RunResult:
 
     @property
     def failing(self) -> ReplicaView | None:
-        """The replica whose failure has ended the job."""
+        """The replica whose failure ended the job."""
         status = self.view.status
         failure = status.last_failure if status.state is JobState.FAILED else None
         replicas = self.view.replicas.values()
@@ -146,19 +146,19 @@ class RunResult:
 
     @property
     def state(self) -> str:
-        """The job's state in one word; Stopped if the run was stopped before the job had finished."""
+        """The job's state in one word; Stopped if the run was stopped before the job finished."""
         if self.problem is not None and not self.view.status.finished:
             return JobState.FAILED.value
         return self.view.state if self.view.status.finished or not self.stopped_by else "Stopped"
 
     @property
     def reason(self) -> str | None:
-        """The reason for the state, in one word for programs."""
+        """The reason for the state, as one word for programs."""
         return self._told()[0]
 
     @property
     def message(self) -> str | None:
-        """The explanation of the state, in one sentence for people."""
+        """The explanation of the state, as a sentence for people."""
         return self._told()[1]
 
     def _told(self) -> tuple[str | None, str | None]:
@@ -176,7 +176,7 @@ class RunResult:
 
     @property
     def exit_status(self) -> int:
-        """The exit status of the command; 0 only if the job has succeeded."""
+        """The exit status of the command, which is 0 only if the job has succeeded."""
         if self.view.status.state is JobState.SUCCEEDED:
             return 0
         return self.stopped_by or 1
@@ -227,7 +227,7 @@ async def run_job(job: FleetJob, options: RunOptions, display: Display) -> RunRe
 
 
 class Stuck(Observer):
-    """A detector of passes that fail repeatedly: on this machine, nothing recovers by itself.
+    """Detects passes that fail repeatedly, since on this machine nothing recovers by itself.
 
     Parameters
     ----------
@@ -247,7 +247,7 @@ class Stuck(Observer):
 
 
 class Run:
-    """A run of one job: the engine and its companion tasks.
+    """A run of one job: the engine and the tasks that accompany it.
 
     Parameters
     ----------
@@ -288,7 +288,7 @@ class Run:
         self._changed = asyncio.Event()
 
     async def run(self) -> RunResult:
-        """Run until the job has finished, or the run is stopped."""
+        """Run until the job has finished or the run is stopped."""
         loop = asyncio.get_running_loop()
         started = loop.time()
         handled = [signum for signum in SIGNALS if not _is_ignored(signum)]
@@ -311,7 +311,7 @@ class Run:
         return RunResult(self._view, self._logs, loop.time() - started, self._stopped_by, self._problem)
 
     async def _drive(self) -> None:
-        """Run the engine and its companion tasks until the first of them ends, then stop the rest."""
+        """Run the engine and its companion tasks until one of them ends, then stop the others."""
         engine = Engine(self._cluster, workers=1, observer=Stuck(self._give_up))
 
         def changed(key: Key) -> None:
@@ -351,7 +351,7 @@ class Run:
             await asyncio.gather(shown, *watchers, return_exceptions=True)
 
     async def _finished(self) -> None:
-        """Wait until the job has finished and its processes have ended, or have had enough time to end."""
+        """Wait until the job has finished and its processes have ended or have had enough time to end."""
         while (job := self._cluster.job(self._key)) is not None and not job.status.finished:
             self._changed.clear()
             await self._changed.wait()
@@ -399,7 +399,7 @@ class Run:
         self._stop.set()
 
     async def _poll(self) -> None:
-        """Read the progress of the running replicas until cancelled."""
+        """Poll the progress of the running replicas until cancelled."""
         while True:
             asked = [
                 (replica, replica.pod)
@@ -415,7 +415,7 @@ class Run:
             await asyncio.sleep(POLL_SECONDS)
 
     def _take_scalars(self) -> None:
-        """Write new values for TensorBoard; a full disk does not end the training."""
+        """Write new values for TensorBoard; a full disk does not end the training run."""
         if self._scalars is None:
             return
         try:
@@ -435,5 +435,5 @@ class Run:
 
 
 def _is_ignored(signum: int) -> bool:
-    """Return whether the signal is ignored, as under nohup, so that the run must outlive its terminal."""
+    """Return whether a signal is ignored, as under nohup, so that the run must outlive its terminal."""
     return signum == signal.SIGHUP and signal.getsignal(signum) is signal.SIG_IGN

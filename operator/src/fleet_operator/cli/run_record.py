@@ -1,4 +1,4 @@
-"""The record of a run in its log folder, from which ``fleetjob ui`` shows the run, during it and after it.
+"""The record of a run in its log folder, from which ``fleetjob ui`` shows the run during and after it.
 
 ``run.json`` has the state of the job and of its replicas, and is replaced whenever something changed.
 ``points.jsonl`` has the points of the trainers' curves, one per line. The runner holds a lock on that file as
@@ -46,7 +46,7 @@ KEPT_RUNS = 200
 
 
 def runs_folder(environ: Mapping[str, str]) -> Path:
-    """Return the folder in which each recent run of this user has a link.
+    """Return the folder that contains a link to each recent run of this user.
 
     Raises
     ------
@@ -58,12 +58,12 @@ def runs_folder(environ: Mapping[str, str]) -> Path:
 
 
 def run_id(folder: Path) -> str:
-    """Return the identifier of the run with this log folder."""
+    """Return the identifier of the run with the given log folder."""
     return hashlib.sha256(os.fsencode(folder.resolve())).hexdigest()[:12]
 
 
 def register(folder: Path, runs: Path) -> None:
-    """Link to the log folder of a run, and remove links whose target is gone, and the oldest ones.
+    """Link to a run's log folder; remove the oldest links and links without a target.
 
     Raises
     ------
@@ -81,7 +81,7 @@ def register(folder: Path, runs: Path) -> None:
 
 
 def is_live(folder: Path) -> bool:
-    """Return whether the runner of this log folder still runs."""
+    """Return whether the runner that owns a log folder is still running."""
     try:
         with (folder / POINTS).open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -93,7 +93,7 @@ def is_live(folder: Path) -> bool:
 
 
 class RunRecord:
-    """The record of one run. A full disk ends the record, not the training.
+    """The record of one run. A full disk ends the record, not the training run.
 
     Parameters
     ----------
@@ -132,7 +132,7 @@ class RunRecord:
         del self._events[:-MAX_EVENTS]
 
     def update(self, view: JobView) -> None:
-        """Write the state of a running job, if it has changed, and the new points."""
+        """Write the state of a running job if it has changed, and the new points."""
         explanation = view.status.explanation
         self._write(view, view.state, explanation.message if explanation is not None else "")
 
@@ -141,7 +141,7 @@ class RunRecord:
         self._write(view, state, message, ended=now())
 
     def close(self) -> None:
-        """Close the record, and release its lock."""
+        """Close the record and release its lock."""
         self._closing.close()
 
     def _write(self, view: JobView, state: str, message: str, ended: datetime | None = None) -> None:
@@ -186,7 +186,7 @@ class RunRecord:
 
 
 def _lock(file: TextIO) -> None:
-    """Lock the points of a run; raise OSError if another run holds the lock."""
+    """Lock a run's file of points; raise OSError if another run holds the lock."""
     for _ in range(LOCK_TRIES):
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

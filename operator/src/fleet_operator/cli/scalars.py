@@ -1,4 +1,4 @@
-"""``fleetjob run --tensorboard DIR``: the trainers' progress as TensorBoard event files.
+"""``fleetjob run --tensorboard DIR``: writes the trainers' progress to TensorBoard event files.
 
 `NewPoints` also selects the points for the record of a run (`fleet_operator.cli.run_record`).
 """
@@ -25,7 +25,7 @@ class ScalarsError(OperatorError):
 
 
 class Scalars:
-    """The event files of the trainers, each in a folder named after its trainer.
+    """The event files of the trainers, each in a folder named after the trainer.
 
     Parameters
     ----------
@@ -73,7 +73,7 @@ class Scalars:
 
 
 class NewPoints:
-    """The points of one trainer that are new: each loss once, and the other values when the step changes."""
+    """The new points of one trainer: each loss once, other values when the step changes."""
 
     def __init__(self) -> None:
         self._step = -1
@@ -81,7 +81,7 @@ class NewPoints:
         self._stale: dict[int, float] = {}
 
     def take(self, progress: Progress, step: int) -> Iterator[tuple[int, dict[str, float] | None]]:
-        """Yield the steps of new points with their values.
+        """Yield the steps of new points, with their values.
 
         None in place of values means that the trainer was restarted there, from a checkpoint or from the
         beginning: later points of its curve no longer hold.
@@ -121,7 +121,7 @@ class EventFile:
         self._write(file_version="brain.Event:2")
 
     def take(self, progress: Progress, step: int) -> None:
-        """Write out the values that are new in a trainer's progress report."""
+        """Write the new values in a trainer's progress report."""
         for at, values in self._new.take(progress, step):
             if values is None:
                 self._begin_again(at)

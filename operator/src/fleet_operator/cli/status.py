@@ -53,7 +53,7 @@ async def show_status(
 async def watch_status(
     session: Session, name: str | None, *, everywhere: bool, say: Callable[[str], None]
 ) -> int:
-    """Show all jobs until interrupted, or one job until it has finished; return 0 on success, else 1."""
+    """Show all jobs until interrupted, or one job until it finishes; return 0 on success, else 1."""
     if name is not None:
         await session.job(name)  # an unknown name is a mistake, not a job to wait for
     console = Console()
@@ -92,7 +92,7 @@ async def _lines(watched: Watched, name: str | None, *, everywhere: bool, say: C
 
 
 def _end(watched: Watched, name: str | None) -> int | None:
-    """Return the exit status if a single watched job has finished, else None."""
+    """Return the exit status if the only watched job has finished, else None."""
     if name is None:
         return None
     jobs = watched.all()
@@ -105,7 +105,7 @@ def _end(watched: Watched, name: str | None) -> int | None:
 
 
 def table_of(jobs: Iterable[Summary], moment: datetime, *, everywhere: bool) -> Table:
-    """Return a table of jobs."""
+    """Return a table of the given jobs."""
     table = Table(box=None, pad_edge=False, header_style="", padding=(0, 3, 0, 0))
     for heading in (*(("NAMESPACE",) if everywhere else ()), "NAME", "STATE"):
         table.add_column(heading, no_wrap=True)

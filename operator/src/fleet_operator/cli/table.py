@@ -1,4 +1,4 @@
-"""Pure functions that render the live table of a run to fit the terminal.
+"""Pure functions that render a run's live table to fit the terminal.
 
 Servers and trainers have a table each, below a bar with the progress of trainer 0. Columns that do not fit
 are left out one by one, but never a replica's name, state and step. If there are more replicas than rows,
@@ -115,7 +115,7 @@ COLUMNS = {
 
 
 def render(view: JobView, now: datetime, *, width: int, height: int) -> Group:
-    """Return the current display of a job, for a terminal of `width` columns and `height` rows."""
+    """Return a job's current display for a terminal of `width` columns and `height` rows."""
     width = max(1, width)  # the environment variable COLUMNS may be 0
     title = Text(f"{view.job.name}: {view.state}", style=f"bold {STYLES.get(view.state, '')}".strip())
     bar = _bar(view, width)
@@ -136,7 +136,7 @@ def render(view: JobView, now: datetime, *, width: int, height: int) -> Group:
 
 
 def _shared(rows: int, wanted: Sequence[int]) -> list[int]:
-    """Divide the rows of a terminal among tables; rows that small tables do not need go to larger tables."""
+    """Divide a terminal's rows among tables; larger tables get the rows that small ones do not need."""
     shares = dict[int, int]()
     for place, number in sorted(enumerate(wanted), key=lambda each: each[1]):
         fair = max(LEAST_ROWS, rows // (len(wanted) - len(shares)))
@@ -159,7 +159,7 @@ def _bar(view: JobView, width: int) -> RenderableType | None:
 
 
 def _table(replicas: Sequence[ReplicaView], rows: int, now: datetime, width: int) -> RenderableType:
-    """Return a table of at most `rows` rows below its headings."""
+    """Return a table with at most `rows` rows below its headings."""
     shown = _chosen(replicas, rows) if rows < len(replicas) else replicas
     columns = [
         (column, [column.cell(replica, now) for replica in shown]) for column in COLUMNS[replicas[0].role]
@@ -192,7 +192,7 @@ def _table(replicas: Sequence[ReplicaView], rows: int, now: datetime, width: int
 
 
 def _chosen(replicas: Sequence[ReplicaView], rows: int) -> list[ReplicaView]:
-    """Return the replicas to show if the last row counts the rest; replicas in trouble have priority."""
+    """Return the replicas to show if the last row counts the others; replicas with failures come first."""
     rank = {state: position for position, state in enumerate(TROUBLE)}
     ranked = sorted(replicas, key=lambda replica: rank.get(replica.state, len(TROUBLE)))
     kept = {replica.index for replica in ranked[: max(1, rows - 1)]}

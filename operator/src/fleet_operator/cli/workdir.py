@@ -1,4 +1,4 @@
-"""Chooses the working directories of the replicas of a local run, and checks their scripts.
+"""Selects the working directories of a local run's replicas, and checks their scripts.
 
 The working directory is the root of the manifest's project, which the image has in WORKDIR, or the
 manifest's own folder if the scripts exist only there. A template's ``workingDir`` takes precedence if
@@ -27,14 +27,14 @@ ROOT_MARKS = (".git", "pyproject.toml", "Dockerfile")
 
 
 class Workdirs(NamedTuple):
-    """The replicas' working directories, with remarks."""
+    """The replicas' working directories and remarks about them."""
 
     folders: Mapping[Role, Path]
     remarks: tuple[str, ...]
 
 
 class _Command(NamedTuple):
-    """The command of a template, and its working directory."""
+    """The command of a template and its working directory."""
 
     field: str  # the path of the container
     script: str | None
@@ -42,7 +42,7 @@ class _Command(NamedTuple):
 
 
 def project_root(manifest: Path) -> Path:
-    """Return the root of a manifest's project, the folder that becomes WORKDIR in the image.
+    """Return the root of a manifest's project, which becomes WORKDIR in the image.
 
     It is the nearest folder above the manifest that holds ``.git``, ``pyproject.toml`` or ``Dockerfile``;
     without one, the manifest's own folder.
@@ -55,7 +55,7 @@ def project_root(manifest: Path) -> Path:
 
 
 def own_folder(manifest: Path) -> Path:
-    """Return the folder of a manifest; for standard input, the current folder."""
+    """Return the folder of a manifest; for standard input, return the current folder."""
     return Path.cwd() if manifest == STDIN else manifest.resolve().parent
 
 
@@ -115,7 +115,7 @@ def _command(
 
 
 def _problem(command: _Command, folder: Path, folders: Sequence[Path]) -> Problem | None:
-    """Return the problem of a command whose script is not found, or None."""
+    """Return the problem of a command whose script does not exist, or None."""
     workdir = command.folder or folder
     if command.script is None or (workdir / command.script).exists():
         return None
@@ -135,7 +135,7 @@ def _told(folders: Mapping[Role, Path]) -> str:
 
 
 def _shared(job: FleetJob) -> tuple[str, ...]:
-    """Return a warning if trainers share the files that local rank 0 writes; pods on a cluster share none."""
+    """Return a warning if trainers share files that local rank 0 writes; pods in a cluster share none."""
     replicas = job.replicas(Role.TRAINER)
     if job.spec.mode is not Mode.COLLECTIVE or replicas < 2:
         return ()
@@ -147,7 +147,7 @@ def _shared(job: FleetJob) -> tuple[str, ...]:
 
 
 def _twice(scripts: Sequence[str], complete: Sequence[Path]) -> tuple[str, ...]:
-    """Return a warning if the manifest's folder has a different script of the same name."""
+    """Return a warning if the manifest's folder contains a different script of the same name."""
     if len(complete) < 2:
         return ()
     runs, other = complete

@@ -1,4 +1,4 @@
-"""The client for asyncio: a user's session with the API server, with the models of `fleet_operator.api`."""
+"""The asyncio client: a user's session with the API server, with the models of `fleet_operator.api`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SUBMITTED_METADATA = ("name", "namespace", "labels", "annotations")
 
 
 class JobFailedError(OperatorError):
-    """A job that was waited for has failed.
+    """A job that a client waited for has failed.
 
     Attributes
     ----------
@@ -47,7 +47,7 @@ class JobFailedError(OperatorError):
 
 
 class AsyncFleetJobClient:
-    """FleetJobs in one namespace of a cluster, for asyncio.
+    """Accesses the FleetJobs in one namespace of a cluster, for asyncio.
 
     Use it as ``async with AsyncFleetJobClient() as client``. Requests may run at the same time.
 
@@ -146,7 +146,7 @@ class AsyncFleetJobClient:
         return _parsed(await self._session.job(name))
 
     async def status(self, name: str) -> FleetJobStatus:
-        """Return the status of a job; ``status.explanation.message`` says why it is in its state."""
+        """Return the status of a job; ``status.explanation.message`` explains its state."""
         return (await self.get(name)).status
 
     async def list(self, *, all_namespaces: bool = False) -> list[FleetJob]:
@@ -154,7 +154,7 @@ class AsyncFleetJobClient:
         return [_parsed(job) for job in await self._session.jobs(everywhere=all_namespaces)]
 
     async def watch(self, name: str) -> AsyncGenerator[FleetJob]:
-        """Yield a job now, and again after each change until it has finished.
+        """Yield a job now and after each change, until it has finished.
 
         Interrupted connections are resumed. A slow caller gets only the newest version.
 
@@ -170,7 +170,7 @@ class AsyncFleetJobClient:
     async def wait(
         self, name: str, *, timeout_seconds: float | None = None, raise_on_failure: bool = True
     ) -> FleetJob:
-        """Wait until a job has finished, and return it.
+        """Wait until a job has finished; return the job.
 
         Parameters
         ----------
@@ -209,7 +209,7 @@ class AsyncFleetJobClient:
         since_seconds: int | None = None,
         container: str | None = None,
     ) -> AsyncGenerator[LogLine]:
-        """Yield the lines of the logs of a job's replicas.
+        """Yield the log lines of a job's replicas.
 
         Parameters
         ----------
@@ -257,11 +257,11 @@ class AsyncFleetJobClient:
         return await self.get(name)
 
     async def suspend(self, name: str) -> FleetJob:
-        """Stop all pods of a job until it is resumed, unless it is suspended already; return the job."""
+        """Stop all pods of a job until it is resumed; return the job. Does nothing if it is suspended."""
         return _parsed((await self._session.suspend(name, suspended=True))[1])
 
     async def resume(self, name: str) -> FleetJob:
-        """Resume a suspended job, which starts again; return the job."""
+        """Resume a suspended job, which then starts again; return the job."""
         return _parsed((await self._session.suspend(name, suspended=False))[1])
 
     async def delete(self, name: str, *, wait_seconds: float | None = None, missing_ok: bool = False) -> None:
@@ -297,7 +297,7 @@ class AsyncFleetJobClient:
 
 
 def _document(job: FleetJob) -> dict[str, Any]:
-    """Return a job's manifest: what a person sets, without defaults and status."""
+    """Return a job's manifest, with only the fields that a person sets."""
     document = job.model_dump(mode="json", by_alias=True, exclude_unset=True, exclude={"status"})
     metadata = {key: document["metadata"][key] for key in SUBMITTED_METADATA if key in document["metadata"]}
     return {**document, "apiVersion": job.api_version, "kind": job.kind, "metadata": metadata}

@@ -1,4 +1,4 @@
-"""The client for code without asyncio: the same calls, carried out by an event loop in a thread."""
+"""The blocking client: the same calls as the asyncio client, run by an event loop in a thread."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class FleetJobClient:
-    """FleetJobs in one namespace of a cluster.
+    """Accesses the FleetJobs in one namespace of a cluster.
 
     Use it as ``with FleetJobClient() as client``, or call `close`. It works in notebooks, where an event loop
     is already running, and from several threads. Errors are those of `AsyncFleetJobClient`.
@@ -62,14 +62,14 @@ class FleetJobClient:
             raise
 
     def __enter__(self) -> Self:
-        """Return this client, which is open already."""
+        """Return this client, which is already open."""
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
-        """End all requests and close every connection. A second call does nothing."""
+        """End all requests and close every connection; later calls do nothing."""
         if self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._closed.set)
             self._thread.join()
@@ -94,7 +94,7 @@ class FleetJobClient:
         return self._run(self._client.get(name))
 
     def status(self, name: str) -> FleetJobStatus:
-        """Return the status of a job; ``status.explanation.message`` says why it is in its state."""
+        """Return the status of a job; ``status.explanation.message`` explains its state."""
         return self._run(self._client.status(name))
 
     def list(self, *, all_namespaces: bool = False) -> list[FleetJob]:
@@ -102,7 +102,7 @@ class FleetJobClient:
         return self._run(self._client.list(all_namespaces=all_namespaces))
 
     def watch(self, name: str) -> Iterator[FleetJob]:
-        """Yield a job now, and again after each change until it has finished."""
+        """Yield a job now and after each change, until it has finished."""
         return self._iterate(self._client.watch(name))
 
     def wait(
@@ -123,7 +123,7 @@ class FleetJobClient:
         since_seconds: int | None = None,
         container: str | None = None,
     ) -> Iterator[LogLine]:
-        """Yield the lines of the logs of a job's replicas; see `AsyncFleetJobClient.logs`."""
+        """Yield the log lines of a job's replicas; see `AsyncFleetJobClient.logs`."""
         lines = self._client.logs(
             name,
             follow=follow,
@@ -144,7 +144,7 @@ class FleetJobClient:
         return self._run(self._client.suspend(name))
 
     def resume(self, name: str) -> FleetJob:
-        """Resume a suspended job, which starts again; return the job."""
+        """Resume a suspended job, which then starts again; return the job."""
         return self._run(self._client.resume(name))
 
     def delete(self, name: str, *, wait_seconds: float | None = None, missing_ok: bool = False) -> None:
@@ -160,7 +160,7 @@ class FleetJobClient:
             self._runner.run(until_closed())
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Carry out a coroutine in the thread; an exception here, such as KeyboardInterrupt, cancels it."""
+        """Run a coroutine in the thread; an exception here, such as KeyboardInterrupt, cancels it."""
         if not self._thread.is_alive():  # closed, or in a forked process, which has no copy of the thread
             work.close()
             raise RuntimeError("this FleetJobClient is closed, or of another process; make a new one")

@@ -67,7 +67,7 @@ class LogLine:
 
     @property
     def time(self) -> datetime | None:
-        """When the line was written, to the microsecond; None for the rest of a line that came in pieces."""
+        """The time when the line was written, in microseconds; None for later parts of a long line."""
         found = _STAMP.match(self.stamped)
         if found is None:
             return None
@@ -93,11 +93,11 @@ class Wanted:
         )
 
     def container_of(self, pod: Mapping[str, Any]) -> str:
-        """Return the name of the selected container, which the pod need not have."""
+        """Return the name of the selected container, which may be missing from the pod."""
         return self.container or main_container(pod)
 
     def params(self, pod: Mapping[str, Any]) -> dict[str, str]:
-        """Return the query parameters for a request of the pod's log."""
+        """Return the query parameters for requesting the pod's log."""
         params = {"container": self.container_of(pod), "timestamps": "true"}
         if self.tail is not None:
             params["tailLines"] = str(self.tail)
@@ -108,7 +108,7 @@ class Wanted:
 
 @dataclass(slots=True, eq=False)
 class _Reading:
-    """The task that reads one pod's log, and its state."""
+    """A task that reads one pod's log, and its state."""
 
     pod: Mapping[str, Any]
     reader: asyncio.Task[None]
@@ -117,7 +117,7 @@ class _Reading:
 
 
 class Logs:
-    """A reader of the logs of one job's replicas.
+    """Reads the logs of one job's replicas.
 
     Parameters
     ----------
@@ -156,7 +156,7 @@ class Logs:
         self._told_why_not = False
 
     async def existing(self) -> AsyncGenerator[LogLine]:
-        """Yield the existing lines, one replica after the other."""
+        """Yield the existing lines, one replica after another."""
         await self._session.job(self._job)
         pods = [pod for pod in await self._session.pods(self._job) if self._wanted.takes(pod)]
         started = [pod for pod in pods if has_started(pod, self._wanted.container_of(pod))]
@@ -212,7 +212,7 @@ class Logs:
         return f"FleetJob {self._job} has no pods; `fleetjob status {self._job}` shows why"
 
     def _lacking(self, pods: Sequence[Mapping[str, Any]]) -> str | None:
-        """Return a message if there are pods, but none has the selected container."""
+        """Return a message if there are pods but none has the selected container."""
         containers = dict.fromkeys(name for pod in pods for name in containers_of(pod))
         wanted = self._wanted.container
         if wanted is None or not pods or wanted in containers:
@@ -221,7 +221,7 @@ class Logs:
         return f"no replica of FleetJob {self._job} has a container {wanted}; there are {there}"
 
     async def _mind(self, jobs: Watched, pods: Watched) -> None:
-        """Read the logs to their end, and mark the end in the queue, even that by an error."""
+        """Run the readers to their end and mark the end in the queue, even after an error."""
         try:
             await self._read_all(jobs, pods)
         except Exception:
@@ -230,7 +230,7 @@ class Logs:
         await self._lines.put(None)
 
     async def _read_all(self, jobs: Watched, pods: Watched) -> None:
-        """Start a reader for each pod, and return once the job has finished and all readers have ended."""
+        """Start a reader for each pod; return once the job has finished and all readers have ended."""
         said, first = "", True
         while True:
             present = [pod for pod in pods.all() if self._wanted.takes(pod)]
@@ -271,7 +271,7 @@ class Logs:
         self._readings[uid] = _Reading(pod, asyncio.create_task(following, name=f"read {replica}"))
 
     def _release(self, running: set[str]) -> None:
-        """Let the readers of ended pods finish, and stop readers that no longer receive anything."""
+        """Let the readers of ended pods finish; stop readers that receive no more data."""
         for uid, reading in self._readings.items():
             if uid not in running and reading.release is None:
                 reading.release = asyncio.create_task(self._let_go(reading), name=f"let go of {uid}")
@@ -322,7 +322,7 @@ class Logs:
             await asyncio.sleep(RETRY_SECONDS)
 
     async def _lives_on(self, pod: Mapping[str, Any]) -> bool:
-        """Return whether this pod, identified by its uid, has not ended, so that more lines may follow."""
+        """Return whether the pod with this uid is still running, so that more lines may follow."""
         name, uid = pod["metadata"]["name"], pod["metadata"]["uid"]
         try:
             found = await self._session.client.get(f"{collection('pods', self._session.namespace)}/{name}")
@@ -342,7 +342,7 @@ class Logs:
 
 
 async def lines_of(chunks: AsyncIterator[bytes], limit: int = LINE_BYTES) -> AsyncIterator[bytes]:
-    """Split a stream of bytes into lines, and lines longer than `limit` into pieces."""
+    """Split a stream of bytes into lines; split lines longer than `limit` into pieces."""
     held = b""
     async for chunk in chunks:
         held += chunk
@@ -433,7 +433,7 @@ def containers_of(pod: Mapping[str, Any]) -> list[str]:
 
 
 def has_not_ended(pod: Mapping[str, Any]) -> bool:
-    """Return whether a pod has not ended."""
+    """Return whether a pod has not ended yet."""
     return pod.get("status", {}).get("phase") not in ("Succeeded", "Failed")
 
 
@@ -443,7 +443,7 @@ def _order(pod: Mapping[str, Any]) -> tuple[str, int]:
 
 
 def stamp_of(line: bytes) -> str:
-    """Return a line's timestamp in UTC, in a form that compares as text, or "" if the line has none."""
+    """Return a line's timestamp in UTC, in a form that compares as text, or "" if there is none."""
     found = _STAMP.match(line)
     if found is None:
         return ""

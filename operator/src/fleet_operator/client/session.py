@@ -1,4 +1,4 @@
-"""A user's session with an API server: requests about jobs as plain objects, and refusals as sentences."""
+"""A user's session with an API server: requests about jobs, and refusals as readable messages."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ SYNC_SECONDS = 60.0
 
 
 class ClusterRefusal(OperatorError):  # noqa: N818  the name describes the event, as the message does
-    """The API server refused a request, or did not respond; the message says what to do.
+    """The API server refused a request or did not respond; the message gives advice.
 
     Attributes
     ----------
@@ -53,18 +53,18 @@ class ClusterRefusal(OperatorError):  # noqa: N818  the name describes the event
 
 
 class JobNotFoundError(ClusterRefusal):
-    """There is no FleetJob of this name, or it was deleted meanwhile."""
+    """There is no FleetJob of this name, or it has been deleted."""
 
 
 class NotInTimeError(OperatorError, TimeoutError):
-    """What was waited for has not happened in the given time, and may still happen."""
+    """An awaited event has not happened in time; it may still happen."""
 
     exit_status = 124  # that of timeout(1)
 
 
 @dataclass(frozen=True, slots=True)
 class Where:
-    """The cluster and the namespace to use; None means the kubeconfig's."""
+    """The cluster and namespace to use; None means those of the kubeconfig."""
 
     kubeconfig: Path | None = None
     context: str | None = None
@@ -90,13 +90,13 @@ class Session:
         self.namespace = namespace
 
     def path(self, name: str, subresource: str = "") -> str:
-        """Return the path of a FleetJob or its subresource; never the collection, which could be deleted."""
+        """Return the path of a FleetJob or its subresource, but never that of the collection."""
         if name_problem(name) is not None:
             raise ValueError(f"{name!r} is not a valid name of a FleetJob")
         return "/".join(part for part in (collection(PLURAL, self.namespace), name, subresource) if part)
 
     async def job(self, name: str) -> Manifest:
-        """Return the FleetJob of this name."""
+        """Return the FleetJob with the given name."""
         with self.explained(name):
             return await self.client.get(self.path(name))
 
@@ -114,7 +114,7 @@ class Session:
             return [item async for page in pages for item in page["items"]]
 
     async def events(self, job: str) -> list[Manifest]:
-        """Return the events of a job, the oldest first; the API server keeps them for an hour."""
+        """Return the events of a job, oldest first; the API server keeps them for an hour."""
         selector = {"fieldSelector": f"involvedObject.kind={KIND},involvedObject.name={job}"}
         with self.explained():
             found = await self.client.get(collection("events", self.namespace), selector)
@@ -123,7 +123,7 @@ class Session:
     async def submit(
         self, manifest: Mapping[str, Any], *, force: bool = False
     ) -> tuple[Manifest | None, Manifest]:
-        """Create a job, or apply its changed manifest; return the stored job before, if any, and after.
+        """Create a job or apply its changed manifest; return the stored job before, if any, and after.
 
         With `force`, fields that other field managers have set differently are taken over.
         """
@@ -155,7 +155,7 @@ class Session:
         return before, after
 
     async def changes(self, name: str) -> AsyncGenerator[Manifest]:
-        """Yield the job now, and again after each change until it has finished.
+        """Yield the job now and after each change, until it has finished.
 
         Raises
         ------
@@ -178,7 +178,7 @@ class Session:
         timeout_seconds: float | None = None,
         say: Callable[[str], None] | None = None,
     ) -> Summary:
-        """Wait until a job has finished, and return it; call `say` with a line now and after each change.
+        """Wait until a job has finished; return it. Call `say` with a line now and after each change.
 
         Raises
         ------
@@ -244,7 +244,7 @@ class Session:
 
     @contextlib.contextmanager
     def explained(self, job: str | None = None) -> Iterator[None]:
-        """Turn an API error inside the ``with`` block into a `ClusterRefusal`, whose message has advice."""
+        """Convert an API error within the ``with`` block to a `ClusterRefusal` whose message gives advice."""
         try:
             yield
         except ApiError as error:
@@ -283,7 +283,7 @@ class Session:
     async def watching(
         self, plural: str, *, job: str | None = None, everywhere: bool = False
     ) -> AsyncIterator[Watched]:
-        """Keep the FleetJobs, or one job's pods, in sync with the API server inside the ``with`` block.
+        """Keep the FleetJobs, or a job's pods, in sync with the API server within the ``with`` block.
 
         Raises
         ------
@@ -326,11 +326,11 @@ class Watched:
         self.changed = asyncio.Event()
 
     def all(self) -> list[Manifest]:
-        """Return the objects, ordered by namespace and name."""
+        """Return the objects in order of namespace and name."""
         return [entry.value for entry in sorted(self.store, key=lambda entry: entry.key)]
 
     async def change(self, seconds: float | None = None) -> bool:
-        """Wait for the next change; return False on a time-out."""
+        """Wait for the next change; return False on a timeout."""
         try:
             async with asyncio.timeout(seconds):
                 await self.changed.wait()
@@ -341,7 +341,7 @@ class Watched:
 
 
 def last_time(event: Mapping[str, Any]) -> str:
-    """Return the time of an event's last occurrence."""
+    """Return the time of an event's latest occurrence."""
     return str(event.get("lastTimestamp") or event["metadata"]["creationTimestamp"])
 
 
@@ -355,13 +355,13 @@ def _whole(manifest: Mapping[str, Any]) -> Entry[Manifest]:
 
 
 def connect(where: Where) -> Connection:
-    """Log in; a credential program may keep this waiting for a person to sign in."""
+    """Log in; this may take long if a credential program waits for a person to sign in."""
     return connect_user(os.environ, kubeconfig=where.kubeconfig, context=where.context)
 
 
 @contextlib.asynccontextmanager
 async def open_session(where: Where) -> AsyncIterator[Session]:
-    """Find the cluster, and connect to it; the session ends with the ``with`` block.
+    """Find the cluster and connect to it; the session ends with the ``with`` block.
 
     Raises
     ------
@@ -375,7 +375,7 @@ async def open_session(where: Where) -> AsyncIterator[Session]:
 
 
 def in_session(where: Where, work: Callable[[Session], Awaitable[T]]) -> T:
-    """Run `work` from synchronous code, in its own session and event loop."""
+    """Run `work` from synchronous code, in a separate session and event loop."""
 
     async def run() -> T:
         async with open_session(where) as session:

@@ -1,4 +1,4 @@
-"""Pure functions that summarize FleetJobs from an API server, with a status from any operator version."""
+"""Pure functions that summarize FleetJobs, whose status may come from any operator version."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Summary:
 
     @property
     def sentence(self) -> str:
-        """The explanation of the job's state, for people."""
+        """The explanation of the job's state as a sentence for people."""
         told = self.status.explanation
         if told is None:
             return "" if (self.raw.get("status") or {}).get("state") else UNSEEN
@@ -70,7 +70,7 @@ class Summary:
 
     @property
     def progress(self) -> str:
-        """The progress of the training, in one word."""
+        """The progress of the training run, in a word."""
         return self.status.progress.summary if self.status.progress is not None else ABSENT
 
     def age(self, now: datetime) -> str:
@@ -78,7 +78,7 @@ class Summary:
         return ABSENT if self.created is None else age((now - self.created).total_seconds())
 
     def line(self) -> str:
-        """Return one line with all values that can change."""
+        """Return a line with all values that can change."""
         status = self.status
         columns = status.columns
         counts = [f"pservers {columns.pservers}"] if columns.pservers else []

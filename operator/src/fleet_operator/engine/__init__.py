@@ -1,4 +1,4 @@
-"""The controller: the work queue, the workers, the reconciler that carries out plans, and leader election."""
+"""The controller: the work queue, its workers, the reconciler and leader election."""
 
 from fleet_operator.engine.election import Election, NotLeadingError
 from fleet_operator.engine.engine import Engine

@@ -1,4 +1,4 @@
-"""Delays for a job's events and status writes, so that one pass or one write covers several of them.
+"""Delays for a job's events and status writes, so that one pass or write covers several of them.
 
 Each pod changes several times between its creation and its start: it gets a node, it is initialized, and its
 containers start. In a burst of jobs, most passes would handle such events, and status writes would compete
@@ -37,7 +37,7 @@ MOST_OBJECTS = 32
 
 
 def debounce(status: FleetJobStatus) -> timedelta | None:
-    """Return how long events of a job may wait after the last pass, or None if they may not wait.
+    """Return how long a job's events may wait after its last pass, or None if they must not wait.
 
     Before all pods exist, the next creation may depend on the latest event. Once the job runs, its end should
     be reported without delay.
@@ -54,7 +54,7 @@ class StatusBatching:
         self._waiting: dict[Key, tuple[float, float | None]] = {}
 
     def wait(self, key: Key, job: FleetJob, plan: Plan, now: float) -> timedelta | None:
-        """Return how long the status of a plan may still wait, or None if it must be written now.
+        """Return how much longer a plan's status may wait, or None if it must be written now.
 
         Parameters
         ----------
@@ -85,7 +85,7 @@ class StatusBatching:
         self._waiting[key] = (float("-inf"), None)
 
     def forget(self, key: Key) -> None:
-        """Forget a job that is gone, or whose status was written."""
+        """Forget a job that is gone or whose status has been written."""
         self._waiting.pop(key, None)
 
 
@@ -108,6 +108,6 @@ def _tell_of_as_many(one: FleetJobStatus, other: FleetJobStatus) -> bool:
 
 
 def _ups(status: FleetJobStatus) -> tuple[str, ...]:
-    """Return the numbers of running or completed replicas: the first number in ``1/2``."""
+    """Return the numbers of running or completed replicas, such as the first number in ``1/2``."""
     columns = status.columns
     return tuple((column or "0").partition("/")[0] for column in (columns.pservers, columns.trainers))

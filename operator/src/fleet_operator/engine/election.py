@@ -55,7 +55,7 @@ class NotLeadingError(ClusterError):
 
 
 class Election:
-    """The participation of one operator in the election.
+    """One operator's participation in the election.
 
     Parameters
     ----------
@@ -113,16 +113,16 @@ class Election:
 
     @property
     def leads(self) -> bool:
-        """Whether we hold the lease at this moment."""
+        """True if this operator holds the lease at this moment."""
         return self._clock.monotonic() < self._until
 
     def check(self) -> None:
-        """Raise NotLeadingError unless we hold the lease now."""
+        """Raise NotLeadingError unless this operator holds the lease now."""
         if not self.leads:
             raise NotLeadingError(f"the lease {self._lease.name} is not held any more; nothing is written")
 
     async def acquire(self) -> None:
-        """Wait until we hold the lease."""
+        """Wait until this operator holds the lease."""
         while True:
             if await self._try():
                 return
@@ -141,7 +141,7 @@ class Election:
         logger.error("the lease %s is lost: it could not be renewed in time", self._lease.name)
 
     async def release(self) -> None:
-        """Release the lease. An attempt in progress ends first, and none follows."""
+        """Release the lease; an attempt in progress ends first, and no other follows."""
         self._until = float("-inf")
         self._releases += 1
         try:
@@ -159,7 +159,7 @@ class Election:
         return self._lease.seconds / TRIES
 
     async def _try(self) -> bool:
-        """Acquire or renew the lease; return whether we hold it, or False if it was released meanwhile."""
+        """Acquire or renew the lease; return whether it is held, or False if it was released meanwhile."""
         releases = self._releases
         async with self._trying:
             if releases != self._releases:
@@ -186,7 +186,7 @@ class Election:
         return True
 
     async def _take(self) -> bool:
-        """Acquire the lease if it was released, has expired, or already has our identity."""
+        """Acquire the lease if it was released, has expired, or already names this operator."""
         lease = self._lease
         found = await lease.read()
         if found is None:
@@ -212,7 +212,7 @@ class Election:
         return True
 
     async def _make(self) -> bool:
-        """Create the lease, unless another operator may still rely on the previous one."""
+        """Create the lease unless another operator may still rely on the previous one."""
         lease, now = self._lease, self._clock.monotonic()
         if self._gone_since is None:
             self._gone_since = now
@@ -283,7 +283,7 @@ class Lease:
             return None
 
     async def make(self) -> None:
-        """Create the lease with us as the holder."""
+        """Create the lease with this operator as the holder."""
         manifest = self._manifest({})
         # Only here: to change an object's owners later, some clusters require the permission to delete it.
         if (owner := self._owner()) is not None:
@@ -291,18 +291,18 @@ class Lease:
         self.held = await self._client.create(self._collection, manifest)
 
     async def take(self, found: dict[str, Any]) -> None:
-        """Take over the lease; raise an error on a conflict, because another operator has written it."""
+        """Take over the lease; raise an error on a conflict, which shows that another operator wrote it."""
         found["spec"] = self._manifest(found.get("spec") or {})["spec"]
         self.held = await self._client.replace(self._path, found)
 
     async def renew(self) -> None:
-        """Renew the lease; raise an error on a conflict, because only the holder should have written it."""
+        """Renew the lease; raise an error on a conflict, because only the holder should write it."""
         lease = self.held or {}
         lease["spec"] |= {"renewTime": self._now()}
         self.held = await self._client.replace(self._path, lease)
 
     async def empty(self) -> None:
-        """Clear the holder of our lease, regardless of which of our attempts wrote it last."""
+        """Clear the holder of our lease, whichever of our attempts wrote it last."""
         while True:
             lease = self.held or await self.read()
             if lease is None or (lease.get("spec") or {}).get("holderIdentity") != self.identity:
@@ -319,7 +319,7 @@ class Lease:
             return
 
     def _manifest(self, before: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the lease with us as the holder; increment leaseTransitions if the holder changes."""
+        """Return the lease with this operator as the holder; count a transition if the holder changes."""
         transitions, holder = before.get("leaseTransitions") or 0, before.get("holderIdentity")
         now = self._now()
         return {

@@ -1,4 +1,4 @@
-"""The engine: workers that take keys from the queue and reconcile them, until the engine is stopped.
+"""The engine, whose workers take keys from the queue and reconcile jobs until the engine is stopped.
 
 It drives any `fleet_operator.cluster.Cluster`, either an API server or this machine. Everything runs on one
 event loop, from which `enqueue` and `stop` must be called.
@@ -106,7 +106,7 @@ class Engine:
         self._wake.set()
 
     def _has_begun(self, key: Key) -> bool:
-        """Return whether a job was already reconciled, by us or by a previously active operator."""
+        """Return whether a job has been reconciled, by this operator or a previous leader."""
         if key in self._known:
             return True
         job = self._cluster.job(key)
@@ -147,7 +147,7 @@ class Engine:
         self._wake.set()
 
     async def _sleep(self) -> None:
-        """Wait until something is enqueued, a worker is free, or a delayed key is due."""
+        """Wait until a key is enqueued, a worker is free, or a delayed key is due."""
         due = self._queue.next_due()
         timeout = None if due is None else max(0.0, due - self._clock.monotonic())
         if len(self._passes) >= self._workers:
@@ -177,7 +177,7 @@ class Engine:
         self._observer.passed(key, outcome.result, now - started)
 
     def _settle(self, key: Key, outcome: Outcome, now: float) -> None:
-        """Return a key to the queue, with the time of the next pass."""
+        """Return a key to the queue with the time of its next pass."""
         if outcome.result is Result.GONE:
             self._known.discard(key)
         else:

@@ -1,4 +1,4 @@
-"""The clock, the outcome and the observer of a pass over one job."""
+"""The clock, result and observer of a pass over a job."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
 
 class Clock(Protocol):
-    """A clock with two readings: the time of day, and a monotonic one."""
+    """A clock that gives both the time of day and monotonic time."""
 
     def now(self) -> datetime:
-        """Return the current time with its time zone, for plans and statuses."""
+        """Return the current time with its time zone; used for plans and statuses."""
 
     def monotonic(self) -> float:
-        """Return the seconds of a monotonic clock, for delays."""
+        """Return the monotonic time in seconds; used for delays."""
 
 
 class SystemClock:
@@ -34,7 +34,7 @@ class SystemClock:
         return datetime.now(UTC)
 
     def monotonic(self) -> float:
-        """Return the seconds of a monotonic clock."""
+        """Return the monotonic time in seconds."""
         return time.monotonic()
 
 
@@ -50,7 +50,7 @@ class Result(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The result of a pass, and the time of the next one.
+    """The result of a pass and the time of the next one.
 
     Attributes
     ----------
@@ -71,7 +71,7 @@ class Outcome:
 
 
 class Observer:
-    """An observer of passes that does nothing; subclasses such as the metrics override its methods."""
+    """An observer of passes that does nothing; subclasses, such as the metrics, override its methods."""
 
     def passed(self, key: Key, result: Result, seconds: float) -> None:
         """Observe the end of a pass over a job, with its result and duration."""

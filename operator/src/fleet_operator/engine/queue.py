@@ -29,7 +29,7 @@ AHEAD_IN_A_ROW = 8
 
 
 class WorkQueue(Generic[K]):
-    """A queue of keys, in which each key is processed by at most one worker at a time.
+    """A queue of keys; at most one worker at a time processes a key.
 
     Parameters
     ----------
@@ -73,7 +73,7 @@ class WorkQueue(Generic[K]):
             self._ready.add(key)
 
     def add_at(self, key: K, moment: float) -> None:
-        """Queue `key` at `moment`, unless it is already due earlier."""
+        """Queue `key` at `moment`, unless it is due earlier."""
         if key not in self._held:
             self._delays.put(key, moment)
 
@@ -130,7 +130,7 @@ class WorkQueue(Generic[K]):
 
 
 class Delays(Generic[K]):
-    """Keys with the times at which they are due."""
+    """Keys and the times at which they are due."""
 
     def __init__(self) -> None:
         self._due: dict[K, float] = {}
@@ -138,7 +138,7 @@ class Delays(Generic[K]):
         self._sequence = 0
 
     def put(self, key: K, moment: float) -> None:
-        """Make `key` due at `moment`, unless it is already due earlier."""
+        """Make `key` due at `moment`, unless it is due earlier."""
         if (due := self._due.get(key)) is not None and due <= moment:
             return
         self._due[key] = moment
@@ -150,7 +150,7 @@ class Delays(Generic[K]):
         self._due.pop(key, None)
 
     def first(self) -> float | None:
-        """Return the earliest time at which a key is due, or None."""
+        """Return the earliest time at which any key is due, or None."""
         while self._heap and self._due.get(self._heap[0][2]) != self._heap[0][0]:
             heapq.heappop(self._heap)
         return self._heap[0][0] if self._heap else None
@@ -187,7 +187,7 @@ class Backoff(Generic[K]):
         return min(self._first_seconds * 2.0 ** min(failures, 64), self._limit_seconds)
 
     def forget(self, key: K) -> None:
-        """Reset the failures of `key`."""
+        """Reset the failure count of `key`."""
         self._failures.pop(key, None)
 
 
@@ -216,13 +216,13 @@ class ReadyKeys(Generic[K]):
         return len(self._waiting)
 
     def add(self, key: K) -> None:
-        """Append `key` to the keys of its priority; a key that is already queued keeps its position."""
+        """Append `key` to the keys of its priority; a queued key keeps its position."""
         if key not in self._waiting:
             self._waiting.add(key)
             (self._first if self._ahead(key) else self._others).append(key)
 
     def pop(self) -> K | None:
-        """Remove and return the next key, or None if there is none that may be processed now."""
+        """Remove and return the next key that may be processed now, or return None."""
         has_room = self._others_at_once is None or len(self._others_out) < self._others_at_once
         its_turn = self._others and has_room and self._in_a_row >= AHEAD_IN_A_ROW
         if self._first and not its_turn:
@@ -238,5 +238,5 @@ class ReadyKeys(Generic[K]):
         return key
 
     def back(self, key: K) -> None:
-        """Record that a key returned by `pop` is no longer being processed."""
+        """Record that a key from `pop` is no longer being processed."""
         self._others_out.discard(key)

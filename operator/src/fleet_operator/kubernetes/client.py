@@ -1,4 +1,4 @@
-"""A thin typed client for the API server, on one shared aiohttp session, and the resources that it reads.
+"""A thin typed client for the API server on one shared aiohttp session, and the resources that it reads.
 
 Objects are plain mappings. A response other than a success raises an `ApiError` with the server's own
 message. The client never retries: its callers know whether a retry makes sense. A token bucket limits the
@@ -48,7 +48,7 @@ class Resource(NamedTuple):
 
     @property
     def key(self) -> str:
-        """The unambiguous name of the resource, in kubectl's form."""
+        """The unique name of the resource, in kubectl's form."""
         group = self.api_version.rpartition("/")[0]
         return f"{self.plural}.{group}" if group else self.plural
 
@@ -74,7 +74,7 @@ KINDS = {PODS: "Pod", SERVICES: "Service"} | {key: each.kind for key, each in RE
 
 
 def collection(resource: str, namespace: str | None) -> str:
-    """Return the path of a collection, in one namespace or in all namespaces.
+    """Return the path of a collection in one namespace or in all namespaces.
 
     `resource` is ``fleetjobs`` or one of `KINDS`; every other plural belongs to the core API.
     """
@@ -98,7 +98,7 @@ APPLY_PATCH = "application/apply-patch+yaml"
 
 
 class TokenBucket:
-    """A rate limiter that admits a burst immediately, and then callers at a steady rate in FIFO order.
+    """A rate limiter that admits a burst immediately, then callers at a steady rate in FIFO order.
 
     Parameters
     ----------
@@ -122,7 +122,7 @@ class TokenBucket:
         self._counted_at = monotonic()
 
     async def take(self) -> None:
-        """Wait for a token. The token of a cancelled caller is not reused."""
+        """Wait for a token; if the caller is cancelled, the token is lost."""
         if (wait := self.reserve()) > 0:
             await asyncio.sleep(wait)
 
@@ -136,7 +136,7 @@ class TokenBucket:
 
 
 class ApiError(ClusterError):
-    """The API server responded with an error, or (status 0) did not respond.
+    """The API server responded with an error, or did not respond (status 0).
 
     Attributes
     ----------
@@ -167,7 +167,7 @@ class ApiError(ClusterError):
 
 
 class ApiClient:
-    """The client of one API server.
+    """A client of one API server.
 
     Parameters
     ----------
@@ -237,20 +237,20 @@ class ApiClient:
         return await self._request("POST", path, params=params, body=manifest)
 
     async def replace(self, path: str, manifest: Mapping[str, Any]) -> dict[str, Any]:
-        """Replace the object at `path`; if the manifest has a resourceVersion, the object's must be equal."""
+        """Replace the object at `path`; if the manifest has a resourceVersion, it must be the current one."""
         return await self._request("PUT", path, body=manifest)
 
     async def merge_patch(
         self, path: str, patch: Mapping[str, Any], *, manager: str | None = None
     ) -> dict[str, Any]:
-        """Merge `patch` into the object at `path` as the field manager `manager`."""
+        """Merge `patch` into the object at `path` with `manager` as the field manager."""
         params = {"fieldManager": manager} if manager is not None else None
         return await self._request("PATCH", path, params=params, body=patch, content_type=MERGE_PATCH)
 
     async def apply(
         self, path: str, manifest: Mapping[str, Any], *, manager: str, force: bool = False
     ) -> dict[str, Any]:
-        """Apply the manifest to the object at `path`; fields that are not in the manifest stay.
+        """Apply the manifest to the object at `path`; fields that are missing from the manifest are kept.
 
         A field that another manager has set differently is a conflict (409); with `force`, it is overwritten.
         """
@@ -258,7 +258,7 @@ class ApiClient:
         return await self._request("PATCH", path, params=params, body=manifest, content_type=APPLY_PATCH)
 
     async def delete(self, path: str, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Delete the object at `path`, with the preconditions in `options`; return the server's response."""
+        """Delete the object at `path` with the preconditions in `options`; return the server's response."""
         body = {"apiVersion": "v1", "kind": "DeleteOptions", **options}
         return await self._request("DELETE", path, body=body)
 
@@ -363,7 +363,7 @@ class ApiClient:
 
 
 class _Token:
-    """Our Authorization header, which is renewed periodically because a token file may change."""
+    """The Authorization header, which is renewed periodically because a token file may change."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -371,7 +371,7 @@ class _Token:
         self._read_at = -TOKEN_SECONDS
 
     def headers(self) -> dict[str, str]:
-        """Return the header, if any; raise ApiError if the credentials are unavailable."""
+        """Return the header, if any; raise ApiError if there are no credentials now."""
         now = time.monotonic()
         if now - self._read_at >= TOKEN_SECONDS:
             try:
@@ -444,7 +444,7 @@ def _session(connection: Connection, headers: Mapping[str, str], **options: Any)
 
 
 def _through_socks(proxy: str, tls: ssl.SSLContext | bool) -> aiohttp.TCPConnector:
-    """Return a connector for a SOCKS proxy that converts the proxy's errors to aiohttp's."""
+    """Return a connector for a SOCKS proxy, which converts the proxy's errors to aiohttp's."""
     from aiohttp_socks import ProxyConnectionError, ProxyConnector, ProxyError, ProxyTimeoutError
 
     class Connector(ProxyConnector):
@@ -460,7 +460,7 @@ def _through_socks(proxy: str, tls: ssl.SSLContext | bool) -> aiohttp.TCPConnect
 
 
 async def _lines(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """Split a response into lines of any length; aiohttp's own reader refuses long lines."""
+    """Split a response into lines of any length, because aiohttp's own reader refuses long lines."""
     parts: list[bytes] = []
     async for chunk in chunks:
         head, *rest = chunk.split(b"\n")
@@ -497,7 +497,7 @@ def _encode(body: Mapping[str, Any], content_type: str) -> bytes:
 
 
 def _resource(path: str) -> str:
-    """Return the resource that a path names, such as ``pods`` or ``fleetjobs/status``."""
+    """Return the resource named by a path, such as ``pods`` or ``fleetjobs/status``."""
     parts = path.strip("/").split("/")
     parts = parts[2:] if parts[0] == "api" else parts[3:]  # /api/v1/… or /apis/GROUP/VERSION/…
     if parts[:1] == ["namespaces"] and len(parts) > 2:

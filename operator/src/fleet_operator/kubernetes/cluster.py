@@ -103,7 +103,7 @@ class KubernetesCluster:
         return self._view.jobs.get(key)
 
     def observe(self, job: FleetJob) -> Observed | None:
-        """Return the objects of `job`, or None until they and the effects of our writes are observed."""
+        """Return the objects of `job`, or None until they and the effects of our own writes are observed."""
         key = Key.of(job)
         if not self._view.scope_of(key.namespace).shows_what_jobs_own:
             return None
@@ -179,7 +179,7 @@ class KubernetesCluster:
         return NOTHING_SAID if said is None and is_gated else said
 
     def _departed(self, key: Key, job: FleetJob) -> tuple[ObservedPod, ...]:
-        """Return the last state of each replica's latest deleted pod, and forget the other deleted pods."""
+        """Return the final state of each replica's latest deleted pod; forget its earlier deleted pods."""
         departed = self._view.owned.pods.departed(key)
         latest: dict[str, ObservedPod] = {}
         for entry in departed:
@@ -220,7 +220,7 @@ class KubernetesCluster:
         return self._view.jobs.put(answer, tells=False) or read_job(answer)
 
     async def apply(self, job: FleetJob, action: Action) -> None:
-        """Carry out one action. It is safe to repeat a completed action."""
+        """Carry out an action, which is safe to repeat."""
         match action:
             case CreateService(manifest):
                 await self._create(job, SERVICES, manifest)
@@ -244,7 +244,7 @@ class KubernetesCluster:
         await self._events.record(Subject(*Key.of(job), job.metadata.uid or ""), event)
 
     async def _create(self, job: FleetJob, resource: str, manifest: Mapping[str, Any]) -> bool:
-        """Create an object; return whether it did not exist yet."""
+        """Create an object; return whether it is new."""
         key, name = Key.of(job), manifest["metadata"]["name"]
         before = self._refusals.last(key)
         try:
@@ -301,7 +301,7 @@ class KubernetesCluster:
     async def _delete_own(
         self, job: FleetJob, resource: str, name: str, options: Mapping[str, Any]
     ) -> Mapping[str, Any] | None:
-        """Delete an object like `_delete`; after a conflict, also look it up, because the watch may lag."""
+        """Delete an object like `_delete`; after a conflict, look it up too, because the watch may lag."""
         try:
             return await self._delete(f"{collection(resource, job.metadata.namespace)}/{name}", options)
         except ConflictError:
@@ -328,7 +328,7 @@ class KubernetesCluster:
 def metrics_readers(
     namespace: str, others: Sequence[Mapping[str, Any]] = ()
 ) -> tuple[Mapping[str, Any], ...]:
-    """Return the NetworkPolicy peers that may read jobs' metrics: the operator's namespace and `others`.
+    """Return the NetworkPolicy peers that may read jobs' metrics: the operator's namespace plus `others`.
 
     Parameters
     ----------
@@ -342,7 +342,7 @@ def metrics_readers(
 
 
 def _only(uid: str, version: str | None) -> dict[str, Any]:
-    """Return preconditions that restrict a deletion to this object, and to this version if given."""
+    """Return preconditions that restrict a deletion to this object and, if given, to this version."""
     preconditions = {"uid": uid} if version is None else {"uid": uid, "resourceVersion": version}
     return {"preconditions": preconditions, "propagationPolicy": "Background"}
 
@@ -354,7 +354,7 @@ def _resource_of(ref: ObjectRef) -> Resource:
 
 
 def _is_owned(entry: Entry[Any], job: FleetJob) -> bool:
-    """Return whether this job, identified by its uid, owns an object."""
+    """Return whether the job with this uid owns an object."""
     return entry.owner is not None and entry.owner.uid == job.metadata.uid
 
 
@@ -368,7 +368,7 @@ def _job_path(job: FleetJob) -> str:
 
 
 class UnseenDeletions:
-    """The uids of pods that we have deleted, but that the cache may still contain.
+    """The uids of pods that we have deleted but that the cache may still contain.
 
     Parameters
     ----------
@@ -381,7 +381,7 @@ class UnseenDeletions:
         self._until: dict[str, float] = {}
 
     def add(self, uid: str) -> None:
-        """Record that a pod was deleted now."""
+        """Record that a pod has just been deleted."""
         now = self._monotonic()
         self._until = {each: until for each, until in self._until.items() if until > now}
         self._until[uid] = now + UNSEEN_SECONDS

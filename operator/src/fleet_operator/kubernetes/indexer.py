@@ -1,4 +1,4 @@
-"""The cached objects of one kind, reduced to what decisions need.
+"""The cached objects of one kind, reduced to the data that decisions need.
 
 Updates come from two sources in no fixed order: the watch, and the responses to our own writes. Three rules
 make their order irrelevant. A put never replaces a newer resourceVersion. An object deleted at one version
@@ -38,7 +38,7 @@ class Owner(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Entry(Generic[T]):
-    """A cached object, with its identity, its owner and its reduced value."""
+    """A cached object: its identity, its owner and its reduced value."""
 
     key: Key
     uid: str
@@ -49,7 +49,7 @@ class Entry(Generic[T]):
 
 
 class Store(Generic[T]):
-    """A store of objects of one kind, by namespace and name and by job.
+    """Stores objects of one kind by namespace and name, and by job.
 
     Parameters
     ----------
@@ -71,15 +71,15 @@ class Store(Generic[T]):
         return len(self._entries)
 
     def __contains__(self, key: object) -> bool:
-        """Return whether the object of this namespace and name is stored."""
+        """Return whether the object with this namespace and name is stored."""
         return key in self._entries
 
     def get(self, key: Key) -> Entry[T] | None:
-        """Return the object of this namespace and name, or None."""
+        """Return the object with this namespace and name, or None."""
         return self._entries.get(key)
 
     def of_job(self, job: Key) -> tuple[Entry[T], ...]:
-        """Return the objects whose labels name `job`, by name."""
+        """Return the objects whose labels name `job`, sorted by name."""
         return tuple(entry for _, entry in sorted(self._jobs.get(job, {}).items()))
 
     def __iter__(self) -> Iterator[Entry[T]]:
@@ -100,7 +100,7 @@ class Store(Generic[T]):
         return known is None or _without_version(entry) != _without_version(known)
 
     def remove(self, key: Key, uid: str, version: int, last: Entry[T] | None = None) -> Entry[T] | None:
-        """Record that an object was deleted at `version`; return its entry, if it had one.
+        """Record that an object was deleted at `version`; return its entry, if there was one.
 
         An object that only lost its label also counts as deleted. If the label is added again, the object
         returns with a newer version.
@@ -128,11 +128,11 @@ class Store(Generic[T]):
         return known
 
     def departed(self, job: Key) -> tuple[Entry[T], ...]:
-        """Return the last states of a job's deleted objects that have not been forgotten yet."""
+        """Return the final states of a job's deleted objects that have not been forgotten."""
         return tuple(self._departed.get(job, {}).values())
 
     def let_go(self, job: Key, uids: Iterable[str] | None = None) -> None:
-        """Forget these deleted objects of a job, or all of the job's deleted objects for None."""
+        """Forget the given deleted objects of a job, or all of them for None."""
         of_job = self._departed.get(job, {})
         for uid in list(of_job if uids is None else uids):
             of_job.pop(uid, None)
@@ -194,7 +194,7 @@ def key_of(manifest: Mapping[str, Any]) -> Key:
 
 
 def version_of(manifest: Mapping[str, Any]) -> int:
-    """Return the resourceVersion of an object or a list as a number, which is comparable."""
+    """Return the resourceVersion of an object or a list as a number, for comparison."""
     return int(manifest["metadata"].get("resourceVersion") or 0)
 
 
@@ -236,7 +236,7 @@ class Cache(Generic[T]):
             self._on_change(entry.job)
 
     def remove(self, manifest: Mapping[str, Any]) -> None:
-        """Record that an object was deleted, with its last state."""
+        """Record that an object was deleted, and its last state."""
         uid, last = manifest["metadata"]["uid"], self.reduce(manifest)
         known = self._store.remove(key_of(manifest), uid, version_of(manifest), last)
         if known is not None:

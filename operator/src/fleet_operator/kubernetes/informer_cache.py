@@ -1,4 +1,4 @@
-"""The cached state of a Kubernetes cluster: all FleetJobs, and all objects whose labels name a FleetJob.
+"""The cached state of a Kubernetes cluster: all FleetJobs and all objects whose labels name one.
 
 This module watches pods, Services and additional objects (`extras`); kopf watches FleetJobs. No watch reports
 an object that belongs to another owner but has a name that a job needs: such objects are looked up.
@@ -43,7 +43,7 @@ SYNC_SECONDS = 120.0
 
 
 class OwnedObjects:
-    """The cached pods, Services and additional objects of jobs, reduced to what decisions need.
+    """The cached pods, Services and additional objects of jobs, reduced to the data that decisions need.
 
     Parameters
     ----------
@@ -81,7 +81,7 @@ class OwnedObjects:
         on_relist: Callable[[], None],
         on_restored: Callable[[], None],
     ) -> ListWatch[Any]:
-        """Return a reflector for a kind, in one namespace or in all namespaces."""
+        """Return a reflector for a kind of object, in one namespace or in all namespaces."""
         return ListWatch(
             self._client,
             collection(resource, namespace),
@@ -108,7 +108,7 @@ class OwnedObjects:
 
 
 class ForeignObjects:
-    """The objects of other owners whose names jobs need.
+    """Objects of other owners that have a name that a job needs.
 
     Parameters
     ----------
@@ -132,7 +132,7 @@ class ForeignObjects:
         self._known: dict[Key, dict[str, tuple[str, str]]] = {}  # job: {"Kind/name": (resource, name)}
 
     def of(self, key: Key) -> tuple[str, ...]:
-        """Return the objects of other owners whose names this job needs, as ``Kind/name``."""
+        """Return other owners' objects that have a name that this job needs, as ``Kind/name``."""
         return tuple(self._known.get(key, ()))
 
     def forget(self, key: Key) -> None:
@@ -140,7 +140,7 @@ class ForeignObjects:
         self._known.pop(key, None)
 
     async def meet(self, key: Key, resource: str, name: str) -> None:
-        """Look up an existing object: cache it if it belongs to this job, else record it as foreign."""
+        """Look up an existing object; cache it if it belongs to this job, otherwise record it as foreign."""
         shown = f"{KINDS[resource]}/{name}"
         found: Mapping[str, Any] | None = None
         try:
@@ -165,7 +165,7 @@ class ForeignObjects:
         self._on_change(key)
 
     async def check_forever(self) -> None:
-        """Look up the recorded objects periodically."""
+        """Check the recorded objects periodically."""
         while True:
             await asyncio.sleep(FOREIGN_SECONDS)
             for key in list(self._known):
@@ -177,11 +177,11 @@ class ForeignObjects:
 
 
 class NotSyncedError(OperatorError):
-    """The initial lists did not arrive in time; the message names the missing ones."""
+    """The initial lists did not arrive in time; the message names those that are missing."""
 
 
 class ClusterView:
-    """The cached state of the cluster, which notifies listeners of jobs that have changed.
+    """The cached state of the cluster; notifies listeners of changed jobs.
 
     Parameters
     ----------
@@ -220,16 +220,16 @@ class ClusterView:
         self._keepers: list[asyncio.Task[None]] = []
 
     def subscribe(self, listener: Callable[[Key], None]) -> None:
-        """Register a listener, which is called with each job that has changed."""
+        """Register a listener, which is called for each changed job."""
         self._listeners.append(listener)
 
     def notify(self, key: Key) -> None:
-        """Notify the listeners that a job has changed."""
+        """Notify the listeners of a changed job."""
         for listener in self._listeners:
             listener(key)
 
     async def start(self) -> None:
-        """Start the watches, and return when all existing objects have been listed.
+        """Start the watches; return when all existing objects have been listed.
 
         A namespace in which a list was refused, for example because the namespace was deleted, does not delay
         the start if another one can be served. It is served as soon as it has been listed.
@@ -267,7 +267,7 @@ class ClusterView:
             ) from None
 
     async def _notify_when(self, seen: Callable[[], Awaitable[object]], scope: Scope) -> None:
-        """Enqueue every job in a scope once `seen` reports that more objects of jobs have been listed."""
+        """Enqueue every job in a scope whenever `seen` reports that more of its jobs' objects are listed."""
         await seen()
         if scope.shows_what_jobs_own:
             self._serves.set()
@@ -286,16 +286,16 @@ class ClusterView:
 
     @property
     def synced(self) -> bool:
-        """Whether every initial list has arrived or was refused, and at least one scope can be served."""
+        """True if every initial list has arrived or was refused, and at least one scope can be served."""
         return self._serves.is_set() and all(each.answered for each in self._scopes.values())
 
     def ended(self) -> list[str]:
-        """Return the watches that have ended unexpectedly, whose changes are therefore missed."""
+        """Return the watches that have ended unexpectedly and therefore miss changes."""
         ended = [task for task in self._keepers if task.done() and not task.cancelled()]
         return [f"{task.get_name()} ({task.exception()})" for task in ended]
 
     def failing(self) -> Iterator[tuple[str, str | None, float]]:
-        """Yield each watched resource, its namespace, and for how many seconds its watch has been failing.
+        """Yield each watched resource, its namespace, and the seconds for which its watch has been failing.
 
         The namespace is None for a watch of all namespaces.
         """
@@ -303,7 +303,7 @@ class ClusterView:
             yield from ((resource, namespace, seconds) for resource, seconds in scope.failing())
 
     def note_job_watch(self, namespace: str | None, went_well: bool) -> None:
-        """Record whether an attempt to watch FleetJobs in a namespace, or in all of them, succeeded."""
+        """Record whether an attempt to watch FleetJobs, in a namespace or in all of them, succeeded."""
         self._scopes[namespace].jobs_were_watched(went_well=went_well)
         if went_well:
             self._jobs_watched.set()
@@ -317,7 +317,7 @@ class ClusterView:
         return self._scopes[namespace if namespace in self._scopes else None]
 
     def extras(self, namespace: str) -> Iterator[tuple[Resource, Store[ObservedObject]]]:
-        """Return the additional kinds that have been listed in a namespace."""
+        """Return the kinds of additional objects that have been listed in a namespace."""
         for key, watch in self.scope_of(namespace).extras.items():
             if watch.synced.is_set():
                 yield RESOURCES[key], self.owned.extras[key]

@@ -39,7 +39,7 @@ AGAIN_SECONDS = 30.0
 
 
 class FleetJobs:
-    """The cache of FleetJobs, which reports changed and deleted jobs to its callbacks.
+    """A cache of FleetJobs, which reports changed and deleted jobs to callbacks.
 
     Parameters
     ----------
@@ -71,7 +71,7 @@ class FleetJobs:
         self._telling: set[asyncio.Task[None]] = set()
 
     async def close(self) -> None:
-        """Drop the events that are waiting for a retry."""
+        """Discard events that are waiting for a retry."""
         for task in self._telling:
             task.cancel()
         await asyncio.gather(*self._telling, return_exceptions=True)
@@ -86,14 +86,14 @@ class FleetJobs:
         return (entry.value for entry in self._store)
 
     def take(self, kind: str | None, manifest: Mapping[str, Any]) -> None:
-        """Handle a watch event: ``DELETED``, or any other type for an existing job."""
+        """Handle a watch event: ``DELETED``, or any other type, which means that the job exists."""
         if kind == "DELETED":
             self._drop(key_of(manifest), manifest["metadata"]["uid"], version_of(manifest))
         else:
             self.put(manifest)
 
     def put(self, manifest: Mapping[str, Any], *, tells: bool = True) -> FleetJob | None:
-        """Store a job's current state; return it, or None if it cannot be parsed or is outdated.
+        """Store a job's current state; return the job, or None if it is invalid or outdated.
 
         Our own status writes cause no notification, because they would lead to the same plan.
         """
@@ -105,7 +105,7 @@ class FleetJobs:
         return entry.value if entry.version == version_of(manifest) else None
 
     async def refresh(self, job: FleetJob) -> None:
-        """Read a job again, after its cached version turned out to be outdated or deleted."""
+        """Read a job again because its cached version is outdated or deleted."""
         metadata = job.metadata
         try:
             self.put(await self._client.get(f"{collection(PLURAL, metadata.namespace)}/{metadata.name}"))
@@ -115,11 +115,11 @@ class FleetJobs:
             self._drop(Key.of(job), metadata.uid or "", int(metadata.resource_version or 0))
 
     def list_again(self) -> None:
-        """Request a new list of FleetJobs, because the watch may have missed deletions."""
+        """Request a new list of FleetJobs because the watch may have missed deletions."""
         self._relist.set()
 
     async def list_forever(self, scopes: Iterable[Scope]) -> None:
-        """List FleetJobs periodically; a namespace that cannot be listed does not affect other namespaces."""
+        """List FleetJobs periodically; a namespace that cannot be listed does not affect the others."""
         everywhere = tuple(scopes)
         scopes, tries, loop = everywhere, 0, asyncio.get_running_loop()
         while True:
@@ -173,7 +173,7 @@ class FleetJobs:
         return Entry(key, uid, version_of(manifest), key, owner_of(manifest), job)
 
     def _tell_invalid(self, manifest: Mapping[str, Any], error: InvalidJob) -> None:
-        """Record, once per generation, an event that a job cannot be parsed. The job is left unchanged."""
+        """Record an event that a job is invalid, once per generation, and leave the job unchanged."""
         metadata = manifest["metadata"]
         uid, generation = metadata["uid"], metadata.get("generation", 0)
         if self._invalid.get(uid) == generation:

@@ -117,7 +117,7 @@ class Admissions:
 
 
 def why_not_admitted(workload: Mapping[str, Any]) -> str | None:
-    """Return why Kueue has not admitted a Workload, or None if it has, or has given no reason yet."""
+    """Return why Kueue has not admitted a Workload; None if it has, or if it has given no reason yet."""
     if workload["spec"].get("active") is False:
         return "the Workload is deactivated (spec.active is false)"
     conditions = {each["type"]: each for each in (workload.get("status") or {}).get("conditions") or ()}

@@ -66,7 +66,7 @@ PACE_READINGS = 8
 
 
 async def fetch_progress(host: str, port: int) -> Progress | None:
-    """Fetch a replica's progress; return None if it does not respond in time or has none."""
+    """Fetch a replica's progress, or return None if it does not respond in time or has none."""
     try:
         async with asyncio.timeout(TIMEOUT_SECONDS):
             reader, writer = await asyncio.open_connection(host, port, limit=BUFFER_BYTES)
@@ -90,7 +90,7 @@ async def _read(reader: asyncio.StreamReader) -> bytes:
 
 
 class Target(NamedTuple):
-    """The replica whose progress represents that of its job."""
+    """The replica whose progress represents its job."""
 
     job: Key
     pod_uid: str
@@ -99,7 +99,7 @@ class Target(NamedTuple):
 
 
 def targets(view: ClusterView, now: datetime, is_due: IsDue = lambda *_: True) -> Iterator[Target]:
-    """Return the target for each running job: trainer 0, at its pod's address.
+    """Return the target of each running job: trainer 0, at its pod's address.
 
     The start time comes from the node's clock, so a pod that starts in the future by our clock is also read.
 
@@ -129,7 +129,7 @@ def targets(view: ClusterView, now: datetime, is_due: IsDue = lambda *_: True) -
 
 @dataclass(slots=True)
 class _Heard:
-    """The readings of one pod."""
+    """The progress readings of one pod."""
 
     pod_uid: str
     asked_at: float
@@ -138,13 +138,13 @@ class _Heard:
     steps: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=PACE_READINGS))
 
     def interval_seconds(self) -> float:
-        """Return the interval until the next reading, which is short if the script has just started."""
+        """Return the seconds until the next reading, which are few if the script has just started."""
         if self.told is not None:
             return INTERVAL_SECONDS
         return min(SILENT_SECONDS, FIRST_AGAIN_SECONDS * 2.0 ** (self.unanswered - 1))
 
     def pace(self) -> float | None:
-        """Return the recent steps per second."""
+        """Return the steps per second, as of the recent readings."""
         (earlier, step), (later, now_at) = self.steps[0], self.steps[-1]
         return (now_at - step) / (later - earlier) if later > earlier and now_at > step else None
 
@@ -183,12 +183,12 @@ class ProgressReader:
         self._heard: dict[Key, _Heard] = {}
 
     def of(self, job: Key, pod_uid: str) -> JobProgress | None:
-        """Return the latest reading of this pod of a job."""
+        """Return the latest reading of a job's pod."""
         heard = self._heard.get(job)
         return heard.told if heard is not None and heard.pod_uid == pod_uid else None
 
     async def run(self) -> None:
-        """Read the progress of all due jobs periodically, until cancelled."""
+        """Read the progress of all due jobs periodically until cancelled."""
         while True:
             await self.ask()
             await asyncio.sleep(TICK_SECONDS)
@@ -240,7 +240,7 @@ class ProgressReader:
 
 
 def _moved(before: JobProgress | None, after: JobProgress) -> bool:
-    """Return whether the progress has changed, apart from its time."""
+    """Return whether the progress has changed, apart from its timestamp."""
     if before is None:
         return True
     return (before.step, before.total_steps, before.loss) != (after.step, after.total_steps, after.loss)

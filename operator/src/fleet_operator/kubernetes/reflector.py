@@ -1,4 +1,4 @@
-"""Keeps a cache in sync with the API server: list once, then watch, for the lifetime of the process.
+"""Keeps a cache in sync with the API server for the lifetime of the process: list once, then watch.
 
 Lists are paged. The watch continues from the list's resourceVersion, and takes a newer one from every event
 and bookmark, so that a lost connection requires only a new watch. When the server no longer has that version
@@ -59,11 +59,11 @@ _NO_ANSWER = frozenset({0, 429, 503, 504})
 
 
 class ExpiredError(Exception):
-    """The server no longer has the resourceVersion from which a watch was to continue."""
+    """The server no longer has the resourceVersion that a watch should continue from."""
 
 
 class ListWatch(Generic[T]):
-    """A reflector, which keeps one cache in sync with one collection of the API server.
+    """A reflector, which keeps one cache in sync with one collection on the API server.
 
     Parameters
     ----------
@@ -115,7 +115,7 @@ class ListWatch(Generic[T]):
         self.heard = asyncio.Event()  # the same, but cleared by the task that waits for the next list
 
     async def run(self) -> None:
-        """List and then watch, until cancelled."""
+        """List, then watch, until cancelled."""
         while True:
             try:
                 if self._version:
@@ -214,14 +214,14 @@ class ListWatch(Generic[T]):
 
 
 def is_refusal(error: Exception) -> bool:
-    """Return whether a server has refused the request itself, rather than failed temporarily."""
+    """Return whether a server has refused a request, as opposed to failing temporarily."""
     return isinstance(error, ApiError) and error.status not in _NO_ANSWER
 
 
 async def list_pages(
     client: ApiClient, path: str, params: Mapping[str, str] | None = None
 ) -> AsyncIterator[dict[str, Any]]:
-    """List a collection page by page, in a consistent snapshot."""
+    """List a collection page by page, as a consistent snapshot."""
     token = ""
     while True:
         try:
@@ -242,7 +242,7 @@ def backoff() -> Iterator[float]:
 
 
 class Scope:
-    """The reflectors for one namespace, or for all namespaces.
+    """The reflectors of one namespace, or of all namespaces.
 
     Parameters
     ----------
@@ -287,16 +287,16 @@ class Scope:
 
     @property
     def shows_what_jobs_own(self) -> bool:
-        """Whether the objects of the scope's jobs have been listed; until then, no job is reconciled."""
+        """True if the objects of the scope's jobs have been listed; until then, no job is reconciled."""
         return self._shown.is_set()
 
     @property
     def answered(self) -> bool:
-        """Whether every list has arrived or was refused."""
+        """True if every list has arrived or was refused."""
         return self._jobs_answered.is_set() and all(watch.answered.is_set() for watch in self.watches())
 
     async def until_seen(self) -> None:
-        """Wait until the required lists have arrived, and the other lists have arrived or were refused.
+        """Wait until required lists have arrived, and the other lists have arrived or were refused.
 
         If all lists were refused at first, for example because the namespace was deleted, the additional
         kinds are listed again.
@@ -321,7 +321,7 @@ class Scope:
             await watch.answered.wait()
 
     def missing(self) -> Iterator[str]:
-        """Return the names of the lists that have not arrived, for messages."""
+        """Return the names, for messages, of the lists that have not arrived."""
         yield from (watch.path for watch in self.owned.values() if not watch.synced.is_set())
         yield from (watch.path for watch in self.extras.values() if not watch.answered.is_set())
         if not self._jobs_listed.is_set():
@@ -329,7 +329,7 @@ class Scope:
             yield f"{PLURAL}{where} (is the CRD installed?)"
 
     def failing(self) -> Iterator[tuple[str, float]]:
-        """Return for how many seconds the watch of each kind has been failing; 0 if it works."""
+        """Return the seconds for which the watch of each kind has been failing; 0 if it works."""
         yield PLURAL, max(self._listing.seconds, self._noticing.seconds)
         for resource, watch in (*self.owned.items(), *self.extras.items()):
             yield resource, watch.failing.seconds

@@ -1,4 +1,4 @@
-"""The API server's refusals to create objects, temporary or permanent, which a job's status reports."""
+"""The API server's temporary or permanent refusals to create objects, which statuses report."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ class Refusal:
 
     @classmethod
     def of(cls, job: FleetJob, name: str, sentence: str, *, over_quota: bool = False) -> Refusal:
-        """Return a refusal of the object of this name, recording whether a quota caused the refusal."""
+        """Return a refusal for the object with this name, and whether a quota caused it."""
         return cls(job.metadata.uid, job.metadata.generation, name, sentence, over_quota)
 
 
 class Refusals:
-    """The refusals that the status of each job should report."""
+    """The refusals that each job's status should report."""
 
     def __init__(self) -> None:
         self._for_now: dict[Key, Refusal] = {}
         self._for_good: dict[Key, Refusal] = {}
 
     def for_now(self, job: FleetJob) -> str | None:
-        """Return the message of the temporary refusal, if it concerns this generation of the job."""
+        """Return the message of the temporary refusal, if it is for this generation of the job."""
         return _sentence(self._for_now.get(Key.of(job)), job)
 
     def is_over_quota(self, job: FleetJob) -> bool:
@@ -47,15 +47,15 @@ class Refusals:
         return refusal is not None and refusal.over_quota and self.for_now(job) is not None
 
     def for_good(self, job: FleetJob) -> str | None:
-        """Return the message of the permanent refusal, if it concerns this generation of the job."""
+        """Return the message of the permanent refusal, if it is for this generation of the job."""
         return _sentence(self._for_good.get(Key.of(job)), job)
 
     def last(self, key: Key) -> Refusal | None:
-        """Return the job's temporary refusal before a new attempt to create an object; see `created`."""
+        """Return the job's temporary refusal, before a new attempt to create an object; see `created`."""
         return self._for_now.get(key)
 
     def created(self, key: Key, before: Refusal | None) -> None:
-        """Forget the temporary refusal `before` after a successful creation, unless a new one replaced it."""
+        """Forget the temporary refusal `before` after an object was created, unless it was replaced."""
         if self._for_now.get(key) is before:
             self._for_now.pop(key, None)
 
@@ -70,7 +70,7 @@ class Refusals:
             self._for_now[key] = refusal
 
     def rejected(self, job: FleetJob, refusal: Refusal) -> None:
-        """Record why an object can never be created, unless a permanent refusal is recorded already."""
+        """Record why an object can never be created, unless a permanent refusal is already recorded."""
         if self.for_good(job) is None:
             self._for_good[Key.of(job)] = refusal
 
@@ -81,7 +81,7 @@ class Refusals:
 
 
 def is_for_good(error: ApiError, kind: str, name: str) -> bool:
-    """Return whether an object can never be created as specified, so that only a new spec can help.
+    """Return whether an object can never be created as specified and so needs a new spec.
 
     Only the API server's own response about this object counts. A proxy responds with 400 for reasons of its
     own, and so does the API server to a damaged request. A denial by a webhook or a policy of the cluster
@@ -106,14 +106,14 @@ def is_for_good(error: ApiError, kind: str, name: str) -> bool:
 
 
 def is_over_quota(error: ApiError, name: str) -> bool:
-    """Return whether the API server refused the object of this name because of a quota."""
+    """Return whether the API server refused the object with this name because of a quota."""
     if error.details is None or "exceeded quota: " not in str(error):
         return False
     return (error.status, error.reason, error.details.get("name")) == (403, "Forbidden", name)
 
 
 def needs_somebody(error: ApiError) -> bool:
-    """Return whether a temporary refusal requires action by a person, and thus must be reported.
+    """Return whether a temporary refusal requires action by a person and so must be reported.
 
     These are quotas, admission rules, missing rights and unresponsive webhooks: the object stays refused
     until a person acts, though the HTTP status is that of an overloaded API server.
@@ -122,7 +122,7 @@ def needs_somebody(error: ApiError) -> bool:
 
 
 def _sentence(refusal: Refusal | None, job: FleetJob) -> str | None:
-    """Return the message of a refusal, if it concerns this generation of this job."""
+    """Return the message of a refusal, if it is for this generation of this job."""
     if refusal is None:
         return None
     same = (refusal.uid, refusal.generation) == (job.metadata.uid, job.metadata.generation)

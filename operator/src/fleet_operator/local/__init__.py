@@ -1,1 +1,1 @@
-"""The local cluster, whose own kubelet runs the same pods as processes of this machine."""
+"""The local cluster, whose kubelet runs pods as processes on this machine."""

@@ -1,4 +1,4 @@
-"""Loopback addresses for the pods of a local run: a /24 network, claimed for the duration of the run.
+"""Loopback addresses for a local run's pods: a /24 network, claimed for the duration of the run.
 
 Each pod gets its own address, so each uses the manifest's ports as on a cluster, and two runs never conflict.
 A claim is a lock on a file. The supervisor also holds the lock, so that a network stays claimed after its
@@ -37,11 +37,11 @@ LAST_PORT = 65535
 
 
 class AddressError(OperatorError):
-    """No loopback addresses are available for the run; the message has advice."""
+    """No loopback addresses are available for the run; the message gives advice."""
 
 
 def network(number: int) -> str:
-    """Return the first three bytes of the `number`-th network; networks cycle from 127.1.0 to 127.254.255."""
+    """Return the first three bytes of the network with this number; from 127.254.255, restart at 127.1.0."""
     number %= 254 * 256
     return f"127.{1 + number // 256}.{number % 256}"
 
@@ -52,7 +52,7 @@ def addresses(prefix: str, count: int) -> tuple[str, ...]:
 
 
 def lock_folder(environ: Mapping[str, str]) -> Path:
-    """Return the folder of this user's lock files; it is created if missing.
+    """Return the folder of this user's lock files, created if missing.
 
     Raises
     ------
@@ -85,7 +85,7 @@ def _try_lock(path: Path) -> int | None:
 
 
 def bind_error(host: str, port: int) -> OSError | None:
-    """Return the error that binding `host`:`port` raises, or None if it can be bound."""
+    """Return the error from binding `host`:`port`, or None if it can be bound."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         # Connections of an earlier run in TIME_WAIT do not make a port unusable.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -103,12 +103,12 @@ class LocalHosts:
     addresses: Mapping[tuple[Role, int], str]
 
     def __call__(self, role: Role, index: int, /) -> str:
-        """Return the address of one replica."""
+        """Return the address of a replica."""
         return self.addresses[role, index]
 
 
 def job_ports(job: FleetJob) -> dict[tuple[Role, int], tuple[int, ...]]:
-    """Return the ports on which each replica listens."""
+    """Return the ports that each replica listens on."""
     metrics = (METRICS_PORT,)
     if job.spec.mode is Mode.COLLECTIVE:
         first = job.port(Role.TRAINER)
@@ -130,7 +130,7 @@ class Claim:
     port: int = 0
 
     def release(self) -> None:
-        """Release the locks. Processes that inherited the locks' descriptors still hold them."""
+        """Release the locks; processes that inherited the descriptors still hold them."""
         for descriptor in self.descriptors:
             with contextlib.suppress(OSError):
                 os.close(descriptor)
@@ -143,7 +143,7 @@ def _networks(start: int) -> Iterator[str]:
 
 
 def claim_addresses(ports: Sequence[Sequence[int]], *, start: int, environ: Mapping[str, str]) -> Claim:
-    """Claim one address for each entry of `ports`, such that the entry's ports can be bound on it.
+    """Claim an address for each entry of `ports`, on which all ports of the entry can be bound.
 
     Parameters
     ----------
@@ -177,7 +177,7 @@ def claim_addresses(ports: Sequence[Sequence[int]], *, start: int, environ: Mapp
 
 
 def claim_ports(first: int, count: int, *, environ: Mapping[str, str]) -> Claim:
-    """Claim `count` consecutive ports that are free on every address, starting at `first` if possible.
+    """Claim `count` consecutive ports that are free on every address, from `first` on if possible.
 
     Only the rendezvous of a collective job needs this: torch's TCPStore listens on all addresses, regardless
     of MASTER_ADDR, so only one run on this machine can use the manifest's port at a time.

@@ -1,4 +1,4 @@
-"""Pure functions that determine which fields of a job a run on this machine refuses, and which it ignores.
+"""Pure functions that determine which fields of a job a local run refuses, and which it ignores.
 
 It refuses fields that determine what a replica does and that only a cluster can provide, such as files and
 values from other objects. It ignores fields that only concern where and how a cluster runs the replica, and
@@ -68,7 +68,7 @@ NOT_APPLIED_TO_JOB = (
 
 
 def templates(spec: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """Return the job's pod templates by path: each role's own, or else the shared template."""
+    """Return the job's pod templates by path: each role's own or else the shared template."""
     used: dict[str, Mapping[str, Any]] = {}
     for role in ROLES:
         if (part := spec.get(role)) is None:
@@ -81,7 +81,7 @@ def templates(spec: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
 
 
 def refusals(document: Mapping[str, Any], given: Given | None = None) -> tuple[Problem, ...]:
-    """Return a problem for each field of a valid manifest that a run on this machine cannot support."""
+    """Return a problem for each field of a valid manifest that a local run does not support."""
     spec, given = document["spec"], given or Given()
     return tuple(_job_refusals(spec, given)) + tuple(
         refusal
@@ -156,7 +156,7 @@ def _source_refusals(path: str, source: Any, given: Given) -> Iterator[Problem]:
 
 
 def _mount_refusals(path: str, container: Mapping[str, Any], given: Given) -> Iterator[Problem]:
-    """Yield a problem for each mount of a replaced volume if the script could not find the new folder."""
+    """Yield a problem for each mount of a replaced volume whose folder the script could not find."""
     told = texts(container, given.variables)
     for index, mount in mounts(container):
         folder = given.volumes.get(mount["name"])
@@ -213,7 +213,7 @@ def _is_asked(path: str, value: Any) -> bool:
 def not_applied(
     document: Mapping[str, Any], workdirs: Collection[Path] = (), given: Given | None = None
 ) -> tuple[str, ...]:
-    """Return the names of the fields that a run on this machine ignores.
+    """Return the names of the fields that a local run ignores.
 
     Parameters
     ----------
@@ -246,7 +246,7 @@ def not_applied(
 
 
 def _volume_limits(pod_spec: Mapping[str, Any], container: Mapping[str, Any], given: Given) -> Iterator[str]:
-    """Yield the ignored settings of volumes, and the emptyDirs whose path the container does not mention."""
+    """Yield ignored settings of volumes, and emptyDirs whose path the container does not mention."""
     told = texts(container, given.variables)
     empty = [volume for volume in pod_spec.get("volumes") or () if "emptyDir" in volume]
     for volume in empty:

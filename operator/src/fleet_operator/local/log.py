@@ -1,4 +1,4 @@
-"""The logs of the replicas of a local run: one file for each replica, with all of its attempts.
+"""The logs of a local run's replicas: one file per replica, with all its attempts.
 
 Each attempt begins with a header. The supervisor writes the time before each line that the replica prints;
 see `supervisor.Log`.
@@ -26,25 +26,25 @@ _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 def without_times(text: str) -> str:
-    """Return the lines as the replica printed them, without the supervisor's times."""
+    """Return the lines without the supervisor's timestamps."""
     return _STAMP.sub("", text)
 
 
 def split_time(line: str) -> tuple[datetime | None, str]:
-    """Return the time of a line, if it has one, and the rest of the line."""
+    """Return the timestamp of a line, if any, and the rest of the line."""
     if (found := _STAMP.match(line)) is None:
         return None, line
     return datetime.fromisoformat(found[1]), line[found.end() :]
 
 
 def printable(text: str) -> str:
-    """Return the final form of a line on a terminal: the last state of a progress bar, without colours."""
+    """Return a line as it finally looks on a terminal: a progress bar's last state, without colours."""
     shown = text.rstrip("\r").rpartition("\r")[2]
     return _CONTROLS.sub("", _ESCAPES.sub("", shown))
 
 
 def begin_log(path: Path, head: str) -> int:
-    """Write the header of a replica's next attempt to its log; return the offset of the attempt's output.
+    """Write the header of a replica's next attempt to its log; return where the attempt's output starts.
 
     Raises
     ------
@@ -63,12 +63,12 @@ def begin_log(path: Path, head: str) -> int:
 
 
 def tail(log: Path, start: int) -> str:
-    """Return the last lines of an attempt that began at `start`."""
+    """Return the last lines of an attempt that starts at `start`."""
     return without_times("\n".join(last_lines(log, TAIL_LINES, start)))
 
 
 def last_lines(log: Path, count: int, start: int = 0) -> list[str]:
-    """Return at most the last `count` lines of a log from `start` on, with their times."""
+    """Return up to `count` last lines of a log after `start`, with their timestamps."""
     with log.open("rb") as file:
         end = file.seek(0, 2)
         file.seek(max(start, end - TAIL_BYTES))

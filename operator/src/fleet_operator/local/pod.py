@@ -1,4 +1,4 @@
-"""An attempt of a replica on this machine: its settings, its GPUs, and its state.
+"""An attempt of a replica on this machine: its settings, GPUs and state.
 
 Each trainer gets a share of the machine's GPUs, as on a cluster.
 """
@@ -73,22 +73,22 @@ class LocalPod:
 
     @property
     def replica(self) -> str:
-        """The replica's name within its job, such as trainer-1."""
+        """The replica's name in its job, such as trainer-1."""
         return f"{self.role.value}-{self.index}"
 
     @property
     def ended(self) -> bool:
-        """Whether the pod's process has ended."""
+        """True if the pod's process has ended."""
         return self.phase in (PodPhase.SUCCEEDED, PodPhase.FAILED)
 
     @property
     def grace_seconds(self) -> int:
-        """How long the pod's process may take to end after SIGTERM."""
+        """The seconds that the pod's process has for ending after SIGTERM."""
         seconds = self.manifest["spec"].get("terminationGracePeriodSeconds")
         return GRACE_SECONDS if seconds is None else int(seconds)
 
     def observed(self) -> ObservedPod:
-        """Return the pod in the form in which plans observe it."""
+        """Return the pod in the form that plans observe."""
         _, container = main_container(self.manifest["spec"])
         variables = {each["name"]: each.get("value") for each in container.get("env") or ()}
         return ObservedPod(
@@ -114,7 +114,7 @@ class LocalPod:
 
 @dataclass(frozen=True, slots=True)
 class LocalSettings:
-    """The settings of a run on this machine.
+    """The settings of a local run.
 
     Attributes
     ----------
@@ -151,7 +151,7 @@ class LocalSettings:
     gpus: Sequence[str] = ()
 
     def pod(self, job: FleetJob, manifest: Mapping[str, Any], hosts: Hosts, now: datetime) -> LocalPod:
-        """Return the local form of a built pod."""
+        """Return a pod that was built for the cluster in its local form."""
         uid = str(uuid.uuid4())
         metadata = {**manifest["metadata"], "uid": uid}
         labels = metadata["labels"]
@@ -190,7 +190,7 @@ class LocalSettings:
         )
 
     def _places(self, job: FleetJob, pod: LocalPod) -> dict[str, str]:
-        """Create the folders of the pod's volumes, and return them by mount path."""
+        """Create the folders of the pod's volumes; return them by mount path."""
         given = self.given.volumes
         spec, own = pod.manifest["spec"], self.scratch / f"{pod.uid}-volumes"
         folders = folders_of(spec, given, replica=pod.replica, own=own)
@@ -220,7 +220,7 @@ def visible_gpus(environ: Mapping[str, str], devices: Iterable[str]) -> tuple[st
 
 
 def too_few(gpus: Sequence[str], job: FleetJob) -> str:
-    """Return a warning if this machine has GPUs, but fewer than the job requests; else an empty string."""
+    """Return a warning if this machine has GPUs but fewer than the job requests, else an empty string."""
     wanted = _each(job) * job.replicas(Role.TRAINER)
     if not 0 < len(gpus) < wanted:
         return ""
@@ -230,7 +230,7 @@ def too_few(gpus: Sequence[str], job: FleetJob) -> str:
 
 
 def share_of(gpus: Sequence[str], job: FleetJob, role: Role, index: int) -> dict[str, str]:
-    """Return the variable that limits a replica to its GPUs; empty if it needs none or too few exist.
+    """Return the variable that limits a replica to its GPUs; empty if it needs none or there are too few.
 
     Parameters
     ----------
@@ -248,7 +248,7 @@ def share_of(gpus: Sequence[str], job: FleetJob, role: Role, index: int) -> dict
 
 
 def _each(job: FleetJob) -> int:
-    """Return the number of NVIDIA GPUs of a trainer, from `trainer.devices`, or else from its template."""
+    """Return the number of NVIDIA GPUs per trainer, from `trainer.devices` or else the template."""
     devices = job.spec.trainer.devices
     if devices is not None and devices.resource_name == NVIDIA:
         return devices.count

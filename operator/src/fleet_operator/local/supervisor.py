@@ -1,4 +1,4 @@
-"""The supervisor of a local run, which starts the pods' processes and lets none of them outlive the run.
+"""The supervisor of a local run, which starts the pods' processes and outlives them all.
 
 It is started once per run, as a file and with only the standard library (``python -I -S supervisor.py``),
 so it starts in some 40 ms and shares nothing with the runner except the socket on its standard input::
@@ -66,7 +66,7 @@ def become_subreaper(name: str) -> None:
 
 
 def die_with_parent() -> Callable[[], None] | None:
-    """Return a `preexec_fn` that makes the process die with its parent, if the system supports it (Linux).
+    """Return a `preexec_fn` that makes a process die with its parent, if the system supports this (Linux).
 
     The kernel kills the process when the parent's thread, here the only one, ends.
     """
@@ -106,7 +106,7 @@ def _parents_from_ps() -> Iterator[tuple[int, int]]:
 
 
 def descendants(root: int, *, without: Container[int] = ()) -> list[int]:
-    """Return every living descendant of `root` in any session, parents before children.
+    """Return every living descendant of `root` in any session, with parents before children.
 
     Processes in `without` and their descendants are left out.
     """
@@ -121,7 +121,7 @@ def descendants(root: int, *, without: Container[int] = ()) -> list[int]:
 
 
 def send_signal(pids: list[int], signum: int) -> None:
-    """Send a signal to each of the processes that still exists."""
+    """Send a signal to each process that still exists."""
     for pid in pids:
         try:
             os.kill(pid, signum)
@@ -130,7 +130,7 @@ def send_signal(pids: list[int], signum: int) -> None:
 
 
 class Wake:
-    """A selectable object that becomes readable when a child ends or a signal asks this process to stop.
+    """A selectable object that becomes readable when a child ends or a stop signal arrives.
 
     It uses handlers, not SIG_IGN, which started programs would inherit.
     """
@@ -158,7 +158,7 @@ class Wake:
 
 
 def reap() -> Iterator[tuple[int, int]]:
-    """Collect the children that have ended, as pairs of pid and exit code."""
+    """Return the children that have ended, as pairs of pid and exit code."""
     while True:
         try:
             pid, status = os.waitpid(-1, os.WNOHANG)
@@ -171,7 +171,7 @@ def reap() -> Iterator[tuple[int, int]]:
 
 
 class Channel:
-    """One end of a socket that carries a JSON object per line."""
+    """One end of a socket that carries one JSON object per line."""
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
@@ -195,7 +195,7 @@ class Channel:
         return [json.loads(line) for line in lines]
 
     def send(self, message: dict[str, Any]) -> None:
-        """Send one line. A closed peer is ignored here, because `receive` detects it."""
+        """Send a line; a closed peer is ignored here because `receive` detects it."""
         try:
             self.sock.sendall(json.dumps(message).encode() + b"\n")
         except OSError:
@@ -203,7 +203,7 @@ class Channel:
 
 
 def kill_all(wake: Wake, *, without: Container[int] = ()) -> dict[int, int]:
-    """Kill all descendants of this process until none is left; return the exit codes of its children."""
+    """Kill all descendants of this process; return the exit codes of its children."""
     codes: dict[int, int] = {}
     deadline = time.monotonic() + KILL_SECONDS
     while True:
@@ -218,7 +218,7 @@ def kill_all(wake: Wake, *, without: Container[int] = ()) -> dict[int, int]:
 
 
 class Log:
-    """A log file, to which the output of a process is written with the time before each line.
+    """A log file for the output of a process, with a timestamp before each line.
 
     Times have the form of ``kubectl logs --timestamps``, to the millisecond. A full disk does not end the
     training: output that does not fit is dropped, and the next line that fits reports the gap.
@@ -237,7 +237,7 @@ class Log:
         return self._reader
 
     def take(self) -> bool:
-        """Read once and write the output to the file; return False if there is none now."""
+        """Read once and write the output to the file; return False if there is no output now."""
         try:
             data = os.read(self._reader, LOG_BYTES)
         except BlockingIOError:
@@ -269,7 +269,7 @@ def _stamp(seconds: float) -> bytes:
 
 
 class Keeper:
-    """The process that acts as a pod's container, for its main process and all processes started by it."""
+    """The process that takes the place of a pod's container: it runs the main process and its descendants."""
 
     def __init__(self, channel: Channel, order: dict[str, Any]) -> None:
         self._channel = channel
@@ -353,7 +353,7 @@ class Keeper:
 
 
 class Supervisor:
-    """The supervisor, which relays between the runner and the keepers, and kills processes that remain."""
+    """Relays between the runner and the keepers, and kills processes that remain."""
 
     def __init__(self, runner: Channel) -> None:
         self._runner = runner
@@ -382,7 +382,7 @@ class Supervisor:
         self.stop()
 
     def stop(self) -> None:
-        """Make the keepers stop their pods, and kill all processes that remain after the grace period."""
+        """Make the keepers stop their pods; kill all processes that remain after the grace period."""
         for keeper in self._keepers.values():
             keeper.sock.close()
         deadline = time.monotonic() + GRACE_SECONDS + 1.0
@@ -408,7 +408,7 @@ class Supervisor:
         self._pids[pid] = order["id"]
 
     def _become_keeper(self, channel: Channel, ours: socket.socket, order: dict[str, Any]) -> NoReturn:
-        """Close the inherited sockets, so that their end of file signals a death, and run as a keeper."""
+        """Close the inherited sockets, whose end of file must signal a death, and run as a keeper."""
         status = 1
         try:
             self._wake.close()
@@ -451,7 +451,7 @@ class Supervisor:
 
 
 def main() -> int:
-    """Supervise a run for the runner at the other end of standard input."""
+    """Supervise a run for the runner, which is at the other end of standard input."""
     become_subreaper("pod-supervisor")
     runner = socket.socket(fileno=os.dup(0))
     with Path(os.devnull).open() as nothing:

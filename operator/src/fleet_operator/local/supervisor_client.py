@@ -24,7 +24,7 @@ CLOSE_SECONDS = supervisor.GRACE_SECONDS + supervisor.KILL_SECONDS + 2.0  # its 
 
 
 class SupervisorLostError(OperatorError):
-    """The supervisor has ended unexpectedly; its keepers stop all processes of the run."""
+    """The supervisor ended unexpectedly; its keepers stop all processes of the run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class Exited:
 
 
 class SupervisorClient:
-    """A client of the supervisor, which starts and stops processes.
+    """A client of the supervisor that starts and stops processes.
 
     Parameters
     ----------
@@ -94,7 +94,7 @@ class SupervisorClient:
     def launch(
         self, identity: str, *, argv: Sequence[str], env: Mapping[str, str], cwd: Path, log: Path
     ) -> None:
-        """Start a process; the output of the process and its descendants is appended to `log`."""
+        """Start a process; its output, and that of its descendants, is appended to `log`."""
         self._order(
             {
                 "op": "start",
@@ -107,11 +107,11 @@ class SupervisorClient:
         )
 
     def stop(self, identity: str, grace_seconds: float) -> None:
-        """Send SIGTERM to a process, and after `grace_seconds` SIGKILL to the process and its descendants."""
+        """Send SIGTERM to a process; after `grace_seconds`, send SIGKILL to it and its descendants."""
         self._order({"op": "stop", "id": identity, "grace": grace_seconds})
 
     async def close(self) -> None:
-        """Stop all running processes, and return when they are gone."""
+        """Stop all running processes; return when they are gone."""
         self._closing = True
         if self._writer is not None:
             self._writer.close()
@@ -128,7 +128,7 @@ class SupervisorClient:
             await self._outlast_keepers()
 
     async def _outlast_keepers(self) -> None:
-        """Wait until the keepers have stopped the processes of a killed supervisor."""
+        """Wait until the keepers have stopped the processes after the supervisor was killed."""
         deadline = asyncio.get_running_loop().time() + CLOSE_SECONDS
         while alive := [pid for pid in self._pids.values() if _is_alive(pid)]:
             if asyncio.get_running_loop().time() > deadline:

@@ -1,1 +1,1 @@
-"""Manifest files of FleetJobs: reading them as kubectl does, and finding every mistake in them."""
+"""Manifest files of FleetJobs: reads them as kubectl does and finds all mistakes in them."""

@@ -69,7 +69,7 @@ class Manifest:
     _root: Node = field(repr=False)
 
     def located(self, error: InvalidJob) -> InvalidJob:
-        """Return the error with the line of each problem; a missing field gets the line of its parent."""
+        """Return the error with each problem's line; a missing field gets its parent's line."""
         lines = dict(self._root.lines())
         problems = []
         for problem in error.problems:
@@ -121,7 +121,7 @@ def _read(path: Path) -> bytes:
 
 
 def _with_caret(lines: Sequence[str], line: int, column: int) -> str:
-    """Return a line of a text, with a caret below one of its columns."""
+    """Return a line of a text with a caret below one of its columns."""
     shown = lines[line] if line < len(lines) else ""  # the position of an error may be past the last line
     start = max(0, column - CARET_COLUMNS)
     shown = "".join(each if each.isprintable() else " " for each in shown[start : column + CARET_COLUMNS])
@@ -130,7 +130,7 @@ def _with_caret(lines: Sequence[str], line: int, column: int) -> str:
 
 @contextlib.contextmanager
 def located(manifest: Manifest) -> Iterator[None]:
-    """Give the problems of an InvalidJob error inside the ``with`` block the manifest's lines."""
+    """Add the manifest's lines to the problems of an InvalidJob error from the ``with`` block."""
     try:
         yield
     except InvalidJob as error:
@@ -144,7 +144,7 @@ def _warn(sentence: str) -> None:
 def check_manifest(
     manifest: Manifest, *, allow_unknown_fields: bool, warn: Callable[[str], None] = _warn
 ) -> FleetJob:
-    """Parse the job of a manifest as `check_document` does; each problem has its line."""
+    """Parse a manifest's job like `check_document`; each problem includes its line."""
     with located(manifest):
         return check_document(manifest.document, allow_unknown_fields=allow_unknown_fields, warn=warn)
 

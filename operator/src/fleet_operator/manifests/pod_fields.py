@@ -1,4 +1,4 @@
-"""Pure functions that check Kubernetes' own types in a manifest for unknown fields and wrong types.
+"""Pure functions that check the Kubernetes types in a manifest for unknown fields and wrong types.
 
 The CustomResourceDefinition of FleetJob does not restrict a pod's spec, so the API server reports mistakes in
 it only when a pod is created. ``pod_fields.json`` has the fields of the version of Kubernetes that this
@@ -41,7 +41,7 @@ _SCALARS: dict[str, tuple[type | tuple[type, ...], str]] = {
 
 
 class Findings(NamedTuple):
-    """The problems in those parts of a manifest that have Kubernetes' own types."""
+    """The problems in the parts of a manifest that have Kubernetes types."""
 
     kubernetes: str  # the Kubernetes version whose fields are known
     unknown: tuple[Problem, ...]  # fields that this version does not have
@@ -49,14 +49,14 @@ class Findings(NamedTuple):
 
 
 class _Place(NamedTuple):
-    """A map in the manifest, with its path and the fields that it may have."""
+    """A map in the manifest, with its path and its allowed fields."""
 
     path: str
     fields: Mapping[str, str]
 
 
 def find(document: Mapping[str, Any]) -> Findings:
-    """Return the problems of a manifest, compared with the fields that Kubernetes knows.
+    """Return the problems of a manifest, checked against the fields that Kubernetes knows.
 
     Parameters
     ----------
@@ -119,14 +119,14 @@ def _problems_of_fields(
 
 
 def _no_resources(names: Iterable[str], path: str) -> Iterator[Problem]:
-    """Yield a problem for each invalid resource name of a container, such as `gpu` without a domain."""
+    """Yield a problem for each invalid resource name in a container, such as `gpu` without a domain."""
     for name in names:
         if not re.fullmatch(RESOURCE_NAME, str(name)):
             yield Problem(path, repr(name), PATTERNS[RESOURCE_NAME])
 
 
 def _meant(name: str, around: tuple[_Place, ...], types: Types) -> str:
-    """Return a suggestion for an unknown field: the right level, a similar name, or all known fields."""
+    """Return a suggestion for an unknown field: the correct level, a similar name, or all known fields."""
     here = around[-1].fields
     for place in reversed(around[:-1]):
         if name in place.fields:

@@ -1,4 +1,4 @@
-"""Reads YAML like ``kubectl apply``, within limits, and records the line of each value; without side effects.
+"""Reads YAML like ``kubectl apply``, within limits, and records the line of each value.
 
 PyYAML's libyaml parses the text into events; kubectl's parser is a port of the same library. But PyYAML and
 kubectl build different values from the events (PyYAML reads ``1:30`` as 90 and ``y`` as text). So this module
@@ -63,7 +63,7 @@ class YamlProblem(Exception):  # noqa: N818  the name describes the problem; the
 
 @dataclass(slots=True)
 class Node:
-    """A value with its position; an aliased node occurs in several places."""
+    """A value and its position; an aliased node occurs in several places."""
 
     value: Any
     line: int  # counted from 0; of a value in a map, that of its key
@@ -73,7 +73,7 @@ class Node:
     elements: Sequence[Node] = ()  # the elements, if it is a list
 
     def lines(self, path: str = "") -> Iterator[tuple[str, int]]:
-        """Yield the line of each field in this node, by path, such as spec.template.spec.containers[0]."""
+        """Yield the line of each field in this node by path, such as spec.template.spec.containers[0]."""
         yield path, self.line
         for name, node in self.fields.items():
             yield from node.lines(f"{path}.{name}" if path else name)
@@ -82,7 +82,7 @@ class Node:
 
 
 def read_documents(text: str) -> list[Node]:
-    """Return the non-empty documents in a text.
+    """Return the non-empty documents in a YAML text.
 
     Raises
     ------
@@ -105,7 +105,7 @@ def read_documents(text: str) -> list[Node]:
 
 
 def _problem_of(error: yaml.MarkedYAMLError, text: str) -> YamlProblem:
-    """Convert an error of the parser, such as an unclosed list, to a problem at a position in the text."""
+    """Convert a parser's error, such as an unclosed list, to a problem at a position in the text."""
     written = text.rstrip().splitlines() or [""]
     places = [
         (mark.line, mark.column) for mark in (error.problem_mark, error.context_mark) if mark is not None
@@ -121,7 +121,7 @@ def _problem_of(error: yaml.MarkedYAMLError, text: str) -> YamlProblem:
 
 
 class _Composer:
-    """A builder of values from the events of PyYAML's parser."""
+    """Builds values from the events of PyYAML's parser."""
 
     def __init__(self, events: Iterable[Any]) -> None:
         self._events = iter(events)
@@ -234,7 +234,7 @@ def _is_merge(event: Any) -> bool:
 
 
 def _scalar(event: Any) -> Any:
-    """Return a scalar's value."""
+    """Return the value of a scalar."""
     if event.tag is None:
         return _resolve(event, event.value) if event.implicit[0] else event.value
     kind = event.tag.removeprefix(_TAG)
@@ -249,7 +249,7 @@ def _scalar(event: Any) -> Any:
 
 
 def _resolve(event: Any, text: str) -> Any:
-    """Return the value of an unquoted scalar by kubectl's rules, in the form of JSON."""
+    """Return the value of an unquoted scalar by kubectl's rules, as a JSON value."""
     if text in _WORDS:
         return _WORDS[text]
     if _NOT_FINITE.fullmatch(text):

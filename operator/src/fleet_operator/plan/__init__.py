@@ -1,4 +1,4 @@
-"""The decisions about a job, as pure functions."""
+"""Decisions about a job, as pure functions."""
 
 from fleet_operator.plan.plan import plan
 

@@ -1,4 +1,4 @@
-"""The formats of times, sets of replica indexes and lists of pods in statuses and messages."""
+"""The formats of times, replica indexes and lists of pods in statuses and messages."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _INDEXES = re.compile(r"\d{1,5}(-\d{1,5})?(,\d{1,5}(-\d{1,5})?)*", re.ASCII)
 
 
 def is_ahead(now: datetime, moment: datetime, *, at_most: timedelta) -> bool:
-    """Return whether `moment` is in the future, but by at most `at_most`.
+    """Return whether `moment` is in the future by at most `at_most`.
 
     A later moment does not count, because it was set before the clock was set back.
     """
@@ -24,12 +24,12 @@ def is_ahead(now: datetime, moment: datetime, *, at_most: timedelta) -> bool:
 
 
 def stamp(moment: datetime) -> datetime:
-    """Return a time truncated to whole seconds, as a status stores it."""
+    """Return a time truncated to whole seconds, as stored in statuses."""
     return moment.replace(microsecond=0)
 
 
 def until(now: datetime, *moments: datetime | None) -> timedelta | None:
-    """Return the duration until the earliest of the given times, at least zero; None if there are none."""
+    """Return the time until the earliest of the given times, at least zero; None if there are none."""
     ahead = [moment - now for moment in moments if moment is not None]
     return max(timedelta(), min(ahead)) if ahead else None
 
@@ -44,7 +44,7 @@ def format_indexes(indexes: Collection[int]) -> str:
 
 
 def parse_any_indexes(text: object, *, below: int) -> frozenset[int]:
-    """Parse indexes that a pod reported, and return those below a limit; invalid text gives an empty set."""
+    """Parse indexes that a pod reported, ignoring those above a limit; invalid text yields an empty set."""
     if not isinstance(text, str) or not _INDEXES.fullmatch(text):
         return frozenset()
     found: set[int] = set()
@@ -55,7 +55,7 @@ def parse_any_indexes(text: object, *, below: int) -> frozenset[int]:
 
 
 def parse_indexes(text: str) -> frozenset[int]:
-    """Parse the output of `format_indexes`, which only the operator may have written."""
+    """Parse the output of `format_indexes`; only the operator may have written the text."""
     found: set[int] = set()
     for part in filter(None, text.split(",")):
         first, _, last = part.partition("-")
@@ -64,5 +64,5 @@ def parse_indexes(text: str) -> frozenset[int]:
 
 
 def some(names: Sequence[str]) -> str:
-    """Return the name of the first pod, and the number of the others if there are any."""
+    """Return the name of the first pod and, if there are others, their number."""
     return names[0] if len(names) == 1 else f"{names[0]} (and {len(names) - 1} more)"

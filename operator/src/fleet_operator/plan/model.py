@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Attempt(NamedTuple):
-    """The attempt of a replica: the restarts of the whole job, and those of this replica.
+    """The attempt of a replica: the number of restarts of the job, and of this replica.
 
     A pod with a lower attempt than the status requires is outdated, and is removed.
     """
@@ -32,12 +32,12 @@ class Attempt(NamedTuple):
 
     @property
     def restarts(self) -> int:
-        """The number of previous starts of the replica, for its environment."""
+        """The number of the replica's previous starts; part of its environment."""
         return self.job + self.replica
 
     @classmethod
     def parse(cls, label: str) -> Attempt:
-        """Parse the label's value; an invalid value is attempt 0.0, the oldest."""
+        """Parse the label's value; treat an invalid value as attempt 0.0, the oldest."""
         job, dot, replica = label.partition(".")
         return cls(int(job), int(replica)) if dot and job.isdigit() and replica.isdigit() else cls()
 
@@ -54,7 +54,7 @@ class PodPhase(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ObservedPod:
-    """A pod of the job, or another owner's pod that has the name of one, reduced to what decisions need."""
+    """A pod that has the name of one of the job's pods, reduced to the data that decisions need."""
 
     name: str
     uid: str
@@ -104,7 +104,7 @@ class ObjectRef(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ObservedObject:
-    """An additional object of the job, reduced to what decisions need."""
+    """An additional object of the job, reduced to the data that decisions need."""
 
     made_from: str | None = None  # the digest in its annotation; None if it has none or is being deleted
     held_back: str | None = None  # of a pending PodGroup: its phase, and its scheduler's message
@@ -112,7 +112,7 @@ class ObservedObject:
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """The objects of one job in the cluster at one moment, and what is known about them."""
+    """The objects of a job in the cluster at one moment, and other observations."""
 
     pods: tuple[ObservedPod, ...] = ()
     service: bool = False  # whether the job's own headless Service exists
@@ -153,13 +153,13 @@ class CreatePod:
 
     @property
     def manifest(self) -> Mapping[str, Any]:
-        """The manifest. Each access builds it again, so that a large plan does not hold all manifests."""
+        """The manifest. Each access builds it again, so that a large plan does not store all manifests."""
         return self.build()
 
 
 @dataclass(frozen=True, slots=True)
 class DeletePod:
-    """Delete a pod, if it still has this uid.
+    """Delete a pod if it still has this uid.
 
     The pod must also be unchanged if the decision depends on its state.
     """
@@ -172,21 +172,21 @@ class DeletePod:
 
 @dataclass(frozen=True, slots=True)
 class DeleteService:
-    """Delete the job's headless Service, if it is unchanged."""
+    """Delete the job's headless Service if it is unchanged."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class EnsureObject:
-    """Create an additional object of the job, if it does not exist."""
+    """Create an additional object of the job if it does not exist."""
 
     manifest: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class DeleteObject:
-    """Delete an additional object that the job no longer needs, if the job owns it and it is unchanged."""
+    """Delete an additional object that is no longer needed, if the job owns it and it is unchanged."""
 
     ref: ObjectRef
 
@@ -215,7 +215,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The next step for one job: the status, to be written first, and then the actions, in order."""
+    """The next step for a job: a status, to be written first, and then actions in order."""
 
     status: FleetJobStatus
     actions: tuple[Action, ...] = ()

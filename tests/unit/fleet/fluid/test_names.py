@@ -46,5 +46,5 @@ def test_every_name_of_the_examples_stands_in_the_table():
 @pytest.mark.parametrize(("name", "ours", "state"), ROWS, ids=[name for name, _, _ in ROWS])
 def test_the_table_states_what_is_there_in_few_words(name: str, ours: str, state: str):
     assert len(ours.split()) <= 40
-    expected = "the same name" if here(name) else "the name beside it" if here(instead(name)) else "refused"
+    expected = "the same name" if here(name) else "renamed" if here(instead(name)) else "refused"
     assert state == expected

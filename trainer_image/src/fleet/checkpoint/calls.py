@@ -20,29 +20,29 @@ __all__ = ["Savable", "SavingCalls"]
 
 
 class Savable(Protocol):
-    """The interface of a trainer's training run that the calls use."""
+    """The part of a training run that saving, loading and exporting need."""
 
     @property
     def current_step(self) -> int:
-        """The number of steps run since the beginning of the job."""
+        """The number of steps since the start of the job."""
 
     def save(self, directory: str, status: TrainStatus) -> None:
         """Save a checkpoint; see `Saver.save`."""
 
     def save_numbered(self, folder: str, status: TrainStatus, *, keep: int, incremental: bool = False) -> int:
-        """Save a checkpoint under the next number of a folder; see `Saver.save_numbered`."""
+        """Save a checkpoint under the next number in a folder; see `Saver.save_numbered`."""
 
     def submit_status(self, status: TrainStatus) -> None:
         """Submit the status of a trainer other than trainer 0, to be stored in later checkpoints."""
 
     def clean(self, folder: str, keep: int) -> None:
-        """Remove all checkpoints of a folder except the newest; see `Saver.clean`."""
+        """Remove all checkpoints in a folder except the newest ones; see `Saver.clean`."""
 
     def load(self, directory: str) -> TrainStatus | None:
-        """Continue from the newest checkpoint of a directory; None if there is none."""
+        """Load the newest checkpoint in a directory; return None if there is none."""
 
     def export(self, table_ids: Mapping[str, Any] | None = None) -> dict[str, Tensor]:
-        """Return the model's state dict, with the rows of the given ids of tables on the servers."""
+        """Return the model's state dict, including the requested rows of tables on the servers."""
 
 
 class SavingCalls(ABC):
@@ -50,18 +50,18 @@ class SavingCalls(ABC):
 
     @abstractmethod
     def _checkpoint_root(self) -> str | None:
-        """Return the default directory of checkpoints; raise ConfigurationError before ``init``."""
+        """Return the default checkpoint directory; raise ConfigurationError before ``init``."""
 
     @abstractmethod
     def _training(self, program: "Program | None") -> Savable:
-        """Return this trainer's training run; raise ConfigurationError if it has none, or another program."""
+        """Return this trainer's training run; raise ConfigurationError if there is none for this program."""
 
     @abstractmethod
     def is_first_worker(self) -> bool:
         """Return whether this process is trainer 0, which saves for all trainers."""
 
     def _before_export(self, call: str) -> None:  # noqa: B027 (optional: servers hold a single model)
-        """Average the models if each trainer has its own; every trainer must make the same `call`."""
+        """Average the trainers' models if they can differ; every trainer must make the same `call`."""
 
     def _load(self, directory: str, program: "Program | None") -> TrainStatus | None:
         return self._training(program).load(directory)
@@ -74,7 +74,7 @@ class SavingCalls(ABC):
         *,
         state: Mapping[str, Any] | None = None,
     ) -> None:
-        """Save a checkpoint to exactly this directory. It is complete when this returns.
+        """Save a checkpoint to exactly this directory, and return once it is complete.
 
         Every trainer makes this call. Trainer 0 saves, and every server writes its own part; on another
         trainer the call submits its `state`, which later checkpoints will hold. If the disk is full, the save
@@ -112,7 +112,7 @@ class SavingCalls(ABC):
         dirname: str | os.PathLike[str] | None = None,
         main_program: "Program | None" = None,
     ) -> TrainStatus:
-        """Continue from a checkpoint: on a server before it serves, or on all trainers before any step.
+        """Load a checkpoint: on a server before it starts serving, or on all trainers before the first step.
 
         A trainer that was restarted while the others trained keeps the servers' values; `step` is then the
         servers' step. The short form is ``load_persistables(dirname)``.
@@ -149,7 +149,7 @@ class SavingCalls(ABC):
         *,
         incremental: bool = False,
     ) -> None:
-        """Save a checkpoint under the next number of a folder, while training continues.
+        """Save a checkpoint under the next number in a folder, while training continues.
 
         Every trainer makes this call. Trainer 0 has the servers copy their values. The copy is written in the
         background, and becomes a checkpoint when its manifest is durable; `stop_worker` and the next save
@@ -200,7 +200,7 @@ class SavingCalls(ABC):
         fs: object = None,
         ignore_empty: bool = True,
     ) -> TrainStatus:
-        """Continue from the newest checkpoint of a folder, if there is one, as `load_persistables` does.
+        """Load the newest checkpoint in a folder, if there is one, like `load_persistables`.
 
         Parameters
         ----------
@@ -291,7 +291,7 @@ class SavingCalls(ABC):
         *,
         table_ids: Mapping[str, Any] | None = None,
     ) -> None:
-        """Write the model, without optimizer state, to ``model.safetensors`` in a directory of this trainer.
+        """Write the model, without optimizer state, to ``model.safetensors`` in a directory on this trainer.
 
         ``model.load_state_dict(safetensors.torch.load_file(path))`` loads it in one process. Trainer 0
         writes. On another trainer the call does nothing, except with LocalSGD, as in `export_state_dict`. The

@@ -1,4 +1,4 @@
-"""Export for other programs: a model's state dict, and tables of a checkpoint as files of ids and rows.
+"""Export for other programs: a model's state dict, and a checkpoint's tables as files of ids and rows.
 
 Only a table's ids are read all at once, because its rows may be larger than memory.
 """
@@ -39,7 +39,7 @@ _DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def named_state(source: Source, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return a state dict under the names of the user's module.
+    """Return a state dict with the parameter names of the user's module.
 
     Parameters
     ----------
@@ -213,7 +213,7 @@ def read_table_file(path: Path) -> tuple[TableRows, Tensor]:
 
 
 class _SavedTable:
-    """The rows of a table in a checkpoint, with the interface of a `Snapshot`."""
+    """The rows of a table in a checkpoint, with the same interface as `Snapshot`."""
 
     def __init__(self, checkpoint: Checkpoint, table: str, earlier: Checkpoint | None = None) -> None:
         self._checkpoint = checkpoint
@@ -253,7 +253,7 @@ class _SavedTable:
             yield rows_at(part, np.flatnonzero(part.marks["last"].numpy() > self._after))
 
     def _all_rows(self, *columns: str) -> Iterator[TableRows]:
-        """Yield every row once, with some of its columns."""
+        """Yield every row once, with the selected columns."""
         for found, file, _ in self._files:
             for _, part in parts_of(found, file, self._table, columns):
                 if found is not self._checkpoint:
@@ -262,7 +262,7 @@ class _SavedTable:
 
     @cached_property
     def _superseded(self) -> NDArray[np.int64]:
-        """The ids, ascending, whose rows in the base have since changed or been removed."""
+        """The sorted ids of rows in the base that have since changed or been removed."""
         changed = [np.zeros(0, dtype=np.int64)]
         for found, file, record in self._files:
             if found is self._checkpoint and record.base is not None:
@@ -272,7 +272,7 @@ class _SavedTable:
 
 
 def _check_earlier(earlier: Checkpoint, found: Checkpoint) -> None:
-    """Raise if the manifests show that a checkpoint is not an earlier one of the same training run."""
+    """Raise an error unless the manifests show an earlier checkpoint of the same training run."""
     if earlier.manifest.step > found.manifest.step:
         raise CheckpointError(
             f"{earlier.directory} is of step {earlier.manifest.step}, and {found.directory} of step "
@@ -300,7 +300,7 @@ def _check_earlier(earlier: Checkpoint, found: Checkpoint) -> None:
 
 @cache
 def _warn_of_extra_state(names: str) -> None:
-    """Warn once about state dict entries that a file of tensors cannot hold."""
+    """Warn once about state dict entries that cannot be stored in a file of tensors."""
     _log.warning(
         "the exported state dict leaves out %s, which get_extra_state() returns and which is not a tensor; "
         "load it with load_state_dict(..., strict=False)",

@@ -1,4 +1,4 @@
-"""Files that appear complete or not at all: written under a temporary name, flushed and renamed.
+"""Atomic file writes: files are written under a temporary name, flushed, and then renamed.
 
 Every file gets the mode of any new file of this process (its umask).
 """
@@ -74,7 +74,7 @@ def open_file(path: str | Path, *, flags: int = 0, dir_fd: int | None = None) ->
 
 
 def write_bytes(path: Path, data: bytes | bytearray) -> str:
-    """Write a file, and return its SHA-256."""
+    """Write a file and return its SHA-256 digest."""
     _make_directory(path.parent)
     # A random name: several servers write the same manifest concurrently, and in containers all have process
     # id 1.
@@ -175,14 +175,14 @@ def write_parts(
 
 
 def sha256_of(path: Path) -> str:
-    """Read a file, and return its SHA-256."""
+    """Return the SHA-256 digest of a file."""
     with open_file(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 @contextlib.contextmanager
 def disk_errors(path: Path) -> Iterator[None]:
-    """Convert disk errors to errors that name the file; after an error, remove the file's temporary files.
+    """Convert disk errors to errors that name the file; after an error, remove the temporary files.
 
     Raises
     ------
@@ -250,7 +250,7 @@ def _bytes_of(tensor: Tensor) -> memoryview:
 
 
 def _publish(temporary: Path, path: Path) -> None:
-    """Flush a file to the disk, and rename it to its final name."""
+    """Flush a file to disk and rename it to its final name."""
     with temporary.open("rb") as file:
         os.fsync(file.fileno())
     temporary.replace(path)
@@ -258,7 +258,7 @@ def _publish(temporary: Path, path: Path) -> None:
 
 
 def _make_directory(directory: Path) -> None:
-    """Create a directory and its parents; make each durable before anything is written into it."""
+    """Create a directory and its parents; flush each to disk before anything is written into it."""
     missing = [each for each in (directory, *directory.parents) if not each.exists()]
     for each in reversed(missing):
         each.mkdir(exist_ok=True)

@@ -1,4 +1,4 @@
-"""The mark of a finished training run in the job's checkpoint folder.
+"""The marker of a finished training run in the job's checkpoint folder.
 
 All pods of a job may be gone before the operator has observed how they ended. The operator then restarts them
 with the same identity of the training run (``FLEET_LIFE``), and the mark shows them that no work is left. The
@@ -44,7 +44,7 @@ def leave_mark(environ: Mapping[str, str], completed: Collection[int]) -> None:
 
 
 def read_mark(environ: Mapping[str, str]) -> tuple[int, ...] | None:
-    """Return the trainers that completed this training run; None if the run has no valid mark."""
+    """Return the trainers that completed this training run; return None if there is no valid marker."""
     training = _training(environ)
     if training is None:
         return None
@@ -88,7 +88,7 @@ def end_if_finished(environ: Mapping[str, str], trainer: int | None = None) -> N
 
 
 def _training(environ: Mapping[str, str]) -> tuple[Path, dict[str, Any]] | None:
-    """Return the folder and the identity of this training run; None outside of an operator's job."""
+    """Return the folder and the identity of this training run; return None outside a job of the operator."""
     folder, uid, life = (
         environ.get(name) for name in ("FLEET_CHECKPOINT_DIR", "FLEET_JOB_UID", "FLEET_LIFE")
     )

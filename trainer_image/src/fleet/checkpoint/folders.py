@@ -158,14 +158,14 @@ def no_complete_checkpoint(
 
 
 def warn_of_skipped(damage: Sequence[CheckpointError | str], used: str) -> None:
-    """Log one warning that names the damaged checkpoints, if any, and the checkpoint that is used instead."""
+    """Log one warning that names any damaged checkpoints and the checkpoint that is used instead."""
     if damage:
         reasons = "; ".join(map(str, damage))
         _log.warning("skipped a damaged checkpoint: %s. Training continues from %s", reasons, used)
 
 
 def list_complete_numbers(folder: Path, check: Callable[[Checkpoint], object]) -> list[int]:
-    """Return the numbers of the complete checkpoints, ascending.
+    """Return the numbers of the complete checkpoints in ascending order.
 
     Parameters
     ----------
@@ -191,7 +191,7 @@ def list_complete_numbers(folder: Path, check: Callable[[Checkpoint], object]) -
 
 
 def removable_numbers(numbers: Sequence[int], complete: Sequence[int], keep: int) -> list[int]:
-    """Return the numbers to remove so that the newest `keep` complete checkpoints remain.
+    """Return the numbers to remove so that only the newest `keep` complete checkpoints remain.
 
     Numbers above the newest complete one stay, as those checkpoints may be in progress. If none is complete,
     all stay.
@@ -215,7 +215,7 @@ def remove_numbers(folder: Path, numbers: Iterable[int]) -> None:
 
 
 class Claims:
-    """The claims of one process on folders of checkpoints.
+    """The claims of one process on checkpoint folders.
 
     Parameters
     ----------
@@ -232,7 +232,7 @@ class Claims:
         self._held: set[Path] = set()
 
     def hold(self, directory: Path) -> None:
-        """Claim the folder of a checkpoint before a write, or check that the claim still holds.
+        """Claim the folder before writing a checkpoint, or check that the claim is still valid.
 
         Parameters
         ----------
@@ -252,7 +252,7 @@ class Claims:
         self._write(folder)
 
     def renew(self, directory: Path) -> None:
-        """Claim a folder before a read, if this job has written there.
+        """Claim the folder before reading from it, if this job has written there.
 
         From then on, no earlier attempt can add a checkpoint. If the disk is full or read-only, the
         checkpoints are read anyway: `hold` claims the folder before the first write.
@@ -304,7 +304,7 @@ class Claims:
                     left.unlink()
 
     def _read(self, folder: Path) -> JobIdentity | None:
-        """Return the job and attempt that claim a folder; None if there is no claim.
+        """Return the job and attempt that claim a folder; return None if the folder is unclaimed.
 
         Raises
         ------
@@ -347,7 +347,7 @@ def _names_in(folder: Path) -> list[str]:
 
 
 def _numbers_needed_by(folder: Path, numbers: Iterable[int]) -> set[int]:
-    """Return the numbers of the checkpoints with rows that other checkpoints need."""
+    """Return the numbers of checkpoints whose rows are needed by other checkpoints."""
     names: set[str] = set()
     for number in numbers:
         with contextlib.suppress(CheckpointError):

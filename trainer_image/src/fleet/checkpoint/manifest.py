@@ -1,4 +1,4 @@
-"""The manifest of a checkpoint: its files, their contents, and the digests that prove them complete."""
+"""The manifest of a checkpoint: its files, their contents, and the digests that verify them."""
 
 import hashlib
 import json
@@ -82,7 +82,7 @@ class BaseRecord:
 
 @dataclass(frozen=True, slots=True)
 class RowsRecord:
-    """Rows of a table, as stored in a file."""
+    """Rows of a table stored in a file."""
 
     table: str
     shards: tuple[int, ...]

@@ -1,4 +1,4 @@
-"""Reads any elements of a parameter from a checkpoint, regardless of how they were divided when saved.
+"""Reads any range of a parameter from a checkpoint, regardless of how the parameter was sliced when saved.
 
 A process reads only the files that it needs, and verifies size and digest of each before it uses the content.
 Every error names the file.
@@ -46,7 +46,7 @@ class Piece:
 def cut_state(
     state: Mapping[str, Any], whole: tuple[int, ...], begin: int, end: int, shape: tuple[int, ...]
 ) -> dict[str, Any]:
-    """Slice an optimizer's state to a range of a tensor's elements.
+    """Slice an optimizer's state to a range of a parameter's elements.
 
     Parameters
     ----------
@@ -124,12 +124,12 @@ class Checkpoint:
 
     @property
     def key(self) -> tuple[Path, str]:
-        """The identity of this save in this directory."""
+        """The identity of this save."""
         return self.directory, self.manifest.save
 
     @property
     def has_state(self) -> bool:
-        """True if the shards hold optimizer state of parameters."""
+        """True if the shards contain optimizer state of parameters."""
         return any(block.state for records in self._records.values() for block, _ in records)
 
     def check(self, facts: Mapping[str, str], *, trainers_step: bool = False) -> None:
@@ -159,7 +159,7 @@ class Checkpoint:
             )
 
     def piece(self, param: str, begin: int, end: int, shape: tuple[int, ...]) -> Piece:
-        """Read some elements of a parameter, with their optimizer state.
+        """Read a range of a parameter's elements, with their optimizer state.
 
         Parameters
         ----------
@@ -200,7 +200,7 @@ class Checkpoint:
             ) from error
 
     def part_of(self, trainer: int) -> bytes | None:
-        """Return a trainer's part; None if there is none in this directory.
+        """Return a trainer's part; return None if this directory does not contain it.
 
         The result is kept, because the file may be gone when a restarted trainer requests the part.
 
@@ -217,7 +217,7 @@ class Checkpoint:
         return self._parts.get(trainer)
 
     def keep_parts(self) -> None:
-        """Read the parts of all trainers now, because the files may be gone when a trainer requests its part.
+        """Read all trainers' parts now, because the files may be gone when a trainer requests its part.
 
         Raises
         ------
@@ -228,7 +228,7 @@ class Checkpoint:
             self.part_of(trainer)
 
     def files_with(self, spans: Iterable[tuple[str, int, int]]) -> list[FileRecord]:
-        """Return the files with the given elements of parameters, and the trainers' parts in this directory.
+        """Return the files with the given elements of parameters, and this directory's trainer parts.
 
         Parameters
         ----------
@@ -243,7 +243,7 @@ class Checkpoint:
         return [*found.values(), *filter(self._is_part_here, self.manifest.files)]
 
     def check_here(self) -> None:
-        """Check that the files that the manifest records in this directory are present with their sizes.
+        """Check that the files listed in this directory's manifest exist and have the recorded sizes.
 
         Raises
         ------
@@ -258,7 +258,7 @@ class Checkpoint:
     def verify(
         self, known: MutableMapping[tuple[int, ...], str], spans: Iterable[tuple[str, int, int]]
     ) -> None:
-        """Verify the digests of the files in `files_with`, and of the rows of tables in this directory.
+        """Verify the digests of the files from `files_with`, and of the table rows in this directory.
 
         Parameters
         ----------
@@ -283,7 +283,7 @@ class Checkpoint:
                 known[identity] = file.sha256
 
     def check_size(self, file: FileRecord) -> None:
-        """Check that a file is present and has the recorded size; raise CheckpointError otherwise."""
+        """Check that a file exists and has the recorded size; raise CheckpointError otherwise."""
         path = self.directory / file.name
         try:
             with open_file(path) as opened:
@@ -298,7 +298,7 @@ class Checkpoint:
             )
 
     def verify_file(self, file: FileRecord) -> Path:
-        """Verify a file's digest, once, and return its path; raise CheckpointError if the digest differs."""
+        """Verify a file's digest, at most once, and return its path; raise CheckpointError on a mismatch."""
         path = self.directory / file.name
         if file.name in self._verified:
             return path
@@ -316,7 +316,7 @@ class Checkpoint:
         return path
 
     def _explain(self, path: Path) -> str:
-        """Return the likely reason why a digest differs."""
+        """Return the likely reason for a digest mismatch."""
         try:
             with safe_open(path, framework="pt") as opened:
                 save = (opened.metadata() or {}).get("save", self.manifest.save)  # a trainer's part has none
@@ -369,7 +369,7 @@ class Checkpoint:
         shape: tuple[int, ...],
         found: list[tuple[BlockRecord, Piece]],
     ) -> Piece:
-        """Slice the requested elements from every piece, and join them."""
+        """Slice the requested elements from each piece and join them."""
         values: list[Tensor] = []
         states = []
         for block, piece in found:
@@ -393,7 +393,7 @@ class Checkpoint:
 def check_files(
     files: Iterable[tuple[Checkpoint, FileRecord]], check: Callable[[Checkpoint, FileRecord], object]
 ) -> None:
-    """Check files, each in the checkpoint that contains it.
+    """Check each file in the checkpoint that contains it.
 
     Raises
     ------
@@ -447,7 +447,7 @@ def _check_cuttable(directory: Path, block: BlockRecord, piece: Piece) -> None:
 
 
 def _shapes_in(entry: object) -> Iterator[Sequence[int]]:
-    """Yield the shapes of all tensors and arrays in an entry of an optimizer's state."""
+    """Yield the shapes of all tensors and arrays in an optimizer state entry."""
     if isinstance(entry, Tensor | np.ndarray):
         yield entry.shape
     elif isinstance(entry, list | tuple | dict):

@@ -1,4 +1,4 @@
-"""Rows of tables in checkpoints: one file per table and server.
+"""Table rows in checkpoints: one file per table and server.
 
 Files are written and read in parts, so neither needs as much memory as the table. An incremental file has
 only the rows that have changed since another checkpoint, its base, and the ids of the rows that were removed.
@@ -34,7 +34,7 @@ def write_rows(
     snapshot: Snapshot,
     parts: Iterable[TableRows],
 ) -> FileRecord:
-    """Write rows to one file.
+    """Write rows to a file.
 
     Parameters
     ----------
@@ -103,7 +103,7 @@ def read_rows(checkpoint: Checkpoint, config: TableConfig, shards: Collection[in
 
 
 def rows_have_state(checkpoint: Checkpoint, table: str, shards: Collection[int]) -> bool:
-    """Return whether the rows of some shards have optimizer state; raise the same errors as `read_rows`."""
+    """Return whether rows of the given shards have optimizer state; raises the same errors as `read_rows`."""
     for found, file, _ in row_files(checkpoint, table, shards):
         found.check_size(file)
         try:
@@ -120,7 +120,7 @@ def rows_have_state(checkpoint: Checkpoint, table: str, shards: Collection[int])
 def row_files(
     checkpoint: Checkpoint, table: str, shards: Collection[int]
 ) -> list[tuple[Checkpoint, FileRecord, RowsRecord]]:
-    """Return the files that hold the given shards of a table, in reading order: the base's files first.
+    """Return the files that contain the given shards of a table, in reading order: the base's files first.
 
     Raises
     ------
@@ -186,7 +186,7 @@ def parts_of(
     *,
     with_policies: bool = False,
 ) -> Iterator[tuple[NDArray[np.int64], TableRows]]:
-    """Read a file of rows in parts.
+    """Read a file of rows in chunks.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Saving while training continues: values are copied first, and written in a background thread.
+"""Saving during training: values are copied first, and a background thread writes the copies.
 
 The trainers of both runtimes save through this flow. A full disk never ends the training run: the save is
 skipped with a warning, the previous checkpoint stays, and the next save tries again.
@@ -38,15 +38,15 @@ class Saver(ABC):
     @property
     @abstractmethod
     def current_step(self) -> int:
-        """The number of steps run since the beginning of the job."""
+        """The number of steps since the start of the job."""
 
     @abstractmethod
     def _copy(self, directory: str, status: TrainStatus, *, incremental: bool = False) -> Callable[[], None]:
-        """Copy the content of the checkpoint; return the function that writes and commits the checkpoint."""
+        """Copy the checkpoint's content; return the function that writes and commits it."""
 
     @abstractmethod
     def _list_numbers(self, folder: str) -> list[int]:
-        """Return the numbers of a folder's checkpoints."""
+        """Return the numbers of the checkpoints in a folder."""
 
     @abstractmethod
     def _remove(self, folder: str, number: int) -> None:
@@ -54,10 +54,10 @@ class Saver(ABC):
 
     @abstractmethod
     def _keep_newest(self, folder: str, keep: int) -> None:
-        """Remove all checkpoints of a folder except the newest `keep` complete ones."""
+        """Remove all checkpoints in a folder except the newest `keep` complete ones."""
 
     def save(self, directory: str, status: TrainStatus) -> None:
-        """Save a checkpoint. It is durable when this returns, unless the disk is full.
+        """Save a checkpoint; it is durable on return, unless the disk is full.
 
         Parameters
         ----------
@@ -78,7 +78,7 @@ class Saver(ABC):
         self.wait()
 
     def save_numbered(self, folder: str, status: TrainStatus, *, keep: int, incremental: bool = False) -> int:
-        """Save a checkpoint under the next number of a folder, in the background.
+        """Save a checkpoint under the next number in a folder, in the background.
 
         Parameters
         ----------
@@ -126,12 +126,12 @@ class Saver(ABC):
         return number
 
     def clean(self, folder: str, keep: int) -> None:
-        """Remove all checkpoints of a folder except the newest `keep` complete ones."""
+        """Remove all checkpoints in a folder except the newest `keep` complete ones."""
         self.wait()
         self._keep_newest(folder, keep)
 
     def wait(self) -> None:
-        """Wait until the last save has been written; raise its error if it failed."""
+        """Wait until the last save has been written; if it failed, raise its error."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -146,7 +146,7 @@ class Saver(ABC):
             _log.error("training ends without its last checkpoint: there was no room for %s", self._skipped)
 
     def _wait_for_previous(self, directory: str) -> float:
-        """Wait for the previous save; return the wait's start time."""
+        """Wait for the previous save; return the time when the wait started."""
         began = time.monotonic()
         self.wait()
         waited = time.monotonic() - began
@@ -189,7 +189,7 @@ class Saver(ABC):
 
     @contextlib.contextmanager
     def _skip_if_full(self, directory: str) -> Iterator[None]:
-        """Abandon the block, with a warning, if the disk or the process has no room."""
+        """Skip the save in the block, with a warning, if the disk is full or no file descriptor is left."""
         try:
             with for_saves.lent():
                 yield

@@ -45,7 +45,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class TrainStatus:
-    """The data that a script needs, besides the values, to continue from a checkpoint.
+    """The data that a script needs, besides the parameter values, to resume from a checkpoint.
 
     Attributes
     ----------
@@ -67,13 +67,13 @@ class TrainStatus:
     state: Mapping[str, Any] = field(default_factory=dict)
 
     def next(self) -> int:
-        """Return the epoch to continue with."""
+        """Return the epoch to resume with."""
         return self.epoch_no + 1
 
 
 @dataclass(frozen=True, slots=True)
 class OwnRows:
-    """The optimizer state of the rows that a trainer steps itself, as in GEO."""
+    """The optimizer state of rows that the trainer updates itself, as in GEO mode."""
 
     steps: int = 0
     """The number of steps run."""
@@ -83,7 +83,7 @@ class OwnRows:
 
 @dataclass(frozen=True, slots=True)
 class GradientOrder:
-    """The order in which gradients are reduced. Sums over three or more trainers can depend on it."""
+    """The order in which gradients are reduced; with three or more trainers, it can affect the sums."""
 
     names: tuple[str | None, ...]
     """The parameters; None stands for the trainers' control data."""
@@ -280,7 +280,7 @@ def restore_states(states: Mapping[str, Mapping[str, Any]], source: Source) -> N
 
 
 def _laid_out_as(parameter: Tensor, kept: Any) -> Any:
-    """Return an entry with its tensors on the parameter's device and in the parameter's memory format."""
+    """Return an entry with its tensors on the parameter's device and in its memory format."""
     if isinstance(kept, Tensor):
         if kept.shape != parameter.shape:
             return kept.to(parameter.device)
@@ -294,7 +294,7 @@ def _laid_out_as(parameter: Tensor, kept: Any) -> Any:
 
 
 def _encode_rows(rows: OwnRows, tensors: dict[str, Tensor]) -> dict[str, list[str]]:
-    """Add rows to the tensors of a file, and return the names of each table's entries."""
+    """Add rows to the tensors of a file; return the names of each table's entries."""
     for name, found in rows.tables.items():
         tensors[f"rows.{name}.ids"] = torch.from_numpy(found.ids)
         tensors.update({f"rows.{name}.state.{entry}": state for entry, state in found.state.items()})
@@ -342,7 +342,7 @@ def _decode_order(found: object) -> GradientOrder | None:
 
 
 def _buffers_of(module: Module | None) -> dict[str, Tensor]:
-    """Return the buffers in a module's state dict."""
+    """Return the buffers among the entries of a module's state dict."""
     if module is None:
         return {}
     kept = module.state_dict(keep_vars=True)
@@ -371,13 +371,13 @@ def _parameters_in_no_shard(source: Source) -> dict[str, Tensor]:
 
 
 def _is_storable(value: Tensor) -> bool:
-    """Return whether a safetensors file can hold a tensor as it is."""
+    """Return whether a safetensors file can store a tensor unchanged."""
     dense = type(value) is Tensor and value.layout is torch.strided  # neither sharded nor sparse
     return dense and value.dtype is not torch.complex128 and not (value.is_meta or value.is_quantized)
 
 
 def _warn(message: str, names: Sequence[str]) -> None:
-    """Log a warning about some parameters, if there are any."""
+    """Log a warning that lists the given parameters, if there are any."""
     if names:
         more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
         _log.warning(message, ", ".join(names[:_MOST_NAMES]) + more)

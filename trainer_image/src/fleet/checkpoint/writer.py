@@ -1,4 +1,4 @@
-"""Writing and cleaning the directory of one checkpoint.
+"""Writing the directory of one checkpoint, and removing files from it.
 
 A save announces each file in a separate small manifest (``….begun``), then writes the file, and writes the
 manifest last. An interrupted save therefore leaves the previous checkpoint intact, and all files that it
@@ -93,7 +93,7 @@ def write_shard(directory: Path, save_name: str, shard: str, pieces: list[Piece]
 def write_trainer_part(
     directory: Path, save_name: str, data: bytes | bytearray, trainer: int = 0
 ) -> FileRecord:
-    """Write a trainer's part, given as the bytes of a safetensors file, in the same way as `write_shard`."""
+    """Write a trainer's part, given as the bytes of a safetensors file, like `write_shard`."""
     path = directory / f"trainer-{f'{trainer}-' if trainer else ''}{save_name}.safetensors"
     with disk_errors(path):
         announce(path, save_name)
@@ -102,13 +102,13 @@ def write_trainer_part(
 
 
 def announce(path: Path, save_name: str) -> None:
-    """Name a file in a separate manifest, so that cleaning can find it if the save is interrupted."""
+    """Record a file in a separate manifest, so that cleanup can find it if the save is interrupted."""
     begun = Manifest(save_name, 0, {}, (FileRecord(path.name, 0, ""),)).to_json()
     write_bytes(path.with_name(path.name + BEGUN_SUFFIX), begun.encode())
 
 
 def commit(directory: Path, manifest: str) -> None:
-    """Write the manifest, which makes the written files a checkpoint.
+    """Write the manifest, which turns the written files into a complete checkpoint.
 
     The replaced manifest and its files are kept under `REPLACED_NAME` until `tidy`. The new manifest records
     which of its files are in this directory; if the servers share it, all of them are.
@@ -136,7 +136,7 @@ def commit(directory: Path, manifest: str) -> None:
 
 
 def is_written(directory: Path, file: FileRecord) -> bool:
-    """Return whether a file is in a directory, with the recorded size."""
+    """Return whether a directory contains a file with the recorded size."""
     path = directory / file.name
     return path.is_file() and path.stat().st_size == file.bytes
 
@@ -166,7 +166,7 @@ def tidy(directory: Path) -> None:
 
 
 def remove_checkpoint(directory: Path) -> str:
-    """Remove a checkpoint, and its directory if nothing else is in it.
+    """Remove a checkpoint, and its directory if that is then empty.
 
     Returns
     -------
@@ -202,7 +202,7 @@ def remove_checkpoint(directory: Path) -> str:
 
 
 def _save_in(manifest: Path) -> str:
-    """Return the save that a manifest belongs to; empty if the manifest is missing or damaged."""
+    """Return the save that a manifest belongs to, or an empty string if it is missing or damaged."""
     try:
         with open_file(manifest) as file:
             return Manifest.from_bytes(file.read(), str(manifest)).save
@@ -220,7 +220,7 @@ def _opened(directory: Path, flags: int = 0) -> Iterator[int]:
 
 
 def _demote_replaced(folder: int, path: str) -> None:
-    """Turn the replaced manifest into an announcement, because its files are about to be removed."""
+    """Mark the replaced checkpoint as incomplete before its files are removed."""
     files = sorted(_files_named_by(folder, REPLACED_NAME, path) - {REPLACED_NAME})
     if files:
         with contextlib.suppress(FileNotFoundError):  # another server has already renamed it
@@ -228,7 +228,7 @@ def _demote_replaced(folder: int, path: str) -> None:
 
 
 def _remove(folder: int, path: str, kept: set[str]) -> None:
-    """Remove from an open directory all files that its manifests name, except those in `kept`.
+    """Remove all files named by the manifests of an open directory, except those in `kept`.
 
     The manifests are removed last: if this process is killed, the next one can still find the files.
     """
@@ -253,7 +253,7 @@ def _final_name(name: str) -> str:
 
 
 def _files_named_by(folder: int, name: str, path: str) -> set[str]:
-    """Return the files that a manifest names, and the manifest itself; none if the file is not a manifest."""
+    """Return the files that a manifest names, including the manifest; empty if the file is not a manifest."""
     if name not in _MANIFESTS and not name.endswith(BEGUN_SUFFIX):
         return set()
     try:

@@ -1,4 +1,4 @@
-"""Gradient compression with torch's communication hooks for its reducer."""
+"""Gradient compression with communication hooks of torch's reducer."""
 
 from functools import partial
 from types import SimpleNamespace
@@ -95,7 +95,7 @@ def factorizing(power_sgd: "PowerSGD", group: Group, channel: dist.ProcessGroup 
 
 
 def _without_scalars(bucket: Any) -> Any:
-    """Return the bucket with scalar gradients as one-dimensional views, as torch's hook requires."""
+    """Return the bucket with scalar gradients viewed as one-dimensional tensors, as torch's hook requires."""
     given = [each.view(each.shape or (1,)) for each in bucket.gradients() if each.numel()]
     return SimpleNamespace(
         buffer=bucket.buffer, index=bucket.index, is_last=bucket.is_last, gradients=lambda: given
@@ -105,7 +105,7 @@ def _without_scalars(bucket: Any) -> Any:
 def _forget_unless_finite(
     state: powerSGD_hook.PowerSGDState, index: int, future: torch.futures.Future[torch.Tensor]
 ) -> torch.Tensor:
-    """Return a bucket's average; if it holds NaN or infinity, delete torch's state for the bucket.
+    """Return a bucket's average; if it contains NaN or infinity, reset torch's state for the bucket.
 
     All trainers read the same average, so all delete the state after the same pass and draw the same new
     factors. Reading the average causes no further wait, because torch has just waited for the device.

@@ -1,4 +1,4 @@
-"""The tensors of which every trainer has a copy: an optimizer's parameters, and the rest of the model."""
+"""The tensors that every trainer has a copy of: an optimizer's parameters and the rest of the model."""
 
 import logging
 import sys
@@ -21,7 +21,7 @@ _Shape = tuple[str, torch.Size, torch.dtype]
 
 
 class _Slot(NamedTuple):
-    """An attribute of a module that holds a parameter or a buffer; the script may assign another tensor."""
+    """A module attribute that holds a parameter or a buffer; the script may assign another tensor to it."""
 
     name: str
     module: torch.nn.Module
@@ -30,7 +30,7 @@ class _Slot(NamedTuple):
 
 
 class Copies:
-    """The tensors of which every trainer has a copy.
+    """The tensors that every trainer has a copy of.
 
     Parameters
     ----------
@@ -77,7 +77,7 @@ class Copies:
 
     @property
     def others(self) -> list[tuple[str, torch.Tensor]]:
-        """The rest of the model as it is now: it also receives trainer 0's values, but it is not averaged."""
+        """The model's other current tensors, which are copied from trainer 0 but not averaged."""
         seen = {id(parameter) for _, parameter in self.named_parameters}
         found: list[tuple[str, torch.Tensor]] = []
         for name, value in _present(self._slots):
@@ -87,7 +87,7 @@ class Copies:
         return found
 
     def log_sharded(self) -> None:
-        """Log which parameters fleet leaves to the library that has sharded them."""
+        """Log which parameters fleet does not synchronize because another library has sharded them."""
         names = [name for name, parameter in self.named_parameters if is_sharded(parameter)]
         if names:
             more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
@@ -110,7 +110,7 @@ class Copies:
         return [*lines, "no more parameters", *_forms(self.others)]
 
     def share(self, what: str) -> None:
-        """Copy every value from trainer 0, except sparse buffers and sharded tensors."""
+        """Copy all values from trainer 0, except sparse buffers and sharded tensors."""
         if self.group.world.size == 1:
             return
         for name, value in (*self.named_parameters, *self.others):
@@ -118,7 +118,7 @@ class Copies:
                 self.group.broadcast_(value.detach(), f"{what}: {name}")
 
     def push(self, what: str) -> None:
-        """Copy every value from trainer 0, after comparing the tensors; every trainer must call this.
+        """Compare the tensors of all trainers, then copy trainer 0's values; every trainer must call this.
 
         Raises
         ------
@@ -150,12 +150,12 @@ class Copies:
 
     @property
     def digest(self) -> int:
-        """A 32-bit digest of the shapes of the buffers that `share_buffers` sends; 0 for the first shapes."""
+        """A 32-bit digest of the shapes of the buffers that `share_buffers` sends; 0 before any change."""
         shapes = self._shapes()
         return 0 if shapes == self._first_shapes else zlib.crc32("\n".join(_lines(shapes)).encode())
 
     def compare_buffers(self) -> None:
-        """Compare the shapes of buffers among all trainers; every trainer must call this.
+        """Compare the buffers' shapes on all trainers; every trainer must call this.
 
         Raises
         ------
@@ -170,7 +170,7 @@ class Copies:
             )
 
     def _difference(self, what: str, lines: Sequence[str]) -> str | None:
-        """Return a clause that names the first tensor in which two trainers differ; None if all agree."""
+        """Return a clause that names the first tensor in which two trainers differ, or None if all agree."""
         ours, world = "\n".join(lines), self.group.world
         for rank, theirs in self.group.agree(what, ours).items():
             if theirs != ours:
@@ -205,7 +205,7 @@ def _lines(shapes: Iterable[_Shape]) -> list[str]:
 
 
 def is_sharded(value: torch.Tensor) -> bool:
-    """Return True if each trainer holds only a shard of the tensor, as with FSDP2."""
+    """Return True if each trainer holds only a shard of the tensor, as in FSDP2."""
     module = sys.modules.get("torch.distributed.tensor")  # if not imported, there is no DTensor
     return module is not None and isinstance(value, module.DTensor)
 

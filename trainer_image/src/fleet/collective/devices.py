@@ -1,4 +1,4 @@
-"""The devices of a job's trainers: choice of the backend, progress of a GPU, and attribution of errors.
+"""The devices of a job's trainers: selecting the backend, tracking a GPU's progress, and attributing errors.
 
 NCCL carries CUDA tensors if each trainer has its own GPU, because NCCL refuses two trainers on one GPU. gloo
 carries all other tensors, and CUDA tensors through host memory otherwise. Several processes can therefore
@@ -74,12 +74,12 @@ class Facts:
 
     @classmethod
     def from_text(cls, text: str) -> "Facts":
-        """Parse what `to_text` returned."""
+        """Parse the result of `to_text`."""
         return cls(**json.loads(text))
 
 
 def local_facts(environ: Mapping[str, str]) -> Facts:
-    """Make this trainer's GPU, if it has one, the current device, and return the trainer's facts."""
+    """Select this trainer's GPU as the current device, if it has one; return the trainer's facts."""
     version = torch.__version__.partition("+")[0]  # the rest identifies the build
     if not (torch.cuda.is_available() and dist.is_nccl_available()):
         return Facts(version)
@@ -94,7 +94,7 @@ def local_facts(environ: Mapping[str, str]) -> Facts:
 
 
 def gpu_number(environ: Mapping[str, str], count: int) -> int | None:
-    """Return the index of this process's GPU among `count` visible ones; None if it has no GPU of its own.
+    """Return the index of this process's own GPU among `count` visible GPUs, or None if there is none.
 
     Raises
     ------
@@ -126,7 +126,7 @@ def difference(facts: Mapping[int, Facts], rank: int) -> tuple[int, str] | None:
 
 
 def samples(facts: Mapping[int, Facts]) -> dict[int, Facts]:
-    """Return the facts of a few trainers; they lead to the same decisions as the facts of all trainers.
+    """Return the facts of a few trainers that lead to the same decisions as the facts of all trainers.
 
     These are the first trainers with each version and GPU model, and those that rule out NCCL. They are few
     even if each of many GPUs has its own UUID.
@@ -146,7 +146,7 @@ def why_not_nccl(facts: Mapping[int, Facts]) -> str:
 
 
 def _without_own_gpu(facts: Mapping[int, Facts]) -> list[int]:
-    """Return the first trainer without a GPU, or the first two with the same one."""
+    """Return the first trainer without a GPU, or the first two trainers that share one."""
     owners: dict[str, int] = {}
     for rank, each in facts.items():
         if not each.gpu:
@@ -158,17 +158,17 @@ def _without_own_gpu(facts: Mapping[int, Facts]) -> list[int]:
 
 
 def backend_of(facts: Mapping[int, Facts]) -> str:
-    """Return the backend for `torch.distributed`."""
+    """Return the name of the backend for `torch.distributed`."""
     return "gloo" if why_not_nccl(facts) else "cpu:gloo,cuda:nccl"
 
 
 def is_capturing(device: torch.device) -> bool:
-    """Return True while a CUDA graph is being captured, when nothing can be read from the device."""
+    """Return True while a CUDA graph is being captured; nothing can be read from the device then."""
     return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
 class Mark:
-    """A point in a stream's work; any thread can check, without a CUDA call, whether the GPU has reached it.
+    """A point in a CUDA stream; any thread can check, without a CUDA call, whether the GPU has reached it.
 
     Querying a `torch.cuda.Event` is a CUDA call: it creates a context on the thread's current device, and may
     abort the capture of a graph in another thread. A mark instead has the GPU write a number to host memory
@@ -214,7 +214,7 @@ class Marks:
 
 
 def own_fault(error: BaseException) -> str:
-    """Return how to fix an error of this trainer's device; empty if another trainer may have caused it.
+    """Return how to fix an error of this trainer's device; empty if another trainer may be the cause.
 
     torch raises both kinds of errors from the same calls, because an error of this device may come from any
     earlier kernel.
@@ -227,7 +227,7 @@ def own_fault(error: BaseException) -> str:
 
 
 def is_from_script(error: BaseException) -> bool:
-    """Return True if an error comes from the script's code, such as a hook that runs during `backward()`.
+    """Return True if the script's code raised the error, for example in a hook that runs during `backward()`.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""GradAllReduce: average the gradients of all trainers while the backward pass still runs.
+"""GradAllReduce: averages the gradients of all trainers while the backward pass is running.
 
 torch's reducer averages them, in buckets that are sent as soon as they are full. The reducer needs a gradient
 of every parameter in every pass. When autograd has finished, a second, small pass supplies zeros for the
@@ -37,7 +37,7 @@ __all__ = ["AverageCheck", "BackwardPass", "GradientAverager"]
 
 
 class BackwardPass:
-    """The running backward pass; completes the exchange of every optimizer whose parameters it reaches.
+    """The current backward pass, which completes the exchange of every optimizer whose parameters it reaches.
 
     Parameters
     ----------
@@ -56,7 +56,7 @@ class BackwardPass:
         self._averagers.append(averager)
 
     def reach(self, averager: "GradientAverager") -> None:
-        """Register an averager for the end of this pass; called at its first gradient.
+        """Register an averager to be finished at the end of this pass; called at its first gradient.
 
         Raises
         ------
@@ -69,7 +69,7 @@ class BackwardPass:
         self._reached.append(averager)
 
     def check_ended(self) -> None:
-        """Check that the previous backward pass, if there was one, ended without an error.
+        """Check that the previous backward pass, if any, ended without an error.
 
         Raises
         ------
@@ -100,7 +100,7 @@ class BackwardPass:
 
 
 class AverageCheck:
-    """Checks that steps use only averages: a step with a local gradient would make the copies differ.
+    """Checks that steps use only averaged gradients; with local gradients, the copies would diverge.
 
     Parameters
     ----------
@@ -119,7 +119,7 @@ class AverageCheck:
         self._captured = False
 
     def accumulate(self, position: int) -> None:
-        """Record a local gradient for a later pass to average; it may have changed an average in place."""
+        """Record that a local gradient was accumulated, perhaps onto an average; a later pass averages it."""
         self._accumulated = True
         gradient = self._named[position][1].grad
         if gradient is not None and gradient.data_ptr() == self._addresses.get(position):
@@ -142,7 +142,7 @@ class AverageCheck:
         self._own.intersection_update(unused)
 
     def step(self) -> bool:
-        """Record a step; return whether it can have changed a parameter."""
+        """Record a step; return whether it may have changed a parameter."""
         if self._own == self._all and all(each.grad is None for _, each in self._named):
             return False
         self._own = set(self._all)
@@ -186,7 +186,7 @@ class AverageCheck:
 
 @dataclass(frozen=True)
 class _Ending:
-    """A pass that is ending: its parameters without a gradient, and the temporarily unfrozen parameters."""
+    """A pass that is ending: its parameters without a gradient, and its temporarily unfrozen parameters."""
 
     absent: list[int]
     thawed: list[torch.Tensor]
@@ -285,14 +285,14 @@ class GradientAverager(Synchronizer):
             self._check.check()
 
     def on_step(self, groups: Sequence[Mapping[str, Any]]) -> None:
-        """Record a step, whose digest is sent with the next exchange. See `Synchronizer`."""
+        """Record a step; its digest is sent with the next exchange. See `Synchronizer`."""
         if not self._named:  # all are sharded, so no exchange counts the steps
             self.steps.number += 1
         if self._check.step():
             self.steps.record(groups)
 
     def _on_gradient(self, position: int, parameter: torch.Tensor) -> None:
-        """Handle a parameter's gradient, which may be undefined, before torch's reducer does.
+        """Handle a parameter's gradient, which may be undefined, before torch's reducer receives it.
 
         Raises
         ------
@@ -337,7 +337,7 @@ class GradientAverager(Synchronizer):
         self._reducer.begin()
 
     def remaining_gradients(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Return the leaves that the pass has not reached, each with the gradient to pass to the reducer."""
+        """Return the leaves that the pass has not reached, each with the gradient to give to the reducer."""
         flags = self._reducer.flags
         absent = [position for position, each in enumerate(self._parameters) if each.grad is None]
         missing = [each for position, each in enumerate(self._parameters) if position not in self._arrived]
@@ -351,7 +351,7 @@ class GradientAverager(Synchronizer):
         return [*zeros, (flags.leaf, flags.gradient(absent, self.steps.digest ^ self._copies.digest))]
 
     def hand_back(self) -> None:
-        """Set the gradients to the averages, which have arrived."""
+        """Replace the gradients with the averages that have arrived."""
         flags = self._reducer.flags
         ending, self._ending = cast("_Ending", self._ending), None
         for parameter in ending.thawed:

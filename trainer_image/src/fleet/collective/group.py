@@ -1,4 +1,4 @@
-"""The process groups of a collective job: connection, shutdown, and the calls that all trainers make.
+"""The process groups of a collective job: connecting, disconnecting, and calls that all trainers make.
 
 Gradients use one set of connections, and the calls that all trainers make (barriers, small sums, the end) use
 another. On shared connections, a call by one trainer during the others' exchange of gradients would add its
@@ -49,7 +49,7 @@ Chooser = Callable[[Mapping[int, str]], Iterable[int]]
 
 
 class TextExchange:
-    """Exchanges texts through trainer 0's store.
+    """Exchanges strings through trainer 0's store.
 
     Parameters
     ----------
@@ -65,7 +65,7 @@ class TextExchange:
         self._patience = timedelta(seconds=patience_seconds)
 
     def choose(self, key: str, ours: str, choose: Chooser) -> dict[int, str]:
-        """Publish this trainer's text; return it, with the texts that trainer 0 selects."""
+        """Publish this trainer's string; return it, together with the strings that trainer 0 selects."""
         self._store.set(f"{key}/{self._world.rank}", ours)
         if self._world.rank == 0:
             found = self._store.multi_get([f"{key}/{rank}" for rank in range(self._world.size)])
@@ -85,7 +85,7 @@ class TextExchange:
 
 
 class Group:
-    """The connected trainers of a job. Callers need not know which backend carries their tensors.
+    """The connected trainers of a job, independent of the backend that carries their tensors.
 
     Parameters
     ----------
@@ -186,7 +186,7 @@ class Group:
         return group
 
     def close(self) -> None:
-        """Disconnect once all trainers have called this: trainer 0's store must outlive the others' calls."""
+        """Disconnect once all trainers have called this, because the others' calls need trainer 0's store."""
         self.barrier("stop_worker()")
         self._watchdog.close()
         if self._owns_default:
@@ -205,7 +205,7 @@ class Group:
             self._compare_calls(what)
 
     def reduce_(self, values: torch.Tensor, operation: str, what: str) -> None:
-        """Replace `values`, on the CPU, by their ``sum``, ``min`` or ``max`` over all trainers.
+        """Replace `values` on the CPU with their ``sum``, ``min`` or ``max`` over all trainers.
 
         Raises
         ------
@@ -217,7 +217,7 @@ class Group:
             dist.all_reduce(values, _OPERATIONS[operation], group=self._calls, async_op=True).wait()
 
     def agree(self, key: str, value: str) -> dict[int, str]:
-        """Compare a value on all trainers; return it and, if any differ, some of the others, by rank.
+        """Compare a value across all trainers; return it by rank, with up to two others if any differ.
 
         The others are trainer 0's value and the first value that differs from trainer 0's. Each trainer
         therefore receives a value that differs from its own, if there is one.
@@ -230,7 +230,7 @@ class Group:
         return self._compare_texts(key, value, _two_unlike)
 
     def gather(self, key: str, value: str) -> dict[int, str]:
-        """Return every trainer's value, by rank; only this trainer's if all values are equal.
+        """Return every trainer's value by rank, or only this trainer's if all values are equal.
 
         Raises
         ------
@@ -240,7 +240,7 @@ class Group:
         return self._compare_texts(key, value, set)
 
     def channel(self) -> dist.ProcessGroup | None:
-        """Return connections for the exclusive use of one caller; every trainer must call this."""
+        """Return connections for one caller's exclusive use; every trainer must call this."""
         self._num_channels += 1
         if self._num_channels == 1:
             return self._tensors
@@ -277,7 +277,7 @@ class Group:
                 self._connect(device, channel)
 
     def broadcast_(self, values: torch.Tensor, what: str) -> None:
-        """Replace `values`, of any dtype, by trainer 0's; shape and dtype must be equal on all trainers."""
+        """Replace `values`, of any dtype, with trainer 0's; shape and dtype must be equal on all trainers."""
         travelling = values.contiguous()  # bytes are sent in the order of memory, not of elements
         with self.waiting(what, device=values.device):
             flat = travelling.reshape(-1).view(torch.uint8)
@@ -291,7 +291,7 @@ class Group:
     def waiting(
         self, what: str, kind: WaitKind = WaitKind.OTHER, device: torch.device | None = None
     ) -> Iterator[None]:
-        """Monitor a block that exchanges tensors of a device; see `Watchdog.waiting`.
+        """Monitor a block that exchanges tensors on a device; see `Watchdog.waiting`.
 
         On a GPU the block ends immediately, and the watchdog monitors the device's wait.
         """
@@ -308,7 +308,7 @@ class Group:
             mark.put()
 
     def _compare_calls(self, what: str) -> None:
-        """Wait until every trainer makes a call; raise if the calls differ."""
+        """Wait until every trainer makes the call; raise an error if the calls differ."""
         self._num_calls += 1
         if self._is_equal(what):
             return
@@ -328,7 +328,7 @@ class Group:
             return self._texts.choose(key, ours, choose)
 
     def _is_equal(self, text: str) -> bool:
-        """Return True if all trainers have the same text; each must call this."""
+        """Return True if all trainers have the same string; every trainer must call this."""
         digest = int.from_bytes(hashlib.sha256(text.encode()).digest()[:7])
         bounds = torch.tensor([digest, -digest])
         dist.all_reduce(bounds, dist.ReduceOp.MAX, group=self._calls, async_op=True).wait()
@@ -350,7 +350,7 @@ class Group:
         _keep_from_children(_sockets() - before)
 
     def _check(self, device: torch.device, what: str, channel: dist.ProcessGroup | None) -> None:
-        """Sum one number over all trainers, and wait for the result."""
+        """Sum a number over all trainers to check the connection, and wait for the result."""
         with self._watchdog.waiting(what):
             total = torch.ones(1, device=device)
             dist.all_reduce(total, group=channel, async_op=True).wait()
@@ -358,7 +358,7 @@ class Group:
 
 
 def compare_facts(world: World, texts: TextExchange, ours: Facts) -> dict[int, Facts]:
-    """Compare facts before any connection is made; raise if the trainers cannot train together."""
+    """Compare the trainers' facts before connecting; raise an error if they cannot train together."""
 
     def parsed(found: Mapping[int, str]) -> dict[int, Facts]:
         return {rank: Facts.from_text(text) for rank, text in found.items()}
@@ -373,13 +373,13 @@ def compare_facts(world: World, texts: TextExchange, ours: Facts) -> dict[int, F
 
 
 def _two_unlike(texts: Mapping[int, str]) -> set[int]:
-    """Return trainer 0 and the first trainer whose text differs from trainer 0's, if there is one."""
+    """Return trainer 0 and the first trainer whose string differs from trainer 0's, if any."""
     return {0, next((rank for rank, text in texts.items() if text != texts[0]), 0)}
 
 
 @contextlib.contextmanager
 def _logging_the_interface(environ: Mapping[str, str]) -> Iterator[None]:
-    """Log the network interface if connecting takes long: other trainers may be unable to reach it."""
+    """Log the network interface if connecting takes long, because others may be unable to reach it."""
     interface = environ.get("GLOO_SOCKET_IFNAME", "")
     by = f"the interface {interface!r}" if interface else "the interface of this host's name"
     text = (
@@ -397,12 +397,12 @@ def _logging_the_interface(environ: Mapping[str, str]) -> Iterator[None]:
 
 
 def _end_this_thread(error: FleetError) -> None:
-    """Raise an error in the watchdog's thread; this ends the process even while its main thread waits."""
+    """Raise an error in the watchdog's thread, to end the process even while its main thread is waiting."""
     raise error
 
 
 def _sockets() -> set[tuple[int, int]]:
-    """Return the descriptor and inode of every socket of this process; empty if /proc is missing."""
+    """Return the descriptor and inode of every socket of this process, or nothing if /proc is missing."""
     found: set[tuple[int, int]] = set()
     if sys.platform != "linux":
         return found
@@ -419,7 +419,7 @@ _registered = threading.Event()
 
 
 def _keep_from_children(sockets: set[tuple[int, int]]) -> None:
-    """Close these sockets in forked children: a copy would keep connections open after this process ends."""
+    """Close the given sockets in forked children, where a copy would keep the connections open."""
     _private_sockets.update(sockets)
     if not _registered.is_set():
         _registered.set()

@@ -1,4 +1,4 @@
-"""Pure functions for heartbeats, with the event that a trainer awaits, and for reports on all trainers.
+"""Pure functions for heartbeats, which name the awaited event, and for reports on all trainers.
 
 Trainers wait for each other in two ways: in the exchange of a backward pass's gradients, and in calls that
 all of them make (a barrier, the end of the job). Each kind uses separate connections, so their data never
@@ -22,7 +22,7 @@ MAX_COHORTS: Final = 16
 
 
 class WaitKind(StrEnum):
-    """The kind of a wait: a call that all trainers make, an exchange of gradients, or any other wait."""
+    """The kind of a wait: for a call that all trainers make, for a gradient exchange, or anything else."""
 
     CALL = "call"
     EXCHANGE = "exchange"
@@ -49,7 +49,7 @@ class TrainerState:
     what: str = ""
 
     def begin(self, what: str, kind: WaitKind) -> "TrainerState":
-        """Return the state after this trainer has begun to wait."""
+        """Return the state after this trainer has started to wait."""
         calls, exchanges = self.calls + (kind is WaitKind.CALL), self.exchanges + (kind is WaitKind.EXCHANGE)
         return TrainerState(calls, exchanges, kind, what)
 
@@ -64,12 +64,12 @@ class TrainerState:
     @classmethod
     @functools.lru_cache(maxsize=4 * MAX_COHORTS)  # of thousands of trainers, most are in the same few states
     def from_text(cls, text: str) -> "TrainerState":
-        """Parse what `to_text` returned."""
+        """Parse the result of `to_text`."""
         calls, exchanges, kind, what = json.loads(text)
         return cls(calls, exchanges, WaitKind(kind), what)
 
     def deadlocks_with(self, other: "TrainerState") -> bool:
-        """Return True if two trainers wait for each other, one in a call and the other in an exchange.
+        """Return True if two trainers wait for each other: one in a call, the other in an exchange.
 
         The other's state may be older than this one, but not newer. If the other waited for a call or
         exchange that this trainer has not begun, it is still waiting.
@@ -82,7 +82,7 @@ class TrainerState:
 
 @dataclass(frozen=True)
 class Heartbeat:
-    """One heartbeat: its number, which increases, and the state of its trainer."""
+    """A heartbeat: an increasing number and the state of its trainer."""
 
     number: int
     state: TrainerState
@@ -93,14 +93,14 @@ class Heartbeat:
 
     @classmethod
     def from_text(cls, text: str) -> "Heartbeat":
-        """Parse what `to_text` returned."""
+        """Parse the result of `to_text`."""
         number, _, state = text.partition(" ")
         return cls(int(number), TrainerState.from_text(state))
 
 
 @dataclass(frozen=True)
 class Absence:
-    """A trainer's absence: the number of its last heartbeat, and the seconds since then."""
+    """A trainer's absence: the number of its last heartbeat and the seconds since then."""
 
     rank: int
     number: int
@@ -127,7 +127,7 @@ class Cohort:
 
 @dataclass(frozen=True)
 class Report:
-    """The state of all trainers as one of them, the observer, saw it at one of its heartbeats.
+    """The state of all trainers as seen by one of them, the observer, at one of its heartbeats.
 
     Attributes
     ----------
@@ -151,7 +151,7 @@ class Report:
     cohorts: Sequence[Cohort] = ()
 
     def aged(self, seconds: float) -> "Report":
-        """Return the report with all absences extended by a time without new heartbeats."""
+        """Return the report with `seconds` added to every absence."""
         absences = [replace(each, seconds=each.seconds + seconds) for each in self.absences]
         return replace(self, absences=absences)
 
@@ -163,7 +163,7 @@ class Report:
 
     @classmethod
     def from_text(cls, text: str) -> "Report":
-        """Parse what `to_text` returned."""
+        """Parse the result of `to_text`."""
         observer, number, ended, absences, silent, cohorts = json.loads(text)
         return cls(
             observer,
@@ -178,7 +178,7 @@ class Report:
 def report_of(
     observer: int, heartbeats: Mapping[int, Heartbeat], absences: Mapping[int, float], silent_seconds: float
 ) -> Report:
-    """Summarize the heartbeats of all trainers, in a size that is independent of their number.
+    """Summarize the heartbeats of all trainers in a report whose size does not depend on their number.
 
     Parameters
     ----------

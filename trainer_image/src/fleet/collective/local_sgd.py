@@ -49,11 +49,11 @@ class ParameterAverager(Synchronizer):
         self._group.use((parameter for _, parameter in self._named), self._channel)
 
     def close(self) -> None:
-        """Stop averaging, because the other trainers have left the job."""
+        """Stop averaging because the other trainers have left the job."""
         self._closed = True
 
     def on_zero_grad(self) -> None:
-        """Record gradients that are cleared without a step, as when a GradScaler skips the step."""
+        """Record that gradients were cleared without a step, as when a GradScaler skips the step."""
         if not self._stepped and any(_is_nonzero(parameter.grad) for _, parameter in self._named):
             self.steps.record(None)
         self._stepped = False
@@ -74,7 +74,7 @@ class ParameterAverager(Synchronizer):
 
     @property
     def step_of_gradients(self) -> int:
-        """See `Synchronizer`; here steps are counted, not backward passes."""
+        """The number of the step that uses the gradients; it counts steps, not passes. See `Synchronizer`."""
         return self.steps.number
 
     def on_step(self, groups: Sequence[Mapping[str, Any]]) -> None:
@@ -120,7 +120,7 @@ class ParameterAverager(Synchronizer):
 
     @torch.no_grad()
     def _average(self, values: Sequence[torch.Tensor], what: str) -> None:
-        """Replace tensors by their means over the trainers, in place."""
+        """Replace each tensor, in place, with its mean over the trainers."""
         began = time.monotonic()
         size = self._group.world.size
         device = values[0].device if values else torch.device("cpu")  # empty if all are sharded
@@ -149,7 +149,7 @@ class ParameterAverager(Synchronizer):
 
 
 def _is_averaged(key: str, value: torch.Tensor, parameter: torch.Tensor) -> bool:
-    """Return True if a value of the optimizer's state depends on gradients, unlike a step count."""
+    """Return True if an entry of the optimizer's state depends on gradients, as a step count does not."""
     like_the_parameter = value.shape == parameter.shape and key != "step"
     return (value.is_floating_point() or value.is_complex()) and (value.dim() > 0 or like_the_parameter)
 
@@ -159,7 +159,7 @@ def _is_nonzero(gradient: torch.Tensor | None) -> bool:
 
 
 def _buckets(values: Iterable[torch.Tensor]) -> list[list[torch.Tensor]]:
-    """Group tensors of one dtype and device into buckets of limited size."""
+    """Group tensors of the same dtype and device into buckets of limited size."""
     buckets: list[list[torch.Tensor]] = []
     filling: dict[tuple[torch.dtype, torch.device], tuple[list[torch.Tensor], int]] = {}
     for value in values:

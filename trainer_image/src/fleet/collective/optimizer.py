@@ -1,4 +1,4 @@
-"""The result of ``fleet.distributed_optimizer``: the script's own optimizer, with ``no_sync()``."""
+"""The return type of ``fleet.distributed_optimizer``: the script's own optimizer with ``no_sync()``."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -31,12 +31,12 @@ class Distributed:
     fleet_minimize: Callable[..., None]
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Copy and pickle as an instance of the script's class; the gradients of a copy are not averaged."""
+        """Copy and pickle as the script's optimizer class; the gradients of a copy are not averaged."""
         return object.__new__, (type(self).__bases__[1],), cast("Any", self).__getstate__()
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Accumulate gradients without averaging; the next backward outside the block averages their sum."""
+        """Accumulate gradients locally within the block; the next backward pass after it averages the sum."""
         with self.fleet_synchronizer.paused():
             yield
 
@@ -46,14 +46,14 @@ class Distributed:
         super().zero_grad(*given, **options)  # type: ignore[misc]
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:  # noqa: ARG002 (as every optimizer's)
-        """Raise an error, because the trainers have agreed on the parameters."""
+        """Raise an error, because the set of parameters is fixed once the trainers have agreed on it."""
         raise ConfigurationError(
             "add_param_group() after distributed_optimizer(): the trainers have agreed on a fixed set of "
             "parameters; add the group to the torch optimizer first"
         )
 
     def minimize(self, loss_fn: Callable[..., Any], *originals: object, **named: object) -> None:
-        """Describe the training step as a program, ``fleet.main_program``, for an `Executor` to run."""
+        """Build ``fleet.main_program``, which describes the training step, for an `Executor` to run."""
         self.fleet_minimize(loss_fn, *originals, **named)
 
 
@@ -65,7 +65,7 @@ def distribute(
     *,
     finite: FiniteCheck,
 ) -> torch.optim.Optimizer:
-    """Return an optimizer that shares all state with `optimizer`; its class is a subclass with more methods.
+    """Return an optimizer that shares all state with `optimizer` and adds the methods of `Distributed`.
 
     ``backward()`` has averaged the gradients when it returns, so nothing else has to change: state, parameter
     groups and hooks are the same objects in both. Each step first checks that all trainers have its gradients
@@ -120,7 +120,7 @@ def distribute(
 def named_parameters(
     optimizer: torch.optim.Optimizer, model: torch.nn.Module | None
 ) -> list[tuple[str, torch.Tensor]]:
-    """Return the parameters that the optimizer steps, by name.
+    """Return the optimizer's parameters by name.
 
     Names come from `model`, otherwise from an optimizer built on ``model.named_parameters()``; without either
     they are ``param_{group}_{position}``.

@@ -1,4 +1,4 @@
-"""torch's own reducer, applied to an optimizer's parameters independently of how a script calls its model.
+"""Applies torch's reducer to an optimizer's parameters, however the script calls its model.
 
 It is the reducer of `torch.nn.parallel.DistributedDataParallel`, over a module that holds the parameters and
 computes nothing. DistributedDataParallel prepares its reducer around the model's forward pass; here this
@@ -43,7 +43,7 @@ Compression = Callable[[dist.ProcessGroup | None], CommHook]
 
 
 class Flags:
-    """A leaf that is averaged like a parameter's gradient, and carries each trainer's control data.
+    """A leaf that is averaged like a parameter's gradient and carries control data between trainers.
 
     A reducer returns only averages, so every element is 0 or 1. There is one for each parameter, whether this
     trainer has a gradient of it, and one for each bit of a number. All trainers have the same number if the
@@ -125,7 +125,7 @@ class Flags:
 
 
 class Buckets:
-    """torch's reducer over leaves in their current state; gradients become views of its buckets.
+    """torch's reducer over the current leaves; gradients become views of its buckets.
 
     Parameters
     ----------
@@ -168,24 +168,24 @@ class Buckets:
         """True once the buckets follow the order in which gradients arrive."""
 
     def fits(self) -> bool:
-        """Return False if a leaf's dtype, device or layout has changed, as when a model has moved."""
+        """Return False if a leaf's dtype, device or layout has changed, as when the model has moved."""
         return self._current_forms() == self._forms
 
     @torch.enable_grad()
     def begin(self) -> None:
-        """Start averaging the gradients that arrive, until each leaf has one."""
+        """Start averaging gradients as they arrive, until each leaf has one."""
         self._parallel()
 
     @torch.enable_grad()
     def follow_order(self) -> None:
-        """Lay out the buckets in the order of trainer 0's first pass; every trainer must call this."""
+        """Arrange the buckets in the order of trainer 0's first pass; every trainer must call this."""
         self.ordered = True
         self._averages = []
         with self._parallel.no_sync():
             self._parallel()
 
     def averages(self) -> list[torch.Tensor]:
-        """Return the averages by leaf, as tensors that share memory with the reducer's own.
+        """Return the averages by leaf, as views of the reducer's buckets.
 
         They are separate tensor objects because a model that moves changes its gradients in place.
         """
@@ -200,14 +200,14 @@ class Buckets:
 
 
 class _Holder(torch.nn.Module):
-    """A module whose leaves may be any tensors that an optimizer accepts, not only parameters."""
+    """A module whose leaves may be any tensors that an optimizer accepts."""
 
     def __init__(self, leaves: Sequence[torch.Tensor]) -> None:
         super().__init__()
         self._parameters.update({str(number): leaf for number, leaf in enumerate(leaves)})  # type: ignore[misc]
 
     def forward(self) -> None:
-        """Compute nothing."""
+        """Do nothing; the reducer requires a forward method."""
 
 
 class Reducer:
@@ -291,11 +291,11 @@ class Reducer:
 
     @property
     def num_bytes(self) -> int:
-        """The number of bytes that a pass averages, unless the compression counts them."""
+        """The number of bytes averaged in each pass, unless the compression hook counts them."""
         return self.buckets.num_bytes if self._compression is None else 0
 
     def end(self, order: Iterable[int], unused: Collection[int]) -> None:
-        """End an exchange, whose gradients arrived in this order; every trainer must call this.
+        """End an exchange, given the order in which its gradients arrived; every trainer must call this.
 
         The first exchange determines the order of the buckets. It is determined again after an exchange in
         which no trainer used a parameter that was always used before, because this parameter's bucket would
@@ -311,7 +311,7 @@ class Reducer:
         self._once_unused.update(unused)
 
     def resume(self, order: Sequence[int], once_unused: Iterable[int]) -> None:
-        """Lay out the buckets in the order of a checkpoint; every trainer must call this.
+        """Arrange the buckets in the order stored in a checkpoint; every trainer must call this.
 
         The exact value of a sum over three or more trainers depends on its position in a bucket.
         """
@@ -331,7 +331,7 @@ class Reducer:
             parameter.grad = gradient
 
     def release(self) -> None:
-        """Delete the buckets, and remove their hooks from the parameters."""
+        """Delete the buckets and remove their hooks from the parameters."""
         if self._is_laid_out:
             self._is_laid_out = False
             del self.buckets, self.flags
@@ -353,7 +353,7 @@ class Reducer:
 
 @contextlib.contextmanager
 def _trainable(parameters: Iterable[torch.Tensor]) -> Iterator[None]:
-    """Unfreeze parameters: torch's reducer ignores frozen ones, which may be trained later."""
+    """Unfreeze parameters within the block, because torch's reducer ignores frozen ones when it is built."""
     frozen = [each for each in parameters if not each.requires_grad]
     for each in frozen:
         each.requires_grad_(True)

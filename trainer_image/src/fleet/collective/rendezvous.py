@@ -48,7 +48,7 @@ _log = logging.getLogger(__name__)
 
 
 class JoinWait:
-    """A wait for other trainers to start, logged less and less often.
+    """A wait for other trainers to start, which is logged at increasing intervals.
 
     Parameters
     ----------
@@ -62,16 +62,16 @@ class JoinWait:
 
     @property
     def seconds(self) -> float:
-        """The duration so far."""
+        """The seconds waited so far."""
         return time.monotonic() - self._started
 
     @property
     def left(self) -> float:
-        """Seconds until the limit, at least 0."""
+        """The seconds until the time limit, at least 0."""
         return max(0.0, self._limit - self.seconds)
 
     def is_over(self, who: str) -> bool:
-        """Return whether the limit has passed; until then, log the missing trainers from time to time."""
+        """Return whether the time limit has passed; until then, log the missing trainers at intervals."""
         waited = self.seconds
         if waited > self._limit:
             return True
@@ -82,7 +82,7 @@ class JoinWait:
 
 
 def open_shared_store(world: World, deadlines: Deadlines) -> Store:
-    """Open the store and wait until every trainer has joined.
+    """Open the store, and wait until every trainer has joined.
 
     Raises
     ------
@@ -112,7 +112,7 @@ def open_shared_store(world: World, deadlines: Deadlines) -> Store:
 
 
 def join(world: World, store: Store, wait: JoinWait) -> None:
-    """Register this trainer in the store, and wait until all trainers are registered.
+    """Register this trainer in the store, and wait until all trainers have registered.
 
     Trainer 0 waits for all others, and publishes the missing ones, so the number of reads grows linearly with
     the number of trainers, not quadratically.
@@ -136,7 +136,7 @@ def join(world: World, store: Store, wait: JoinWait) -> None:
 
 
 def shared_world(world: World, store: Store) -> World:
-    """Wait until the store is open, then return the world to use for connecting.
+    """Wait until the store is open; return the world to connect with.
 
     It has no endpoints if the launcher orders ranks differently.
     """
@@ -146,7 +146,7 @@ def shared_world(world: World, store: Store) -> World:
 
 
 def _missing(world: World, store: Store) -> Iterator[str]:
-    """Wait until all trainers have joined; from time to time, yield the names of those that are missing."""
+    """Wait until all trainers have joined, and yield the names of the missing trainers at intervals."""
     missing = list(range(world.size))
     while missing and not _has_keys(
         store, [f"joined/{rank}" for rank in missing] if world.rank == 0 else [_ALL_JOINED]
@@ -167,7 +167,7 @@ def _missing(world: World, store: Store) -> Iterator[str]:
 
 
 def _has_keys(store: Store, keys: list[str]) -> bool:
-    """Wait a few seconds for keys; return whether all exist."""
+    """Wait a few seconds for keys; return whether all of them exist."""
     try:
         store.wait(keys, timedelta(seconds=ATTEMPT_SECONDS))
     except DistError:
@@ -176,7 +176,7 @@ def _has_keys(store: Store, keys: list[str]) -> bool:
 
 
 def _are_as_listed(world: World, store: Store) -> bool:
-    """Return whether every trainer's name, which contains its endpoint, is the one that trainer 0 expects."""
+    """Return whether every trainer has the name, including the endpoint, that trainer 0 expects."""
     if not (world.launcher_has_store and world.endpoints):
         return False
     names = store.multi_get([f"joined/{rank}" for rank in range(world.size)])
@@ -184,7 +184,7 @@ def _are_as_listed(world: World, store: Store) -> bool:
 
 
 def _check_machine(world: World) -> None:
-    """Raise if the job has no key and a trainer is on another machine: such a trainer could never connect.
+    """Raise an error if the job has no key and a trainer is on another machine, which could never connect.
 
     Checks the hosts of trainer 0 and of the last trainer: endpoints are listed by machine, so if there are
     several machines, one of the two hosts is on another machine than this trainer. A host that does not
@@ -203,7 +203,7 @@ def _check_machine(world: World) -> None:
 
 
 def _open_store(world: World, seconds: timedelta) -> Store:
-    """Open the store in this process, so that only trainers with the key of the job can reach it."""
+    """Open the store in this process, accessible only to trainers that have the job's key."""
     if not world.key:
         host = loopback_of(world.host)
         if host is None:
@@ -224,7 +224,7 @@ def _open_store(world: World, seconds: timedelta) -> Store:
 
 
 def _store_at(listener: socket.socket, host: str, seconds: timedelta) -> Store:
-    """Open a store that listens only on this socket, whose descriptor it takes over."""
+    """Open a store that takes over a socket's descriptor and listens only on that socket."""
     return TCPStore(
         host,
         listener.getsockname()[1],
@@ -236,7 +236,7 @@ def _store_at(listener: socket.socket, host: str, seconds: timedelta) -> Store:
 
 
 def _connect(world: World, wait: JoinWait) -> Store:
-    """Connect to the store of trainer 0, or of torchrun's agent, once it listens."""
+    """Connect to the store of trainer 0, or of torchrun's agent, as soon as it is listening."""
     host, port, tunnel = world.host, world.port, None
     if world.key and not world.launcher_has_store:
         # This wait ends earlier than the wait of torch's client, which would log a stack trace.
@@ -272,7 +272,7 @@ def _connect(world: World, wait: JoinWait) -> Store:
 
 
 def open_gate(port: int, listener: socket.socket, key: bytes, half_open: HalfOpen | None = None) -> Relay:
-    """Forward connections to a store on this machine once the client has proven that it has the job's key.
+    """Forward connections to a store on this machine after the client has proven that it has the job's key.
 
     Parameters
     ----------
@@ -296,7 +296,7 @@ def open_gate(port: int, listener: socket.socket, key: bytes, half_open: HalfOpe
 
 
 def open_tunnel(host: str, port: int, key: bytes, patience_seconds: float = 0.0) -> Relay:
-    """Forward connections from this machine to the gate on another machine; authenticate them by the key.
+    """Forward local connections to the gate on another machine, authenticated with the job's key.
 
     Parameters
     ----------
@@ -336,7 +336,7 @@ def _dial(host: str, port: int, patience_seconds: float) -> socket.socket:
 
 
 def _verify(connected: socket.socket, key: bytes) -> None:
-    """Verify that a client has the key, and prove the same in turn; raise ConnectionError if it does not."""
+    """Verify that a client has the key, then prove the same to it; raise ConnectionError on failure."""
     challenge = secrets.token_bytes(CHALLENGE_BYTES)
     connected.sendall(challenge)
     answer, mac = _receive(connected, CHALLENGE_BYTES), _receive(connected, MAC_BYTES)
@@ -348,7 +348,7 @@ def _verify(connected: socket.socket, key: bytes) -> None:
 
 
 def _prove(dialled: socket.socket, key: bytes) -> None:
-    """Prove to the gate that this end has the key, and verify the gate's proof before any other exchange."""
+    """Prove to the gate that this process has the key, after verifying the gate's proof."""
     challenge, answer = _receive(dialled, CHALLENGE_BYTES), secrets.token_bytes(CHALLENGE_BYTES)
     dialled.sendall(answer + greeting_mac(key, Side.TRAINER, challenge, answer, of="store"))
     expected = greeting_mac(key, Side.SERVER, challenge, answer, of="store")

@@ -1,4 +1,4 @@
-"""The optimizer steps of each trainer, compared among all trainers.
+"""The optimizer steps of each trainer, and their comparison across trainers.
 
 Every trainer steps its own copy of the model. If gradients are averaged, the copies stay equal as long as all
 step after the same averages, with the same hyper-parameters. If parameters are averaged, all averaged copies
@@ -38,20 +38,20 @@ Groups = Sequence[Mapping[str, Any]]
 
 
 def after_average(number: int) -> str:
-    """Describe what preceded a step, for training that averages gradients."""
+    """Describe the events before a step, for training that averages gradients."""
     if number == 0:
         return "before any gradients were averaged"
     return f"after the average of step {number - 1}'s gradients"
 
 
 def after_steps(number: int) -> str:
-    """Describe what preceded a step, for training that averages parameters."""
+    """Describe the events before a step, for training that averages parameters."""
     return f"after {number} step{'' if number == 1 else 's'}" if number else "before any other"
 
 
 @dataclass(frozen=True)
 class Step:
-    """One ``optimizer.step()``, or gradients that were cleared without a step.
+    """An ``optimizer.step()``, or the clearing of gradients without a step.
 
     Attributes
     ----------
@@ -67,7 +67,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Account:
-    """The number of steps that a trainer has made or skipped, their digest, and the last of these steps."""
+    """The number of steps that a trainer has made or skipped, with their digest and the most recent steps."""
 
     count: int
     digest: int
@@ -80,7 +80,7 @@ class Account:
 
     @classmethod
     def from_text(cls, text: str) -> "Account":
-        """Parse what `to_text` returned."""
+        """Parse the result of `to_text`."""
         count, digest, recent = json.loads(text)
         return cls(count, digest, [Step(*step) for step in recent])
 
@@ -111,14 +111,14 @@ class Steps:
         self._recent: deque[Step] = deque(maxlen=_RECENT)
 
     def record(self, groups: Groups | None) -> None:
-        """Record a step with these hyper-parameters; None for gradients that were cleared without a step."""
+        """Record a step with its hyper-parameters, or None if gradients were cleared without a step."""
         self._count += 1
         self._recent.append(Step(self.number, groups))
         self.digest = zlib.crc32(f"{self.number} {groups}".encode(), self.digest)
 
     @property
     def account(self) -> Account:
-        """The account that other trainers read if digests differ."""
+        """The account that other trainers read if the digests differ."""
         return Account(self._count, self.digest, tuple(self._recent))
 
     def compare(self, what: str) -> None:
@@ -138,7 +138,7 @@ class Steps:
 
 
 def hyper_parameters(optimizer: "torch.optim.Optimizer") -> list[dict[str, Any]]:
-    """Return the options of each param group that must be the same on every trainer.
+    """Return the options in each param group that must be the same on every trainer.
 
     Left out are options that select a kernel, which depend on the device, and entries that are not the
     optimizer's own (a scheduler's, the script's), which do not affect a step.
@@ -150,7 +150,7 @@ def hyper_parameters(optimizer: "torch.optim.Optimizer") -> list[dict[str, Any]]
 def difference(
     accounts: Mapping[int, Account], rank: int, after: Callable[[int], str] = after_average
 ) -> tuple[int, str] | None:
-    """Return a trainer whose steps differ from those of trainer `rank`, and a clause that describes how.
+    """Return a trainer whose steps differ from those of trainer `rank`, and describe the difference.
 
     Parameters
     ----------
@@ -177,12 +177,12 @@ def difference(
 
 
 def _known_from(account: Account) -> int:
-    """Return the first `Step.before` from which an account has all steps."""
+    """Return the smallest `Step.before` from which the account contains every step."""
     return 0 if account.count == len(account.recent) else account.recent[0].before + 1
 
 
 def _other_number(theirs: Account, ours: Account, rank: int, first: int) -> tuple[int, str, str] | None:
-    """Return where the numbers of steps first differ, with the number found and the number expected."""
+    """Return where the step numbers first differ, with the number found and the number expected."""
     found, expected = (
         Counter((step.before, step.groups is None) for step in each.recent) for each in (theirs, ours)
     )

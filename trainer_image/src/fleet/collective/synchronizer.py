@@ -1,4 +1,4 @@
-"""Synchronizers, which keep the trainers' copies of a model equal. The strategy determines the class.
+"""Synchronizers, which keep the trainers' copies of a model equal. The strategy selects the class.
 
 `Alone` is for a job with one trainer, where there is nothing to average: it only counts backward passes.
 """
@@ -26,7 +26,7 @@ _REENTRANT: Final[CodeType] = CheckpointFunction.backward.__code__
 
 
 class Synchronizer:
-    """Keeps one optimizer's parameters equal on all trainers; subclasses determine when and how.
+    """Keeps one optimizer's parameters equal on all trainers; subclasses define when and how.
 
     Parameters
     ----------
@@ -42,11 +42,11 @@ class Synchronizer:
         """True while gradients accumulate without being averaged."""
 
     def start(self) -> None:
-        """Connect, and hook the parameters; every trainer must call this."""
+        """Connect, and add hooks to the parameters; every trainer must call this."""
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Accumulate the block's gradients locally; the next backward pass averages them with its own."""
+        """Accumulate gradients locally within the block; the next backward pass averages the sums."""
         before, self._paused = self._paused, True
         try:
             yield
@@ -55,20 +55,20 @@ class Synchronizer:
 
     @property
     def order(self) -> GradientOrder | None:
-        """The order in which gradients are sent, for a checkpoint; None if the next pass determines it."""
+        """The order in which gradients are sent, for a checkpoint; None until the next pass determines it."""
         return None
 
     def resume(self, order: GradientOrder) -> None:
-        """Use the order of a checkpoint; every trainer must call this."""
+        """Use the order stored in a checkpoint; every trainer must call this."""
 
     def check_ended(self) -> None:
-        """Raise if an error ended the previous backward pass."""
+        """Raise an error if the previous backward pass failed."""
 
     def check_averaged(self) -> None:
-        """Raise if a step would use gradients that must be averaged first."""
+        """Raise an error if a step would use gradients that have not been averaged."""
 
     def check_scaled(self) -> None:
-        """Raise if a kernel that a GradScaler controls could skip a step on this trainer only."""
+        """Raise an error if a GradScaler could make a fused kernel skip a step on this trainer only."""
 
     @property
     def step_of_gradients(self) -> int:
@@ -76,20 +76,20 @@ class Synchronizer:
         return self.steps.number - 1
 
     def on_zero_grad(self) -> None:
-        """Handle the optimizer's call that is about to clear the gradients."""
+        """Handle the optimizer's ``zero_grad()``, before it clears the gradients."""
 
     def on_step(self, groups: Sequence[Mapping[str, Any]]) -> None:
-        """Handle a step of the optimizer, with its hyper-parameters."""
+        """Handle a step of the optimizer, given its hyper-parameters."""
 
     def equalize(self, what: str) -> None:
-        """Make the copies equal, if they may differ between steps; every trainer must call this."""
+        """Make the trainers' copies equal if they can differ between steps; every trainer must call this."""
 
     def close(self) -> None:
         """Remove the hooks from the parameters."""
 
 
 class PassEnd:
-    """The end of a backward pass.
+    """A callback for the end of a backward pass.
 
     Parameters
     ----------
@@ -101,19 +101,19 @@ class PassEnd:
         self._finish = finish
 
     def __call__(self) -> None:
-        """End the pass."""
+        """Run the callback."""
         self._finish()
 
     @classmethod
     def queue(cls, finish: Callable[[], None]) -> "weakref.ref[PassEnd]":
-        """Queue a callback in the autograd engine; its reference is released when the pass ends or fails."""
+        """Queue a callback in the autograd engine; it is released when the pass ends or fails."""
         end = cls(finish)
         torch.autograd.Variable._execution_engine.queue_callback(end)  # noqa: SLF001
         return weakref.ref(end)
 
 
 def refuse_reentrant() -> None:
-    """Raise in a nested pass of torch.utils.checkpoint, because each pass would exchange all gradients."""
+    """Raise an error in a nested pass of torch.utils.checkpoint: each pass would exchange all gradients."""
     frame = sys._getframe()  # noqa: SLF001
     while (caller := frame.f_back) is not None:
         if caller.f_code is _REENTRANT:
@@ -126,7 +126,7 @@ def refuse_reentrant() -> None:
 
 
 class Alone(Synchronizer):
-    """Counts the backward passes of a job's only trainer; there is nothing to average.
+    """Counts the backward passes of a job with a single trainer, where nothing is averaged.
 
     A hook on every parameter may be too expensive for a model of many small ones. The first passes therefore
     find a parameter that every pass reaches. From then on only that parameter has a hook.
@@ -147,7 +147,7 @@ class Alone(Synchronizer):
         self._end: weakref.ref[PassEnd] | None = None
 
     def start(self) -> None:
-        """Put a hook on every parameter; see `Synchronizer`."""
+        """Add a hook to every parameter; see `Synchronizer`."""
         self._passes, self._reached = 0, set()
         self._always = set(range(len(self._parameters)))
         for position, parameter in enumerate(self._parameters):
@@ -160,7 +160,7 @@ class Alone(Synchronizer):
         self._keep_hooks(set())
 
     def on_step(self, groups: Sequence[Mapping[str, Any]]) -> None:  # noqa: ARG002 (nothing to compare with)
-        """Count a pass that has not reached the hooked parameter. See `Synchronizer`."""
+        """Count a pass in which the hook did not run. See `Synchronizer`."""
         if not self._parameters:  # all are sharded
             self.steps.number += 1
         elif not self._since_step and len(self._handles) == 1 < len(self._parameters):

@@ -1,4 +1,4 @@
-"""A trainer of a collective job: it joins the others, distributes optimizers, and completes.
+"""A trainer of a collective job: joining the other trainers, distributing optimizers, and completing.
 
 The `fleet` object and an `Executor` use the same trainer, `this_trainer`, which imports neither of them.
 """
@@ -46,7 +46,7 @@ _log = logging.getLogger(__name__)
 
 
 class Trainer:
-    """One trainer of a collective job, from joining the others to its completion.
+    """One trainer of a collective job, from joining to completion.
 
     Attributes
     ----------
@@ -106,7 +106,7 @@ class Trainer:
 
     @property
     def step(self) -> int:
-        """The number of times that the first optimizer's gradients were averaged."""
+        """The number of averages of the first optimizer's gradients."""
         return self._distributed[0][1].steps.number if self._distributed else 0
 
     @property
@@ -142,7 +142,7 @@ class Trainer:
         return self._trainings[0]
 
     def train_programs_as(self, strategy: DistributedStrategy | DistributeTranspilerConfig | None) -> None:
-        """Set how an `Executor` trains a program that was built with layers.
+        """Set the function with which an `Executor` trains a program that was built with layers.
 
         Raises
         ------
@@ -202,7 +202,7 @@ class Trainer:
             copies.push("fleet.push_parameters")
 
     def equalize(self, call: str) -> None:
-        """Average parameters that differ between trainers; if none do, a single trainer may call this.
+        """Average parameters that can differ between trainers; if none can, a single trainer may call this.
 
         Parameters
         ----------
@@ -214,7 +214,7 @@ class Trainer:
             synchronizer.equalize(call)
 
     def complete(self) -> None:
-        """Wait until every trainer has finished, leave the group, and record the final progress.
+        """Wait until every trainer has finished, leave the group, and write the final progress.
 
         Raises
         ------
@@ -245,7 +245,7 @@ class Trainer:
     def _synchronizer(
         self, copies: Copies, optimizer: torch.optim.Optimizer, strategy: DistributedStrategy
     ) -> Synchronizer:
-        """Return the synchronizer that the strategy requests."""
+        """Return the synchronizer that the strategy selects."""
         if (plan := strategy.parameters_averaged()) is not None:
             return ParameterAverager(copies, optimizer, plan)
         if copies.group.world.size == 1:
@@ -262,7 +262,7 @@ class Trainer:
         )
 
     def _compare(self, group: Group, optimizer: torch.optim.Optimizer, copies: Copies) -> None:
-        """Raise an error if another trainer would exchange other tensors: such sums would never end."""
+        """Raise an error if another trainer would exchange different tensors, which would never end."""
         lines = [f"the optimizer {type(optimizer).__name__}"]
         lines += copies.describe()
         lines += [
@@ -294,7 +294,7 @@ class Trainer:
 
 
 def _checked(strategy: DistributedStrategy | DistributeTranspilerConfig | None) -> DistributedStrategy:
-    """Return a strategy if collective training supports all of it."""
+    """Return the strategy after checking that collective training supports all its options."""
     chosen = strategy_of(strategy)
     chosen.check()
     chosen.check_works(_HERE)
@@ -302,7 +302,7 @@ def _checked(strategy: DistributedStrategy | DistributeTranspilerConfig | None) 
 
 
 def _check(optimizer: torch.optim.Optimizer) -> None:
-    """Raise if an optimizer cannot be distributed, before anything is exchanged."""
+    """Raise an error if an optimizer cannot be distributed, before any data is exchanged."""
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise ConfigurationError(
             f"distributed_optimizer: found {type(optimizer).__name__}; expected a torch.optim.Optimizer"
@@ -321,7 +321,7 @@ def _check(optimizer: torch.optim.Optimizer) -> None:
 
 
 def _refuse_shared(copies: Copies, averaged: Iterable[Copies]) -> None:
-    """Refuse a parameter whose gradient another optimizer averages: reducers cannot share a parameter."""
+    """Refuse a parameter whose gradient another optimizer averages: reducers cannot share parameters."""
     taken = {id(parameter) for each in averaged for _, parameter in each.whole}
     for name, parameter in copies.trained:
         if id(parameter) in taken:
@@ -340,7 +340,7 @@ def _compression(strategy: DistributedStrategy, group: Group) -> Compression | N
 
 
 def _pods(processes: int, environ: Mapping[str, str]) -> int:
-    """Return the number of pods that run the job's processes; the operator counts each pod as a trainer."""
+    """Return the number of pods that run the job's processes; the operator counts pods, not processes."""
     slots = environ.get("LOCAL_WORLD_SIZE", "")
     return processes // int(slots) if slots.isdecimal() and 0 < int(slots) <= processes else processes
 

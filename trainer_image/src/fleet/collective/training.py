@@ -53,7 +53,7 @@ _log = logging.getLogger(__name__)
 
 
 class CollectiveTraining(Saver):
-    """One optimizer with the tensors that it steps; see `fleet.checkpoint.Savable`.
+    """An optimizer and the tensors that it updates; see `fleet.checkpoint.Savable`.
 
     Every trainer holds the whole model, so a checkpoint has one shard. Its format is that of a job with one
     parameter server, and either kind of job can load the other's.
@@ -98,11 +98,11 @@ class CollectiveTraining(Saver):
 
     @property
     def current_step(self) -> int:
-        """The number of steps since the job's beginning."""
+        """The number of steps since the start of the job."""
         return self._synchronizer.steps.number
 
     def log_unsavable(self) -> None:
-        """Log early the problems that would make every save and export fail."""
+        """Log, early in training, the problems that would make every save and export fail."""
         if _has_sharded(self._optimizer):  # the reason has been logged already
             return
         try:
@@ -126,7 +126,7 @@ class CollectiveTraining(Saver):
         super().save(directory, status)
 
     def save_numbered(self, folder: str, status: TrainStatus, *, keep: int, incremental: bool = False) -> int:
-        """Save a checkpoint under the next number of a folder; see `Saver.save_numbered`."""
+        """Save a checkpoint under the next number in a folder; see `Saver.save_numbered`."""
         self._synchronizer.equalize("a checkpoint")
         return super().save_numbered(folder, status, keep=keep, incremental=incremental)
 
@@ -176,13 +176,13 @@ class CollectiveTraining(Saver):
         remove_numbers(path, removable_numbers(list_numbers(path), whole, keep))
 
     def submit_status(self, status: TrainStatus) -> None:  # noqa: ARG002 (trainer 0's counts)
-        """Make the copies equal for trainer 0's save; this trainer's own status is not saved."""
+        """Make the copies equal for trainer 0's save; this trainer's own status is discarded."""
         self._synchronizer.equalize("a checkpoint")
 
     @for_saves.lent()
     @torch.no_grad()
     def load(self, directory: str) -> TrainStatus | None:
-        """Load the newest checkpoint in a directory that is complete for every trainer; see `Savable`.
+        """Load the newest checkpoint in a directory that every trainer can read completely; see `Savable`.
 
         Every trainer must call this, between two steps.
 
@@ -235,7 +235,7 @@ class CollectiveTraining(Saver):
         return part.status
 
     def _shared(self, folder: Path, source: Source) -> tuple[list[Checkpoint], list[str]]:
-        """Return the checkpoints that all trainers see, newest first, and the damage found in the others."""
+        """Return the checkpoints visible to all trainers, newest first, and the damage in the others."""
 
         def check(checkpoint: Checkpoint) -> None:
             files = ((checkpoint, file) for file in checkpoint.files_with(_spans(source)))
@@ -263,7 +263,7 @@ class CollectiveTraining(Saver):
         return [next(each for each in found if each.manifest.save == save) for save in shared], reasons
 
     def _with_trainers(self, by_rank: Mapping[int, Sequence[str]]) -> list[str]:
-        """Return each reason once, with the trainers that found it unless all did."""
+        """Return each distinct reason once, with the trainers that reported it unless all did."""
         ranks: dict[str, list[int]] = {}
         for rank, reasons in by_rank.items():
             for reason in reasons:
@@ -274,7 +274,7 @@ class CollectiveTraining(Saver):
         ]
 
     def _log_damage(self, damage: Sequence[str], used: str) -> None:
-        """Log damage once for all trainers."""
+        """Log damaged checkpoints once for all trainers."""
         if self._group.world.rank == 0:
             warn_of_skipped(damage, used)
 
@@ -303,7 +303,7 @@ def _spans(source: Source) -> list[tuple[str, int, int]]:
 
 
 def _read(checkpoint: Checkpoint, source: Source) -> tuple[dict[str, Piece], TrainerPart | None]:
-    """Read a whole checkpoint before any of it is used; a CheckpointError names each damaged file."""
+    """Read a whole checkpoint before using any of it; a CheckpointError names each damaged file."""
     files = ((checkpoint, file) for file in checkpoint.files_with(_spans(source)))
     check_files(files, Checkpoint.verify_file)
     pieces = {
@@ -319,7 +319,7 @@ def _has_sharded(optimizer: torch.optim.Optimizer) -> bool:
 
 
 def _copied(value: Any) -> Any:
-    """Copy a tensor, or an optimizer's state of any structure, to the CPU."""
+    """Copy a tensor, or optimizer state of any structure, to the CPU."""
     if isinstance(value, Tensor):
         return value.detach().to("cpu", copy=True)
     if isinstance(value, list | tuple):

@@ -1,4 +1,4 @@
-"""The watchdog of collective training, which detects lost trainers and names those that delay this one.
+"""The watchdog of collective training, which detects lost trainers and names trainers that delay this one.
 
 Every trainer writes heartbeats to trainer 0's store from a thread that never waits for a step, and reads the
 others' only while its own training waits. In a healthy job this costs one small write per trainer and
@@ -53,7 +53,7 @@ _log = logging.getLogger(__name__)
 
 
 class Heartbeats:
-    """Writes this trainer's heartbeats to trainer 0's store, and reads the others'.
+    """Writes this trainer's heartbeats to trainer 0's store, and reads those of the other trainers.
 
     Parameters
     ----------
@@ -78,7 +78,7 @@ class Heartbeats:
         self._searches = 0
 
     def start(self) -> None:
-        """Write the first heartbeat, so that the others can find this trainer."""
+        """Write the first heartbeat, so that the other trainers can find this one."""
         self._store.set_timeout(timedelta(seconds=STORE_SECONDS))
         self.beat(TrainerState())
 
@@ -89,7 +89,7 @@ class Heartbeats:
             self._store.set(_key(self._world.rank), self._own.to_text())
 
     def observe(self) -> Report:
-        """Return the current report on all trainers; write it if this trainer is the observer."""
+        """Return the latest report on all trainers; the observer writes a new report first."""
         now = self._clock.now()
         self._publish("", self._claim(()), now)  # writes only if there is no report yet
         age = now - self._since
@@ -104,13 +104,13 @@ class Heartbeats:
         return self._report.aged(now - self._since)
 
     def retire(self) -> None:
-        """Stop observing, if this trainer is the observer, because it no longer waits for anything."""
+        """Give up the role of observer, if this trainer has it, because it is no longer waiting."""
         if self._report.observer == self._world.rank and not self._report.ended:
             ended = Report(self._world.rank, self._own.number, absences=self._report.absences)
             self._publish(self._text, ended, self._clock.now())
 
     def still_absent(self, absences: Sequence[Absence]) -> list[Absence]:
-        """Return the given absences that continue."""
+        """Return the given absences that still continue."""
         found = self._read([each.rank for each in absences])
         return [each for each in absences if found[each.rank].number == each.number]
 
@@ -121,7 +121,7 @@ class Heartbeats:
         self._store.wait([_ALL_DEADLOCKED], timedelta(seconds=self._deadlines.silent_seconds))
 
     def find_silent(self, pause: Callable[[float], object]) -> list[int]:
-        """Return the trainers that have missed at least one heartbeat, by comparing two reads.
+        """Compare two reads of the heartbeats; return the trainers that have missed at least one.
 
         All trainers whose connections failed call this at about the same time. One of them reads the
         heartbeats for all.
@@ -155,7 +155,7 @@ class Heartbeats:
         return silent
 
     def _result_of(self, search: str, pause: Callable[[float], object]) -> list[int] | None:
-        """Return the result of another trainer's search, without this trainer; None if none is published."""
+        """Return another trainer's search result, without this trainer, or None if nothing is published."""
         pause(1.5 * self._deadlines.heartbeat_seconds)
         key = f"{_SEARCH}: {search}"
         for _ in range(ANSWER_ATTEMPTS):
@@ -168,11 +168,11 @@ class Heartbeats:
 
     @property
     def _patience_seconds(self) -> float:
-        """The age at which the next report or heartbeat is overdue."""
+        """The age in seconds after which a report or heartbeat is overdue."""
         return 2 * self._deadlines.heartbeat_seconds
 
     def _take_over(self, absences: Sequence[Absence], now: float) -> None:
-        """Become the observer, unless another trainer was first; keep the known absences."""
+        """Become the observer unless another trainer was faster; keep the known absences."""
         if self._publish(self._text, self._claim(absences), now):
             self._seen = {each.rank: (each.number, now - each.seconds) for each in absences}
 
@@ -192,7 +192,7 @@ class Heartbeats:
         )
 
     def _publish(self, expected: str, report: Report, now: float) -> bool:
-        """Replace the expected report; return whether this trainer's report is the current one."""
+        """Replace the report if it is still the expected one; return whether this trainer's is current."""
         text = report.to_text()
         there = self._exchange(_REPORT, expected, text)
         if there != self._text:
@@ -205,7 +205,7 @@ class Heartbeats:
         return {rank: Heartbeat.from_text(text.decode()) for rank, text in zip(ranks, found, strict=True)}
 
     def _exchange(self, key: str, expected: str, text: str) -> str:
-        """Replace a key's value if it is missing or as expected; return the current value."""
+        """Set a key's value if it is missing or as expected; return the current value."""
         with self._one_call():
             return self._store.compare_set(key, expected, text).decode()
 
@@ -221,7 +221,7 @@ class Heartbeats:
 
 
 class _Wait(NamedTuple):
-    """A wait of this trainer; `is_over` reports the end of a wait that continues on a GPU."""
+    """A wait of this trainer; `is_over` tells when a wait that continues on a GPU has ended."""
 
     state: TrainerState
     since: float
@@ -229,7 +229,7 @@ class _Wait(NamedTuple):
 
 
 class Watchdog:
-    """Writes heartbeats in a background thread, and reports the trainers for which this one is waiting.
+    """Writes heartbeats in a background thread, and reports the trainers that this one is waiting for.
 
     Parameters
     ----------
@@ -270,7 +270,7 @@ class Watchdog:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop the watchdog, because this trainer has left the job."""
+        """Stop the thread because this trainer has left the job."""
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join(STORE_SECONDS)
@@ -320,7 +320,7 @@ class Watchdog:
         self._state = self._state.end()
 
     def _explained(self, what: str, error: DistError | RuntimeError) -> FleetError | None:
-        """Return the error that names the cause of a failed operation; None if the script's code failed."""
+        """Return an error that names the cause of a failure, or None if the script's code failed."""
         reason = reason_of(error)
         if help_ := own_fault(error):
             return FleetError(f"this trainer's device failed in {what}: {reason}; {help_}")
@@ -364,7 +364,7 @@ class Watchdog:
                 self._report_unreachable(self._clock.now() - unreachable_since, error)
 
     def _current_wait(self) -> _Wait | None:
-        """Return the current wait of this trainer or of its GPU; None if there is none."""
+        """Return the current wait of this trainer or its GPU; return None if there is none."""
         wait = self._wait
         if wait is None or wait.is_over is None:
             return wait
@@ -375,7 +375,7 @@ class Watchdog:
         return None  # the next wait replaces this one; clearing it here could erase a wait that begins now
 
     def _check(self, report: Report) -> None:
-        """Log which trainers are silent; raise if one has vanished, or if this one waits in a deadlock."""
+        """Log the silent trainers; raise an error if one has vanished or if this trainer is in a deadlock."""
         now = self._clock.now()
         wait = self._current_wait()  # read after the others' states, as `deadlocks_with` requires
         if wait is None:
@@ -398,12 +398,12 @@ class Watchdog:
             _log.warning("%s has been waiting for %.0f s; %s", wait.state.what, now - wait.since, about)
 
     def _names(self, absences: Sequence[Absence], report: Report) -> str:
-        """Name absent trainers; a report lists only the first ones and the total number."""
+        """Return the names of absent trainers; a report lists only the first few, and their number."""
         number = max(len(absences), report.silent) if len(absences) >= SHOWN else len(absences)
         return self._world.names([each.rank for each in absences], number)
 
     def _names_elsewhere(self, mine: TrainerState, cohorts: Sequence[Cohort]) -> str:
-        """Name the trainers that are alive and do not wait for the same event as this trainer."""
+        """Return the names of the trainers that are alive but waiting for a different event than this one."""
         ranks, number = [], 0
         for cohort in cohorts:
             if cohort.state.what != mine.what:
@@ -445,6 +445,6 @@ def _key(rank: int) -> str:
 
 
 def _exchanges(state: TrainerState) -> str:
-    """Return the number of exchanges that a trainer has completed, in words."""
+    """Describe in words how many exchanges a trainer has completed."""
     number = state.exchanges - (state.kind is WaitKind.EXCHANGE)
     return f"{number} exchange{'' if number == 1 else 's'} of gradients"

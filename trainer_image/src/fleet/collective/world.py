@@ -63,7 +63,7 @@ class World:
 
     @property
     def others(self) -> list[int]:
-        """All ranks but this trainer's."""
+        """All ranks except this trainer's."""
         return [rank for rank in range(self.size) if rank != self.rank]
 
     def name(self, rank: int) -> str:
@@ -88,7 +88,7 @@ class World:
 
 
 def find_world(role: "Role", environ: Mapping[str, str]) -> World:
-    """Find the store by ``MASTER_ADDR`` and ``MASTER_PORT``, else by the endpoint of trainer 0.
+    """Find the store at ``MASTER_ADDR`` and ``MASTER_PORT``, or else at trainer 0's endpoint.
 
     Raises
     ------
@@ -119,7 +119,7 @@ def find_world(role: "Role", environ: Mapping[str, str]) -> World:
 
 
 def with_separate_port(world: World) -> World:
-    """Return the world with another port, because the store of the script's process group uses this one.
+    """Return the world with a different port, because the store of the script's process group uses this one.
 
     Every trainer must call this. Trainer 0 chooses the port, and the script's process group carries it.
 
@@ -148,7 +148,7 @@ def with_separate_port(world: World) -> World:
 
 
 def listen_at(host: str, port: int) -> socket.socket:
-    """Listen at a host's address if it is this machine's; otherwise, as for a Service, at all addresses.
+    """Listen on a host's address if it is this machine's; otherwise, as for a Service, on all addresses.
 
     Raises
     ------
@@ -166,7 +166,7 @@ def listen_at(host: str, port: int) -> socket.socket:
 
 
 def loopback_of(host: str) -> str | None:
-    """Return the loopback address to which a host resolves; None if it has other addresses, or none."""
+    """Return the loopback address that a host resolves to, or None if it resolves to anything else."""
     found = _addresses(host)
     if not found or not all(ipaddress.ip_address(each).is_loopback for each in found):
         return None
@@ -184,12 +184,12 @@ def is_here(host: str) -> bool:
 
 
 def is_elsewhere(host: str) -> bool:
-    """Return True if a host resolves, but to no address of this machine."""
+    """Return True if a host resolves to addresses, none of which belongs to this machine."""
     return bool(_addresses(host)) and not is_here(host)
 
 
 def _addresses(host: str) -> list[str]:
-    """Resolve a host; return no addresses if it is unknown."""
+    """Return the addresses of a host; empty if the host is unknown."""
     try:
         return [str(each[4][0]).partition("%")[0] for each in socket.getaddrinfo(host, None)]
     except OSError:

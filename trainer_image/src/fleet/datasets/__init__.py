@@ -1,4 +1,4 @@
-"""Streaming data sets for the click-through examples."""
+"""Streaming data sets for the click-through-rate examples."""
 
 from fleet.datasets.criteo import CriteoFiles
 

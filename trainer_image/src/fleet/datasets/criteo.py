@@ -1,4 +1,4 @@
-"""Criteo's published click logs: one label, 13 counts and 26 categories per line, separated by tabs.
+"""Criteo's published click logs: a label, 13 counts and 26 categories per line, separated by tabs.
 
 Files are streamed, so a data set may be larger than memory. Malformed lines are skipped, counted, and logged
 with their file and number.
@@ -40,7 +40,7 @@ _log = logging.getLogger(__name__)
 
 
 class Batch(NamedTuple):
-    """The samples parsed from a group of lines.
+    """Samples parsed from a group of lines.
 
     Attributes
     ----------
@@ -58,7 +58,7 @@ class Batch(NamedTuple):
 
 
 class CriteoFiles(IterableDataset[Batch]):
-    """Batches of the samples in files, in the order of their lines.
+    """Batches of the samples in files, in line order.
 
     Use the data set with ``DataLoader(dataset, batch_size=None)``. With n worker processes, each reads every
     n-th line.
@@ -99,7 +99,7 @@ class CriteoFiles(IterableDataset[Batch]):
         self._share = share
 
     def __iter__(self) -> Iterator[Batch]:
-        """Read the files from the start."""
+        """Read the files from the beginning."""
         index, of = self._share
         if (worker := get_worker_info()) is not None:
             index, of = index + of * worker.id, of * worker.num_workers
@@ -142,7 +142,7 @@ class CriteoFiles(IterableDataset[Batch]):
 
 @dataclass(frozen=True, slots=True)
 class _Line:
-    """A well-formed line; a missing category is `_NO_CATEGORY`."""
+    """A well-formed line; `_NO_CATEGORY` stands for a missing category."""
 
     label: int
     counts: list[int]
@@ -150,7 +150,7 @@ class _Line:
 
 
 def hashed(categories: NDArray[np.uint64], hash_size: int) -> NDArray[np.int64]:
-    """Return the ids of categories, hashed with their column.
+    """Return the ids of categories: hashes of each category together with its column.
 
     Parameters
     ----------
@@ -173,7 +173,7 @@ def _opened(path: Path) -> IO[bytes] | gzip.GzipFile:
 
 
 def _parse(text: bytes) -> _Line | str:
-    """Parse a line; if it is malformed, return the reason."""
+    """Parse a line; return the reason instead if it is malformed."""
     label, *fields = text.rstrip(b"\r\n").split(b"\t")
     if len(fields) + 1 != _FIELDS:
         return f"a line of {len(fields) + 1} fields, expected {_FIELDS}"

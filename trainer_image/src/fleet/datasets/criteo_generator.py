@@ -67,7 +67,7 @@ def write(path: Path, lines: int, *, vocabulary: int = 10_000, skew: float = 1.0
 
 
 def _logits(ranks: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Return the logits of lines; missing fields add nothing."""
+    """Return the logits of lines; missing fields contribute nothing."""
     key = generator_key(0, "criteo")
     ids = (np.arange(CATEGORIES, dtype=np.int64) << 32) + ranks
     weights = Normal(0.0, _WEIGHT).of(ids.reshape(-1), 1, key).reshape(ids.shape)
@@ -93,7 +93,7 @@ def _opened(path: Path) -> IO[bytes] | gzip.GzipFile:
 
 
 def main() -> None:
-    """Write the files named on the command line; print the quality of a perfect model on each."""
+    """Write the files named on the command line; print a perfect model's quality on each."""
     parser = argparse.ArgumentParser(description="Generate files in the format of Criteo's click logs.")
     parser.add_argument("files", nargs="+", type=Path)
     parser.add_argument("--lines", type=int, default=100_000, help="lines of each file")

@@ -1,1 +1,1 @@
-"""The settings, except roles, that a job passes to its processes in environment variables."""
+"""The settings that a job passes to its processes in environment variables, except roles."""

@@ -1,4 +1,4 @@
-"""Deadlines and other positive numbers in a job's environment; an error names the variable."""
+"""Deadlines and other positive numbers in a job's environment; errors name the variable."""
 
 import math
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ __all__ = ["Deadlines", "count", "positive"]
 
 @dataclass(frozen=True, slots=True)
 class Deadlines:
-    """How long replicas wait: a peer is silent after `silent_seconds`, and lost `deadline_seconds` later."""
+    """The time limits of replicas: a peer is silent after `silent_seconds`, lost `deadline_seconds` later."""
 
     heartbeat_seconds: float = 2.0
     deadline_seconds: float = 180.0
@@ -20,12 +20,12 @@ class Deadlines:
 
     @property
     def silent_seconds(self) -> float:
-        """The duration of silence after which the log names a peer: five heartbeats."""
+        """The seconds of silence, five heartbeats, after which the log names a peer."""
         return 5 * self.heartbeat_seconds
 
     @property
     def starting_seconds(self) -> float:
-        """The time to wait for peers that have not started yet: at least the deadline for a lost peer.
+        """The seconds to wait for peers that have not started yet: at least the deadline for a lost peer.
 
         The job's pendingDeadlineSeconds may be short, and no longer applies once the pods run, when the
         processes still have to import modules and load data before they join.
@@ -34,7 +34,7 @@ class Deadlines:
 
     @property
     def stalled_seconds(self) -> float:
-        """How long a live peer may keep the others waiting.
+        """The seconds for which a live peer may keep the others waiting.
 
         It is much longer than the deadline for a lost peer, because a long evaluation or checkpoint on one
         trainer is not a failure.
@@ -58,7 +58,7 @@ class Deadlines:
 
 
 def positive(environ: Mapping[str, str], name: str, default: float) -> float:
-    """Return the positive number in a variable, or `default` if it is unset or empty.
+    """Return the positive number in a variable, or `default` if the variable is unset or empty.
 
     Raises
     ------

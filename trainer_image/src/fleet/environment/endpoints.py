@@ -1,4 +1,4 @@
-"""Endpoints: ``host:port`` texts, checked in the same way in every setting that contains them."""
+"""Endpoints: ``host:port`` strings, which every setting checks in the same way."""
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -15,7 +15,7 @@ _MOST: Final = 1_000_000
 
 
 def split_endpoints(value: str | Iterable[str]) -> list[str]:
-    """Return the endpoints of a comma-separated text, or of a list, without surrounding blanks.
+    """Return a list of endpoints from comma-separated text or a list, with whitespace removed.
 
     A range in a text stands for each of its numbers, the last range varying fastest: ``t-[0-1]:[6170-6171]``
     is ``t-0:6170,t-0:6171,t-1:6170,t-1:6171``. A range with a stride is raised by it for each number of the
@@ -64,7 +64,7 @@ def endpoints_problem(endpoints: Sequence[str]) -> str | None:
 
 
 def _expanded(pattern: str) -> list[str]:
-    """Return the endpoints of a pattern, or the text itself if it has no ranges or stands for too many."""
+    """Expand a pattern into endpoints; return the text unchanged if it has no ranges or too many."""
     ranges = [(int(first), int(last), int(stride or 0)) for first, last, stride in _RANGE.findall(pattern)]
     lengths = [last + 1 - first for first, last, _ in ranges]
     follows_none = bool(ranges) and ranges[0][2] > 0  # a stride without a previous range
@@ -79,7 +79,7 @@ def _expanded(pattern: str) -> list[str]:
 
 
 def _numbers(ranges: Sequence[tuple[int, int, int]], places: Sequence[int]) -> Iterator[int]:
-    """Yield the number of each range at its index, plus its stride times the previous range's index."""
+    """Yield the number at each range's index, increased by its stride times the previous range's index."""
     before = 0
     for (first, _, stride), place in zip(ranges, places, strict=True):
         yield first + place + stride * before

@@ -1,4 +1,4 @@
-"""The network interface over which trainers reach each other, on a node with several interfaces.
+"""The network interface that connects this trainer to the others, on a node with several interfaces.
 
 A pod on its node's network (``FLEET_HOST_NETWORK``) also sees the node's bridges and the interfaces of other
 pods. gloo and NCCL would choose an interface by name or order; the correct one is the one that routes to

@@ -110,7 +110,7 @@ class ProgramMinimizer:
 
 
 class FleetCalls(SavingCalls, LoopCalls, PublicNames):
-    """The calls that both kinds of job share; a subclass adds the training of its kind."""
+    """The calls that both kinds of job share; a subclass for each kind adds its way of training."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -119,7 +119,7 @@ class FleetCalls(SavingCalls, LoopCalls, PublicNames):
     def all_reduce_worker(
         self, values: Any, output: npt.NDArray[Any] | None = None, mode: str = "sum"
     ) -> Any:
-        """Reduce numbers over all trainers or, with servers, over those that have not completed.
+        """Reduce numbers over all trainers; in a job with servers, completed trainers are excluded.
 
         Parameters
         ----------
@@ -149,7 +149,7 @@ class FleetCalls(SavingCalls, LoopCalls, PublicNames):
 
     @property
     def metrics(self) -> Metrics:
-        """Metrics over the samples of all trainers; each trainer adds its own and calls ``compute``."""
+        """Metrics over all trainers' samples: each trainer adds its own samples, then calls ``compute``."""
         return Metrics(self.all_reduce_worker)
 
     @property
@@ -164,7 +164,7 @@ class FleetCalls(SavingCalls, LoopCalls, PublicNames):
 
     @property
     def startup_program(self) -> Program:
-        """The program that prepares `main_program`."""
+        """The program that initializes the variables of `main_program`."""
         return self.main_program.startup_program or Program()
 
     def minimize(
@@ -174,7 +174,7 @@ class FleetCalls(SavingCalls, LoopCalls, PublicNames):
         parameter_list: object = None,
         no_grad_set: object = None,
     ) -> Any:
-        """Capture the training step as a program; the same as the distributed optimizer's ``minimize``.
+        """Capture the training step as a program, like the distributed optimizer's ``minimize``.
 
         Parameters
         ----------
@@ -200,19 +200,19 @@ class FleetCalls(SavingCalls, LoopCalls, PublicNames):
     def _minimizes(
         self, optimizer: ProgramOptimizer, transpile: Callable[[Program, Program | None], None]
     ) -> ProgramMinimizer:
-        """Return the minimizer of a built program; `fleet.minimize` calls the first minimizer."""
+        """Register the minimizer of a built program; `fleet.minimize` calls the first one."""
         minimizer = ProgramMinimizer(optimizer, transpile)
         self._describe = self._describe or minimizer.minimize
         return minimizer
 
     @abstractmethod
     def _all_reduce(self, numbers: npt.NDArray[Any], operation: str) -> npt.NDArray[Any]:
-        """Reduce numbers over the trainers, keeping their shape and type."""
+        """Reduce numbers over the trainers; keep their shape and type."""
 
     def _describes(
         self, model: Module | None, capture: Callable[[Module, Callable[..., Any]], None]
     ) -> Callable[..., None]:
-        """Return the ``minimize`` of an optimizer; `fleet.minimize` calls that of the first optimizer."""
+        """Register the ``minimize`` of an optimizer; `fleet.minimize` calls the first one."""
 
         def minimize(
             loss_fn: Callable[..., Any],
@@ -362,7 +362,7 @@ class FleetCalls(SavingCalls, LoopCalls, PublicNames):
         return _listed(self._started_role().server_endpoints, to_string)
 
     def split_files(self, files: Sequence[File]) -> list[File]:
-        """Return this trainer's contiguous share of files; the remainder goes to the lowest indexes.
+        """Return this trainer's contiguous share of the files; the lowest indexes get any remaining files.
 
         Parameters
         ----------
@@ -388,7 +388,7 @@ class FleetCalls(SavingCalls, LoopCalls, PublicNames):
         return share_of_files(files, role.index, role.worker_num)
 
     def _find_role(self, role_maker: RoleMaker, *, collective: bool) -> Role:
-        """Return the role for ``init``; raise ConfigurationError if it is a role of the other kind of job.
+        """Return the role for ``init``; raise ConfigurationError if the role is for the other kind of job.
 
         From here on, a user's mistake ends the process as it would end a replica, although the role is not
         known yet.
@@ -418,7 +418,7 @@ class FleetCalls(SavingCalls, LoopCalls, PublicNames):
 
 
 def _on_free_port(role: Role) -> Role:
-    """Give the only endpoint of a single-process job a free port, as several such jobs may share a host."""
+    """Replace the endpoint of a single-process job with one on a free port: several may share a host."""
     with socket.create_server((role.current_host, 0)) as listener:
         endpoint = f"{role.current_host}:{listener.getsockname()[1]}"
     if role.is_collective:

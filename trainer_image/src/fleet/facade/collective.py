@@ -31,7 +31,7 @@ _SUMMED = frozenset({"complex64", "complex128"})
 
 
 class Fleet(FleetCalls):
-    """A script's interface to its collective job, in which every process is a trainer.
+    """The interface of a collective job, in which every process is a trainer, for training scripts.
 
     Parameters
     ----------
@@ -54,7 +54,7 @@ class Fleet(FleetCalls):
         return self._trainer.role
 
     def init(self, role_maker: RoleMaker | None = None) -> None:
-        """Determine this process's role, wait for the other trainers and connect to them.
+        """Determine this process's role, wait for the other trainers, and connect to them.
 
         Parameters
         ----------
@@ -102,7 +102,7 @@ class Fleet(FleetCalls):
 
     @property
     def step(self) -> int:
-        """The number of times that the first optimizer's gradients were averaged."""
+        """The number of averages of the first optimizer's gradients."""
         return self._trainer.step
 
     def server_index(self) -> int:
@@ -162,7 +162,7 @@ class Fleet(FleetCalls):
         self.barrier_worker()
 
     def stop_worker(self) -> None:
-        """Wait until every trainer has made this call, leave the group, and record the final progress.
+        """Wait until every trainer has made this call, leave the group, and write the final progress.
 
         Raises
         ------
@@ -264,7 +264,7 @@ class Fleet(FleetCalls):
         return distributed
 
     def _transpile(self, program: Program, startup_program: Program | None) -> None:
-        """Turn a built program into that of this trainer."""
+        """Transpile a built program into this trainer's program."""
         role = self._started_role()
         # torchrun knows ranks, not endpoints, which the program only shows.
         endpoints = role.worker_endpoints or [f"trainer-{rank}:1" for rank in range(role.worker_num)]
@@ -309,7 +309,7 @@ class Fleet(FleetCalls):
 
 
 def _travelling(array: npt.NDArray[Any], mode: str) -> npt.NDArray[Any]:
-    """Return a row-major copy in a dtype that gloo can reduce; narrow integers become int64."""
+    """Return a row-major copy in a dtype that gloo can reduce: narrow integers become int64."""
     if array.dtype.kind in "iu" and array.dtype.itemsize < 8:
         return array.astype(np.int64, order="C")
     whole, complex_sum = array.dtype.name in _COMBINED, array.dtype.name in _SUMMED and mode == "sum"

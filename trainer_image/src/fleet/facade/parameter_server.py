@@ -46,7 +46,7 @@ __all__ = ["Fleet", "fleet"]
 
 
 class Fleet(FleetCalls):
-    """A script's interface to its job with parameter servers.
+    """The interface of a job with parameter servers, for training scripts.
 
     Notes
     -----
@@ -171,7 +171,7 @@ class Fleet(FleetCalls):
 
     @property
     def startup_program(self) -> Program:
-        """The program that prepares `main_program`.
+        """The program that initializes the variables of `main_program`.
 
         Raises
         ------
@@ -182,7 +182,7 @@ class Fleet(FleetCalls):
 
     @property
     def step(self) -> int:
-        """The number of steps since the beginning of the job; a restarted trainer resumes there."""
+        """The number of steps since the start of the job; a restarted trainer continues from it."""
         trainer = self._session()
         return trainer.current_step if trainer is not None else 0
 
@@ -294,7 +294,7 @@ class Fleet(FleetCalls):
         self._server = self._start_serving(model_dir)
 
     def run_server(self) -> None:
-        """Serve until every trainer has completed; call `init_server` first if the script has not.
+        """Serve until every trainer has completed; calls `init_server` first if the script has not.
 
         Raises
         ------
@@ -393,7 +393,7 @@ class Fleet(FleetCalls):
         return server
 
     def _transpile(self, program: Program, startup_program: Program | None = None) -> None:
-        """Plan a step that an executor runs, and render its programs for the script."""
+        """Plan a step that an executor will run, and render its programs."""
         role = self._started_role()
         transpiler = DistributeTranspiler(self._strategy.transpiler, mode=self._strategy.mode)
         transpiler.transpile(
@@ -415,7 +415,7 @@ class Fleet(FleetCalls):
             self._programs = trained, trained.startup_program or Program()
 
     def _server_within(self) -> ServerPlan | None:
-        """Return the plan of the server inside this process; None unless the process trains alone."""
+        """Return the plan of the server inside this process, or None if the process does not train alone."""
         role = self._started_role()
         if not role.is_alone:
             return None
@@ -433,7 +433,7 @@ class Fleet(FleetCalls):
         return self._plan, self._source
 
     def _ready(self) -> tuple[JobPlan, Source]:
-        """Return the plan, after refusing edited programs and printing a preview if one is requested."""
+        """Check that programs are unedited, print a preview if requested, and return the plan."""
         planned = self._planned()
         for each in self._programs or ():
             check_unedited(each)
@@ -442,7 +442,7 @@ class Fleet(FleetCalls):
         return planned
 
     def _rendered(self) -> tuple[Program, Program]:
-        """Return the main and the startup program of this replica; each call returns the same objects."""
+        """Return this replica's main and startup programs; every call returns the same objects."""
         plan, source = self._planned()
         role = self._started_role()
         if self._programs is None:
@@ -495,7 +495,7 @@ class Fleet(FleetCalls):
         return TrainerPart.from_bytes(part, str(found.directory)).status
 
     def _session(self) -> Trainer | None:
-        """Return the session that `init_worker` or an executor has started; None if there is none."""
+        """Return the session started by `init_worker` or an executor, or None if there is none."""
         if self._trainer is None and self._source is not None and self._started_role().is_worker:
             self._trainer = find_trainer(self._source)
         return self._trainer

@@ -103,7 +103,7 @@ def append_backward(
 
 
 def loss_of(block: Block) -> str | None:
-    """Return the variable whose gradients the operators of a block compute; None if they compute none."""
+    """Return the loss whose gradients a block computes, or None if it computes none."""
     for op in block.ops:
         if op.attrs.get("op_role") == _BACKWARD | int(OpRole.LOSS):
             return op.output_arg_names[0].removesuffix(GRAD)
@@ -115,7 +115,7 @@ def _names(given: Iterable[str | Variable] | None) -> set[str]:
 
 
 def _path(block: Block, loss: str, ended: set[str]) -> list[Operator]:
-    """Return the operators through which gradients of the loss pass, in order."""
+    """Return the operators that gradients of the loss pass through, in order."""
     needed, path = {loss}, []
     for op in reversed(block.ops):
         known = kinds().get(op.type)
@@ -127,7 +127,7 @@ def _path(block: Block, loss: str, ended: set[str]) -> list[Operator]:
 
 
 def _unused(block: Block, path: Sequence[Operator], loss: str) -> set[str]:
-    """Return the outputs of a path that no operator on the path reads."""
+    """Return outputs of the path's operators that no operator on the path reads."""
     read, unused = {loss}, set()
     for op in reversed(path):
         for name in op.output_arg_names:
@@ -145,7 +145,7 @@ def _mark_loss(block: Block, loss: str) -> None:
 
 
 def _last_writer(block: Block, name: str) -> int:
-    """Return the position of the last operator that computes a variable; -1 if there is none."""
+    """Return the position of the last operator that computes a variable, or -1 if there is none."""
     at = len(block.ops) - 1
     while at >= 0 and name not in block.ops[at].output_arg_names:
         at -= 1
@@ -153,7 +153,7 @@ def _last_writer(block: Block, name: str) -> int:
 
 
 def _gradients_of(op: Operator, ended: set[str]) -> list[Operator]:
-    """Return the operators that compute the gradients of an operator's inputs; none if none are needed."""
+    """Return the operators that compute the gradients of an operator's inputs, or none if none are needed."""
     kind = kind_of(op.type)
     gradient = kind.gradient
     assert gradient is not None  # noqa: S101 - it is on the path
@@ -184,7 +184,7 @@ def _read(op: Operator, slot: str) -> tuple[str, ...]:
 
 
 def _one_each(op: Operator) -> list[Operator]:
-    """Split an operator that passes a gradient unchanged to several inputs into one operator per output."""
+    """Split an operator that passes one gradient to several inputs into one operator per input."""
     ((slot, names),) = op.outputs.items()
     return [replace(op, outputs={slot: (name,)}) for name in names if name != _EMPTY]
 
@@ -197,7 +197,7 @@ def _reslotted(op: Operator, gradient: Gradient) -> Operator:
 
 
 def _summed(ops: Sequence[Operator]) -> list[Operator]:
-    """Rename gradients that several operators compute, and add the sums of their parts.
+    """Rename gradients that several operators compute, and add operators that sum the parts.
 
     A sum precedes the first operator that reads it; if no operator does, it is the last operator.
     """
@@ -231,7 +231,7 @@ def _sum(name: str, parts: Sequence[str]) -> Operator:
 
 
 def _without_ended(ops: Sequence[Operator], ended: set[str]) -> list[Operator]:
-    """Omit operators that read only ended gradients, and record the outputs of these operators as ended.
+    """Remove operators that read only stopped gradients, and record their outputs as stopped.
 
     If an operator reads other gradients as well, those that have ended are zeros.
     """
@@ -251,7 +251,7 @@ def _without_ended(ops: Sequence[Operator], ended: set[str]) -> list[Operator]:
 
 
 def _declare(block: Block, op: Operator) -> None:
-    """Declare the gradients that an operator computes, with the shapes of the differentiated variables."""
+    """Declare the gradients that an operator computes, with the shapes of their variables."""
     forward = kinds().get(op.type.removesuffix("_grad")) if op.type.endswith("_grad") else None
     rule = forward.gradient.lod_from if forward is not None and forward.gradient is not None else "X"
     rows = op.type == "lookup_table_grad" and bool(op.attrs["is_sparse"])

@@ -52,7 +52,7 @@ class ProgramVariable(Variable):
     initializer: Any = None
 
     def __setattr__(self, name: str, value: object) -> None:
-        """Set an attribute that may change after the variable has been created."""
+        """Set one of the attributes that may change after creation."""
         if name not in _ASSIGNED:
             raise AttributeError(
                 f"variable {self.name}: {name} cannot be changed after the variable has been created; only "
@@ -68,7 +68,7 @@ class ProgramVariable(Variable):
         object.__setattr__(self, "stop_gradient", True)
 
     def copied(self, block: Block, **changes: Any) -> Self:
-        """Return a copy for another block."""
+        """Return a copy of this variable for another block."""
         copy = replace(self, **changes)
         copy.block, copy.regularizer, copy.initializer = block, self.regularizer, self.initializer
         return copy
@@ -143,14 +143,14 @@ class ProgramVariable(Variable):
 
 
 def equals(x: ProgramVariable, y: ProgramVariable) -> ProgramVariable:
-    """Append what Paddle appends for ``x == y``; here, ``==`` compares the fields of two variables."""
+    """Append Paddle's operator for ``x == y``; here, ``==`` compares the fields of two variables instead."""
     return _binary("equal", x, y, dtype="bool")
 
 
 def create_variable(
     block: Block, name: str, shape: Sequence[int], dtype: str, **facts: Any
 ) -> ProgramVariable:
-    """Declare a variable in a block; as in Paddle, a variable of the same name is replaced.
+    """Declare a variable in a block; it replaces any variable of the same name, as in Paddle.
 
     Parameters
     ----------
@@ -179,7 +179,7 @@ def _names(value: Variable | Sequence[Variable] | None) -> tuple[str, ...]:
 
 
 def _float32(value: Attribute) -> Attribute:
-    """Return a number as Paddle stores it in an attribute."""
+    """Round a number to float32, as Paddle stores it in attributes."""
     if isinstance(value, float):
         return float(np.float32(value))
     return [_float32(each) for each in value] if isinstance(value, list) else value
@@ -194,7 +194,7 @@ def append_operator(
     *,
     index: int | None = None,
 ) -> None:
-    """Append an operator, and determine the shapes of its outputs.
+    """Append an operator and infer the shapes of its outputs.
 
     Parameters
     ----------
@@ -231,7 +231,7 @@ def append_operator(
 def _settle(
     kind: Kind, inputs: Mapping[str, Any], attrs: Mapping[str, Any], outputs: Mapping[str, Any]
 ) -> None:
-    """Set the shapes and the LoD levels of an operator's outputs."""
+    """Set the shapes and LoD levels of an operator's outputs."""
     shapes = {
         slot: each.shape if isinstance(each, Variable) else [one.shape for one in each]
         for slot, each in inputs.items()
@@ -282,7 +282,7 @@ class Layer:
         self.block = self.main.current_block()
 
     def temporary(self, dtype: str, *, stop_gradient: bool = False) -> ProgramVariable:
-        """Create a variable for a result; the operator determines its shape."""
+        """Create a variable for an output; its operator determines the shape."""
         name = unique_name.generate(f"{self.name}.tmp")
         return create_variable(self.block, name, (), dtype, stop_gradient=stop_gradient)
 
@@ -295,7 +295,7 @@ class Layer:
         stop_gradient: bool = False,
         **attrs: Any,
     ) -> ProgramVariable:
-        """Append an operator, and return its first output; see `append_all`."""
+        """Append an operator and return its first output; see `append_all`."""
         return self.append_all(type, inputs, outputs=outputs, stop_gradient=stop_gradient, **attrs)[0]
 
     def append_all(
@@ -307,7 +307,7 @@ class Layer:
         stop_gradient: bool = False,
         **attrs: Any,
     ) -> tuple[ProgramVariable, ...]:
-        """Append an operator, with new variables for outputs that are missing or None.
+        """Append an operator, creating a variable for each output that is missing or None.
 
         Parameters
         ----------
@@ -383,7 +383,7 @@ class Layer:
         return parameter
 
     def with_bias(self, x: ProgramVariable, given: Any, *, axis: int = 1) -> ProgramVariable:
-        """Add a bias with the sizes of `x` from `axis` on, unless `given` is False."""
+        """Add a bias with the shape of `x` from `axis` on, unless `given` is False."""
         if given is False:
             return x
         bias = self.parameter(given, x.shape[axis:], x.dtype, is_bias=True)
@@ -397,7 +397,7 @@ class Layer:
 def start_with(
     startup: Program, name: str, shape: Sequence[int], dtype: str, initializer: Any, **facts: Any
 ) -> ProgramVariable:
-    """Insert the operator that initializes a variable at the beginning of a startup program.
+    """Insert an operator that initializes a variable at the start of a startup program.
 
     A variable has only one such operator, from the first call.
     """
@@ -410,7 +410,7 @@ def start_with(
 
 
 def buildable(program: Program) -> Program:
-    """Return a program after checking that layers can be appended: it was not captured from PyTorch."""
+    """Return a program after checking that it was not captured from PyTorch and so accepts layers."""
     if program.plan is not None and program.training is None:
         raise TranspileError(
             "the default program was captured from a PyTorch model, so layers cannot be appended to it; "
@@ -420,7 +420,7 @@ def buildable(program: Program) -> Program:
 
 
 def _dtype(kind: Kind, slot: str, inputs: Mapping[str, Any], attrs: Mapping[str, Any]) -> str:
-    """Return the dtype of an output according to the operator's kind."""
+    """Return the dtype of an operator's output."""
     rule = kind.dtypes.get(slot)
     if rule is None:
         first = inputs[kind.inputs[0]]
@@ -448,12 +448,12 @@ def _scale(x: ProgramVariable, scale: float, bias: float) -> ProgramVariable:
 
 
 def _scaled(x: ProgramVariable, scale: float, bias: Any, sign: float = 1.0) -> ProgramVariable | None:
-    """Return ``scale * x + sign * bias`` as one operator if the bias is a number."""
+    """Return ``scale * x + sign * bias``, computed by one operator if the bias is a number."""
     return _scale(x, scale, sign * float(bias)) if isinstance(bias, int | float) else None
 
 
 def _constant(like: ProgramVariable, value: float, *, whole: bool) -> ProgramVariable:
-    """Return a constant with one element or, if `whole` is True, with the shape of another variable."""
+    """Return a constant of one element or, if `whole` is True, of another variable's shape."""
     out = _temporary(like, like.dtype, stop_gradient=True)
     attrs: dict[str, Any] = {"dtype": like.dtype, "value": float(value), "shape": [1]}
     if whole and -1 in like.shape:

@@ -1,4 +1,4 @@
-"""Clipping of gradients before regularization, as operators of a program and as part of a plan.
+"""Gradient clipping, applied before regularization, as operators of a program and as part of a plan.
 
 The plan determines how gradients are clipped: by PyTorch in one process, and by the servers of a job with
 servers (see `fleet.plan.clipping`). Like ``torch.nn.utils.clip_grad_norm_``, both add 1e-6 to norms.
@@ -30,7 +30,7 @@ _OPTIMIZE = int(OpRole.OPTIMIZE)
 
 
 class GradientClip(ABC):
-    """A way of clipping all gradients.
+    """A method of clipping all gradients.
 
     Attributes
     ----------
@@ -203,7 +203,7 @@ class ErrorClipByValue:
 def set_gradient_clip(
     clip: GradientClip, param_list: Iterable[str | Variable] | None = None, program: Program | None = None
 ) -> None:
-    """Clip the gradients of a program whose optimizer has no `grad_clip`.
+    """Clip the gradients of a program unless its optimizer has a `grad_clip`.
 
     Parameters
     ----------
@@ -247,7 +247,7 @@ def _append(
     kind: str | None = None,
     **attrs: Any,
 ) -> ProgramVariable:
-    """Append an operator; its output is dense or has rows, according to `kind` or else to `like`."""
+    """Append an operator; `kind`, or else `like`, determines whether its output is dense or has rows."""
     layer = Layer(type)
     name = unique_name.generate(f"{layer.name}.tmp")
     out = create_variable(layer.block, name, (), like.dtype, type=kind or like.type)
@@ -263,7 +263,7 @@ def _each(
     end: int | None = None,
     **attrs: Any,
 ) -> Pairs:
-    """Append an operator for each gradient; return the parameters with their new gradients.
+    """Append an operator for each gradient; return the parameters with the new gradients.
 
     The operators from `begin` to `end` then name the new gradients in ``op_role_var``, as in Paddle.
     """

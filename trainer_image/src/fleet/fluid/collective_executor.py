@@ -25,7 +25,7 @@ _started: weakref.WeakSet[Optimizer] = weakref.WeakSet()
 
 
 def is_started(source: Source) -> bool:
-    """Return whether this trainer has joined the others."""
+    """Return whether this trainer has joined the other trainers."""
     return source.optimizer in _started
 
 
@@ -54,7 +54,7 @@ def start(plan: CollectivePlan, source: Source, place: Place) -> Trainer:
 
 
 def take_gpu(number: int, environ: MutableMapping[str, str], count: int) -> None:
-    """Assign the GPU of a place to this trainer, unless the environment already names one.
+    """Select the GPU of a place for this trainer, unless the environment already selects one.
 
     Joining reads this trainer's GPU from the environment, to decide whether NCCL can carry its tensors.
 
@@ -83,7 +83,7 @@ def take_gpu(number: int, environ: MutableMapping[str, str], count: int) -> None
 
 
 def check_started(program: Program, source: Source) -> None:
-    """Check that the startup program has run, if there are other trainers.
+    """Check that the startup program has run, if the job has several trainers.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Programs of collective training: a trainer's computation, and the operators that connect it to the others.
+"""Programs of collective training: a trainer's computation, and operators that communicate with the others.
 
 The programs are descriptions only. `fleet.collective` does the same work, with the gradients in buckets.
 """
@@ -34,7 +34,7 @@ def plan_collective(
     current_endpoint: str,
     arguments: Iterable[tuple[str, object, object]],
 ) -> CollectivePlan:
-    """Return the plan of a collective job that is trained by an executor.
+    """Return the plan of a collective job that an executor trains.
 
     Parameters
     ----------
@@ -123,7 +123,7 @@ def _check_number(trainer_id: int, current_endpoint: str, endpoints: Sequence[st
 
 
 def refuse_argument(name: str, value: object, default: object) -> None:
-    """Raise a TranspileError that names an argument that collective training would ignore."""
+    """Refuse an argument that collective training would ignore, with a TranspileError that names it."""
     if (reason := refusal(name, value, default, Where(servers=False, by_executor=True))) is not None:
         raise TranspileError(reason)
 
@@ -144,7 +144,7 @@ def _endpoints(mode: str, trainers: str | Iterable[str] | int) -> list[str]:
 
 
 def _meet(block: Block, kind: str, name: str, trainer_id: int, endpoints: list[str]) -> None:
-    """Append the operator by which trainers rendezvous."""
+    """Append the operators that connect a trainer to the others."""
     others: list[Attribute] = [each for each in endpoints if each != endpoints[trainer_id]]
     block.create_var(Variable(name, (1,), "uint8", persistable=True))
     named: dict[str, Attribute] = (
@@ -170,7 +170,7 @@ def _start_up(block: Block, names: list[str], trainer_id: int, endpoints: list[s
 
 
 def _average_gradients(block: Block, num_trainers: int) -> None:
-    """Average each gradient right after the operator that produces it."""
+    """Append an average of each gradient right after the operator that computes it."""
     gradients = {f"{parameter.name}@GRAD" for parameter in block.all_parameters()}
     computation, block.ops[:] = list(block.ops), []
     last = {
@@ -191,7 +191,7 @@ def _average_gradients(block: Block, num_trainers: int) -> None:
 
 
 def _average_parameters(block: Block, num_trainers: int) -> None:
-    """Average each parameter after the optimize operators."""
+    """Append an average of each parameter after the optimizer's operators."""
     for parameter in block.all_parameters():
         _append_mean(block, parameter.name, num_trainers)
 

@@ -17,7 +17,7 @@ _log = logging.getLogger(__name__)
 
 
 class BuildStrategy:
-    """Settings of Paddle's graph: any attribute can be set, and none has an effect.
+    """Settings for Paddle's graph: any attribute can be set, and none has an effect.
 
     Notes
     -----
@@ -49,7 +49,7 @@ class BuildStrategy:
 
 
 class ExecutionStrategy(BuildStrategy):
-    """Settings of Paddle's threads: any attribute can be set, and none has an effect.
+    """Settings for Paddle's threads: any attribute can be set, and none has an effect.
 
     Notes
     -----
@@ -87,7 +87,7 @@ class CompiledProgram:
         share_vars_from: "CompiledProgram | None" = None,
         places: Any = None,
     ) -> Self:
-        """Return this program: a process has one device, and ``fleet.launch`` starts one for each.
+        """Return this program unchanged: a process has one device; ``fleet.launch`` starts one for each.
 
         Parameters
         ----------

@@ -144,7 +144,7 @@ class Computation:
         return found
 
     def source_of(self, name: str) -> tuple[str, int] | None:
-        """Return the data whose sequences a variable's rows form, and the number of LoD levels removed."""
+        """Return the data that defines a variable's sequences, and the number of LoD levels removed."""
         return self._sources.get(name)
 
     def _bound(self, op: Operator, block: Block) -> Step:
@@ -180,7 +180,7 @@ class Computation:
         return partial(kind.compute, **attrs) if attrs else kind.compute
 
     def _trace(self, op: Operator, kind: Kind) -> tuple[str, int] | None:
-        """Record the data whose sequences the outputs' rows form; return the inputs' data if it is needed."""
+        """Record which data defines the sequences of the outputs; return the inputs' data if it is needed."""
         of = op.inputs.get(kind.lod_slot({**kind.attrs, **op.attrs}))
         kept = source = self._sources.get(of[0]) if of else None
         if source is not None:
@@ -194,7 +194,7 @@ class Computation:
         return self._sources.get(op.inputs[kind.inputs[0]][0]) if source is None else source
 
     def _conditional(self, op: Operator) -> Step:
-        """Bind the operators of a block that runs only under a condition."""
+        """Bind the operators of a block that runs only if a condition is true."""
         number: Any = op.attrs["sub_block"]
         block = self._program.blocks[number["block"] if isinstance(number, dict) else number]
         steps = [self._bound(each, block) for each in block.ops]
@@ -211,7 +211,7 @@ class Computation:
 def _with_biases(
     operators: Sequence[Operator], steps: Sequence[Step], block: Block
 ) -> tuple[list[Step], frozenset[str]]:
-    """Fuse products with the additions of their biases; also return the names of the products left out."""
+    """Fuse products with the additions of their biases; also return the names of the replaced products."""
     readers = Counter(name for op in operators for name in op.input_arg_names)
     fused: list[Step] = []
     hidden: set[str] = set()

@@ -13,7 +13,7 @@ __all__ = ["CPUPlace", "CUDAPlace", "EOFException", "Scope", "VarDesc", "get_cud
 
 
 class VarDesc:
-    """The namespace of `VarType`."""
+    """The namespace that contains `VarType`."""
 
     class VarType:
         """The dtypes of variables, by Paddle's names."""
@@ -27,7 +27,7 @@ class VarDesc:
 
 
 def get_cuda_device_count() -> int:
-    """Return the number of GPUs that this process sees."""
+    """Return the number of GPUs that this process can see."""
     return torch.cuda.device_count()
 
 

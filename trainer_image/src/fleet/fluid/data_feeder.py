@@ -17,7 +17,7 @@ Fed = npt.NDArray[Any] | LoDTensor
 
 
 class DataFeeder:
-    """Makes feeds for an executor out of mini-batches of samples.
+    """Converts mini-batches of samples to feeds for an executor.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Datasets: files whose lines a command of the script turns into samples, and the loops that train on them.
+"""Datasets: files that a command of the script converts to samples, and the loops that train on them.
 
 `set_pipe_command` names the command. It runs once per file, as a child process with the file as stdin, and
 writes one line per sample: for each variable the number of its values, and the values
@@ -46,7 +46,7 @@ _NUMBERS: Final = {"int64": int, "float32": float}
 
 
 class DatasetFactory:
-    """Makes datasets by the name of their class.
+    """Creates datasets by class name.
 
     Notes
     -----
@@ -79,7 +79,7 @@ class DatasetFactory:
 
 
 class QueueDataset:
-    """Files that are read while the program trains on them.
+    """A dataset whose files are read while the program trains on them.
 
     Notes
     -----
@@ -244,7 +244,7 @@ class QueueDataset:
 
 
 class InMemoryDataset(QueueDataset):
-    """Files that `load_into_memory` reads, and `local_shuffle` shuffles.
+    """A dataset that `load_into_memory` reads and `local_shuffle` shuffles.
 
     Notes
     -----
@@ -330,7 +330,7 @@ class InMemoryDataset(QueueDataset):
         self.local_shuffle()
 
     def release_memory(self) -> None:
-        """Drop the samples from memory."""
+        """Free the memory that holds the samples."""
         self._samples = None
 
     def get_memory_data_size(self, fleet: Any = None) -> int:
@@ -475,7 +475,7 @@ def run_from_dataset(
 
 
 def _alternating(sources: Sequence[Prefetcher[Any]]) -> Iterator[Any]:
-    """Yield one item of each source in turn until all have ended; close them if the caller stops earlier."""
+    """Yield one item of each source in turn until all are exhausted; close them if the caller stops."""
     turn = deque(sources)
     try:
         while turn:
@@ -491,7 +491,7 @@ def _alternating(sources: Sequence[Prefetcher[Any]]) -> Iterator[Any]:
 
 @contextmanager
 def _piped(path: Path, command: str) -> Iterator[Iterable[str]]:
-    """Run a command with a file as its stdin, and yield the lines that it writes."""
+    """Run a command with a file as its stdin, and yield the lines of its output."""
     with path.open("rb") as file:
         child = subprocess.Popen(  # noqa: S602 - the script's own command, for the shell as in Paddle
             command,
@@ -538,7 +538,7 @@ def _listen(stream: IO[str], said: deque[str]) -> None:
 
 
 def _row(line: str, variables: Sequence[Any]) -> Row:
-    """Parse a line; raise a ValueError or IndexError if it does not have the variables' values."""
+    """Parse a line; raise ValueError or IndexError if it does not match the variables."""
     words = line.split()
     row, at = [], 0
     for variable in variables:

@@ -1,4 +1,4 @@
-"""Execution of built programs on this process's device, for `fleet.fluid.executor`.
+"""Execution of built programs on this process's device; used by `fleet.fluid.executor`.
 
 A minimized program is bound to a PyTorch module and an optimizer, and runs like any other training step.
 Other programs, such as startup programs and clones for tests, are computed here.
@@ -53,7 +53,7 @@ def is_built(program: Program) -> bool:
 def compute(
     program: Program, feed: Mapping[str, Any], names: Sequence[str], device: torch.device | str
 ) -> list[Tensor]:
-    """Run a program that does not train.
+    """Run a program without training.
 
     Parameters
     ----------
@@ -93,7 +93,7 @@ def compute(
 
 
 def fetched_value(name: str, found: Mapping[str, Any], scope: Scope) -> Tensor:
-    """Return a variable, or a gradient, by name.
+    """Return the value of a variable or of a gradient.
 
     Raises
     ------
@@ -117,7 +117,7 @@ def fetched_value(name: str, found: Mapping[str, Any], scope: Scope) -> Tensor:
 
 
 def wanted_gradients(names: Sequence[str]) -> set[str]:
-    """Return the variables whose gradients are among the names to fetch."""
+    """Return the variables whose gradients are to be fetched."""
     return {name.removesuffix(GRAD) for name in names if name.endswith(GRAD)}
 
 
@@ -126,7 +126,7 @@ def _lengths(fed: Mapping[str, tuple[Tensor, Sequence[Tensor]]]) -> dict[str, Se
 
 
 def computation_of(program: ProgramData) -> Computation:
-    """Return a program's computation, cached until its operators or the locations of its tables change."""
+    """Return a program's computation, cached until its operators or its tables' locations change."""
     variables, known = program.global_block().vars, program.computation
     look_ups = {name: each for name, each in global_scope().look_ups.items() if name in variables}
     made_of = [op for block in program.blocks for op in block.ops], look_ups
@@ -168,7 +168,7 @@ def initialize(source: Source, device: torch.device | str, *, tables: bool = Fal
 
 
 def resume(source: Source, trainer: "Trainer") -> None:
-    """Let a trainer that has joined, or loaded a checkpoint, continue a built program.
+    """Continue a built program after the trainer has joined or loaded a checkpoint.
 
     Parameters
     ----------
@@ -187,7 +187,7 @@ def initialize_once(source: Source, device: torch.device | str, *, tables: bool 
 
 
 def prepare(program: Program, device: torch.device | str) -> Source:
-    """Return the PyTorch objects of a minimized program on a device, for a step in this process.
+    """Return the PyTorch objects of a minimized program on a device, for steps in this process.
 
     Raises
     ------
@@ -209,7 +209,7 @@ def prepare(program: Program, device: torch.device | str) -> Source:
 
 
 def ready(source: Source, feed: Mapping[str, Any], names: Sequence[str], device: Any) -> dict[str, Any]:
-    """Return the arguments of a step, and make the module retain the gradients that will be fetched."""
+    """Return the arguments of a step, and make the module retain the gradients to be fetched."""
     module = _module_of(source)
     module.retained, module.fetched = wanted_gradients(names), names
     return dict(feed_of(module.computation, feed, device))
@@ -227,7 +227,7 @@ def _module_of(source: Source) -> ProgramModule:
 
 
 def share_optimizer_state(program: Program, source: Source) -> None:
-    """Use the variables of the scope as the optimizer's state if trainers step a built program."""
+    """Use the scope's variables as the optimizer's state if trainers update a built program's parameters."""
     training = program.training or (program.origin.training if program.origin is not None else None)
     if training is not None:
         share_state(training, _module_of(source), source.optimizer)

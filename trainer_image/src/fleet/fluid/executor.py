@@ -1,4 +1,4 @@
-"""The executor: runs local and transpiled programs, with one call per step.
+"""The executor, which runs local and transpiled programs, one step per call.
 
 A script's own loop and an executor use the same sessions; see `fleet.parameter_server.sessions`.
 """
@@ -61,7 +61,7 @@ Feed = Mapping[str, Any] | Sequence[Mapping[str, Any]]
 
 
 def source_of(program: Program) -> Source:
-    """Return the PyTorch objects behind a program.
+    """Return the PyTorch objects from which a program was created.
 
     Raises
     ------
@@ -185,7 +185,7 @@ class Executor:
         print_period: int = 100,
         fetch_handler: FetchHandler | None = None,
     ) -> None:
-        """Run a program on each batch of a dataset, in sequence.
+        """Run a program on each batch of a dataset in turn.
 
         Parameters
         ----------
@@ -369,14 +369,14 @@ class Executor:
 
 
 def collective() -> Any:
-    """Import and return the module of collective training, which only collective jobs need."""
+    """Import and return the collective training module, which only collective jobs need."""
     from fleet.fluid import collective_executor
 
     return collective_executor
 
 
 def _check_unasked(feed: Feed | None, fetch_list: Sequence[str | Variable] | None) -> None:
-    """Refuse `feed` and `fetch_list` for a program that runs no training step."""
+    """Refuse `feed` and `fetch_list` for a program that does not run a training step."""
     for name, given in (("feed", feed), ("fetch_list", fetch_list)):
         if given:
             raise ConfigurationError(
@@ -386,7 +386,7 @@ def _check_unasked(feed: Feed | None, fetch_list: Sequence[str | Variable] | Non
 
 
 def _of_one_device(feed: Feed | None) -> Mapping[str, Any]:
-    """Return the feed of this process; like Paddle, accept a list with one feed per device."""
+    """Return this process's feed; like Paddle, accept a list with one feed per device."""
     if feed is None or isinstance(feed, Mapping):
         return feed or {}
     entries = list(feed) if isinstance(feed, (list, tuple)) else []
@@ -465,7 +465,7 @@ class FetchedNumber(np.ndarray[Any, Any]):
         return format(self.item(), spec) if spec else str(self)
 
     def __array_wrap__(self, array: Any, context: Any = None, return_scalar: bool = False) -> Any:
-        """Return a result of shape ``(1,)`` as this class; return any other as NumPy does."""
+        """Return a result of shape ``(1,)`` as this class, and any other unchanged."""
         if array is self:  # an in-place operation
             return self
         plain = np.asarray(array)

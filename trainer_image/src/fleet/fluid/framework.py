@@ -1,4 +1,4 @@
-"""The part of ``fluid.framework`` that scripts use: programs, variables, and properties of this machine."""
+"""The part of ``fluid.framework`` that scripts use: programs, variables, and checks of this machine."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -31,13 +31,13 @@ class _ParameterKind(type):
 
 
 class Parameter(metaclass=_ParameterKind):
-    """The class of parameters, for checks with ``isinstance``; layers create parameters."""
+    """The class that ``isinstance`` checks use to recognize parameters; layers create the objects."""
 
 
 def data(
     name: str, shape: Sequence[int | None], dtype: str = "float32", lod_level: int = 0
 ) -> ProgramVariable:
-    """Declare data that is fed.
+    """Declare a variable whose data is fed.
 
     Parameters
     ----------
@@ -63,7 +63,7 @@ def data(
 
 @contextmanager
 def name_scope(prefix: str | None = None) -> Iterator[None]:
-    """Do nothing: in Paddle, too, the scope's name is only displayed, and is not part of a variable's name.
+    """Do nothing: in Paddle, too, the scope's name is only displayed and is not part of variable names.
 
     Parameters
     ----------

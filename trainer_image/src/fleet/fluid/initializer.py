@@ -1,4 +1,4 @@
-"""Initializers of parameters, with Paddle's fans, defaults and operators.
+"""Initializers of parameters, with Paddle's fan-in rules, defaults and operators.
 
 An initializer is data: `Initializer.operator` returns the operator of the startup program that creates the
 values. The numbers among its attributes are float32, as in Paddle.
@@ -51,7 +51,7 @@ OperatorSpec = tuple[str, dict[str, Attribute]]
 
 
 class Initializer(ABC):
-    """The initial values of a parameter.
+    """A method of initializing a parameter.
 
     Attributes
     ----------
@@ -302,17 +302,17 @@ class NumpyArrayInitializer(Initializer):
 
 
 def default_weight() -> Initializer:
-    """Return Paddle's default for weights and embedding tables."""
+    """Return Paddle's default initializer for weights and embedding tables."""
     return XavierInitializer()
 
 
 def default_bias() -> Initializer:
-    """Return Paddle's default for biases."""
+    """Return Paddle's default initializer for biases."""
     return ConstantInitializer(0.0)
 
 
 def default_conv2d(filter_size: Sequence[int], num_channels: int) -> Initializer:
-    """Return Paddle's default for the filters of ``conv2d``.
+    """Return Paddle's default initializer for the filters of ``conv2d``.
 
     Parameters
     ----------

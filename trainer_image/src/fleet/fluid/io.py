@@ -79,7 +79,7 @@ _VERSION: Final = 1
 
 
 def is_persistable(var: Any) -> bool:
-    """Return whether a variable persists from one step to the next, as parameters and optimizer state do.
+    """Return whether a variable persists between steps, like parameters and optimizer state.
 
     Parameters
     ----------
@@ -267,7 +267,7 @@ def save_inference_model(
     export_for_deployment: bool = True,
     program_only: bool = False,
 ) -> list[str]:
-    """Save the part of a program that computes the target variables, and the values that this part needs.
+    """Save the part of a program that computes the target variables, with the values that it needs.
 
     Parameters
     ----------
@@ -323,7 +323,7 @@ def load_inference_model(
     params_filename: str | None = None,
     pserver_endpoints: Sequence[str] | None = None,
 ) -> tuple[Program, list[str], list[Any]]:
-    """Load a program, and its values, from the files that `save_inference_model` wrote.
+    """Load a program and its values from files written by `save_inference_model`.
 
     Parameters
     ----------
@@ -394,7 +394,7 @@ def _chosen(
 
 
 def _inside(folder: Path, name: str) -> Path:
-    """Return the path of a file in a folder; the name may contain slashes, but must not lead out of it."""
+    """Return the path of a file in a folder; the name may contain slashes but not lead out of the folder."""
     path = folder / name
     if Path(name).is_absolute() or ".." in Path(name).parts or not Path(name).parts:
         raise ConfigurationError(
@@ -414,7 +414,7 @@ def _read(path: Path) -> Mapping[str, Tensor]:
 
 
 def _fitting(variable: Any, held: Mapping[str, Tensor], path: Path) -> Tensor:
-    """Return the value of a variable from a file's values; raise a CheckpointError if none matches."""
+    """Select the value of a variable from the values in a file; raise CheckpointError if none fits."""
     if variable.name not in held:
         raise CheckpointError(f"{path} has no {variable.name}; it has {', '.join(sorted(held)) or 'nothing'}")
     value = held[variable.name]
@@ -428,7 +428,7 @@ def _fitting(variable: Any, held: Mapping[str, Tensor], path: Path) -> Tensor:
 
 
 def _trainer_of(program: Program) -> Trainer | None:
-    """Return the session of a trainer with parameter servers; None in one process."""
+    """Return the trainer's session if the job has parameter servers, or None in a single process."""
     return None if program.source is None else find_trainer(program.source)
 
 
@@ -443,7 +443,7 @@ def _values(variables: Iterable[Any]) -> dict[str, Tensor]:
 
 
 def _pruned(program: Program, feeded: Sequence[str], targets: Sequence[str]) -> Program:
-    """Return a program with only the operators that compute the target variables from the fed ones."""
+    """Return a program that contains only the operators needed to compute the targets from the feeds."""
     pruned = program.clone(for_test=True)
     block = pruned.global_block()
     if unknown := [name for name in (*feeded, *targets) if not block.has_var(name)]:

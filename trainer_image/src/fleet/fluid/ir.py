@@ -98,13 +98,13 @@ class Variable:
 
     @property
     def numel(self) -> int:
-        """Number of elements."""
+        """The number of elements."""
         return prod(self.shape)
 
 
 @dataclass(frozen=True)
 class Operator:
-    """One operation: input and output variables by slot, and plain values as attributes.
+    """One operation: input and output variables by slot, and attributes with plain values.
 
     Attributes
     ----------
@@ -140,12 +140,12 @@ class Operator:
 
     @property
     def input_arg_names(self) -> list[str]:
-        """All input variables, slot by slot."""
+        """The names of all input variables, slot by slot."""
         return [name for names in self.inputs.values() for name in names]
 
     @property
     def output_arg_names(self) -> list[str]:
-        """All output variables, slot by slot."""
+        """The names of all output variables, slot by slot."""
         return [name for names in self.outputs.values() for name in names]
 
     def input(self, slot: str) -> list[str]:
@@ -189,7 +189,7 @@ class Operator:
         return list(self._lookup("output slot", self.outputs, slot))
 
     def has_attr(self, name: str) -> bool:
-        """Return whether the operator has an attribute of this name.
+        """Return whether the operator has the attribute.
 
         Parameters
         ----------
@@ -275,7 +275,7 @@ class Block:
     ops: list[Operator] = field(default_factory=list)
 
     def var(self, name: str) -> Variable:
-        """Return a variable of this block or, if it has none of this name, of a parent.
+        """Return a variable of this block or, if this block does not declare it, of a parent.
 
         Parameters
         ----------
@@ -300,7 +300,7 @@ class Block:
         return block.vars[name]
 
     def has_var(self, name: str) -> bool:
-        """Return whether this block itself, not a parent, declares a variable of this name.
+        """Return whether this block, as opposed to a parent, declares the variable.
 
         Parameters
         ----------
@@ -364,7 +364,7 @@ class Block:
         outputs: Mapping[str, Iterable[str]] | None = None,
         attrs: Mapping[str, Attribute] | None = None,
     ) -> Operator:
-        """Append an operator; this block or a parent must declare its variables.
+        """Append an operator whose variables this block or a parent declares.
 
         Parameters
         ----------
@@ -447,7 +447,7 @@ class ProgramData:
         self.current_block_idx = 0
 
     def attr(self, name: str) -> Any:
-        """Return one of `attrs`.
+        """Return the value of a program attribute.
 
         Parameters
         ----------
@@ -472,13 +472,13 @@ class ProgramData:
 
     @property
     def spec(self) -> "TrainingSpec | None":
-        """The training specification; None if the program has no plan."""
+        """The training specification, or None if the program has no plan."""
         spec: TrainingSpec | None = getattr(self.plan, "spec", self.plan)  # type: ignore[arg-type]
         return spec
 
     @property
     def num_blocks(self) -> int:
-        """Number of blocks."""
+        """The number of blocks."""
         return len(self.blocks)
 
     def global_block(self) -> Block:
@@ -486,12 +486,12 @@ class ProgramData:
         return self.blocks[0]
 
     def current_block(self) -> Block:
-        """Return the block to which layers are appended: the first one, except within a conditional block."""
+        """Return the block that layers are appended to: the first one, except within a conditional block."""
         return self.blocks[self.current_block_idx]
 
     @contextmanager
     def roles(self, role: int, variables: Sequence[str] = ()) -> Iterator[None]:
-        """Assign a role to the operators that are appended within the ``with`` block.
+        """Set the role of operators that are appended within the ``with`` block.
 
         Parameters
         ----------
@@ -507,7 +507,7 @@ class ProgramData:
             self.current_role = outer
 
     def _lr_schedule_guard(self, is_with_opt: bool = False) -> AbstractContextManager[None]:
-        """Make the operators that are appended within the ``with`` block compute the learning rate.
+        """Mark operators that are appended within the ``with`` block as computing the learning rate.
 
         Parameters
         ----------
@@ -566,7 +566,7 @@ class ProgramData:
         return [each for block in self.blocks for each in block.all_parameters()]
 
     def shallow_copy(self) -> Self:
-        """Return a program with the same operators and variables, and nothing else."""
+        """Return a new program that shares this program's operators and variables."""
         copy = type(self)()
         copy.blocks = [
             Block(copy, block.idx, block.parent_idx, dict(block.vars), list(block.ops))

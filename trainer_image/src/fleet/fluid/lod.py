@@ -1,4 +1,4 @@
-"""LoD tensors: sequences of different lengths, as concatenated values and the lengths at each level.
+"""LoD tensors: sequences of different lengths, stored as concatenated values with lengths for each level.
 
 The lengths of a level are the numbers of entries of the next level in each sequence; the lengths of the last
 level count values. ``[[2, 1], [3, 1, 2]]`` describes two documents: one of two sentences, with three words
@@ -48,7 +48,7 @@ class LoDTensor:
 
     @property
     def values(self) -> npt.NDArray[Any]:
-        """All values, shape (n, ...).
+        """All values, of shape (n, ...).
 
         Raises
         ------
@@ -61,7 +61,7 @@ class LoDTensor:
 
     @property
     def lengths(self) -> tuple[tuple[int, ...], ...]:
-        """The lengths at each level, which match the values; empty for an ordinary array.
+        """The lengths at each level, which are consistent with the values; empty for an ordinary array.
 
         Raises
         ------
@@ -108,7 +108,7 @@ class LoDTensor:
         return [list(level) for level in self._lengths]
 
     def has_valid_recursive_sequence_lengths(self) -> bool:
-        """Return whether the lengths add up to the number of values."""
+        """Return whether the lengths are consistent with the number of values."""
         return not _problem(self._lengths, len(self.values))
 
     def set_lod(self, lod: Lengths) -> None:
@@ -147,7 +147,7 @@ class LoDTensor:
 
 
 def _problem(lengths: Lengths, num_values: int | None) -> str:
-    """Return why lengths do not add up; return an empty string if they do."""
+    """Return why lengths are inconsistent, or an empty string if they are consistent."""
     counts: list[int | None] = [*map(len, lengths[1:]), num_values]
     for level, count in zip(lengths, counts, strict=False):
         if any(length < 0 for length in level):
@@ -189,7 +189,7 @@ def flattened(sequences: Iterable[Any], lod_level: int) -> tuple[list[Any], list
 
 
 def create_lod_tensor(data: Any, recursive_seq_lens: Lengths, place: object = None) -> LoDTensor:
-    """Return a LoDTensor of values and lengths.
+    """Return a LoDTensor with the given values and lengths.
 
     Parameters
     ----------

@@ -32,7 +32,7 @@ _OPTIMIZE = int(OpRole.OPTIMIZE)
 
 @dataclass(frozen=True)
 class Accumulator:
-    """State that an optimizer keeps for each parameter.
+    """State that an optimizer stores for each parameter.
 
     Attributes
     ----------
@@ -52,7 +52,7 @@ class Accumulator:
 
 
 class Optimizer:
-    """Minimizes the loss of a built program; see the subclasses in `fleet.fluid.optimizer`.
+    """Minimizes the loss of a built program; the subclasses are in `fleet.fluid.optimizer`.
 
     Parameters
     ----------
@@ -278,7 +278,7 @@ class Optimizer:
         return known
 
     def _rate_of(self, parameter: ProgramVariable, rate: ProgramVariable) -> ProgramVariable:
-        """Return the learning rate of a parameter, which may have its own factor."""
+        """Return the learning rate of a parameter, scaled by the parameter's factor if it has one."""
         if parameter.learning_rate == 1.0:
             return rate
         with parameter.block.program.roles(_OPTIMIZE | int(OpRole.SCHEDULE)):

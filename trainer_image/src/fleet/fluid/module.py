@@ -1,4 +1,4 @@
-"""A built program as a PyTorch module with an optimizer, which the runtime trains.
+"""A built program as a PyTorch module with an optimizer, which the runtime can train.
 
 `bind` creates both when the program is first run or transpiled. The module has a parameter for each parameter
 of the program, under the same name, and its `forward` computes the program's variables.
@@ -152,7 +152,7 @@ class ProgramModule(nn.Module):
         return found
 
     def hold_state(self) -> None:
-        """Make the variables that steps change parts of this module; they must have their initial values."""
+        """Register the variables that steps change with this module, once they have initial values."""
         for name in self.computation.writes:
             if name not in self._parameters:
                 value = self.scope.values[name].detach()
@@ -165,7 +165,7 @@ class ProgramModule(nn.Module):
                 self._counters[counter] = number(value), number(increment)  # type: ignore[arg-type]
 
     def count_from(self, step: int) -> None:
-        """Set the counters of steps, such as that of a schedule, to their values after `step` steps."""
+        """Set step counters, such as that of a schedule, to their values after `step` steps."""
         for name, (first, increment) in self._counters.items():
             self.scope.values[name].fill_(first + step * increment)
 
@@ -201,7 +201,7 @@ class _Loss:
 
 
 def starts_of(startup: Program | None) -> dict[str, Operator]:
-    """Return the operators of a startup program by the variables that they initialize."""
+    """Return the operators of a startup program, keyed by the variable that they initialize."""
     ops = startup.global_block().ops if startup is not None else []
     return {name: op for op in ops for name in op.output_arg_names}
 
@@ -226,12 +226,12 @@ class _Schedule:
 
 
 def _schedule_of(program: Program) -> list[Operator]:
-    """Return the operators that compute the learning rate."""
+    """Return the operators that compute the learning rate, as a schedule."""
     return [op for op in program.global_block().ops if op.attrs.get("op_role") == int(OpRole.SCHEDULE)]
 
 
 def _plain_rates(program: Program, scope: Scope) -> "dict[str, float | _Schedule]":
-    """Return the learning rates of the tables that are stepped by SGD, whatever the optimizer.
+    """Return the learning rates of the tables that are updated with SGD, whatever the optimizer is.
 
     Raises
     ------
@@ -261,7 +261,7 @@ def _plain_rates(program: Program, scope: Scope) -> "dict[str, float | _Schedule
 def _table(
     variable: Any, scope: Scope, plain_rate: "float | _Schedule | None", start: Operator | None
 ) -> DistributedTable:
-    """Return the table of a parameter, which starts with the values that the startup program gives it."""
+    """Return the table of a parameter, initialized like the parameter in the startup program."""
     ids, width = variable.shape
     name, own = variable.name, {} if plain_rate is None else {"lr": plain_rate}
     first = first_values(start)
@@ -283,7 +283,7 @@ def _table(
 
 
 def first_values(start: Operator | None) -> FirstValues | None:
-    """Return the values of a table's row as a function of its id, so that rows need not exist before use.
+    """Return a function from an id to its initial row, so that rows need not exist before their first use.
 
     Parameters
     ----------
@@ -385,7 +385,7 @@ def _clip_own(clip: GradClip, parameters: Sequence[nn.Parameter], *_: object) ->
 
 
 def _optimizer(training: Training, module: ProgramModule) -> torch.optim.Optimizer:
-    """Return the optimizer, with a param group for each learning-rate factor and regularizer."""
+    """Return the optimizer, with one param group per combination of learning-rate factor and regularizer."""
     given, clip = training.optimizer.learning_rate, training.clip
     first = float(given) if isinstance(given, int | float) else 1.0  # until a schedule is first computed
     groups: dict[tuple[float, tuple[tuple[str, float], ...]], list[nn.Parameter]] = {}
@@ -413,7 +413,7 @@ def _optimizer(training: Training, module: ProgramModule) -> torch.optim.Optimiz
 
 
 def share_state(training: Training, module: ProgramModule, optimizer: torch.optim.Optimizer) -> None:
-    """Use the variables of the scope as the optimizer's state, so that they are saved, loaded and reset.
+    """Use the scope's variables as the optimizer's state, so that they are saved, loaded and reset.
 
     They take the values that the optimizer has, if a checkpoint has been loaded.
 
@@ -435,7 +435,7 @@ def share_state(training: Training, module: ProgramModule, optimizer: torch.opti
 def values_of(
     computation: Computation, scope: Scope, given: Mapping[str, Tensor] | None = None
 ) -> dict[str, Tensor]:
-    """Return the persistable variables that a computation reads, of which `given` replaces some.
+    """Return the persistable variables that a computation reads; those in `given` take precedence.
 
     Raises
     ------
@@ -457,7 +457,7 @@ def _not_started(name: str) -> ConfigurationError:
 
 
 def feed_of(computation: Computation, feed: Mapping[str, Any], device: torch.device | str) -> Fed:
-    """Convert the feed of an executor to tensors on a device, with the lengths of sequences.
+    """Convert an executor's feed to tensors on a device, with the lengths of sequences.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""The names of Paddle 1.8's ``fluid``, and their replacements in PyTorch or this package.
+"""The names in Paddle 1.8's ``fluid``, and their replacements in PyTorch or this package.
 
 Modules of `fleet.fluid` use `missing` to report names that they do not have. From `EXAMPLES`, ``make docs``
 generates the table in docs/paddle.md of the names that Paddle's examples use.
@@ -321,7 +321,7 @@ paddle: batch dataset.uci_housing.train enable_static reader.shuffle reader.xmap
 
 
 def _listed(text: str) -> Iterator[tuple[str, str]]:
-    """Yield each name in a table, with its replacement."""
+    """Yield each name in a table with its replacement."""
     for line in text.split("\n"):
         before, _, names = line.strip().rpartition(": ")
         for name in names.split():
@@ -334,7 +334,7 @@ EXAMPLES: Final = tuple(f"{module}.{name}" for name, module in _listed(_EXAMPLES
 
 @cache
 def _ways(module: str) -> dict[str, str]:
-    """Return the replacement of each of Paddle's names in a module; empty for a name without one."""
+    """Return the replacements of Paddle's names in a module; empty for a name that has none."""
     return {
         name: "" if way == "-" else way + name if way.endswith(".") else way
         for name, way in _listed(_MODULES.get(module, ""))
@@ -342,7 +342,7 @@ def _ways(module: str) -> dict[str, str]:
 
 
 def instead(dotted: str) -> str:
-    """Return the replacement of one of Paddle's names in PyTorch or this package.
+    """Return the replacement, in PyTorch or this package, for one of Paddle's names.
 
     Parameters
     ----------
@@ -392,7 +392,7 @@ def here(dotted: str) -> bool:
 
 
 def missing(module: str) -> Callable[[str], NoReturn]:
-    """Return a ``__getattr__`` for a module; it raises an error that gives a missing name's replacement.
+    """Return a module's ``__getattr__``, which raises an error that suggests a missing name's replacement.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""The optimizers for scripts, with Paddle's names, arguments and operators.
+"""Optimizers for scripts, with Paddle's names, arguments and operators.
 
 `fleet.optim` computes the updates, in one process and on servers. The order is Paddle's: clipping, then
 regularization, which is never clipped, then the update. See `fleet.fluid.minimization` for ``minimize``.
@@ -44,7 +44,7 @@ class SGDOptimizer(Optimizer):
 
 
 class MomentumOptimizer(Optimizer):
-    """Momentum: Paddle's ``fluid.optimizer.Momentum``, stepped by `fleet.optim.Momentum`.
+    """Momentum: Paddle's ``fluid.optimizer.Momentum``, implemented by `fleet.optim.Momentum`.
 
     Parameters
     ----------
@@ -91,7 +91,7 @@ class MomentumOptimizer(Optimizer):
 
 
 class AdagradOptimizer(Optimizer):
-    """Adagrad: Paddle's ``fluid.optimizer.Adagrad``, stepped by `fleet.optim.Adagrad`.
+    """Adagrad: Paddle's ``fluid.optimizer.Adagrad``, implemented by `fleet.optim.Adagrad`.
 
     Parameters
     ----------
@@ -138,7 +138,7 @@ class AdagradOptimizer(Optimizer):
 
 
 class AdamOptimizer(Optimizer):
-    """Adam: Paddle's ``fluid.optimizer.Adam``, stepped by `fleet.optim.Adam`.
+    """Adam: Paddle's ``fluid.optimizer.Adam``, implemented by `fleet.optim.Adam`.
 
     Parameters
     ----------
@@ -195,7 +195,7 @@ class AdamOptimizer(Optimizer):
 
 
 class RMSPropOptimizer(Optimizer):
-    """RMSProp: Paddle's ``fluid.optimizer.RMSProp``, stepped by `fleet.optim.RMSProp`.
+    """RMSProp: Paddle's ``fluid.optimizer.RMSProp``, implemented by `fleet.optim.RMSProp`.
 
     Parameters
     ----------

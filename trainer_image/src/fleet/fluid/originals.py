@@ -27,7 +27,7 @@ _EXECUTED = "PyTorch runs the model, and has its own settings"
 
 @dataclass(frozen=True, slots=True)
 class Argument:
-    """An argument of Paddle: its default, and why other values are refused or have no effect."""
+    """An argument in Paddle: its default, and why other values are refused or have no effect."""
 
     default: object
     text: str
@@ -75,7 +75,7 @@ MINIMIZE: Final[Mapping[str, Argument]] = {
 
 
 def check_arguments(call: str, given: Mapping[str, object], known: Mapping[str, Argument]) -> None:
-    """Accept and log Paddle's arguments that have no effect; refuse the others.
+    """Refuse unsupported arguments of Paddle; accept and log those that have no effect.
 
     Parameters
     ----------

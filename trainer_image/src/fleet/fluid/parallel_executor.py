@@ -1,4 +1,4 @@
-"""Paddle's executor of collective training."""
+"""Paddle's executor for collective training."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -80,7 +80,7 @@ class ParallelExecutor:
 
     @property
     def device_count(self) -> int:
-        """The number of devices of this process: one."""
+        """The number of devices that this process uses, which is one."""
         return 1
 
     def run(
@@ -132,7 +132,7 @@ class ParallelExecutor:
             )
 
     def _place(self) -> Place:
-        """Return the place of the model, to which feeds are moved too."""
+        """Return the place of the model, to which feeds are also moved."""
         if is_built(self._program) and self._program.source is None:  # its first run binds it
             return CUDAPlace() if self._use_cuda else CPUPlace()
         parameter = next(iter(source_of(self._program).parameters.values()), None)

@@ -1,4 +1,4 @@
-"""Attributes of a parameter that a layer creates."""
+"""Attributes of parameters that layers create."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -44,7 +44,7 @@ class ParamAttr:
 
 
 def param_attr(given: Any) -> ParamAttr | None:
-    """Convert an argument of a layer to attributes.
+    """Convert a layer's argument to attributes of a parameter.
 
     Parameters
     ----------

@@ -19,7 +19,7 @@ class CPUPlace:
 
     @property
     def device(self) -> str:
-        """The torch device's name."""
+        """The name of the torch device."""
         return "cpu"
 
 
@@ -41,7 +41,7 @@ class CUDAPlace:
 
     @property
     def device(self) -> str:
-        """The torch device's name."""
+        """The name of the torch device."""
         return f"cuda:{self.device_id}"
 
 
@@ -49,7 +49,7 @@ Place = CPUPlace | CUDAPlace
 
 
 def check_place(place: Place) -> None:
-    """Check that this process sees the GPU of a place.
+    """Check that this process can see the GPU of a place.
 
     Raises
     ------

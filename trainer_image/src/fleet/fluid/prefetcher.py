@@ -67,7 +67,7 @@ class Prefetcher(Generic[T]):
         raise StopIteration
 
     def close(self) -> None:
-        """End the thread, wait for it, and drop the items that were read ahead."""
+        """Stop the thread, wait for it to end, and discard the items that it read ahead."""
         with self._changed:
             self._closed = self._ended = True
             self._items.clear()

@@ -31,7 +31,7 @@ def format_program(program: ProgramData, *, with_details: bool = False) -> str:
 
 
 def format_difference(ours: ProgramData, theirs: ProgramData) -> str:
-    """Return the lines in which two programs differ, with two lines of context."""
+    """Return a diff of two programs, with two lines of context."""
     here, there = (format_program(program, with_details=True).splitlines() for program in (ours, theirs))
     return "\n".join(unified_diff(here, there, "this program", "the other", n=2, lineterm=""))
 

@@ -110,7 +110,7 @@ class Program(ProgramData):
         return super().clone()
 
     def _clone_built(self, *, for_test: bool) -> Self:
-        """Return a copy with its own variables; see `clone`."""
+        """Return a copy with its own variables; used by `clone`."""
         copy = super().clone()
         copy.random_seed, copy.plan, copy.source = self.random_seed, None, None
         copy.training = None if for_test else self.training
@@ -128,7 +128,7 @@ class Program(ProgramData):
         return copy
 
     def fingerprint(self) -> str:
-        """Return a hex digest, which is equal for programs whose processes may train together."""
+        """Return a hex digest; processes whose programs have equal digests may train together."""
         if isinstance(self.plan, JobPlan):
             return fingerprint_of(self.plan.agreement)
         return fingerprint_of(self.spec.agreement() if self.spec is not None else {})
@@ -207,7 +207,7 @@ class Program(ProgramData):
         optimizer: "Optimizer",
         grad_clip: GradClip | None = None,
     ) -> "Program":
-        """Capture one training step of a PyTorch script, without running or tracing the model.
+        """Capture one training step of a PyTorch script without running or tracing the model.
 
         Parameters
         ----------
@@ -246,7 +246,7 @@ class Program(ProgramData):
         model: "Module | None" = None,
         grad_clip: GradClip | None = None,
     ) -> "Program":
-        """Capture the step of a loop that calls ``loss.backward()`` and ``optimizer.step()`` itself.
+        """Capture the step of a training loop that itself calls ``loss.backward()`` and ``optimizer.step()``.
 
         Parameters
         ----------
@@ -280,7 +280,7 @@ _FORWARD = (int(OpRole.FORWARD), int(OpRole.LOSS))
 
 
 def _tested(op: Operator) -> Operator:
-    """Return an operator in its inference form."""
+    """Return the inference form of an operator."""
     return replace(op, attrs={**op.attrs, "is_test": True}) if "is_test" in op.attrs else op
 
 
@@ -312,7 +312,7 @@ _defaults: dict[str, Program] = {}
 
 @contextmanager
 def program_guard(main_program: Program, startup_program: Program | None = None) -> Iterator[None]:
-    """Append the layers of the ``with`` block to these programs instead of the default ones.
+    """Append layers within the ``with`` block to these programs instead of the default ones.
 
     Parameters
     ----------
@@ -333,7 +333,7 @@ def program_guard(main_program: Program, startup_program: Program | None = None)
 
 
 def default_main_program() -> Program:
-    """Return the program to which layers are appended, or that of the latest `Program.capture`.
+    """Return the program that layers are appended to, or the program of the latest `Program.capture`.
 
     Notes
     -----
@@ -343,7 +343,7 @@ def default_main_program() -> Program:
 
 
 def default_startup_program() -> Program:
-    """Return the program of the layers' initial values, or the startup program of the latest capture.
+    """Return the program that initializes the layers, or the startup program of the latest capture.
 
     Notes
     -----

@@ -1,4 +1,4 @@
-"""Loaders, which run a script's generator in a thread, ahead of the steps that use its batches.
+"""Loaders, which run a script's generator in a thread and prepare batches before they are needed.
 
 An iterable loader yields feeds for ``Executor.run``. Any other loader, and every `py_reader`, is an operator
 ``read`` of the program, and its outputs are the program's data: after ``start()``, each run without a feed
@@ -34,7 +34,7 @@ _loaders: dict[str, "GeneratorLoader"] = {}
 
 
 class EOFException(FleetError):  # noqa: N818 - Paddle's name
-    """The loader of a program has no more batches; call its ``reset()`` before the next epoch.
+    """The loader of a program has no more batches; call ``reset()`` on it before the next epoch.
 
     Notes
     -----
@@ -43,7 +43,7 @@ class EOFException(FleetError):  # noqa: N818 - Paddle's name
 
 
 class GeneratorLoader:
-    """Provides the batches of a generator, which runs in a thread.
+    """Provides the batches of a generator that runs in a thread.
 
     Parameters
     ----------
@@ -97,7 +97,7 @@ class GeneratorLoader:
         drop_last: bool = True,
         places: object = None,
     ) -> Self:
-        """Take samples from a generator, and make batches of them.
+        """Set a generator of samples, which are grouped into batches.
 
         Parameters
         ----------
@@ -119,7 +119,7 @@ class GeneratorLoader:
     def set_sample_list_generator(
         self, reader: Callable[[], Iterable[Iterable[Any]]], places: object = None
     ) -> Self:
-        """Take batches from a generator, as lists of samples.
+        """Set a generator of batches, given as lists of samples.
 
         Parameters
         ----------
@@ -136,7 +136,7 @@ class GeneratorLoader:
         return self._set(DataFeeder(self.variables).decorate_reader(reader), places)
 
     def set_batch_generator(self, reader: Callable[[], Iterable[Any]], places: object = None) -> Self:
-        """Take batches from a generator, as arrays.
+        """Set a generator of batches, given as arrays.
 
         Parameters
         ----------
@@ -175,7 +175,7 @@ class GeneratorLoader:
         self._batches = self._started()
 
     def reset(self) -> None:
-        """End the generator's thread and drop its batches; `start` begins again.
+        """Stop the generator's thread and discard its batches; `start` begins again.
 
         Raises
         ------
@@ -188,7 +188,7 @@ class GeneratorLoader:
             batches.close()
 
     def next_feed(self) -> Mapping[str, Fed]:
-        """Return the next batch of a loader that was started.
+        """Return the next batch of a loader that has been started.
 
         Raises
         ------
@@ -248,7 +248,7 @@ class GeneratorLoader:
 
 
 class DataLoader:
-    """Makes loaders.
+    """Creates loaders.
 
     Notes
     -----
@@ -396,7 +396,7 @@ def create_py_reader_by_data(
 
 
 def read_file(reader: GeneratorLoader) -> Any:
-    """Return the variables that a run reads from a `py_reader`.
+    """Return the variables that a program reads from a `py_reader`.
 
     Parameters
     ----------
@@ -412,7 +412,7 @@ def read_file(reader: GeneratorLoader) -> Any:
 
 
 def double_buffer(reader: GeneratorLoader, place: object = None, name: str | None = None) -> GeneratorLoader:
-    """Return the loader itself, because a thread always reads ahead.
+    """Return the loader unchanged, because every loader already reads ahead in a thread.
 
     Parameters
     ----------
@@ -425,7 +425,7 @@ def double_buffer(reader: GeneratorLoader, place: object = None, name: str | Non
 
 
 def read_feed(program: Program) -> dict[str, Fed]:
-    """Return the next batch of each loader from which a program reads; an empty dict if there is none.
+    """Return the next batch of each loader that a program reads; return an empty dict if there is none.
 
     Raises
     ------
@@ -459,7 +459,7 @@ def _read_by(capacity: int, described: Sequence[tuple[Any, str, int]], name: str
 
 
 def _append_read(loader: GeneratorLoader) -> None:
-    """Append the operator by which a program reads a loader's variables."""
+    """Append the operator that reads a loader's variables."""
     block = default_main_program().current_block()
     create_variable(block, loader.name, (), "float32", type="READER", stop_gradient=True)
     block.append_op(

@@ -1,4 +1,4 @@
-"""Regularizers: penalties on parameters. Their gradients are added to those of the loss, after clipping."""
+"""Regularizers: penalties on parameters, whose gradients are added to those of the loss after clipping."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -37,7 +37,7 @@ class Regularizer(ABC):
     @property
     @abstractmethod
     def options(self) -> Mapping[str, float]:
-        """The equivalent options of the classes of `fleet.optim`."""
+        """The equivalent options of `fleet.optim` classes."""
 
     @abstractmethod
     def term(self, parameter: ProgramVariable, block: Block) -> ProgramVariable:

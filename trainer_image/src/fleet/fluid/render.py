@@ -32,7 +32,7 @@ _REMEDY = (
 
 
 def rendered(program: Program) -> Program:
-    """Return a new rendering of a program from its plan."""
+    """Render a program anew from its plan."""
     plan, startup, origin = program.plan, program.part == "startup", program.origin
     if isinstance(plan, TrainingSpec):
         return startup_program(plan) if startup else step_program(plan)
@@ -63,7 +63,7 @@ def rendered(program: Program) -> Program:
 def render_trainer(
     plan: JobPlan, trainer_id: int, origin: Program | None, *, wait_port: bool = True
 ) -> tuple[Program, Program]:
-    """Return the main and the startup program of a trainer.
+    """Return the main program and the startup program of a trainer.
 
     Parameters
     ----------
@@ -82,7 +82,7 @@ def render_trainer(
 
 
 def render_pserver(plan: JobPlan, endpoint: str, origin: Program | None) -> tuple[Program, Program]:
-    """Return the main and the startup program of a parameter server.
+    """Return the main program and the startup program of a parameter server.
 
     Parameters
     ----------
@@ -128,7 +128,7 @@ def check_unedited(program: Program) -> None:
 
 
 def _difference(program: Program, expected: Program) -> str:
-    """Describe the first difference between a program and the expected one; empty if there is none."""
+    """Describe the first difference between a program and the expected one; empty if they are equal."""
     if len(program.blocks) != len(expected.blocks):
         return f"it has {len(program.blocks)} blocks, expected {len(expected.blocks)}"
     for ours, theirs in zip(program.blocks, expected.blocks, strict=True):
@@ -166,7 +166,7 @@ def _operator_difference(
 
 
 def _name(op: Operator | None) -> str:
-    """Return a name of an operator for messages: its type and its parameter."""
+    """Return the name of an operator for messages: its type and its parameter."""
     if op is None:
         return "no operator"
     about = op.attrs.get("op_role_var")

@@ -36,7 +36,7 @@ class Scope:
         self.look_ups: dict[str, Callable[..., Tensor]] = {}
 
     def find_var(self, name: str) -> "ScopeVariable | None":
-        """Return a variable that has a value; None if there is none.
+        """Return a variable that has a value, or None if there is none of this name.
 
         Parameters
         ----------
@@ -54,7 +54,7 @@ class Scope:
         return ScopeVariable(self, name)
 
     def set(self, name: str, value: Tensor) -> None:
-        """Set the value of a variable, in place if its present value has the same shape.
+        """Set the value of a variable, in place if the current value has the same shape.
 
         Parameters
         ----------
@@ -87,7 +87,7 @@ class ScopeTensor:
         self._scope, self._name = scope, name
 
     def set(self, array: npt.ArrayLike, place: object = None) -> None:  # noqa: ARG002 - Paddle's signature
-        """Set the value.
+        """Set the variable's value.
 
         Parameters
         ----------
@@ -111,7 +111,7 @@ _scope = Scope()
 
 
 def global_scope() -> Scope:
-    """Return the scope in which programs run.
+    """Return the scope that programs run in.
 
     Notes
     -----
@@ -122,7 +122,7 @@ def global_scope() -> Scope:
 
 @contextmanager
 def scope_guard(scope: Scope) -> Iterator[None]:
-    """Run programs in another scope within a ``with`` block.
+    """Run programs in a different scope within the ``with`` block.
 
     Parameters
     ----------

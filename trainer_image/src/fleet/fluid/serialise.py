@@ -1,4 +1,4 @@
-"""Conversion of programs to JSON and back: operators and plans, without the PyTorch objects behind them.
+"""Conversion of programs, without their PyTorch objects, to JSON and back: operators and plans.
 
 The text is an object with the format's name, its version, the program and its startup program, if there is
 one. Each program includes the plan that it shows. Numbers are preserved exactly. Text that is not exactly a
@@ -48,7 +48,7 @@ _KINDS: Final = {
 
 
 def write_program(program: ProgramData) -> str:
-    """Convert a program, with its startup program, to JSON.
+    """Convert a program and its startup program to JSON.
 
     Raises
     ------
@@ -67,7 +67,7 @@ def write_program(program: ProgramData) -> str:
 
 
 def read_program(text: str, make: Callable[[], Built]) -> Built:
-    """Build the program that JSON text describes.
+    """Build a program from JSON text.
 
     Parameters
     ----------
@@ -201,7 +201,7 @@ def _names(where: str, found: object) -> tuple[str, ...]:
 
 
 def _fields(where: str, found: object, expected: Mapping[str, type]) -> dict[str, Any]:
-    """Return the fields of an object; refuse an object that does not have exactly the expected fields."""
+    """Return the fields of a JSON object; refuse an object with missing or unexpected fields."""
     if not isinstance(found, dict):
         refuse(where, found, f"an object with {_listed(expected)}")
     if missing := expected.keys() - found.keys():

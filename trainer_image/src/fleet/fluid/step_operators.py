@@ -1,4 +1,4 @@
-"""The operators of a training step in one process, and of its startup program.
+"""The operators of a training step in one process and of its startup program.
 
 The model's forward and backward passes are two opaque operators. They are followed by one operator per
 trainable parameter that produces its gradient. The last created parameter comes first, which is about the
@@ -24,7 +24,7 @@ LOOK_UP_TYPE: Final = "lookup_table"
 
 @dataclass(frozen=True)
 class _Form:
-    """The form of an optimizer in Paddle's programs.
+    """The representation of an optimizer in Paddle's programs.
 
     Attributes
     ----------
@@ -78,7 +78,7 @@ def _form_of(group: GroupSpec) -> _Form:
 
 
 def append_step(block: Block, spec: TrainingSpec) -> None:
-    """Append a whole training step to an empty block."""
+    """Append the operators of a training step to an empty block."""
     for name in spec.feeds:
         block.create_var(Variable(name, (-1,), "any", is_data=True))
     for parameter in spec.parameters:
@@ -115,7 +115,7 @@ def append_startup(block: Block, variables: Iterable[Variable]) -> None:
 
 
 def _append_look_up(block: Block, table: TableSpec) -> None:
-    """Append the operator that looks up rows; it precedes the model's operators."""
+    """Append the operator that looks up rows, before the model's operators."""
     rows = f"{table.name}@ROWS"
     for name in (table.name, rows, f"{table.name}@GRAD"):
         block.create_var(Variable(name, (table.num_embeddings, table.dimension)))
@@ -189,7 +189,7 @@ def _append_optimizer(
 
 
 def _clipping(clip: GradClip) -> tuple[str, dict[str, Attribute]]:
-    """Return the type and the attributes of the clipping operator, with Paddle's names."""
+    """Return the type and attributes of the clipping operator, with Paddle's names."""
     if isinstance(clip, ClipGradByValue):
         return "clip", {"min": clip.low, "max": clip.max}
     kind = "clip_by_norm" if isinstance(clip, ClipGradByNorm) else "clip_by_global_norm"
@@ -197,7 +197,7 @@ def _clipping(clip: GradClip) -> tuple[str, dict[str, Attribute]]:
 
 
 def _options(group: GroupSpec, form: _Form) -> dict[str, Attribute]:
-    """Return the options of a group as attributes, with Paddle's names if it has any."""
+    """Return the options of a param group as attributes, with Paddle's names where they exist."""
     attrs: dict[str, Attribute] = {"hyper_parameters": list(group.options)}
     for name, value in group.options.items():
         names = form.attributes.get(name, (name,))

@@ -1,4 +1,4 @@
-"""The record that `minimize` makes of a built program, from which its PyTorch objects are created."""
+"""The record that `minimize` makes of a built program's training, used to create its PyTorch objects."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ __all__ = ["Trained", "Training"]
 
 @dataclass(frozen=True)
 class Trained:
-    """One trained parameter.
+    """A parameter that is trained.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""The distribute transpiler, which turns one program into the programs of all replicas of a job."""
+"""The distribute transpiler, which converts one program to the programs of all replicas of a job."""
 
 import warnings
 from collections.abc import Iterable
@@ -29,7 +29,7 @@ _ENDPOINT: Final = "127.0.0.1:6174"
 
 
 class DistributeTranspiler:
-    """Turns a program into those of trainers and parameter servers, or of collective trainers.
+    """Converts a program to the programs of trainers and servers, or of collective trainers.
 
     Parameters
     ----------
@@ -72,7 +72,7 @@ class DistributeTranspiler:
         startup_program: Program | None = None,
         current_endpoint: str = _ENDPOINT,
     ) -> None:
-        """Plan the job. Afterwards the `get_` methods return the programs of the replicas, in any order.
+        """Plan the job, so that the `get_` methods can return the programs of the replicas.
 
         Parameters
         ----------
@@ -264,7 +264,7 @@ class DistributeTranspiler:
 
     @property
     def plan(self) -> JobPlan | CollectivePlan:
-        """The plan of the job.
+        """The job's plan.
 
         Raises
         ------
@@ -276,7 +276,7 @@ class DistributeTranspiler:
         return self._plan
 
     def _bound(self, main: Program, startup: Program, sync_mode: bool) -> Program:
-        """Return a copy of a built program, with the PyTorch module, optimizer and plan that train it."""
+        """Return a copy of a built program, bound to the PyTorch module, optimizer and plan that train it."""
         from fleet.fluid.module import bind  # imported here, because captured programs need no torch
         from fleet.fluid.scope import global_scope
 
@@ -314,7 +314,7 @@ class DistributeTranspiler:
 def _for_servers(
     mode: object, sync_mode: bool, pservers: str | Iterable[str]
 ) -> list[tuple[str, object, object]]:
-    """Return the arguments that only servers use, each with its name in `fleet.options`, value, default."""
+    """Return the arguments that only servers use, each with its option's name, value and default."""
     return [
         ("DistributeTranspiler.mode", mode, None),
         ("transpile.sync_mode", sync_mode, True),
@@ -343,7 +343,7 @@ def _refuse_transpiled(main: Program, startup: Program) -> None:
 
 
 def _checked_servers(pservers: str | Iterable[str]) -> list[str]:
-    """Return the servers' endpoints; raise TranspileError if one is malformed or repeated."""
+    """Return the servers' endpoints; raise TranspileError if one is malformed or duplicated."""
     endpoints = split_endpoints(pservers)
     if (problem := endpoints_problem(endpoints)) is not None:
         raise TranspileError(
@@ -353,7 +353,7 @@ def _checked_servers(pservers: str | Iterable[str]) -> list[str]:
 
 
 def _spec_of(main: Program, startup: Program) -> TrainingSpec:
-    """Return the specification of a captured program; refuse a program that was transpiled or edited."""
+    """Return the specification of a captured program; refuse a transpiled or edited program."""
     _refuse_transpiled(main, startup)
     if not isinstance(main.plan, TrainingSpec):
         raise TranspileError(

@@ -1,4 +1,4 @@
-"""Names of variables that a script does not name, from a counter for each kind of layer."""
+"""Names for variables that the script does not name, from one counter per kind of layer."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ _prefix = ""
 
 
 def generate(key: str) -> str:
-    """Return ``key_0``, then ``key_1`` and so on, after the prefix of the innermost `guard`.
+    """Return ``key_0``, ``key_1`` and so on, prefixed with the prefix of the innermost `guard`.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""``python -m fleet.launch``: the workers of a collective job on this node.
+"""``python -m fleet.launch``: starts a collective job's workers on this node.
 
 If a FleetJob, torchrun or another scheduler describes the node in the environment (``PET_NNODES``,
 ``PET_NODE_RANK``, ``PET_MASTER_ADDR``, ``PET_MASTER_PORT``, ``PET_NPROC_PER_NODE``, or the same names
@@ -44,7 +44,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Node:
-    """The launcher's node, in a job with `num_local` workers on each of `num_nodes` nodes.
+    """The launcher's node, in a job of `num_nodes` nodes with `num_local` workers on each.
 
     `port_name` is the flag or the variable that sets the port. `endpoints` has the endpoints of all workers
     as in the environment, where a pattern can abbreviate thousands of them. `gpus` are the selected GPUs, and
@@ -151,7 +151,7 @@ def node(
     count_gpus: Callable[[Mapping[str, str]], int] = visible_gpus,
     has_gpu: Callable[[], bool] = has_device_files,
 ) -> Node:
-    """Describe this node from the flags, else from the environment, else as the only node.
+    """Describe this node from the flags, the environment or, if neither is set, as the only node.
 
     Parameters
     ----------
@@ -183,7 +183,7 @@ def node(
 
 
 def _selected(gpus: str, environ: Mapping[str, str]) -> str:
-    """Return the selected GPUs as CUDA_VISIBLE_DEVICES names them; the flag gives indexes of visible GPUs."""
+    """Return the selected GPUs as CUDA_VISIBLE_DEVICES names them; the flag has indexes of visible GPUs."""
     limit = environ.get("CUDA_VISIBLE_DEVICES")
     if not gpus or limit is None:
         return gpus
@@ -203,7 +203,7 @@ def _selected(gpus: str, environ: Mapping[str, str]) -> str:
 
 
 def grace_seconds(arguments: argparse.Namespace, environ: Mapping[str, str]) -> float:
-    """Return the time for workers to end after a signal to the launcher: most of its grace period."""
+    """Return the seconds for workers to end after the launcher gets a signal: most of its grace period."""
     if arguments.grace_seconds is not None:
         return flags.whole_number("--grace_seconds", arguments.grace_seconds, least=0)
     if _value(environ, "NNODES") is None and not arguments.use_paddlecloud:
@@ -242,7 +242,7 @@ def _node(arguments: argparse.Namespace, environ: Mapping[str, str], num_local: 
 
 
 def _at(hosts: Sequence[str], rank: int, port: tuple[str, int], num_local: int) -> Node:
-    """Describe a node of a job on these hosts, which all use the same ports."""
+    """Describe a node in a job on these hosts, which all use the same ports."""
     name, first = port
     endpoints = ",".join(f"{host}:{first + i}" for host in hosts for i in range(num_local))
     return Node(hosts[rank], rank, len(hosts), num_local, hosts[0], name, first, endpoints)
@@ -260,7 +260,7 @@ def _in_paddlecloud(arguments: argparse.Namespace, environ: Mapping[str, str], n
 
 
 def _paddlecloud_hosts(environ: Mapping[str, str]) -> tuple[tuple[str, ...], int]:
-    """Return the hosts of all nodes, and the index of this one."""
+    """Return the hosts of all nodes and the index of this node."""
     listed = environ.get("PADDLE_TRAINERS", "")
     if not listed:
         raise ConfigurationError(
@@ -298,7 +298,7 @@ def _paddlecloud_hosts(environ: Mapping[str, str]) -> tuple[tuple[str, ...], int
 
 
 def _paddlecloud_port(environ: Mapping[str, str], num_local: int) -> str | None:
-    """Return the first port that PaddleCloud assigns to a node's workers; None if it assigns too few."""
+    """Return the first port that PaddleCloud assigns to a node's workers, or None if it assigns too few."""
     first = environ.get("PADDLE_PORT")
     for name in ("PADDLE_PORTS_NUM", "TRAINER_PORTS_NUM"):
         if first and environ.get(name) and flags.whole_number(name, environ[name], least=0) < num_local:
@@ -311,7 +311,7 @@ def _paddlecloud_port(environ: Mapping[str, str], num_local: int) -> str | None:
 
 
 def _described(arguments: argparse.Namespace, environ: Mapping[str, str], num_local: int) -> Node:
-    """Return a description of this node, from the environment variables that a scheduler has set."""
+    """Return a description of this node from a scheduler's environment variables."""
     num_nodes = _number(environ, "NNODES", least=1)
     rank = _number(environ, "NODE_RANK", least=0, most=num_nodes - 1)
     master = _value(environ, "MASTER_ADDR")
@@ -329,7 +329,7 @@ def _described(arguments: argparse.Namespace, environ: Mapping[str, str], num_lo
 
 
 def _num_local(arguments: argparse.Namespace, environ: Mapping[str, str]) -> int | None:
-    """Return the number of workers on this node; None if nothing sets it. The flags must agree."""
+    """Return the number of workers on this node, or None if it is unset; the flags must be consistent."""
     gpus = None
     if arguments.selected_gpus is not None:
         texts = arguments.selected_gpus.split(",")
@@ -353,7 +353,7 @@ def _num_local(arguments: argparse.Namespace, environ: Mapping[str, str]) -> int
 
 
 def _value(environ: Mapping[str, str], name: str) -> tuple[str, str] | None:
-    """Return the full name and the value of a variable; torchrun's ``PET_`` spelling takes precedence."""
+    """Return a variable's full name and value; torchrun's ``PET_`` spelling takes precedence."""
     for full in (f"PET_{name}", name):
         if environ.get(full):
             return full, environ[full]
@@ -370,14 +370,14 @@ def _number(environ: Mapping[str, str], name: str, *, least: int, most: int | No
 def _port(
     arguments: argparse.Namespace, num_local: int, default: tuple[str, str] | None = None
 ) -> tuple[str, int]:
-    """Return the first worker's port, with the flag or variable that sets it; a flag takes precedence."""
+    """Return the first worker's port and the flag or variable that sets it; a flag takes precedence."""
     written = _either(arguments, "started_port", "start_port")
     name, text = written or default or ("--started_port", DEFAULT_PORT)
     return name, flags.whole_number(name, text, least=1, most=65536 - num_local)
 
 
 def _either(arguments: argparse.Namespace, *names: str) -> tuple[str, str] | None:
-    """Return whichever of two synonymous flags was given, with its text."""
+    """Return the one of two synonymous flags that was given, with its value."""
     given = [
         (f"--{name}", getattr(arguments, name)) for name in names if getattr(arguments, name) is not None
     ]
@@ -390,7 +390,7 @@ def _either(arguments: argparse.Namespace, *names: str) -> tuple[str, str] | Non
 
 
 def commands(place: Node, arguments: argparse.Namespace, environ: Mapping[str, str]) -> list[Command]:
-    """Compute the workers to start on this node."""
+    """Return the commands of the workers to start on this node."""
     shared = flags.base_environ(environ, place.num_local)
     shared |= {
         "TRAINING_ROLE": "TRAINER",
@@ -442,7 +442,7 @@ def _worker(
 
 
 def _end(number: int, _: FrameType | None) -> None:
-    """Exit before any worker runs; needed because the kernel ignores unhandled signals to PID 1."""
+    """Exit before any worker runs; a handler is needed because PID 1 ignores signals without one."""
     raise SystemExit(128 + number)
 
 

@@ -1,4 +1,4 @@
-"""The flags that both launchers share, and checks of their values before anything starts."""
+"""The flags that both launchers share, and validation of their values before any process starts."""
 
 import argparse
 import errno
@@ -140,7 +140,7 @@ def _is_address(host: str) -> bool:
 
 
 def base_environ(environ: Mapping[str, str], num_processes: int) -> dict[str, str]:
-    """Return the environment common to all processes: the launcher's, minus roles, plus a share of cores."""
+    """Return the environment of all processes: the launcher's without roles, plus a share of the cores."""
     shared = {
         name: value
         for name, value in environ.items()
@@ -154,18 +154,18 @@ def base_environ(environ: Mapping[str, str], num_processes: int) -> dict[str, st
 
 
 def give_key(shared: dict[str, str]) -> None:
-    """Add a new job key to the environment, unless it has one."""
+    """Add a new job key to the environment unless it already has one."""
     if not shared.get("FLEET_JOB_KEY") and not shared.get("FLEET_JOB_KEY_FILE"):
         shared["FLEET_JOB_KEY"] = secrets.token_hex(KEY_BYTES)
 
 
 def script_argv(arguments: argparse.Namespace) -> list[str]:
-    """Return the command line of every process: this interpreter with the script."""
+    """Return the command line of every process: this interpreter and the script."""
     return [sys.executable, arguments.training_script, *arguments.script_args]
 
 
 def print_commands(commands: Sequence[Command], log_dir: str | None) -> None:
-    """Print one line per process: its name, its address, its log file."""
+    """Print a line for each process: its name, address and log file."""
     for command in commands:
         where = command.environ.get("PADDLE_CURRENT_ENDPOINT") or command.environ["PADDLE_CURRENT_IP"]
         log = "" if log_dir is None else f"  {Path(log_dir) / command.log_name}"

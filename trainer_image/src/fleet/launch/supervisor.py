@@ -1,4 +1,4 @@
-"""Supervision of a set of processes: starts, logs, monitors and stops them together.
+"""Supervision of a set of processes: starting, logging, monitoring and stopping them together.
 
 `decide` implements these rules, in order, as a pure function of the state of the processes:
 
@@ -66,7 +66,7 @@ _libc = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 @dataclass(frozen=True)
 class Command:
-    """A process to start: its name in messages, its command line, and the name of its log file."""
+    """A process to start: its name for messages, its command line, and the name of its log file."""
 
     name: str
     is_server: bool
@@ -77,7 +77,7 @@ class Command:
 
 @dataclass
 class Process:
-    """A started process, and how it exited.
+    """A started process and its exit status.
 
     `status` is its exit status, 128 + n after signal n, and None while it runs. `ended_at` is in seconds of
     the monotonic clock.
@@ -109,7 +109,7 @@ class Process:
         return True
 
     def last_lines(self) -> list[str]:
-        """Return the last lines of the process's log, if the launcher has it; a long log is read in part."""
+        """Return the end of the process's log, if the launcher writes it; a long log is read in part."""
         if self.log_path is not None:
             with self.log_path.open("rb") as file:
                 file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
@@ -122,13 +122,13 @@ class Process:
         return tail.decode(errors="replace").splitlines()[-TAIL_LINES:]
 
     def poll(self) -> None:
-        """Record the end of the process, once."""
+        """Record the exit of the process, once."""
         if self.status is None and (code := self.popen.poll()) is not None:
             self.status = code if code >= 0 else 128 - code
             self.ended_at = time.monotonic()
 
     def terminate(self) -> None:
-        """Send SIGTERM to the process, but not to its children."""
+        """Send SIGTERM to the process but not to its children."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(self.popen.pid, signal.SIGTERM)
 
@@ -140,7 +140,7 @@ class Process:
 
 @dataclass(frozen=True)
 class Stop:
-    """A stop of all processes that began at the time `since` and may take `seconds`."""
+    """A stop of all processes, which began at `since` and may take `seconds`."""
 
     reason: str
     status: int
@@ -212,7 +212,7 @@ def decide(processes: Sequence[Process], stop: Stop | None, now: float) -> Decis
 
 
 def _is_of_signal(status: int) -> bool:
-    """Return whether an exit status is 128 + n for a signal n; ``sys.exit(-1)`` gives 255, which is not."""
+    """Return whether an exit status is 128 + n for a signal n; False for 255, that of ``sys.exit(-1)``."""
     return 128 < status < 128 + signal.NSIG
 
 
@@ -221,7 +221,7 @@ def _running(processes: Sequence[Process]) -> list[Process]:
 
 
 class _Signals:
-    """The signals that the launcher handles, reported through a readable descriptor."""
+    """The signals that the launcher handles, delivered through a readable descriptor."""
 
     def __init__(self) -> None:
         self._reader, self._writer = os.pipe()
@@ -238,7 +238,7 @@ class _Signals:
         """Do nothing; Python writes to the wake-up descriptor only for signals that have a handler."""
 
     def wait(self, seconds: float | None, started: Sequence[Process] = ()) -> list[int]:
-        """Wait for a signal or for standard error output, and forward the output; return the stop signals."""
+        """Wait for signals or standard error output; forward the output and return the stop signals."""
         errors = {each.popen.stderr.fileno(): each for each in started if each.popen.stderr is not None}
         readable, _, _ = select.select([self._reader, *errors], [], [], seconds)
         for descriptor in readable:
@@ -260,7 +260,7 @@ class _Signals:
 
 
 def run(commands: Sequence[Command], log_dir: Path | None, grace_seconds: float = STOP_SECONDS) -> int:
-    """Start every command, wait until all have ended, and leave nothing running.
+    """Start every command, wait until all have ended, and leave no process running.
 
     Parameters
     ----------
@@ -298,7 +298,7 @@ def run(commands: Sequence[Command], log_dir: Path | None, grace_seconds: float 
 
 
 def _watch(started: Sequence[Process], signals: _Signals, grace_seconds: float) -> int:
-    """Carry out decisions until the last process has ended; return the exit status."""
+    """Carry out decisions until the last process has exited; return the exit status."""
     stop: Stop | None = None
     while True:
         _reap(started)
@@ -363,7 +363,7 @@ def _output(path: Path | None) -> Iterator[BinaryIO | None]:
 
 
 def _die_with(launcher: int) -> Callable[[], None] | None:
-    """Return a function with which a new process asks the kernel to kill it when the launcher dies."""
+    """Return a function for a new process to call so that the kernel kills it when the launcher dies."""
     if _libc is None:
         return None
     prctl = _libc.prctl
@@ -377,7 +377,7 @@ def _die_with(launcher: int) -> Callable[[], None] | None:
 
 
 def _end_all(started: Sequence[Process], signals: _Signals) -> list[int]:
-    """Kill and reap all processes and the children they left behind; return those that survive."""
+    """Kill and reap all processes and the children that they left behind; return those that survive."""
     inherits = _children() is not None  # otherwise leftover children are known only by their group
     for running in started:
         if running.status is None or not inherits:
@@ -399,7 +399,7 @@ def _end_all(started: Sequence[Process], signals: _Signals) -> list[int]:
 
 
 def _reap(started: Sequence[Process]) -> list[int]:
-    """Reap ended processes; return the ids of the others, including adopted children."""
+    """Reap exited processes; return the ids of the rest, including adopted children."""
     for running in started:
         running.poll()
     left = {running.popen.pid for running in started if running.status is None} | (_children() or set())
@@ -411,7 +411,7 @@ def _reap(started: Sequence[Process]) -> list[int]:
 
 
 def _children() -> set[int] | None:
-    """Return the ids of this process's children; None if the system does not list them."""
+    """Return the ids of this process's children, or None if the system does not list them."""
     try:
         return set(map(int, Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()))
     except OSError:
@@ -451,7 +451,7 @@ def _explain(decision: Decision) -> None:
 
 
 def _exception(lines: Sequence[str]) -> str:
-    """Return the exception of the last traceback, without torch's prefix; its first lines may be missing."""
+    """Return the exception of the last traceback, without torch's prefix; the first lines may be missing."""
     exception, inside, above = "", True, ""
     for line in (RANK.sub("", each, count=1) for each in lines):
         if line.endswith(TRACEBACK):

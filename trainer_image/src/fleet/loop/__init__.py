@@ -1,4 +1,4 @@
-"""Training loops that resume at the correct batch of the correct epoch.
+"""Training loops that resume at the right batch of the right epoch.
 
 A trainer that is restarted, or that joins late, runs the remaining steps on the batches that an uninterrupted
 trainer would use. `loop` holds the loops, their schedulers and their positions in checkpoints; `batches` the

@@ -1,4 +1,4 @@
-"""The remaining batches of an epoch, in a reproducible order, and prefetching of their rows."""
+"""The remaining batches of an epoch in a reproducible order, and prefetching of their rows."""
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -33,7 +33,7 @@ _LOADER_OPTIONS: Final = (
 
 
 class Batches(Generic[Batch]):
-    """A wrapper around a loader that replaces only the loader's iteration.
+    """A wrapper around a loader that replaces only its iteration.
 
     In all other respects it behaves as the loader: ``len()`` is that of the whole epoch, and every attribute
     is the loader's.
@@ -97,7 +97,7 @@ class Order:
         """The classes of samplers whose order may not be reproducible."""
 
     def begin(self, epoch: int) -> None:
-        """Prepare the loader so that its next iteration is that of this epoch."""
+        """Prepare the loader so that its next iteration has the order of this epoch."""
         for part in self._epoch_aware:
             part.set_epoch(epoch)
         for sampler, seed in self._seeded:
@@ -114,14 +114,14 @@ class Order:
 
 
 def _draws(sampler: Any) -> bool:
-    """Return whether a sampler draws its order from a generator."""
+    """Return whether a sampler uses a generator to determine its order."""
     return isinstance(sampler, Sampler) and isinstance(
         getattr(sampler, "generator", 0), torch.Generator | None
     )
 
 
 def length_of(batches: Iterable[Any]) -> int | None:
-    """Return the number of batches in one iteration; None if unknown."""
+    """Return the number of batches in one iteration, or None if it is unknown."""
     try:
         return len(batches)  # type: ignore[arg-type]
     except TypeError:
@@ -158,7 +158,7 @@ def rest_of(batches: Iterable[Batch], made: int) -> Iterator[Batch]:
 
 
 class _Rest(Sampler[Any]):
-    """A sampler that skips the first samples or batches of another sampler."""
+    """A sampler that skips the first samples or batches of another."""
 
     def __init__(self, sampler: Iterable[Any], made: int) -> None:
         self._sampler = sampler

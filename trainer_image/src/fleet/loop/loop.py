@@ -1,4 +1,4 @@
-"""``fleet.epochs`` and ``fleet.steps``: a script's loops, which resume at the job's current step.
+"""``fleet.epochs`` and ``fleet.steps``: the loops of a script, which resume at the job's current step.
 
 Loops run in sequence: each covers the steps after those of the previous loop. When the script requests the
 first batch, the number of steps run determines the remaining epochs and batches, and how often schedulers
@@ -32,7 +32,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The position of a training run in its loops, in a form independent of the number of trainers.
+    """A training run's position in its loops, independent of the number of trainers.
 
     With more trainers, each trainer's share of the data has fewer batches. The position therefore counts
     steps relative to those of an epoch: completed epochs stay completed, and the same fraction of the current
@@ -53,7 +53,7 @@ class Place:
     per_epoch: int
 
     def steps_of(self, loop: int, per_epoch: int, epochs: int) -> int | None:
-        """Return how many steps of a loop are done; None for a loop after this position.
+        """Return the number of completed steps of a loop, or None for a loop after this position.
 
         The completed part of the current epoch is rounded down: a batch may be used twice, but none is
         skipped if the shares divide evenly.
@@ -65,7 +65,7 @@ class Place:
 
 
 class Loops:
-    """Assigns a training run's steps to its loops; each loop covers the steps after the previous loop."""
+    """Assigns a training run's steps to its loops, which follow one another."""
 
     def __init__(self) -> None:
         self._covered: int | None = 0
@@ -108,11 +108,11 @@ class Loops:
         return base
 
     def end(self, base: int, steps: int | None) -> None:
-        """End a loop that began at step `base` and has `steps` steps; None if unknown."""
+        """End a loop that began at step `base`; `steps` is its number of steps, or None if unknown."""
         self._covered = None if steps is None else base + steps
 
     def place(self, made: int) -> Place | None:
-        """Return the position of a training run after `made` steps; None if unknown."""
+        """Return the position of a training run after `made` steps, or None if it is unknown."""
         loop, base, per_epoch = self._current
         # A checkpoint that was loaded in the meantime may be older than the loop.
         return Place(loop, max(0, made - base), per_epoch) if per_epoch else None
@@ -148,12 +148,12 @@ class LoopCalls(ABC):
 
     @cached_property
     def _loops(self) -> Loops:
-        """The loops so far."""
+        """The loops that have begun so far."""
         return Loops()
 
     @abstractmethod
     def _steps_made(self) -> int | None:
-        """Return the number of steps run since the beginning of the job; None if they are not counted."""
+        """Return the number of steps since the start of the job, or None if they are not counted."""
 
     def epochs(
         self,
@@ -165,7 +165,7 @@ class LoopCalls(ABC):
         batches_per_step: int = 1,
         seed: int = 0,
     ) -> Iterator[tuple[int, Loader]]:
-        """Iterate over the remaining epochs, each with its remaining batches.
+        """Iterate over the remaining epochs; each yields its remaining batches.
 
         ``for epoch, loader in fleet.epochs(30, loader):`` in place of ``for epoch in range(30):``. A script
         calls ``optimizer.step()`` once for each batch. The epoch determines the order of a loader that
@@ -288,7 +288,7 @@ class LoopCalls(ABC):
         return loop()
 
     def _begin_loop(self, call: str, per_epoch: int | None, epochs: int) -> tuple[int, int]:
-        """Begin a loop; return the global number of its first step, and how many of its steps are done."""
+        """Begin a loop; return the global number of its first step and the number of its completed steps."""
         made = self._steps_made()
         if made is None:
             return 0, 0
@@ -302,11 +302,11 @@ class LoopCalls(ABC):
     def _enter(
         self, loader: Iterable[Batch], start: int | None, rest: Callable[[], Iterator[Batch]]
     ) -> Callable[[], Iterator[Batch]]:
-        """Return a factory of iterators over the rest of an epoch; after its first step, over all of it."""
+        """Return a factory of iterators over the rest of an epoch; after its first step, over the whole."""
         return lambda: rest() if self._steps_made() == start else iter(loader)
 
     def _compare_steps(self, epoch: int, before: int | None, expected: int) -> None:
-        """Warn once if steps and batches do not match, because a restart would resume at the wrong batch."""
+        """Warn once if the numbers of steps and batches differ: a restart would resume at a wrong batch."""
         made = (self._steps_made() or 0) - (before or 0)
         if before is None or made == expected or self._warned:
             return
@@ -322,7 +322,7 @@ class LoopCalls(ABC):
 
 
 class _ProcessLoops(LoopCalls):
-    """The loops of a script without a `fleet` object; the runtime counts the steps, if there is one."""
+    """The loops of a script without a `fleet` object; the runtime, if any, counts the steps."""
 
     def _steps_made(self) -> int | None:
         return progress.made()
@@ -334,7 +334,7 @@ steps = _process.steps
 
 
 def _entry_of(loader: Iterable[Any], order: Order, epochs: int, start: int, per_step: int) -> _Entry:
-    """Return the position at which a loop resumes after `start` of its steps."""
+    """Return the position at which a loop resumes after its first `start` steps."""
     length = length_of(loader)
     if length is None:
         return _entry_by_reading(loader, order, epochs, start, per_step)
@@ -345,7 +345,7 @@ def _entry_of(loader: Iterable[Any], order: Order, epochs: int, start: int, per_
 
 
 def _entry_by_reading(loader: Iterable[Any], order: Order, epochs: int, start: int, per_step: int) -> _Entry:
-    """Skip the batches of completed steps by reading them: without a length, an epoch's end is unknown."""
+    """Skip the batches of completed steps by reading them: without a length, the epoch's end is unknown."""
     made: list[int] = []
     while start > sum(made) and len(made) < epochs:
         order.begin(len(made))
@@ -378,7 +378,7 @@ def _check_count(call: str, name: str, value: object, least: int) -> None:
 
 
 def _schedulers_of(call: str, given: Schedulers) -> tuple[Any, ...]:
-    """Return the schedulers that a script passed; raise if one cannot be advanced without the script."""
+    """Return the script's schedulers; raise an error if only the script can advance one of them."""
     schedulers = tuple(given) if isinstance(given, Sequence) else () if given is None else (given,)
     for each in schedulers:
         step = getattr(each, "step", None)
@@ -441,7 +441,7 @@ def _advance(by_epoch: Sequence[Any], by_step: Sequence[Any], epochs: Sequence[i
 
 
 def _times_stepped(scheduler: Any) -> int:
-    """Return how many times a scheduler was stepped; a ChainedScheduler itself keeps no count."""
+    """Return how often a scheduler's ``step()`` was called; a ChainedScheduler does not count its calls."""
     inner = getattr(scheduler, "_schedulers", ())
     counted = scheduler if hasattr(scheduler, "last_epoch") or not inner else inner[0]
     return int(counted.last_epoch)

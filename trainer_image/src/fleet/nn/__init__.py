@@ -1,4 +1,4 @@
-"""Modules whose embedding tables exist only on the parameter servers."""
+"""Modules whose embedding tables are stored only on the parameter servers."""
 
 from fleet.nn.bags import (
     DistributedEmbeddingBag,

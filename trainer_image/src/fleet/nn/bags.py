@@ -33,7 +33,7 @@ _POOLING = {"SUM": "sum", "MEAN": "mean"}
 
 
 class DistributedEmbeddingBag(DistributedEmbedding):
-    """A replacement for ``torch.nn.EmbeddingBag`` whose table is not on the trainer.
+    """A replacement for ``torch.nn.EmbeddingBag`` with a table on the parameter servers.
 
     Parameters
     ----------
@@ -138,7 +138,7 @@ class DistributedEmbeddingBag(DistributedEmbedding):
 
 
 def _row_of(ids: Tensor, positions: Tensor, padding_idx: int | None) -> int | None:
-    """Return the position of the padding id's row in a batch; None if it has no row."""
+    """Return the position of the padding id's row in a batch, or None if the batch does not contain it."""
     if padding_idx is None or not (padded := ids == padding_idx).any():
         return None
     return int(positions[padded][0])
@@ -154,7 +154,7 @@ def pool(
     padding: int | None = None,
     include_last_offset: bool = False,
 ) -> Tensor:
-    """Return one vector for each bag; the gradient of `rows` is one sum per row.
+    """Return one vector for each bag; the gradient of `rows` is summed per row.
 
     Parameters
     ----------
@@ -195,7 +195,7 @@ def pool(
 
 
 def offsets_of(lengths: Tensor) -> Tensor:
-    """Return the start of each bag, and the end of the last one; int64[bags + 1].
+    """Return the start of each bag, followed by the end of the last one; int64[bags + 1].
 
     Raises
     ------
@@ -210,7 +210,7 @@ def offsets_of(lengths: Tensor) -> Tensor:
 
 
 class _Sum(torch.autograd.Function):
-    """Sums of bags, with a backward pass that does not sort the ids again, as torch's would."""
+    """Sums of bags; the backward pass, unlike torch's, does not sort the ids again."""
 
     @staticmethod
     def forward(
@@ -246,7 +246,7 @@ class _Sum(torch.autograd.Function):
 
 
 def _bags_of(positions: Tensor, offsets: Tensor | None, num_bags: int) -> Tensor:
-    """Return the bag of each id; int64[num_ids]."""
+    """Return each id's bag as int64[num_ids]."""
     bags = torch.arange(num_bags, device=positions.device)
     if offsets is None:
         return bags.repeat_interleave(positions.shape[1])
@@ -266,14 +266,14 @@ class KeyedIds(Protocol):
         """Return the names of the features."""
 
     def values(self) -> Tensor:
-        """Return the ids of all features, bag by bag; int64[num_ids]."""
+        """Return the ids of all features as int64[num_ids], one bag after another."""
 
     def weights_or_none(self) -> Tensor | None:
-        """Return the weight of each id, or None; float32[num_ids]."""
+        """Return the weight of each id as float32[num_ids], or None."""
 
 
 class KeyedTensor:
-    """Vectors by name, concatenated in one tensor, with the methods of TorchRec's class of this name.
+    """Named vectors, concatenated in one tensor, with the methods of TorchRec's class of the same name.
 
     Parameters
     ----------
@@ -293,11 +293,11 @@ class KeyedTensor:
         return self._keys
 
     def values(self) -> Tensor:
-        """Return all vectors; float[batch, sum of the lengths]."""
+        """Return all vectors as float[batch, sum of the lengths]."""
         return self._values
 
     def key_dim(self) -> int:
-        """Return the dimension of the values along which names are concatenated."""
+        """Return the dimension along which the vectors are concatenated."""
         return 1
 
     def length_per_key(self) -> list[int]:
@@ -305,11 +305,11 @@ class KeyedTensor:
         return self._lengths
 
     def offset_per_key(self) -> list[int]:
-        """Return the start of each name's vectors, and the end of the last."""
+        """Return the start of each name's vectors, followed by the end of the last."""
         return [0, *torch.tensor(self._lengths).cumsum(0).tolist()]
 
     def to_dict(self) -> dict[str, Tensor]:
-        """Return each name's vectors as views of the values; float[batch, length]."""
+        """Return each name's vectors as a view of the values; float[batch, length]."""
         return dict(zip(self._keys, torch.split(self._values, self._lengths, dim=1), strict=True))
 
     def __getitem__(self, key: str) -> Tensor:
@@ -343,7 +343,7 @@ class KeyedTensor:
 
 @dataclass
 class EmbeddingBagConfig:
-    """One table of a collection, with the field names of TorchRec.
+    """The configuration of one table in a collection, with TorchRec's field names.
 
     Attributes
     ----------
@@ -382,7 +382,7 @@ class EmbeddingBagConfig:
 
 
 class EmbeddingBagCollection(Module):
-    """A replacement for ``torchrec.EmbeddingBagCollection`` whose tables are not on the trainer.
+    """A replacement for ``torchrec.EmbeddingBagCollection`` with tables on the parameter servers.
 
     Parameters
     ----------
@@ -435,7 +435,7 @@ class EmbeddingBagCollection(Module):
         return self._is_weighted
 
     def forward(self, features: KeyedIds) -> KeyedTensor:
-        """Return a vector for each feature and bag.
+        """Return a vector for each bag of each feature.
 
         Parameters
         ----------
@@ -472,7 +472,7 @@ class EmbeddingBagCollection(Module):
         return KeyedTensor(self._names, lengths, torch.cat(pooled, dim=1))
 
     def prefetch(self, features: KeyedIds) -> None:
-        """Request the rows of the next batch, without waiting for them; see `fleet.prefetch`.
+        """Request the rows of the next batch without waiting for them; see `fleet.prefetch`.
 
         Parameters
         ----------
@@ -491,7 +491,7 @@ class EmbeddingBagCollection(Module):
 
 
 class _Batch:
-    """A batch of ids by feature, to be split by table."""
+    """A batch of ids by feature, to be split among the tables."""
 
     def __init__(self, features: Any, is_weighted: bool) -> None:
         self._values: Tensor = features.values()
@@ -518,7 +518,7 @@ class _Batch:
             )
 
     def of(self, features: Sequence[str], table: str) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return the ids, offsets and weights of some features, each concatenated.
+        """Return the concatenated ids, offsets and weights of some features.
 
         Returns
         -------
@@ -551,7 +551,7 @@ class _Batch:
 
 
 def _table_of(config: Any) -> DistributedTable:
-    """Return the table that a config of this module or of TorchRec describes."""
+    """Return the table described by a config of this module or of TorchRec."""
     if (given := getattr(config, "table", None)) is not None:
         return given  # type: ignore[no-any-return]
     first_values: FirstValues | None = getattr(config, "first_values", None)

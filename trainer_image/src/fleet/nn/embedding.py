@@ -50,7 +50,7 @@ _order = itertools.count()
 
 
 class LookedUp(NamedTuple):
-    """The rows of a batch.
+    """The rows that were looked up for a batch.
 
     Attributes
     ----------
@@ -66,7 +66,7 @@ class LookedUp(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Touched:
-    """Rows of one look-up that have a gradient.
+    """Rows of a look-up that have a gradient.
 
     Attributes
     ----------
@@ -86,13 +86,13 @@ class Touched:
     at: NDArray[np.int64] | None = None
 
     def gradient(self) -> Tensor | None:
-        """Return the gradient of the rows with these ids, in host memory; None if it was dropped."""
+        """Return the gradient of the rows with these ids, in host memory, or None if it was dropped."""
         if self.rows.grad is None:
             return None
         return self._at(self.rows.grad.detach())
 
     def values(self) -> Tensor:
-        """Return the rows of the ids as they were looked up, in host memory."""
+        """Return the ids' rows as they were looked up, in host memory."""
         return self._at(self.rows.detach())
 
     def _at(self, whole: Tensor) -> Tensor:
@@ -100,7 +100,7 @@ class Touched:
 
 
 class RowSource(Protocol):
-    """The interface of a trainer's session, which serves rows of tables and receives their gradients."""
+    """The part of a trainer's session that serves rows of tables and receives their gradients."""
 
     def fetch(self, name: str, ids: NDArray[np.int64]) -> Tensor:
         """Return the rows of ids.
@@ -119,7 +119,7 @@ class RowSource(Protocol):
         """
 
     def prefetch(self, name: str, ids: NDArray[np.int64]) -> None:
-        """Request the rows of the next batch, without waiting for them.
+        """Request the rows of the next batch without waiting for them.
 
         Parameters
         ----------
@@ -130,7 +130,7 @@ class RowSource(Protocol):
         """
 
     def touched(self, name: str, touched: Touched) -> None:
-        """Accept the gradient of a look-up; called once for each look-up, in the backward pass.
+        """Accept the gradient of a look-up; called once per look-up, in the backward pass.
 
         Parameters
         ----------
@@ -143,7 +143,7 @@ class RowSource(Protocol):
 
 @dataclass(eq=False)
 class DistributedTable:
-    """A table on the parameter servers; several modules may share one.
+    """A table on the parameter servers, which several modules may share.
 
     Attributes
     ----------
@@ -285,7 +285,7 @@ class DistributedTable:
         return LookedUp(rows, of_ids)
 
     def prefetch(self, ids: Tensor, *, padding: int | None = None) -> None:
-        """Request the distinct rows of the next batch, without waiting for them.
+        """Request the distinct rows of the next batch without waiting for them.
 
         Parameters
         ----------
@@ -303,7 +303,7 @@ class DistributedTable:
         self._source.prefetch(self.name, distinct if padding is None else distinct[distinct != padding])
 
     def check(self, ids: Tensor, feature: str = "") -> NDArray[np.int64]:
-        """Check ids, and return them in host memory.
+        """Validate ids and return them in host memory.
 
         Parameters
         ----------
@@ -354,7 +354,7 @@ class _NoSession:
 
 
 def to_device(values: Tensor, device: torch.device) -> Tensor:
-    """Copy values from host memory to a device, asynchronously; later work on the device waits for them."""
+    """Copy values from host memory to a device asynchronously; later work on the device waits for them."""
     if device.type != "cuda":
         return values.to(device)
     # A GPU copies pinned memory by itself; the driver must first copy any other memory to a pinned buffer.
@@ -362,14 +362,14 @@ def to_device(values: Tensor, device: torch.device) -> Tensor:
 
 
 def to_host(values: Tensor) -> Tensor:
-    """Copy values from any device to host memory, after waiting until they are computed."""
+    """Copy values from any device to host memory, once they have been computed."""
     if not values.is_cuda:
         return values.cpu()
     return torch.empty(values.shape, dtype=values.dtype, pin_memory=True).copy_(values)
 
 
 class DistributedEmbedding(Module):
-    """A replacement for ``torch.nn.Embedding`` whose table is not on the trainer.
+    """A replacement for ``torch.nn.Embedding`` with a table on the parameter servers.
 
     Parameters
     ----------
@@ -461,7 +461,7 @@ class DistributedEmbedding(Module):
         return take(rows, positions)
 
     def prefetch(self, ids: Tensor) -> None:
-        """Request the rows of the next batch, without waiting for them; see `fleet.prefetch`.
+        """Request the rows of the next batch without waiting for them; see `fleet.prefetch`.
 
         Parameters
         ----------
@@ -488,7 +488,7 @@ def _distribution(values: FirstValues | float | None) -> FirstValues:
 
 
 def _padding_of(padding_idx: int | None, num_embeddings: int | None, name: str) -> int | None:
-    """Return the padding id; as in torch, negative ones count from the end."""
+    """Return the padding id; as in torch, a negative index counts from the end."""
     if padding_idx is None or num_embeddings is None:
         return padding_idx
     if not -num_embeddings <= padding_idx < num_embeddings:
@@ -499,7 +499,7 @@ def _padding_of(padding_idx: int | None, num_embeddings: int | None, name: str) 
 
 
 def take(rows: Tensor, positions: Tensor) -> Tensor:
-    """Return the row at each position; the gradient of `rows` is one sum per row.
+    """Return the row at each position; the gradient of `rows` is summed per row.
 
     Parameters
     ----------
@@ -517,7 +517,7 @@ def take(rows: Tensor, positions: Tensor) -> Tensor:
 
 
 def sums_here(rows: Tensor) -> bool:
-    """Return whether to sum gradients with the C loop instead of torch."""
+    """Return whether to sum gradients with the C extension instead of torch."""
     return rows.requires_grad and rows.is_cpu and not torch.compiler.is_compiling()
 
 
@@ -535,7 +535,7 @@ class _Take(torch.autograd.Function):
 
 
 def sum_at(positions: Tensor, gradient: Tensor, num_rows: int) -> Tensor:
-    """Return the sum of the gradients of each row; float[num_rows, dimension]."""
+    """Return the sum of each row's gradients as float[num_rows, dimension]."""
     if torch.is_grad_enabled() and gradient.requires_grad:
         # A second derivative is required, which only torch's own operation has.
         return gradient.new_zeros(num_rows, gradient.shape[1]).index_add(0, positions, gradient)

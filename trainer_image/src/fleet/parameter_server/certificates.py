@@ -60,7 +60,7 @@ class Certificates:
         self._loaded: Loaded | None = None
 
     def current(self) -> Loaded:
-        """Return the TLS contexts for the current files: the same object until the files change.
+        """Return the TLS contexts for the current files; the object is the same until the files change.
 
         Raises
         ------
@@ -139,7 +139,7 @@ class Certificates:
             )
 
     def _check(self, server: ssl.SSLContext, client: ssl.SSLContext) -> None:
-        """Perform a handshake in memory, which fails as it would with a peer that has the same files."""
+        """Perform a handshake in memory, which fails as it would with a peer that uses the same files."""
         client.check_hostname = False  # the host is not known before a connection is opened
         there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
         ends = [client.wrap_bio(back, there), server.wrap_bio(there, back, server_side=True)]
@@ -169,7 +169,7 @@ class Certificates:
 
 
 class _EncryptedError(Exception):
-    """The key has a passphrase, for which OpenSSL would otherwise prompt at the terminal."""
+    """The key has a passphrase, for which OpenSSL would prompt at the terminal."""
 
 
 def _no_password() -> str:
@@ -177,7 +177,7 @@ def _no_password() -> str:
 
 
 def certificates_of(settings: "Settings") -> Certificates | None:
-    """Return the certificates that the settings name, or None if connections are not encrypted.
+    """Return the certificates named by the settings, or None if connections are not encrypted.
 
     Raises
     ------

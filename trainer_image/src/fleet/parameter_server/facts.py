@@ -1,4 +1,4 @@
-"""Facts on which the processes of a job must agree, in addition to the facts of the job's program.
+"""Facts that a job's processes must agree on, in addition to those of the job's program.
 
 The number of trainers in an elastic job may change while the job runs, and a replica knows only the number at
 its own start. The processes must therefore agree on the maximum instead (``FLEET_MAX_TRAINERS``).
@@ -19,7 +19,7 @@ _TRAINERS: Final = "trainers"
 
 
 def elastic_facts(mode: Mode, num_trainers: int, max_trainers: int | None) -> dict[str, str]:
-    """Return the facts on which an elastic job must agree in place of the number of trainers.
+    """Return the facts that an elastic job must agree on, instead of the number of trainers.
 
     Parameters
     ----------
@@ -52,11 +52,11 @@ def elastic_facts(mode: Mode, num_trainers: int, max_trainers: int | None) -> di
 
 
 def state_of(source: Source) -> dict[str, Mapping[str, Any]]:
-    """Return the state of this process's own optimizer, by parameter."""
+    """Return the state of this process's own optimizer by parameter."""
     return {name: source.optimizer.state.get(parameter, {}) for name, parameter in source.parameters.items()}
 
 
 def initial_state_fact(state: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
-    """Return the facts on which a job must agree about optimizer state that the script has loaded."""
+    """Return the facts that a job must agree on about optimizer state loaded by the script."""
     count = sum(1 for entries in state.values() if entries)
     return {INITIAL_STATE: f"of {count} parameters"} if count else {}

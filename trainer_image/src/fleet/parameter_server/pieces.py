@@ -26,7 +26,7 @@ _VECTOR: Final = 64
 
 
 def in_pieces(plan: ServerPlan, settings: Settings) -> ServerPlan:
-    """Return a server's plan with its blocks sliced into pieces; trainers receive the pieces when they join.
+    """Return a server's plan with its blocks sliced into pieces, which trainers receive when they join.
 
     Parameters
     ----------
@@ -58,7 +58,7 @@ def in_pieces(plan: ServerPlan, settings: Settings) -> ServerPlan:
 
 
 def lead_bytes(plan: ServerPlan, settings: Settings) -> int | None:
-    """Return how many bytes one trainer may send ahead of another; None for no limit.
+    """Return how many bytes a trainer may send ahead of another, or None if there is no limit.
 
     Only the sync mode has a limit, because only it waits for every trainer's gradient before stepping a
     piece.
@@ -67,14 +67,14 @@ def lead_bytes(plan: ServerPlan, settings: Settings) -> int | None:
 
 
 def _most_bytes(plan: ServerPlan, settings: Settings) -> int | None:
-    """Return the limit on a piece's size; None if blocks stay whole."""
+    """Return the maximum size of a piece, or None if blocks are not sliced."""
     if settings.piece_bytes is None and all(_is_loopback(endpoint) for endpoint in plan.endpoints):
         return None
     return settings.piece_bytes or max(_LEAST_BYTES, min(_MOST_BYTES, _OF_ALL_BYTES // plan.trainers))
 
 
 def by_block(pieces: Iterable[PlannedBlock]) -> list[list[PlannedBlock]]:
-    """Group the pieces by block; the pieces of a block are adjacent in a plan."""
+    """Group pieces by block; a block's pieces are adjacent in a plan."""
     return [list(of_block) for _, of_block in groupby(pieces, key=lambda piece: piece.name)]
 
 

@@ -1,4 +1,4 @@
-"""The training sessions of this process, identified by the PyTorch objects that they train.
+"""Training sessions of this process, identified by the PyTorch objects that they train.
 
 An `Executor` that runs a program and a loop that calls ``optimizer.step()`` share one session: either finds
 the session that the other started.
@@ -54,12 +54,12 @@ _threads_within: "weakref.WeakKeyDictionary[Trainer, threading.Thread]" = weakre
 
 
 def find_trainer(source: Source) -> Trainer | None:
-    """Return the session that trains a source, or None."""
+    """Return the session that trains the given PyTorch objects, or None."""
     return _trainers.get(source)
 
 
 def train_as(source: Source, strategy: DistributedStrategy, server_within: ServerPlan | None = None) -> None:
-    """Set the strategy for a source's sessions, whether a loop or an Executor starts them.
+    """Set the strategy for sessions that train the given PyTorch objects, in a loop or by an Executor.
 
     Parameters
     ----------
@@ -72,12 +72,12 @@ def train_as(source: Source, strategy: DistributedStrategy, server_within: Serve
 
 
 def serves_within(source: Source) -> bool:
-    """Return whether the trainer's session of a source starts a server inside this process."""
+    """Return whether a session for these PyTorch objects starts a server in the trainer's process."""
     return source in _choices and _choices[source][1] is not None
 
 
 def start_trainer(plan: TrainerPlan, source: Source, job: JobIdentity) -> Trainer:
-    """Join the servers of a plan, and adopt their values.
+    """Join the servers of a plan and load their values.
 
     Parameters
     ----------
@@ -137,7 +137,7 @@ def _steps_made(find: Callable[[], Trainer | None]) -> int:
 
 
 def _end_if_completed(trainer: int, completed: Collection[int]) -> None:
-    """End this trainer successfully if, according to the servers, its previous process has completed.
+    """End this trainer successfully if the servers report that its previous process completed.
 
     Raises
     ------
@@ -153,7 +153,7 @@ def _end_if_completed(trainer: int, completed: Collection[int]) -> None:
 
 
 def _remind(find: Callable[[], Trainer | None], deadline_seconds: float) -> None:
-    """Warn at exit that the servers will wait for this trainer, unless it completed or failed."""
+    """Warn at exit that the servers will wait for this trainer, unless it has completed or failed."""
     trainer = find()
     if trainer is not None and not trainer.completed and not lifecycle.failed():
         _log.warning(
@@ -166,7 +166,7 @@ def _remind(find: Callable[[], Trainer | None], deadline_seconds: float) -> None
 
 
 def start_server(whole: ServerPlan, source: Source, job: JobIdentity, model_dir: str | None = None) -> Server:
-    """Start a server of a plan, which then accepts trainers.
+    """Start a plan's server, which then accepts trainers.
 
     Parameters
     ----------
@@ -209,7 +209,7 @@ def start_server(whole: ServerPlan, source: Source, job: JobIdentity, model_dir:
 def _make_server(
     whole: ServerPlan, source: Source, job: JobIdentity, settings: Settings, model_dir: str | None = None
 ) -> Server:
-    """Make a server with the values of a checkpoint or else the module; it does not accept trainers yet."""
+    """Create a server with the values of a checkpoint, or else of the module, before it accepts trainers."""
     for block in whole.blocks:
         check_dtype(block.param, source.parameters[block.param], dtype_of(block.dtype))
     server = Server(in_pieces(whole, settings), source.parameters, job, settings, state_of(source))
@@ -225,7 +225,7 @@ def _make_server(
 
 
 def _serve_within(server: Server) -> threading.Thread:
-    """Serve the trainer of this process in a thread, until the trainer has completed or the process exits."""
+    """Serve this process's trainer in a thread, until the trainer has completed or the process exits."""
 
     def run() -> None:
         try:
@@ -242,7 +242,7 @@ def _serve_within(server: Server) -> threading.Thread:
 
 
 def complete(trainer: Trainer) -> None:
-    """Complete a trainer, and write its final progress.
+    """Complete a trainer and write its final progress.
 
     Raises
     ------
@@ -256,7 +256,7 @@ def complete(trainer: Trainer) -> None:
 
 
 def serve(server: Server) -> None:
-    """Serve until every trainer has completed; then write the completion marker and the final progress.
+    """Serve until every trainer has completed, then write the completion marker and the final progress.
 
     Raises
     ------
@@ -274,7 +274,7 @@ def serve(server: Server) -> None:
 
 
 def _strategy_of(source: Source, plan: TrainerPlan | ServerPlan) -> DistributedStrategy:
-    """Return the strategy of a session; log it if the script's mode overrides FLEET_SYNC_MODE."""
+    """Return a session's strategy; log it if the script's mode overrides FLEET_SYNC_MODE."""
     if source in _choices:
         return _choices[source][0]
     asked = sync_mode_of(Variables(os.environ))
@@ -302,7 +302,7 @@ def _settings(strategy: DistributedStrategy) -> Settings:
 
 @cache
 def _log_unused_setting(name: str, value: str) -> None:
-    """Log, once per process, that Paddle's setting for a number of threads has no effect."""
+    """Log, once per process, that Paddle's setting for the number of threads has no effect."""
     _log.info(
         "%s is %s, but has no effect: one connection with each server carries all dense parameters, and one "
         "thread serves all connections",

@@ -54,17 +54,17 @@ class Settings(_Bounds):
 
     @property
     def glance_seconds(self) -> float:
-        """The maximum time between two checks of a live watchdog: two heartbeats, or one failed call."""
+        """The maximum seconds between two checks of a watchdog: two heartbeats, or one failed call."""
         return min(2 * self.heartbeat_seconds + 1.0, self.deadline_seconds / 2)
 
     @property
     def agreement(self) -> Mapping[str, str]:
-        """The settings that must be equal in all processes, by name."""
+        """The settings, by name, that must be equal in all processes."""
         return {"wire_dtype": self.wire_dtype} if self.wire_dtype else {}
 
     @property
     def stalled_seconds(self) -> float:
-        """The longest time for which a live peer may keep other processes waiting.
+        """The seconds for which a live peer may keep other processes waiting.
 
         It is long because the peer may itself be waiting for another peer that has not started yet.
         """
@@ -72,7 +72,7 @@ class Settings(_Bounds):
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str]) -> "Settings":
-        """Read the settings from environment variables.
+        """Read the settings from the environment.
 
         The variables are those of `Deadlines`, ``FLAGS_rpc_retry_times``, ``FLEET_SOCKET_BUFFER_BYTES``,
         ``FLEET_PIECE_BYTES``, ``FLEET_MAX_TRAINERS``, ``FLEET_CHECKPOINT_DIR``, ``FLEET_TLS_DIR``,

@@ -1,4 +1,4 @@
-"""A server's shard: its part of the model, with the buffers and norm parts that a training mode uses."""
+"""A server's shard: its part of the model, with the buffers and norm parts that a mode uses."""
 
 import logging
 import zlib
@@ -53,11 +53,11 @@ def release(source: Source) -> None:
 
 
 def _send_to_none(part: NormPart, servers: Sequence[int]) -> None:
-    """Drop this server's part of a norm; used if the norm covers no blocks of other servers."""
+    """Discard this server's part of a norm; used if the norm covers no other server's blocks."""
 
 
 class Shard:
-    """The blocks and tables of one server, with the buffers in which gradients land.
+    """The blocks and tables of one server, with the receive buffers for gradients.
 
     Parameters
     ----------
@@ -98,7 +98,7 @@ class Shard:
         self.initial_checksums = {number: zlib.crc32(self.store.view(number)) for number in self.blocks}
 
     def write(self, block: int, value: bytes) -> None:
-        """Replace a block's value, but keep its optimizer state.
+        """Replace a block's value without changing its optimizer state.
 
         Raises
         ------
@@ -118,7 +118,7 @@ class Shard:
 
 
 def _share(block_bytes: Mapping[int, int]) -> SharedBlocks | None:
-    """Return memory for the values that other processes can map, or None if that is not supported."""
+    """Return memory for values that other processes can map, or None if that is unsupported."""
     try:
         return SharedBlocks.create(block_bytes)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""The tables of a server: rows by id, changed only by update records.
+"""The tables of a server: rows by id, changed only by updates.
 
 As in `DenseStore`, only `apply` changes a row. A row that was never updated can also be read, and has its
 initial value.
@@ -36,7 +36,7 @@ _MOST_ARRAYS: Final = 64
 
 @dataclass(slots=True)
 class RowUpdate:
-    """An update to rows of a table, from the gradients of one or more trainers.
+    """An update to rows of a table with the gradients of one or more trainers.
 
     Attributes
     ----------
@@ -68,7 +68,7 @@ class RowUpdate:
 
 @dataclass(slots=True)
 class RowPut:
-    """A replacement of a whole table with the rows of a checkpoint.
+    """New rows for a whole table, from a checkpoint.
 
     Attributes
     ----------
@@ -89,7 +89,7 @@ class RowPut:
 
 @dataclass(frozen=True, slots=True)
 class RowCopy:
-    """A snapshot of a table that one reader reads while updates continue.
+    """A snapshot of a table that is read while updates continue.
 
     Attributes
     ----------
@@ -107,7 +107,7 @@ class RowCopy:
     lock: threading.Lock
 
     def parts(self) -> Iterator[TableRows]:
-        """Yield all rows, in parts; the lock is held for one part at a time."""
+        """Yield all rows in parts, holding the lock for one part at a time."""
         parts = self.snapshot.parts()
         while True:
             with self.lock:
@@ -117,21 +117,21 @@ class RowCopy:
             yield part
 
     def count(self) -> None:
-        """Count the rows in advance, holding the lock for one part at a time, as `parts` does."""
+        """Count the rows in advance, holding the lock for one part at a time, like `parts`."""
         counting = True
         while counting:
             with self.lock:
                 counting = self.snapshot.count_on()
 
     def close(self) -> None:
-        """Release the unread parts, so that updates no longer need to preserve old rows."""
+        """Release the unread parts, so that updates no longer preserve their old rows."""
         with self.lock:
             self.snapshot.close()
 
 
 @dataclass(slots=True)
 class _Entry:
-    """One table."""
+    """A table and its state on this server."""
 
     plan: TablePlan
     table: Table
@@ -187,11 +187,11 @@ class TableStore:
         return len(self._entries)
 
     def held_by_trainers(self, table: int) -> bool:
-        """Return whether trainers hold a copy of the table; servers then send them every changed row."""
+        """Return whether trainers have a copy of the table; servers send every changed row to them."""
         return self._entries[table].plan.own is not None
 
     def check_reportable(self, table: int, count: int) -> None:
-        """Check that one frame can carry `count` changed rows to trainers that hold the table.
+        """Check that `count` changed rows fit in one frame to trainers that have a copy of the table.
 
         Raises
         ------
@@ -226,12 +226,12 @@ class TableStore:
         ]
 
     def describe(self) -> str:
-        """Return ``table users`` or ``tables users, items``."""
+        """Return a phrase such as ``table users`` or ``tables users, items``."""
         names = list(self.names.values())
         return f"table{'s' if len(names) > 1 else ''} {', '.join(names)}"
 
     def apply(self, update: RowUpdate | RowPut) -> None:
-        """Apply an update to its rows, and assign its sequence number.
+        """Apply an update to its rows and assign a sequence number to it.
 
         Raises
         ------
@@ -267,7 +267,7 @@ class TableStore:
                 raise self.failed.note(error) from error
 
     def update_bytes(self, table: int, num_bytes: int, hyper_parameters: HyperParameters) -> int:
-        """Return the bytes of rows that an update steps, with a gradient of `num_bytes`. Takes no lock."""
+        """Return the size of the rows that a gradient of `num_bytes` updates, without taking a lock."""
         entry = self._entries[table]
         config = entry.plan.config
         if not hyper_parameters or config.num_embeddings is None or not hasattr(config.rule, "every_row"):
@@ -282,11 +282,11 @@ class TableStore:
         return config.num_embeddings * entry.plan.row_bytes * len(self._shards) // SHARDS
 
     def is_locked(self, table: int) -> bool:
-        """Return whether a thread reads or changes rows of a table, for which another would have to wait."""
+        """Return whether a thread is using the table's rows, so that another thread would have to wait."""
         return self._entries[table].lock.locked()
 
     def _of_every_row(self, entry: _Entry, gradient: RowGradients) -> RowGradients:
-        """Extend a gradient to all rows that this server holds; the rows that it adds have zeros."""
+        """Extend a gradient with zeros to all rows of the table on this server."""
         config = entry.plan.config
         if config.num_embeddings is None:
             raise ConfigurationError(
@@ -302,7 +302,7 @@ class TableStore:
         return RowGradients(entry.every_id, values)
 
     def check(self, table: int, ids: NDArray[np.int64]) -> None:
-        """Raise RemoteProtocolError unless ascending ids are in the table's range."""
+        """Raise RemoteProtocolError if any of the sorted ids is outside the table's range."""
         config = self._entries[table].plan.config
         limit = config.num_embeddings
         if limit is not None and ids.size and not 0 <= int(ids[0]) <= int(ids[-1]) < limit:
@@ -311,19 +311,19 @@ class TableStore:
             )
 
     def rows(self, table: int, ids: NDArray[np.int64]) -> Tensor:
-        """Return a copy of rows for a trainer's look-up, and count the look-up in the table's statistics."""
+        """Return a copy of the rows for a look-up, and count the look-up in the table's statistics."""
         entry = self._entries[table]
         with entry.lock:
             return entry.table.look_up(ids)
 
     def read(self, table: int, ids: NDArray[np.int64]) -> Tensor:
-        """Return a consistent copy of rows, taken between two updates: float32[n, dimension]."""
+        """Return a copy of rows, consistent between two updates: float32[n, dimension]."""
         entry = self._entries[table]
         with entry.lock:
             return entry.table.look_up(ids, counted=False)
 
     def snapshot(self, since: Mapping[int, int] | None = None) -> list[RowCopy]:
-        """Return a snapshot of every table, taken between two updates; read each to its end, or close it.
+        """Return a snapshot of every table, all as of the same moment; read each to its end, or close it.
 
         Parameters
         ----------
@@ -341,14 +341,14 @@ class TableStore:
 
 
 def _rows_of(weight: Tensor, shards: Sequence[int]) -> TableRows:
-    """Return the rows of a module's weight that belong to these virtual shards."""
+    """Return the rows of a module's weight that belong to the given virtual shards."""
     ids = np.arange(len(weight), dtype=np.int64)
     ids = ids[np.isin(shard_of(ids), np.array(shards))]
     return TableRows(ids, weight.detach()[torch.from_numpy(ids).to(weight.device)].cpu(), {})
 
 
 def append_ids(pending: list[NDArray[np.int64]], ids: NDArray[np.int64]) -> None:
-    """Append ids to the pending ids. Duplicates are removed now and then, so that the list stays bounded."""
+    """Append ids to the pending ids, which are occasionally deduplicated to bound their number."""
     pending.append(ids)
     if len(pending) > _MOST_ARRAYS:
         pending[:] = [np.unique(np.concatenate(pending))]

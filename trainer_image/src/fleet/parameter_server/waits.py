@@ -1,4 +1,4 @@
-"""Logging of waits at growing intervals, and the names of peers in such messages."""
+"""Logging of waits at growing intervals, and names of peers for these messages."""
 
 import ipaddress
 import itertools
@@ -49,7 +49,7 @@ class WaitLog:
         self._next = FIRST_WORD_SECONDS
 
     def note(self, subject: object, describe: Callable[[], str]) -> float:
-        """Log the subject of the current wait, if a message is due.
+        """Log what the process is waiting for, if a message is due.
 
         Parameters
         ----------
@@ -75,7 +75,7 @@ class WaitLog:
 
 
 def wait_for_all(events: Iterable[threading.Event], timeout_seconds: float) -> None:
-    """Wait until all events are set, or the timeout expires."""
+    """Wait until all events are set or the timeout expires."""
     deadline = time.monotonic() + timeout_seconds
     for event in events:
         event.wait(max(0.0, deadline - time.monotonic()))
@@ -127,7 +127,7 @@ def wait_for_ports(
 
 
 def _reason(endpoint: str, error: OSError) -> str:
-    """Return why an endpoint is unreachable, with a hint if another host refused the connection."""
+    """Return why an endpoint is unreachable, with advice if another host refused the connection."""
     host, _ = split_endpoint(endpoint)
     if not isinstance(error, ConnectionRefusedError) or _is_loopback(host):
         return str(error)
@@ -152,17 +152,17 @@ def split_endpoint(endpoint: str) -> tuple[str, int]:
 
 
 def name_trainers(trainers: Iterable[int]) -> str:
-    """Return ``trainer 1``, or ``trainers 0 and 1``."""
+    """Return a phrase such as ``trainer 1`` or ``trainers 0 and 1``."""
     return _named("trainer", [str(trainer) for trainer in trainers])
 
 
 def name_servers(endpoints: Iterable[str]) -> str:
-    """Return ``parameter server A``, or ``parameter servers A and B``."""
+    """Return a phrase such as ``parameter server A`` or ``parameter servers A and B``."""
     return _named("parameter server", list(endpoints))
 
 
 def describe_blocks(blocks: Sequence[PlannedBlock]) -> str:
-    """Return ``3 blocks of 2 parameters (5000 values)``."""
+    """Return a phrase such as ``3 blocks of 2 parameters (5000 values)``."""
     names, parameters = {block.name for block in blocks}, {block.param for block in blocks}
     return (
         f"{len(names)} blocks of {len(parameters)} parameters ({sum(block.numel for block in blocks)} values)"

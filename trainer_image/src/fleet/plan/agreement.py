@@ -1,4 +1,4 @@
-"""Agreements: the facts that all processes of a job must share before they train together.
+"""Agreements: the facts that must be equal in all processes of a job before they train together.
 
 An agreement is a flat mapping from the name of a fact to its text, so two processes can report which facts
 differ. A fingerprint is the digest of an agreement. It is cheap to compare, and identical on every platform
@@ -16,18 +16,18 @@ _OF_TRAINING = ("parameter ", "optimizer of ", "table ")
 
 
 def facts_of_training(agreement: Mapping[str, str]) -> dict[str, str]:
-    """Return the facts of an agreement that concern the model and its optimizer, not the cluster."""
+    """Return the facts in an agreement that concern the model and its optimizer, not the cluster."""
     return {fact: text for fact, text in agreement.items() if fact.startswith(_OF_TRAINING)}
 
 
 def fingerprint_of(agreement: Mapping[str, str]) -> str:
-    """Return the SHA-256 of an agreement in hexadecimal."""
+    """Return the SHA-256 digest of an agreement in hexadecimal."""
     canonical = json.dumps(dict(agreement), sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(canonical.encode()).hexdigest()
 
 
 def describe_difference(ours: Mapping[str, str], theirs: Mapping[str, str], *, at_most: int = 3) -> str:
-    """Return one clause that describes how two agreements differ; empty if they do not.
+    """Return a clause that describes how two agreements differ; empty if they are equal.
 
     Parameters
     ----------

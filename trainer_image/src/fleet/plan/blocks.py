@@ -1,4 +1,4 @@
-"""Blocks: contiguous runs of a parameter's elements, in row-major order; the units that are sent and stepped.
+"""Blocks: contiguous runs of a parameter's elements in row-major order, which are sent and updated.
 
 A parameter is sliced along its first dimension, so that several servers share the work. Each slice is one
 block; a parameter that is not sliced is a single block.
@@ -14,7 +14,7 @@ __all__ = ["PlannedBlock", "Slice", "plan_block", "slice_variable"]
 
 @dataclass(frozen=True, slots=True)
 class PlannedBlock:
-    """One block: its range of elements in the parameter, and the server that owns it."""
+    """A block: its range of elements in a parameter, and the server that owns it."""
 
     id: int
     """The block's position among all blocks of the job; the same on every trainer and server."""
@@ -40,28 +40,28 @@ class PlannedBlock:
 
     @property
     def numel(self) -> int:
-        """Number of elements."""
+        """The number of elements."""
         return prod(self.shape)
 
     @property
     def end(self) -> int:
-        """One past the last element in the flattened parameter."""
+        """The index after the block's last element in the flattened parameter."""
         return self.begin + self.numel
 
     @property
     def sliced(self) -> bool:
-        """True if its parameter is sliced into several blocks."""
+        """True if the parameter is sliced into several blocks."""
         return self.name != self.param
 
     @property
     def suffix(self) -> str:
-        """The suffix of the block's name after the parameter's name; empty if the parameter is not sliced."""
+        """The part of the block's name after the parameter's name; empty if the parameter is not sliced."""
         return self.name[len(self.param) :]
 
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """One block of a variable: the whole rows from element ``begin`` up to, but excluding, ``end``."""
+    """A slice of a variable: whole rows, from element ``begin`` up to but excluding ``end``."""
 
     index: int
     begin: int
@@ -70,7 +70,7 @@ class Slice:
 
 
 def slice_variable(shape: tuple[int, ...], slice_count: int, min_block_size: int) -> tuple[Slice, ...]:
-    """Slice a variable into at most `slice_count` blocks of about the same size.
+    """Slice a variable into at most `slice_count` blocks of similar size.
 
     Parameters
     ----------
@@ -124,7 +124,7 @@ def plan_block(
     server: int,
     endpoint: str,
 ) -> PlannedBlock:
-    """Build the block for one slice of a parameter.
+    """Create the block for a slice of a parameter.
 
     Parameters
     ----------

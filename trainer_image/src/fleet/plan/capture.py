@@ -1,4 +1,4 @@
-"""Capture: derives the training specification from a PyTorch script's objects, without running them."""
+"""Capture: derives the training specification from a PyTorch script's objects without running them."""
 
 import inspect
 from collections import Counter
@@ -27,7 +27,7 @@ def capture_step(
     grad_clip: GradClip | None = None,
     feeds: tuple[str, ...] | None = None,
 ) -> tuple[TrainingSpec, Source]:
-    """Capture a training step that an executor runs; see `fleet.fluid.Program.capture`.
+    """Capture a training step for an executor to run; see `fleet.fluid.Program.capture`.
 
     Parameters
     ----------
@@ -119,7 +119,7 @@ def _kind(value: object) -> str:
 
 
 def _feeds(loss_fn: Callable[..., Any]) -> tuple[str, ...]:
-    """Return the names that `loss_fn` takes after the model."""
+    """Return the names of the arguments of `loss_fn` after the model."""
     if not callable(loss_fn) or isinstance(loss_fn, torch.nn.Module):
         raise TranspileError(
             f"loss_fn must be a function called as loss_fn(model, **feed), found {_kind(loss_fn)}: a program "
@@ -142,7 +142,7 @@ def _feeds(loss_fn: Callable[..., Any]) -> tuple[str, ...]:
 
 
 def _check_names(feeds: tuple[str, ...], parameters: Collection[str], tables: Collection[str]) -> None:
-    """Raise an error if two feeds, parameters or tables have the same name."""
+    """Raise an error if two feeds, parameters or tables share a name."""
     for name in feeds:
         if name in parameters or name == LOSS:
             other = "one of the model's parameters" if name in parameters else "the result"
@@ -183,7 +183,7 @@ def _refuse_sparse_modules(model: torch.nn.Module) -> None:
 
 
 def _refuse_shared_memory(names: Mapping[torch.nn.Parameter, str]) -> None:
-    """Raise if two Parameters share memory, because two servers would step the same elements."""
+    """Raise an error if Parameters share memory, because two servers would update the same elements."""
     spans = sorted(
         (parameter.data_ptr(), parameter.data_ptr() + parameter.numel() * parameter.element_size(), name)
         for parameter, name in names.items()
@@ -203,7 +203,7 @@ def _trainable(
     placeholders: frozenset[int],
     trained: Collection[torch.nn.Parameter] | None,
 ) -> dict[torch.nn.Parameter, int]:
-    """Return the param group of each trained parameter; `placeholders` stand for tables."""
+    """Return the param group of each trained parameter; `placeholders` represent tables."""
     group_of: dict[torch.nn.Parameter, int] = {}
     for index, group in enumerate(optimizer.param_groups):
         for position, parameter in enumerate(group["params"]):

@@ -83,7 +83,7 @@ class ClipGradByNorm:
 
 @dataclass(frozen=True)
 class ClipGradByGlobalNorm:
-    """Scale all gradients down by one factor so that their 2-norm, taken together, is at most `clip_norm`.
+    """Scale all gradients down by one factor so that their joint 2-norm is at most `clip_norm`.
 
     Attributes
     ----------
@@ -105,7 +105,7 @@ GradClip = ClipGradByValue | ClipGradByNorm | ClipGradByGlobalNorm
 
 @dataclass(frozen=True, slots=True)
 class NormPlan:
-    """A norm over the gradients of several blocks, by which a server clips them before the step."""
+    """A norm over the gradients of several blocks, by which servers clip them before the update."""
 
     key: str
     """The parameter's name; empty for the norm over all parameters."""
@@ -117,7 +117,7 @@ class NormPlan:
 
     @property
     def name(self) -> str:
-        """The norm's name in messages."""
+        """The norm's name for messages."""
         return f"the gradient of {self.key}" if self.key else "all gradients"
 
 
@@ -132,7 +132,7 @@ class ClippingPlan:
 
 
 def in_floats(clip: GradClip) -> GradClip:
-    """Return an equal object with floats as bounds, so that its text is the same in all processes."""
+    """Return an equal object whose bounds are floats, so that its text is the same in all processes."""
     if isinstance(clip, ClipGradByValue):
         return ClipGradByValue(float(clip.max), float(clip.low))
     return type(clip)(float(clip.clip_norm))
@@ -154,7 +154,7 @@ def check_grad_clip(name: str, value: object) -> None:
 
 
 def clip_gradients(clip: GradClip, parameters: "Collection[Parameter]") -> None:
-    """Clip the gradients of parameters in this process, as servers clip averaged gradients."""
+    """Clip the gradients of parameters in this process, as servers clip the averaged gradients."""
     from torch.nn.utils import clip_grad_norm_  # imported here, so that plans can be read without torch
 
     match clip:

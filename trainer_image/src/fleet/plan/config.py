@@ -1,4 +1,4 @@
-"""The configuration of the transpiler: Paddle's fields, with its defaults."""
+"""The configuration of the transpiler, with Paddle's fields and defaults."""
 
 import functools
 import logging
@@ -19,7 +19,7 @@ _log = logging.getLogger(__name__)
 
 
 class DistributedMode(IntEnum):
-    """How trainers and servers synchronize; the numbers are those of `listen_and_serv`'s `distributed_mode`.
+    """The synchronization of trainers and servers; numbers are those of ``distributed_mode`` in Paddle.
 
     Notes
     -----
@@ -41,7 +41,7 @@ class TrainingMode(Protocol):
 
     @property
     def programs(self) -> DistributedMode:
-        """The built-in mode whose programs this mode uses."""
+        """The built-in mode that determines the programs."""
 
     def agreement(self) -> Mapping[str, str]:
         """Return the options, besides the name, that must be equal in every process."""
@@ -49,7 +49,7 @@ class TrainingMode(Protocol):
 
 @dataclass(slots=True)
 class DistributeTranspilerConfig:
-    """The configuration of a `DistributeTranspiler`. Set its fields before passing it on.
+    """The configuration of a `DistributeTranspiler`. Set the fields before passing it to one.
 
     Attributes
     ----------
@@ -194,7 +194,7 @@ class DistributeTranspilerConfig:
             raise TranspileError(f"config.{name} is {value!r}; expected True or False")
 
     def distributed_mode(self, sync_mode: bool) -> DistributedMode:
-        """Return the mode that results from these fields and the `sync_mode` argument of ``transpile``.
+        """Return the mode that follows from these fields and the `sync_mode` argument of ``transpile``.
 
         Parameters
         ----------
@@ -216,17 +216,17 @@ class DistributeTranspilerConfig:
         return mode
 
     def asks_for(self) -> DistributedMode | None:
-        """Return the mode that these fields request; None if they leave it open."""
+        """Return the mode that these fields request, or None if they request none."""
         return self._mode(sync_mode=False) if self.mode_flags() else None
 
     def mode_flags(self) -> str:
-        """Return the fields that request a mode, as a script sets them; empty if there are none."""
+        """Return the fields that request a mode, formatted as in a script; empty if there are none."""
         set_fields = ["config.sync_mode = False"] if not self.sync_mode else []
         set_fields += [f"config.{name} = True" for name in _MODE_FLAGS if getattr(self, name)]
         return ", ".join(set_fields)
 
     def check_options(self, mode: DistributedMode, *, custom: bool = False) -> None:
-        """Raise if a field belongs to another mode, or requests a mode in addition to a user-defined one.
+        """Raise an error if a field belongs to another mode, or a user-defined mode is not the only one.
 
         Parameters
         ----------
@@ -276,7 +276,7 @@ def _unknown(name: str, known: list[str]) -> str:
 
 @functools.cache
 def say_that_async_follows() -> None:
-    """Warn once that the fields imply async mode, although the script does not name it."""
+    """Warn once that the fields imply async mode although the script does not name that mode."""
     _log.warning("config.enable_dc_asgd = True and sync_mode = False: the mode is async")
 
 

@@ -1,4 +1,4 @@
-"""Dispatchers: how blocks are assigned to servers.
+"""Dispatchers, which assign blocks to servers.
 
 The transpiler calls a dispatcher once, with all parameter blocks of the job in order. A gradient follows its
 parameter, so the two always share a server.
@@ -15,7 +15,7 @@ __all__ = ["HashName", "Named", "PSDispatcher", "RoundRobin", "shuffled"]
 
 
 class Named(Protocol):
-    """The part of a block that a dispatcher sees."""
+    """The part of a block that dispatchers see."""
 
     @property
     def name(self) -> str:
@@ -23,7 +23,7 @@ class Named(Protocol):
 
 
 class PSDispatcher(ABC):
-    """Base class of dispatchers; assign a subclass to `config.split_method`.
+    """The base class of dispatchers; assign a subclass to `config.split_method`.
 
     Parameters
     ----------
@@ -45,7 +45,7 @@ class PSDispatcher(ABC):
         return list(self._eps)
 
     def reset(self) -> None:
-        """Forget all earlier calls of `dispatch`."""
+        """Discard the state left by earlier calls of `dispatch`."""
         self._step = 0
 
     @abstractmethod
@@ -90,7 +90,7 @@ class RoundRobin(PSDispatcher):
 
 
 class HashName(PSDispatcher):
-    """Assigns each block by a hash of its name, so that a new parameter moves no other block.
+    """Assigns each block by a hash of its name, so that adding a parameter moves no other block.
 
     The hash is CRC-32, which is the same in every process; Python's built-in hash is salted per process.
 
@@ -100,7 +100,7 @@ class HashName(PSDispatcher):
     """
 
     def dispatch(self, varlist: Sequence[Named]) -> list[str]:
-        """Return the endpoint that each name hashes to.
+        """Return the endpoints that the names hash to.
 
         Parameters
         ----------

@@ -1,4 +1,4 @@
-"""Trials of an optimizer: test whether parameter servers can run its step, and run it on slices.
+"""Trials of an optimizer, which show whether parameter servers can run its step, and on slices.
 
 A server steps each parameter, or each slice of it, with a separate optimizer, which it builds from the
 options of the param group. The trials therefore test three things: whether stepping slices gives the same
@@ -45,7 +45,7 @@ _Options = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """Results of the trials of one param group.
+    """The results of the trials of one param group.
 
     Attributes
     ----------
@@ -66,7 +66,7 @@ class Findings:
 def try_out(
     optimizer: "Optimizer", index: int, trained: Mapping[int, int], dtypes: Collection[torch.dtype] = ()
 ) -> Findings:
-    """Step one param group of an optimizer on small tensors, and compare the results with the expected ones.
+    """Run one param group of an optimizer on small tensors; compare the results with the expected ones.
 
     Parameters
     ----------
@@ -127,7 +127,7 @@ def _layout(trained: Mapping[int, int]) -> tuple[int, ...]:
 
 @contextmanager
 def _script_untouched() -> Iterator[None]:
-    """Isolate a trial from the script: its random state, default device and global optimizer hooks.
+    """Isolate a trial from the script's random state, default device and global optimizer hooks.
 
     Tensors are made on the CPU, whatever the default device is. The script's random numbers stay the same,
     and its global optimizer hooks are not called.
@@ -154,7 +154,7 @@ def _try_out(
     layout: tuple[int, ...],
     dtypes: tuple[torch.dtype, ...],
 ) -> Findings:
-    """Do what `try_out` does, but ignore the learning rate: groups that differ only in it share a trial."""
+    """Run the trial for `try_out`; groups that differ only in the learning rate share its result."""
     elementwise = True
     for dtype in dtypes:
         for number, (rate, size) in enumerate(_RUNS):
@@ -226,7 +226,7 @@ _CHANGES = (
 def _problem(
     count: int, size: float, dtype: torch.dtype, steps: int = _STEPS
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Return initial values and the gradients of each step; their directions are similar, as in a descent."""
+    """Return initial values and the gradients of each step, which point in similar directions."""
     generator = torch.Generator("cpu").manual_seed(0)
 
     def normal(*shape: int) -> Tensor:
@@ -241,7 +241,7 @@ def _problem(
 
 @dataclass(frozen=True, slots=True)
 class _Outcome:
-    """The result of a trial: for each parameter its value, its state and the options of its group."""
+    """The result of a trial: each parameter's value, state and group options."""
 
     values: list[Tensor]
     states: list[_Options]
@@ -255,7 +255,7 @@ class _Outcome:
         )
 
     def changed(self, options: _Options) -> list[str]:
-        """Return the options that the steps have changed in the first group."""
+        """Return the options of the first group that the steps have changed."""
         return [name for name, value in options.items() if not _same(self.groups[0][name], value)]
 
 
@@ -276,7 +276,7 @@ def _train(
     *,
     served: bool = False,
 ) -> _Outcome:
-    """Run a trial; if `served`, as on a server, which receives the options again in each step."""
+    """Run a trial; with `served`, options are set again before each step, as on a server."""
     parameters = [torch.nn.Parameter(start.clone()) for start in starts]
     groups, remaining = [], list(parameters)
     for count in layout:
@@ -317,7 +317,7 @@ def _same(one: Any, other: Any) -> bool:
 
 
 def _number_types(kind: "type[Optimizer]", group: _Options, options: _Options) -> tuple[dict[str, str], str]:
-    """Return the dtypes of tensor options, and why servers cannot keep an option's type, if they cannot."""
+    """Return the dtypes of tensor options, and the reason if servers cannot preserve an option's type."""
     tensors: dict[str, str] = {}
     for name in options:
         value = group[name]
@@ -335,7 +335,7 @@ def _number_types(kind: "type[Optimizer]", group: _Options, options: _Options) -
 
 
 def _computes_as_numbers(kind: "type[Optimizer]", name: str, value: object, options: _Options) -> bool:
-    """Return whether a step is bitwise-identical if an option is converted to a plain Python number."""
+    """Return whether a step is bitwise-identical after an option is converted to a plain Python number."""
     for rate in _RATES:
         plain: dict[str, Any] = dict(options)
         if "foreach" in plain:  # torch refuses to combine foreach with tensor options
@@ -356,7 +356,7 @@ def _has_array(value: object) -> bool:
 
 
 def _like(value: Any, plain: Any) -> Any:
-    """Convert plain numbers to the types of the values in `value`."""
+    """Convert plain numbers to the types of the corresponding values in `value`."""
     if isinstance(value, tuple | list):
         return tuple(map(_like, value, plain))
     if isinstance(value, Tensor):
@@ -372,7 +372,7 @@ def _kind_of(value: object) -> str:
 
 
 def _of_arguments(optimizer: "Optimizer", options: _Options) -> str:
-    """Return why servers would lose a constructor argument outside the param groups; empty if they do not."""
+    """Return why servers would lose a constructor argument outside the param groups; empty if none."""
     kind = type(optimizer)
     rebuilt = build_optimizer(kind, [torch.nn.Parameter(torch.zeros(_SHAPES[0]))], options)
     for name in list(inspect.signature(kind).parameters)[1:]:  # the first argument takes the parameters

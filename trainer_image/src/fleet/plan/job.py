@@ -31,7 +31,7 @@ __all__ = ["CollectivePlan", "GroupPlan", "JobPlan", "ServerPlan", "TrainerPlan"
 
 @dataclass(frozen=True, slots=True)
 class GroupPlan:
-    """How the parameters of one param group are stepped."""
+    """The updates of the parameters in one param group."""
 
     index: int
     optimizer_class: "type[Optimizer]"
@@ -47,7 +47,7 @@ class GroupPlan:
 
 @dataclass(frozen=True, slots=True)
 class TrainerPlan:
-    """What one trainer sends and receives in each step."""
+    """The blocks, tables and mode that determine a trainer's step."""
 
     mode: DistributedMode
     trainer_id: int
@@ -72,16 +72,16 @@ class TrainerPlan:
 
     @property
     def has_common_step(self) -> bool:
-        """True if all trainers run the same step: in sync mode, unless the mode is user-defined."""
+        """True if all trainers share a step count: in sync mode, unless the mode is user-defined."""
         return self.mode is DistributedMode.SYNC and self.custom is None
 
     @property
     def fingerprint(self) -> str:
-        """Hex digest of `agreement`; equal in all processes that may train together."""
+        """The hex digest of `agreement`; equal in all processes that may train together."""
         return fingerprint_of(self.agreement)
 
     def placed(self, announced: Sequence[Placement]) -> "TrainerPlan":
-        """Return this plan with the blocks that the servers announced; see `announced_blocks`."""
+        """Return this plan with the blocks announced by the servers; see `announced_blocks`."""
         runs = announced_blocks(self.blocks, self.endpoints, announced)
         param_of = {block.id: block.param for block in self.blocks}
         sent = (runs[param] for param in dict.fromkeys(param_of[number] for number in self.send_order))
@@ -92,7 +92,7 @@ class TrainerPlan:
         )
 
     def blocks_of(self, param: str) -> tuple[PlannedBlock, ...]:
-        """Return the blocks of one parameter, in order of offset."""
+        """Return the blocks of a parameter in order of offset."""
         return tuple(block for block in self.blocks if block.param == param)
 
     def blocks_on(self, server: int) -> tuple[PlannedBlock, ...]:
@@ -102,7 +102,7 @@ class TrainerPlan:
 
 @dataclass(frozen=True, slots=True)
 class ServerPlan:
-    """The parts of the model that one server holds and steps."""
+    """The parts of the model that one server stores and updates."""
 
     mode: DistributedMode
     server: int
@@ -128,7 +128,7 @@ class ServerPlan:
 
     @property
     def has_common_step(self) -> bool:
-        """True if all trainers run the same step: in sync mode, unless the mode is user-defined."""
+        """True if all trainers share a step count: in sync mode, unless the mode is user-defined."""
         return self.mode is DistributedMode.SYNC and self.custom is None
 
     @property
@@ -143,7 +143,7 @@ class ServerPlan:
 
     @property
     def table_shards(self) -> tuple[int, ...]:
-        """The virtual shards of every table that this server holds."""
+        """The virtual shards of every table that are on this server."""
         return shards_on(self.server, len(self.endpoints))
 
     @property
@@ -209,7 +209,7 @@ class JobPlan:
 
     @property
     def geo(self) -> bool:
-        """True if trainers step their own copies and exchange changes."""
+        """True if trainers update their own copies and exchange changes."""
         return self.mode is DistributedMode.GEO
 
     @property
@@ -224,7 +224,7 @@ class JobPlan:
 
     @property
     def cuttable(self) -> tuple[int, ...]:
-        """The param groups with blocks that can be sent and stepped in pieces, with bitwise-equal results.
+        """The param groups whose blocks can be sent and updated in pieces with bitwise-equal results.
 
         A norm needs a whole gradient. A mode that keeps data of a block besides the gradient, such as GEO,
         also needs whole blocks.
@@ -242,7 +242,7 @@ class JobPlan:
         return {name: tuple(blocks) for name, blocks in grouped}
 
     def on(self, endpoint: str) -> tuple[PlannedBlock, ...]:
-        """Return the blocks that one server holds."""
+        """Return the blocks on one server."""
         return tuple(block for block in self.blocks if block.endpoint == endpoint)
 
     def trainer(
@@ -362,13 +362,13 @@ class JobPlan:
         )
 
     def holders(self, param: str) -> tuple[int, ...]:
-        """Return the servers that hold a part of a parameter, ascending; of any if `param` is empty."""
+        """Return the servers that store a part of a parameter or, if `param` is empty, of any; sorted."""
         return tuple(sorted({block.server for block in (self.by_param[param] if param else self.blocks)}))
 
 
 @dataclass(frozen=True)
 class CollectivePlan:
-    """The plan of a collective job that an executor trains.
+    """The plan of a collective job that is trained by an executor.
 
     Attributes
     ----------
@@ -402,7 +402,7 @@ def plan_job(
     custom: TrainingMode | None = None,
     seed: int | None = None,
 ) -> JobPlan:
-    """Slice the parameters into blocks, and assign each block to a server.
+    """Slice the parameters into blocks and assign each block to a server.
 
     Parameters
     ----------
@@ -498,7 +498,7 @@ def _mode_agreement(
 
 
 def _check_clipping(spec: TrainingSpec, mode: DistributedMode, custom: TrainingMode | None) -> None:
-    """Raise if gradients are to be clipped in a mode that does not average them over the trainers."""
+    """Raise an error if gradients are clipped in a mode that does not average them over the trainers."""
     built_in = custom is None and mode is DistributedMode.SYNC
     name = mode.name.lower().replace("_", "-") if custom is None else repr(custom.name)
     if not built_in and spec.clip is not None:
@@ -515,7 +515,7 @@ def _check_tables(
     mode: DistributedMode,
     custom: TrainingMode | None,
 ) -> None:
-    """Raise if an option is set that tables do not support; the message names it."""
+    """Raise an error that names an option if tables do not support it."""
     refused = {
         f"the mode {custom.name if custom is not None else mode.name.lower()!r}": custom is not None,
         "enable_dc_asgd": mode is DistributedMode.ASYNC and config.enable_dc_asgd,
@@ -535,7 +535,7 @@ def _check_tables(
 def _cut(
     spec: TrainingSpec, config: DistributeTranspilerConfig, endpoints: Sequence[str], *, geo: bool
 ) -> tuple[PlannedBlock, ...]:
-    """Slice the parameters into blocks, which all belong to the first server until they are dispatched."""
+    """Slice the parameters into blocks, which belong to the first server until they are dispatched."""
     blocks: list[PlannedBlock] = []
     for parameter in spec.by_name:
         group = spec.group(parameter.group)
@@ -575,7 +575,7 @@ def _cut(
 def _shown_blocks(
     spec: TrainingSpec, config: DistributeTranspilerConfig, endpoints: Sequence[str], *, geo: bool
 ) -> list[PlannedBlock]:
-    """Return the blocks of the tables that a dispatcher sees."""
+    """Return the blocks that stand for tables in dispatching."""
     found: list[PlannedBlock] = []
     for table in (each for each in spec.tables if each.placed):
         parameter = ParameterSpec(table.name, (table.num_embeddings, table.dimension), "float32", 0)
@@ -597,7 +597,7 @@ def _dispatched(
     endpoints: Sequence[str],
     seed: int | None,
 ) -> dict[str, str]:
-    """Return the server that the dispatcher assigns to each block, by the block's name.
+    """Return the dispatcher's server for each block, by the block's name.
 
     The dispatcher sees the blocks by parameter name, or by names that are shuffled with the seed.
     """
@@ -619,7 +619,7 @@ def _dispatched(
 
 
 def _print_blocks(plan: JobPlan) -> None:
-    """Print one line per block and the share of each server, as Paddle does."""
+    """Print a line for each block and the share of each server, as Paddle does."""
     for block in plan.blocks:
         shape = list(block.shape)
         print(f"{block.name} {shape} elements {block.begin} to {block.end} on {block.endpoint}")

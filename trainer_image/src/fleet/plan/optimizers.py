@@ -53,7 +53,7 @@ def class_path(optimizer_class: type) -> str:
 
 
 def kind_of(path: str, options: Mapping[str, HyperParameter]) -> str:
-    """Return Paddle's name of an optimizer, given its class path and a param group's options.
+    """Return Paddle's name for an optimizer, given its class path and a param group's options.
 
     If Paddle has none, return the class name in lower case.
     """
@@ -68,7 +68,7 @@ def has_coupled_decay(path: str, options: Mapping[str, HyperParameter]) -> bool:
 
 
 def optimizer_class_at(path: str, optimizer: "Optimizer | None") -> "type[Optimizer]":
-    """Return the class at a path: the class of the given optimizer, one of PyTorch's or of `fleet.optim`.
+    """Return the class at a path: the given optimizer's class, or one in PyTorch or `fleet.optim`.
 
     A plan may have been read from text, and text must not choose what is imported.
 
@@ -137,7 +137,7 @@ def build_optimizer(
     parameters: "Iterable[Tensor] | Iterable[dict[str, Any]]",
     options: Mapping[str, Any],
 ) -> "Optimizer":
-    """Build an optimizer in the same way as the user did.
+    """Build an optimizer as the user built it.
 
     Parameters
     ----------

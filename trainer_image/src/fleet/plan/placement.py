@@ -20,7 +20,7 @@ _REMEDY: Final = "; run one script with the same settings on all parameter serve
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A contiguous range of a parameter on one server: a block, or a piece of one."""
+    """A contiguous range of a parameter on one server: a block or a piece of a block."""
 
     block: int
     """The part's number in frames and calls."""
@@ -38,7 +38,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """The parts that one server holds.
+    """The parts on one server.
 
     Attributes
     ----------
@@ -52,14 +52,14 @@ class Placement:
 
 
 def part_of(block: PlannedBlock) -> Part:
-    """Return the part with which a server announces a block."""
+    """Return the part that announces a block."""
     return Part(block.id, block.name, block.index, block.param, block.dtype, block.begin, block.shape)
 
 
 def announced_blocks(
     own: Iterable[PlannedBlock], endpoints: Sequence[str], announced: Sequence[Placement]
 ) -> dict[str, tuple[PlannedBlock, ...]]:
-    """Convert the parts announced by the servers into blocks of a trainer.
+    """Convert the parts that servers announce to a trainer's blocks.
 
     Parameters
     ----------
@@ -104,7 +104,7 @@ def announced_blocks(
 
 
 def _block(own: Mapping[str, PlannedBlock], part: Part, server: int, endpoint: str) -> PlannedBlock:
-    """Convert a part into a block of a trainer, given the trainer's own blocks by parameter."""
+    """Convert a part to a trainer's block, given the trainer's own blocks by parameter."""
     trained = own.get(part.param)
     if trained is None or trained.dtype != part.dtype:
         found = "which this trainer does not train" if trained is None else f"expected {trained.dtype}"
@@ -131,7 +131,7 @@ def _grad_of(trained: PlannedBlock, name: str) -> str:
 
 
 def _check_whole(trained: PlannedBlock, run: Sequence[PlannedBlock]) -> None:
-    """Check that the parts of a parameter cover its elements without a gap or an overlap."""
+    """Check that the parts of a parameter cover its elements without gaps or overlaps."""
     end, numel = 0, prod(trained.param_shape)
     for block in run:
         if block.begin != end:

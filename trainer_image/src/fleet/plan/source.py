@@ -40,7 +40,7 @@ _IN_GEO: Final = (
 
 @dataclass(frozen=True, eq=False)
 class CapturedTable:
-    """A table whose rows the parameter servers step."""
+    """A table whose rows the parameter servers update."""
 
     name: str
     declared: Any
@@ -53,7 +53,7 @@ class CapturedTable:
 
 @dataclass(frozen=True, eq=False)
 class OwnTable:
-    """A table that trainers also hold: the weight of an embedding or embedding bag with ``sparse=True``."""
+    """A table that trainers also store: the weight of an embedding or embedding bag with ``sparse=True``."""
 
     name: str
     placeholder: "Parameter"
@@ -64,18 +64,18 @@ class OwnTable:
 
     @property
     def num_embeddings(self) -> int:
-        """Number of rows."""
+        """The number of rows."""
         return int(self.placeholder.shape[0])
 
     @property
     def dimension(self) -> int:
-        """Number of elements in a row."""
+        """The number of elements in a row."""
         return int(self.placeholder.shape[1])
 
 
 @dataclass(frozen=True, eq=False)
 class Source:
-    """The live PyTorch objects of a training run, which a plan cannot hold as data."""
+    """The PyTorch objects of a training run, which a plan cannot store as data."""
 
     optimizer: "Optimizer"
     parameters: "Mapping[str, Parameter]"
@@ -98,7 +98,7 @@ class Source:
 
 
 def find_module(optimizer: "Optimizer") -> "Module | None":
-    """Return the outermost module of this process that holds all of an optimizer's parameters.
+    """Return the outermost module in this process that contains all of an optimizer's parameters.
 
     The module gives the parameters the names that the script uses. A wrapper of ``torch.compile`` is ignored.
     Every replica runs the same script, so it finds the same module.
@@ -128,7 +128,7 @@ def find_module(optimizer: "Optimizer") -> "Module | None":
 
 
 def _modules_around(children: "Sequence[Module | Parameter]") -> "list[Module]":
-    """Return the modules that have one of the given objects as their own parameter or child."""
+    """Return the modules that contain one of the given objects as their own parameter or child."""
     from torch.nn import Module
 
     # gc.get_objects() would be shorter. It would also hold the tuples that other threads are building, which
@@ -157,7 +157,7 @@ def without_wrapper(module: "Module") -> "Module":
 
 
 def parameter_names(optimizer: "Optimizer", model: "Module | None") -> "tuple[dict[Parameter, str], bool]":
-    """Return the name of each parameter, and whether the names come from the user."""
+    """Return the name of each parameter, and whether the user chose the names."""
     if model is not None:
         return {parameter: name for name, parameter in model.named_parameters()}, True
     names: dict[Parameter, str] = {}
@@ -203,7 +203,7 @@ class LeftOut:
         self._number = self._count()
 
     def check(self) -> None:
-        """Check that a step changes only exchanged parameters.
+        """Check that a step changes only parameters whose gradients are exchanged.
 
         Raises
         ------
@@ -233,7 +233,7 @@ def _position(group: int, index: int) -> str:
 
 
 def refuse_forward_writes(source: Source | None, *, steps_alone: bool) -> None:
-    """Raise if a known module's forward pass changes one of its trained parameters.
+    """Raise an error if a known module's forward pass changes one of its trained parameters.
 
     Parameters
     ----------

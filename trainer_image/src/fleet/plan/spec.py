@@ -1,4 +1,4 @@
-"""Training specifications, which describe the training of one process as plain data for a plan.
+"""Training specifications: plain data that describes a process's training, from which plans are made.
 
 `fleet.plan.capture` derives a specification from the PyTorch objects. It holds no PyTorch object, so it can
 be written as text, and processes can compare their specifications.
@@ -19,7 +19,7 @@ LOSS: Final = "loss"
 
 @dataclass(frozen=True, slots=True)
 class ParameterSpec:
-    """One trained parameter."""
+    """A trained parameter."""
 
     name: str
     shape: tuple[int, ...]
@@ -30,13 +30,13 @@ class ParameterSpec:
 
     @property
     def grad(self) -> str:
-        """The name of its gradient."""
+        """The name of the parameter's gradient."""
         return f"{self.name}@GRAD"
 
 
 @dataclass(frozen=True, slots=True)
 class GroupSpec:
-    """How the parameters of one param group are stepped."""
+    """The updates of the parameters in one param group."""
 
     index: int
     optimizer: str
@@ -52,17 +52,17 @@ class GroupSpec:
 
     @property
     def kind(self) -> str:
-        """Paddle's name of the optimizer, such as ``sgd``, ``momentum`` or ``adam``."""
+        """Paddle's name for the optimizer, such as ``sgd``, ``momentum`` or ``adam``."""
         return kind_of(self.optimizer, self.options)
 
     @property
     def coupled(self) -> bool:
-        """True if weight decay is added to the gradient before the optimizer uses the gradient."""
+        """True if weight decay is added to the gradient before the optimizer uses it."""
         return has_coupled_decay(self.optimizer, self.options)
 
     @property
     def fact(self) -> str:
-        """The class and the options that must be equal in every process: all options that are not numbers."""
+        """The class and the options that must be equal in every process: all that are not numbers."""
         # Kernel flags depend on the device, and servers and trainers may have different devices.
         structural = {
             name: value
@@ -75,7 +75,7 @@ class GroupSpec:
 
 @dataclass(frozen=True, slots=True)
 class TableSpec:
-    """One table whose rows the parameter servers step."""
+    """A table whose rows the parameter servers update."""
 
     name: str
     num_embeddings: int
@@ -91,7 +91,7 @@ class TableSpec:
 
 @dataclass(frozen=True, slots=True)
 class TrainingSpec:
-    """What a process trains.
+    """The specification of a process's training.
 
     Attributes
     ----------
@@ -115,15 +115,15 @@ class TrainingSpec:
 
     @property
     def by_name(self) -> tuple[ParameterSpec, ...]:
-        """The parameters, sorted by name (code points)."""
+        """The parameters, sorted by name in code point order."""
         return tuple(sorted(self.parameters, key=lambda parameter: parameter.name))
 
     def group(self, index: int) -> GroupSpec:
-        """Return one param group."""
+        """Return a param group."""
         return next(group for group in self.groups if group.index == index)
 
     def agreement(self) -> dict[str, str]:
-        """Return the facts that must be equal in all processes that train this, by name.
+        """Return, by name, the facts that must be equal in all processes that train together.
 
         They are the names, shapes, dtypes and param groups of the parameters, each table, the class and
         structural hyper-parameters of each group, and how gradients are clipped. Numbers such as the learning

@@ -1,4 +1,4 @@
-"""The plans of tables, and the search for tables in a model."""
+"""The plans of tables, and detection of the tables in a model."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -24,7 +24,7 @@ __all__ = ["TablePlan", "find_tables", "placeholders_of", "served", "shards_on",
 
 @dataclass(frozen=True, slots=True)
 class TablePlan:
-    """The plan of one table; every server holds some of its shards."""
+    """The plan of a table; every server stores some of its shards."""
 
     number: int
     """The table's position among all tables, sorted by name; the same on every trainer and server."""
@@ -43,7 +43,7 @@ class TablePlan:
 
     @property
     def row_bytes(self) -> int:
-        """Size of a row on the wire, in bytes. Rows are sent as float32, whatever the table's row type."""
+        """The size of a row on the wire in bytes. Rows are sent as float32, whatever the table's row type."""
         return 4 * self.config.dimension
 
     def options(self, hyper_parameters: "HyperParameters") -> "Mapping[str, Any]":
@@ -90,14 +90,14 @@ def find_tables(
 
 
 def placeholders_of(tables: Iterable[CapturedTable]) -> frozenset[int]:
-    """Return the `id` of each parameter that is the placeholder of a table."""
+    """Return the `id` of each parameter that is a table's placeholder."""
     return frozenset(id(table.declared.placeholder) for table in tables)
 
 
 def _own_tables(
     optimizer: "torch.optim.Optimizer", model: "torch.nn.Module | None", groups: Mapping[int, int]
 ) -> dict[str, CapturedTable]:
-    """Return the weights with sparse gradients that the optimizer steps.
+    """Return the weights with sparse gradients that the optimizer updates.
 
     They are those of torch's modules, and the `sparse_weights` of a built program's module.
     """
@@ -139,7 +139,7 @@ def _refuse_unknown(optimizer: "torch.optim.Optimizer", known: frozenset[int]) -
 
 
 def shards_on(server: int, num_servers: int) -> tuple[int, ...]:
-    """Return the virtual shards of each table that a server holds."""
+    """Return the virtual shards of each table on a server."""
     from fleet.tables import Placement  # imported here, so that plans can be read without torch
 
     return Placement.over(num_servers).shards_of(server)
@@ -170,7 +170,7 @@ def table_plans(names: "Sequence[str]", source: Source | None) -> tuple[TablePla
 
 
 def served(plans: "Sequence[TablePlan]", mode: DistributedMode) -> tuple[TablePlan, ...]:
-    """Return the plans of tables as servers hold them; in GEO, servers add the trainers' changes.
+    """Return the plans of tables for servers; in GEO mode, servers add the trainers' changes.
 
     Raises
     ------
@@ -191,7 +191,7 @@ def table_spec(table: CapturedTable) -> TableSpec:
 
 
 def _named(option: object) -> object:
-    """Return an option for use in text: a schedule by name, because its address differs between processes."""
+    """Return an option for use in text; schedules get a name, as their addresses differ between processes."""
     if not callable(option):
         return option
     return f"{option.__module__}.{getattr(option, '__qualname__', type(option).__qualname__)}"

@@ -1,1 +1,1 @@
-"""The process of a replica: its start and end, its reported progress, its resources and its clock."""
+"""A replica's process: its start and end, its reported progress, its resources and its clock."""

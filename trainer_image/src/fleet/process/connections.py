@@ -1,4 +1,4 @@
-"""The accepted connections of this process: limits before authentication, relaying, and closing after a fork.
+"""The connections that this process has accepted: limits, relaying, and closing after a fork.
 
 A peer in the job authenticates within milliseconds. Until then its connection is half-open and occupies a
 thread or file descriptors. `ConnectionLimit` and `HalfOpen` limit the number and duration of half-open
@@ -48,7 +48,7 @@ os.register_at_fork(after_in_child=_close_in_child)
 
 
 class ConnectionLimit(Generic[Connection]):
-    """Limits half-open connections: evicts the oldest connection of the host that has the most connections.
+    """Limits half-open connections by evicting the oldest one of the host that has the most.
 
     A host that opens many connections therefore evicts only its own.
 
@@ -65,7 +65,7 @@ class ConnectionLimit(Generic[Connection]):
         """The connections of each host, oldest first."""
 
     def add(self, connection: Connection, host: str) -> Connection | None:
-        """Count a connection; if it exceeds the limit, return the connection that the caller must close."""
+        """Count a connection; if this exceeds the limit, return the connection that the caller must close."""
         self._hosts.setdefault(host, {})[connection] = None
         self._count += 1
         if self._count <= self._most:
@@ -103,7 +103,7 @@ class HalfOpen:
 
     @contextlib.contextmanager
     def bounded(self, connected: socket.socket) -> Iterator[None]:
-        """Shut down a connection if the block takes too long, or if newer connections evict it."""
+        """Close a connection if the block takes too long or if newer connections evict it."""
         host = _host_of(connected)
         with self._lock:
             evicted = self._limit.add(connected, host)
@@ -135,7 +135,7 @@ def _shut_down(connected: socket.socket) -> None:
 
 
 class Relay:
-    """A relay that accepts connections, and relays bytes between each of them and an onward connection.
+    """Accepts connections, and relays bytes between each of them and an onward connection.
 
     Parameters
     ----------
@@ -218,7 +218,7 @@ def relay(one: socket.socket, other: socket.socket) -> None:
 
 
 def relay_loop() -> asyncio.AbstractEventLoop:
-    """Return this process's event loop for relayed connections; it runs in its own thread.
+    """Return this process's event loop for relayed connections, which runs in a separate thread.
 
     One thread serves all pairs: a pod may run few threads, and trainer 0 of a collective job has two or three
     connections with each of thousands of trainers.
@@ -229,7 +229,7 @@ def relay_loop() -> asyncio.AbstractEventLoop:
 
 @functools.lru_cache(maxsize=1)
 def _loop(pid: int) -> asyncio.AbstractEventLoop:
-    """Start the event loop once per process `pid`, because a forked child lacks its parent's threads."""
+    """Start the event loop once for process `pid`, because forked children lack their parent's threads."""
     del pid
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, name="fleet-gate", daemon=True).start()
@@ -237,7 +237,7 @@ def _loop(pid: int) -> asyncio.AbstractEventLoop:
 
 
 class Pair:
-    """Two connections relayed to each other; the event loop references this object while either is open.
+    """Two connections relayed to each other; the event loop refers to the pair while either is open.
 
     Bytes are relayed in the loop's callbacks, because a coroutine per direction would take three times the
     processor time.
@@ -306,7 +306,7 @@ class Pair:
         self._send(rest, source, sink)
 
     def _end(self, source: socket.socket, sink: socket.socket) -> None:
-        """Relay the end of one direction; after the end of the second, close both connections."""
+        """Relay the end of one direction; once both have ended, close both connections."""
         self._loop.remove_reader(source)
         for each, how in ((sink, socket.SHUT_WR), (source, socket.SHUT_RD)):
             with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""Checks gradients and weights for NaN and infinity; warns, stops the training run or skips the step.
+"""Checks gradients and weights for NaN and infinity; warns, stops training or skips the step.
 
 The strategy selects the action. One NaN in a gradient makes the stepped weights NaN, and soon all weights.
 Training would continue, but its result would be useless.
@@ -39,7 +39,7 @@ _log = logging.getLogger(__name__)
 
 
 class FiniteCheck:
-    """A check of gradients for NaN and infinity.
+    """Checks gradients for NaN and infinity.
 
     For ``warn``, dense gradients are checked in the first steps and in every sixteenth step, because weights
     that are not finite stay so, and because a check reads all gradients and, on a GPU, waits for them. For
@@ -71,11 +71,11 @@ class FiniteCheck:
 
     @property
     def looks(self) -> bool:
-        """Whether the dense gradients of the next step will be checked."""
+        """True if the dense gradients of the next step will be checked."""
         return self._step >= self.next_look
 
     def restart(self) -> None:
-        """Check the next step, and forget lost rows, because other weights have been loaded."""
+        """Check the next step and reset lost rows, because new weights have been loaded."""
         self.lost_rows.clear()
         self.next_look = 0
 
@@ -137,7 +137,7 @@ class FiniteCheck:
 def tell_of_weights(
     parameters: Mapping[str, Tensor], step: int | None, lost_rows: Mapping[str, str] = NO_LOST_ROWS
 ) -> None:
-    """Count the parameters that hold NaN or infinity at the end of training; log a warning if there are any.
+    """Count the parameters that contain NaN or infinity at the end of training; log a warning if any do.
 
     Parameters
     ----------
@@ -194,7 +194,7 @@ def _numbers(gradient: Tensor) -> Tensor:
 
 
 def _are_finite(gradients: list[Tensor]) -> bool:
-    """Return whether all values are finite, by a norm, to which NaN and infinity propagate.
+    """Return whether all values are finite, using a norm, which propagates NaN and infinity.
 
     On a CPU the Euclidean norm takes a fifteenth of the time of the maximum norm. Its squares may overflow
     although all values are finite, so the maximum norm decides if the Euclidean norm is not finite.

@@ -1,4 +1,4 @@
-"""The lifecycle of a replica: signals, uncaught errors, serving of progress, and the termination message.
+"""The lifecycle of a replica: signals, uncaught errors, progress, and the termination message.
 
 A container's main process is PID 1, for which the kernel ignores SIGTERM unless the process handles it.
 Python runs signal handlers only between bytecodes of the main thread, so a main thread that waits for a lock
@@ -71,7 +71,7 @@ _log = logging.getLogger(__name__)
 
 
 class _SigtermWatcher:
-    """A watcher that calls a function on SIGTERM, in addition to any handler of the script."""
+    """Calls a function on SIGTERM, in addition to any handler of the script."""
 
     def __init__(self) -> None:
         self._wakeup: tuple[int, int] | None = None
@@ -81,7 +81,7 @@ class _SigtermWatcher:
         self._pings = self._pongs = 0
 
     def watch(self, act: Callable[[], None]) -> None:
-        """Call `act` on each SIGTERM, in a separate thread."""
+        """Start calling `act`, in a separate thread, on each SIGTERM."""
         if threading.current_thread() is not threading.main_thread():
             _log.warning(
                 "fleet.init was called outside the main thread, where Python allows no signal handlers: as "
@@ -115,7 +115,7 @@ class _SigtermWatcher:
         return self._received
 
     def script_handles(self) -> bool:
-        """Return whether the script handled the received SIGTERM, with a handler set before or after ours.
+        """Return whether the script handled the SIGTERM, with a handler set before or after fleet's.
 
         If our handler is no longer installed, the script must have installed its own handler before the
         signal arrived: otherwise this process would have ended. The script may have restored the default
@@ -135,7 +135,7 @@ class _SigtermWatcher:
             os.close(descriptor)
 
     def _on_sigterm(self, number: int, frame: FrameType | None) -> None:
-        """Wake the watcher, and call the previous handler.
+        """Wake the watcher's thread and call the previous handler.
 
         Python itself does not wake the watcher if another library owns the wake-up descriptor.
         """
@@ -175,7 +175,7 @@ class _Lifecycle:
         self._previous_thread_hook = threading.excepthook
 
     def start(self) -> None:
-        """Install all hooks of a replica, and set its limits; later calls do nothing."""
+        """Install all hooks of a replica and set its limits; later calls do nothing."""
         if self.started:
             return
         self.started = True
@@ -186,7 +186,7 @@ class _Lifecycle:
         self._sigterm.watch(self.on_sigterm)
 
     def observe(self) -> None:
-        """Serve the progress, and install the hooks that write a termination message.
+        """Serve progress, and install the hooks that write a termination message.
 
         A plain script, which only reports its progress, needs nothing else.
         """
@@ -202,7 +202,7 @@ class _Lifecycle:
         _serve_progress(os.environ)
 
     def undo_in_child(self) -> None:
-        """Restore the previous hooks in a forked child, whose end is not the end of the replica."""
+        """Restore the previous hooks in a forked child, because its end is not the replica's end."""
         self._sigterm.undo()
         if self._observing:
             if sys.excepthook == self.on_uncaught:
@@ -214,7 +214,7 @@ class _Lifecycle:
             atexit.unregister(self.at_exit)
 
     def identify(self, environ: Mapping[str, str]) -> None:
-        """Name a process without a role by the role and index in its environment, if there is an index."""
+        """Name a process without a role after the role and index in its environment, if there is an index."""
         role = environ.get("PADDLE_TRAINING_ROLE", "TRAINER")
         index = environ.get("PADDLE_PSERVER_ID") if role == "PSERVER" else None
         names = ("PADDLE_TRAINER_ID", "RANK", "NODE_RANK")  # without a rank, the pod's number
@@ -223,7 +223,7 @@ class _Lifecycle:
             self.name(role, int(index))
 
     def name(self, role: str, index: int) -> None:
-        """Set the name of this process in its progress and its messages."""
+        """Set the name of this process for progress and messages."""
         self.identity, self.is_server = f"{role.lower()} {index}", role == "PSERVER"
         progress.identify(role, index)
 
@@ -232,22 +232,22 @@ class _Lifecycle:
         self.joined, self._step_at_join = True, _current_step()
 
     def complete(self, completed: Collection[int], attempts: Mapping[int, int]) -> None:
-        """Record that this replica has completed, and write its progress as the termination message."""
+        """Record that this replica has completed, and write progress as the termination message."""
         self._completed, self._attempts = completed, attempts
         self.continue_after_exit()
         self.leave_progress()
 
     def continue_after_exit(self) -> None:
-        """Forget an earlier ``sys.exit``, which the script must have caught, because it still runs."""
+        """Forget an earlier ``sys.exit``: the script must have caught it, because it is still running."""
         if threading.current_thread() is threading.main_thread():
             self._exit_argument = None
 
     def is_stopped(self) -> bool:
-        """Return whether SIGTERM was received before this replica had completed."""
+        """Return whether SIGTERM was received before this replica completed."""
         return self._completed is None and self._sigterm.is_received()
 
     def on_sigterm(self) -> None:
-        """End this replica; if a trainer's script handles SIGTERM, first give the script time to save."""
+        """End this replica; if a trainer's script handles SIGTERM, first give it time to save."""
         if self._sigterm.script_handles() and not self.is_server:
             if self._completed is None:
                 self.leave_stop()
@@ -256,7 +256,7 @@ class _Lifecycle:
         self._end_stopped()
 
     def on_exit(self, status: Any = None, /) -> NoReturn:
-        """Record the argument of ``sys.exit``, which exit handlers and hooks cannot access, and exit."""
+        """Record the argument of ``sys.exit``, which exit handlers and hooks cannot read, and exit."""
         if threading.current_thread() is threading.main_thread():
             self._exit_argument = status
         self._exit(status)
@@ -272,7 +272,7 @@ class _Lifecycle:
         _exit_after(EXIT_SECONDS, self._status)
 
     def on_uncaught_in_thread(self, args: threading.ExceptHookArgs) -> None:
-        """End the replica if any thread fails with a FleetError, or a runtime thread fails with any error."""
+        """End the replica if any thread raises a FleetError, or a runtime thread raises any error."""
         error = args.exc_value
         if not isinstance(error, ConfigurationError):
             self._previous_thread_hook(args)
@@ -312,7 +312,7 @@ class _Lifecycle:
             os._exit(self._status or EXIT_FAILURE)
 
     def leave_progress(self) -> None:
-        """Write the termination message of a successful replica; only one process of a pod writes it."""
+        """Write the termination message of a successful replica, in one process of each pod."""
         if self._is_one_of_several() and TORCHRUN in os.environ:
             return  # a message would hide torchrun's own message if another worker fails
         if not self.failed and os.environ.get("LOCAL_RANK", "0") == "0":
@@ -333,7 +333,7 @@ class _Lifecycle:
             termination.write_failure(f"{self.identity} was stopped by SIGTERM", os.environ)
 
     def _leave_error(self, error: BaseException) -> None:
-        """Write an error's sentence as the termination message and, for our own errors, also to stderr.
+        """Write an error's message as the termination message and, for fleet's errors, also to stderr.
 
         If SIGTERM was received first, the message states instead that the replica was stopped.
         """
@@ -354,7 +354,7 @@ class _Lifecycle:
         os._exit(EXIT_TERMINATED)
 
     def _stage(self) -> str:
-        """Return the stage of this replica in the form that the operator parses; empty for a plain script."""
+        """Return this replica's stage in the form that the operator parses; empty for a plain script."""
         if not self.started:
             return ""
         if not self.joined:
@@ -362,7 +362,7 @@ class _Lifecycle:
         return " (joined)" if _current_step() != self._step_at_join else " (joined, no step made)"
 
     def _is_one_of_several(self) -> bool:
-        """Return whether this process is a plain script that a launcher has started several times."""
+        """Return whether this process is one of several plain scripts that a launcher has started."""
         return not self.started and os.environ.get("LOCAL_WORLD_SIZE", "1") != "1"
 
 
@@ -399,7 +399,7 @@ def report(
     loss: Number | None = None,
     samples: int | None = None,
 ) -> None:
-    """Report the progress of this replica, for ``fleetjob run``, the operator's status and Prometheus.
+    """Report this replica's progress for ``fleetjob run``, the operator's status and Prometheus.
 
     The values also go to the reporters that ``FLEET_REPORTERS`` names, such as ``tensorboard``.
 
@@ -431,17 +431,17 @@ def report(
 
 
 def joined() -> None:
-    """Record that this replica has joined its job: later failures are retryable."""
+    """Record that this replica has joined its job; later failures can be retried."""
     _lifecycle.join()
 
 
 def failed() -> bool:
-    """Return whether this process is ending with an error that it has reported, or was stopped by SIGTERM."""
+    """Return whether this process is ending because of an error that it has reported, or of SIGTERM."""
     return _lifecycle.failed or _lifecycle.is_stopped()
 
 
 def refuses(call: str) -> bool:
-    """Return whether SIGTERM keeps `call` from marking this replica as completed; if so, log that.
+    """Return whether SIGTERM prevents `call` from marking this replica as completed; if so, log this.
 
     A script that handles SIGTERM continues, and may leave its training loop early.
     """
@@ -452,7 +452,7 @@ def refuses(call: str) -> bool:
 
 
 def finish(completed: Collection[int] = (), attempts: Mapping[int, int] | None = None) -> None:
-    """Record that this replica has completed, and write its progress as the termination message.
+    """Record that this replica has completed, and write progress as the termination message.
 
     The exit handler writes the message again, with reports that the script has made since.
 
@@ -468,7 +468,7 @@ def finish(completed: Collection[int] = (), attempts: Mapping[int, int] | None =
 
 
 def end_completed(completed: Collection[int]) -> NoReturn:
-    """End this replica successfully, because these trainers have already completed the training run.
+    """End this replica successfully, because the given trainers have completed the training run.
 
     Raises
     ------
@@ -481,7 +481,7 @@ def end_completed(completed: Collection[int]) -> NoReturn:
 
 
 def _seconds_to_save(environ: Mapping[str, str]) -> float:
-    """Return the number of seconds for which a script that handles SIGTERM may continue."""
+    """Return for how many seconds a script that handles SIGTERM may continue."""
     given = environ.get("FLEET_GRACE_SECONDS", "").strip()
     grace = int(given) if given.isascii() and given.isdigit() else POD_GRACE_SECONDS
     if TORCHRUN in environ:
@@ -498,7 +498,7 @@ def _exit_code(error: BaseException) -> int:
 
 
 def _one_sentence(error: BaseException) -> str:
-    """Return an error's message on one line, with type and location unless it is one of our own errors."""
+    """Return an error's message on one line, with type and location unless it is an error of fleet."""
     message = " ".join(str(error).split())
     if isinstance(error, FleetError):
         return message or type(error).__name__
@@ -508,7 +508,7 @@ def _one_sentence(error: BaseException) -> str:
 
 
 def _show_log() -> None:
-    """Print this package's log at level INFO and above, unless the script configures logging itself."""
+    """Print this package's log from level INFO on, unless the script configures logging itself."""
     logger, last_resort = logging.getLogger("fleet"), logging.lastResort
     if logger.hasHandlers() or logger.level != logging.NOTSET or last_resort is None:
         return
@@ -517,7 +517,7 @@ def _show_log() -> None:
 
 
 def _serve_progress(environ: Mapping[str, str]) -> None:
-    """Start the HTTP server if the environment requests it; a failure does not stop training."""
+    """Start the HTTP server if the environment requests it; if this fails, training continues."""
     port = environ.get("FLEET_METRICS_PORT")
     if not port or environ.get("LOCAL_RANK", "0") != "0":
         return
@@ -544,7 +544,7 @@ def _is_loopback(host: str) -> bool:
 
 
 def _flush_within(seconds: float) -> None:
-    """Flush the output in another thread, with a time limit: a blocked thread may hold a stream's lock."""
+    """Flush the output in another thread with a time limit: a blocked thread may hold a stream's lock."""
 
     def flush() -> None:
         for stream in (sys.stdout, sys.stderr):
@@ -561,7 +561,7 @@ def _flush_within(seconds: float) -> None:
 
 
 def _exit_after(seconds: float, status: int) -> None:
-    """End the process after a delay, even if a running thread or an exit handler would keep it alive."""
+    """End the process after a delay, even if a thread or an exit handler would keep it alive."""
 
     def end() -> None:
         print(f"ended: threads were still running {seconds:g} s after the error", file=sys.stderr, flush=True)
@@ -573,7 +573,7 @@ def _exit_after(seconds: float, status: int) -> None:
 
 
 def _on_early_mistake(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """End a script that fails because of a user's mistake as a replica would, even before `init` is called.
+    """End a script that fails because of a user error as a replica would, even before `init` is called.
 
     Interactive sessions and forked children are exempt.
     """
@@ -589,7 +589,7 @@ _forking = threading.local()
 
 
 def _block_sigterm() -> None:
-    """Block SIGTERM from a fork until the child is reset, because until then it shares the parent's pipe."""
+    """Block SIGTERM from a fork until the child is reset; until then, it shares the parent's pipe."""
     _forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
 
 

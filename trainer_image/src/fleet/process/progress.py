@@ -1,4 +1,4 @@
-"""The progress of this replica: values reported by the script, and counters of the runtime.
+"""A replica's progress: values that the script reports, and counters of the runtime.
 
 A process has one :class:`Progress`; its methods are this module's functions. `fleet.report` and the runtime
 write to it. `fleet.process.progress_server` serves its snapshot to ``fleetjob run`` (for the table), the
@@ -50,7 +50,7 @@ Tables = Sequence[Mapping[str, Any]]
 
 
 class _LossCurve:
-    """At most 512 points (step, loss); when full, drops every second point and records half as often."""
+    """At most 512 points (step, loss); when full, drops every second point and halves its sampling rate."""
 
     def __init__(self) -> None:
         self._points: list[tuple[int, float]] = []
@@ -60,7 +60,7 @@ class _LossCurve:
         self._warned = False
 
     def record(self, step: int | None, loss: float) -> None:
-        """Record a point if its step is known and its loss is finite."""
+        """Record a point if the step is known and the loss is finite."""
         if not math.isfinite(loss):
             if not self._warned:
                 self._warned = True
@@ -100,7 +100,7 @@ class _SampleRate:
             self._counts.popleft()
 
     def per_second(self) -> float | None:
-        """Return the rate; None while it is unknown."""
+        """Return the rate, or None while it is unknown."""
         if len(self._counts) < 2:
             return None
         (start, before), (end, after) = self._counts[0], self._counts[-1]
@@ -128,7 +128,7 @@ class Progress:
         self.reset()
 
     def reset(self) -> None:
-        """Clear everything, and replace the lock, which may have been held when this process was forked."""
+        """Clear everything and replace the lock, which may have been held when this process was forked."""
         self._lock = threading.Lock()
         self._serving = False
         self._waits_for: str | None = None
@@ -145,12 +145,12 @@ class Progress:
         self._rate = _SampleRate()
 
     def identify(self, role: str, index: int) -> None:
-        """Set the role of this replica, TRAINER or PSERVER, and its index."""
+        """Set this replica's role, TRAINER or PSERVER, and its index."""
         with self._lock:
             self._replica = role, index
 
     def follow(self, made: Callable[[], int]) -> None:
-        """Show the runtime's step count as long as the script reports no step.
+        """Show the runtime's step count until the script reports a step.
 
         Parameters
         ----------
@@ -162,12 +162,12 @@ class Progress:
             self._count_made = made
 
     def made(self) -> int | None:
-        """Return the runtime's step count; None in a process that has no such count."""
+        """Return the runtime's step count, or None in a process that has none."""
         with self._lock:
             return None if self._count_made is None else self._count_made()
 
     def show_tables(self, tables: Callable[[], Tables]) -> None:
-        """Show embedding tables; if there are many, only the largest.
+        """Show embedding tables, or only the largest ones if there are many.
 
         Parameters
         ----------
@@ -185,16 +185,16 @@ class Progress:
             self._waits_for = what
 
     def holds(self, num_bytes: int) -> None:
-        """Set the size in bytes of a server's dense parameters."""
+        """Set the size in bytes of the dense parameters on this server."""
         with self._lock:
             self._parameter_bytes = num_bytes
 
     def serves(self, now: bool) -> None:
-        """Set whether this process currently serves requests, which the readiness probe reports."""
+        """Set whether this process is serving requests, for the readiness probe."""
         self._serving = now
 
     def is_serving(self) -> bool:
-        """Return whether this process currently serves requests."""
+        """Return whether this process is serving requests."""
         return self._serving
 
     def count(self, name: str, amount: float = 1) -> None:
@@ -242,7 +242,7 @@ class Progress:
             }
 
     def snapshot(self) -> dict[str, Any]:
-        """Return the current state as JSON-ready data; values that were never reported are None."""
+        """Return the current state as JSON-ready data, with None for values that were never reported."""
         with self._lock:
             tables = sorted(self._tables(), key=lambda table: table["bytes"], reverse=True)
             role, index = self._replica
@@ -263,7 +263,7 @@ class Progress:
             }
 
     def _current_step(self) -> int | None:
-        """Return the reported step, or else the runtime's last known step; None before the first step."""
+        """Return the reported step or else the runtime's last known step; None before the first step."""
         if (step := self._reported["step"]) is not None:
             return int(step)
         self._made = (self._count_made() if self._count_made is not None else 0) or self._made
@@ -271,7 +271,7 @@ class Progress:
 
 
 def _resident_bytes() -> int | None:
-    """Return the resident memory of this process in bytes, or its peak on systems without /proc."""
+    """Return this process's resident memory in bytes, or its peak on systems without /proc."""
     try:
         with open("/proc/self/statm", "rb") as file:  # noqa: PTH123  read every second; Path is slower
             return int(file.read().split()[1]) * resource.getpagesize()
@@ -320,7 +320,7 @@ def _checked_name(name: object) -> str:
 
 
 def _finite(value: float | None) -> float | None:
-    """Return the value if it is finite, else None: JSON has neither NaN nor infinity."""
+    """Return the value if it is finite, otherwise None, because JSON has neither NaN nor infinity."""
     return value if value is not None and math.isfinite(value) else None
 
 

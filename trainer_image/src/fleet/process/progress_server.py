@@ -1,4 +1,4 @@
-"""The HTTP server of a replica's progress: JSON, Prometheus metrics, and probes.
+"""The HTTP server for a replica's progress: JSON, Prometheus metrics, and probes.
 
 ``GET /progress``
     The snapshot as JSON. Absent values are null.
@@ -121,7 +121,7 @@ def prometheus_text(state: Mapping[str, Any], environ: Mapping[str, str]) -> byt
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """The handler for the four paths; drops a client that stalls for REQUEST_TIMEOUT_SECONDS."""
+    """Handles the server's four paths; drops a client that stalls for REQUEST_TIMEOUT_SECONDS."""
 
     timeout = REQUEST_TIMEOUT_SECONDS
     server_version = "fleet"
@@ -155,7 +155,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 class _Server(ThreadingHTTPServer):
-    """The HTTP server; it binds its own socket, because the base class would look up the host name in DNS.
+    """The HTTP server; it binds its own socket, because the base class queries DNS for the host name.
 
     Parameters
     ----------
@@ -187,12 +187,12 @@ class _Server(ThreadingHTTPServer):
         self.server_address = self.socket.getsockname()
 
     def finish_request(self, request: Any, client_address: Any) -> None:
-        """Answer a client, with limits on time and concurrency, because any host may connect and stall."""
+        """Answer a client within limits on time and concurrency, because any host may connect and stall."""
         with self._readers.bounded(request):
             super().finish_request(request, client_address)
 
     def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002
-        """Log the error of a client that disconnected or sent garbage, instead of printing a traceback."""
+        """Log the error of a client that disconnected or sent invalid data, without a traceback."""
         _log.debug("a client of the progress server at %s failed", client_address, exc_info=True)
 
 
@@ -200,7 +200,7 @@ _server: _Server | None = None
 
 
 def start_server(host: str, port: int) -> tuple[str, int]:
-    """Serve the progress over HTTP from a daemon thread.
+    """Serve progress over HTTP from a daemon thread.
 
     Parameters
     ----------
@@ -228,7 +228,7 @@ def start_server(host: str, port: int) -> tuple[str, int]:
 
 
 def close() -> None:
-    """Stop serving; the progress remains readable in this process."""
+    """Stop serving; progress remains readable in this process."""
     global _server
     server, _server = _server, None
     if server is not None:
@@ -237,7 +237,7 @@ def close() -> None:
 
 
 def _close_in_child() -> None:
-    """Close a forked child's copy of the listening socket; the parent continues to serve."""
+    """Close a forked child's copy of the listening socket, which the parent continues to use."""
     global _server
     if _server is not None:
         _server.socket.close()

@@ -35,7 +35,7 @@ class TensorBoard:
         self._writer: Any = None
 
     def log(self, values: Mapping[str, float], step: int) -> None:
-        """Write values; after a restart, TensorBoard discards what the previous process wrote past `step`."""
+        """Write values; after a restart, TensorBoard discards the previous process's values after `step`."""
         if self._writer is None:
             from torch.utils.tensorboard import SummaryWriter  # imported late, because it is slow
 
@@ -51,7 +51,7 @@ class TensorBoard:
 
 
 class WandB:
-    """A run of Weights & Biases in the group of the job; ``WANDB_MODE=offline`` needs no account.
+    """A Weights & Biases run in the group of the job; ``WANDB_MODE=offline`` needs no account.
 
     Parameters
     ----------
@@ -73,7 +73,7 @@ class WandB:
         self._run.define_metric("*", step_metric="step")  # wandb's own step must never decrease
 
     def log(self, values: Mapping[str, float], step: int) -> None:
-        """Send values, with the step as one of them."""
+        """Send values; the step is one of them."""
         self._run.log({"step": step, **values})
 
     def close(self) -> None:
@@ -82,7 +82,7 @@ class WandB:
 
 
 class MLflow:
-    """A run of MLflow at ``MLFLOW_TRACKING_URI``, in ``MLFLOW_EXPERIMENT_NAME`` or one named after the job.
+    """An MLflow run at ``MLFLOW_TRACKING_URI``, in ``MLFLOW_EXPERIMENT_NAME`` or one named after the job.
 
     Parameters
     ----------
@@ -109,7 +109,7 @@ class MLflow:
         self._id = run.info.run_id
 
     def log(self, values: Mapping[str, float], step: int) -> None:
-        """Record values in one request."""
+        """Send all values in one request."""
         now = int(time() * 1000)
         metrics = [self._metric(name, value, now, step) for name, value in values.items()]
         self._client.log_batch(self._id, metrics=metrics)

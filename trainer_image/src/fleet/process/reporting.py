@@ -1,4 +1,4 @@
-"""Passes the values of ``fleet.report`` to the reporters that ``FLEET_REPORTERS`` names.
+"""Passes values of ``fleet.report`` to the reporters named in ``FLEET_REPORTERS``.
 
 A reporter may be slow, wait for a network or fail; training and the other reporters continue. Therefore each
 reporter has a queue and a thread, and a report only appends to the queues. A reporter that fails is named in
@@ -33,7 +33,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Reported:
-    """The replica whose values a reporter gets.
+    """The replica whose values a reporter receives.
 
     Attributes
     ----------
@@ -54,7 +54,7 @@ class Reported:
 
 
 class Reporter(Protocol):
-    """What a reporter does. Its own thread makes all calls; any exception ends the reporter."""
+    """The interface of a reporter. All calls are made in its own thread; any exception stops it."""
 
     def log(self, values: Mapping[str, float], step: int) -> None:
         """Record values.
@@ -70,7 +70,7 @@ class Reporter(Protocol):
         """
 
     def close(self) -> None:
-        """Write what has not been written, and end; called once."""
+        """Write all pending values and stop; called once."""
 
 
 Factory = Callable[[Reported], Reporter]
@@ -78,7 +78,7 @@ Factory = Callable[[Reported], Reporter]
 
 
 class Reporting:
-    """One reporter with its queue and its thread.
+    """A reporter with its queue and its thread.
 
     Parameters
     ----------
@@ -102,7 +102,7 @@ class Reporting:
         self._thread.start()
 
     def log(self, values: Mapping[str, float], step: int) -> None:
-        """Queue the values of one report; never waits for the reporter."""
+        """Queue the values of a report without waiting for the reporter."""
         with self._changed:
             if not self._thread.is_alive():
                 return
@@ -113,13 +113,13 @@ class Reporting:
             self._changed.notify()
 
     def end(self) -> None:
-        """Let the reporter write what is queued, and close it; does not wait."""
+        """Let the reporter write the queued values and close; does not wait."""
         with self._changed:
             self._closing = True
             self._changed.notify()
 
     def join(self, seconds: float) -> None:
-        """Wait until the reporter has been closed, and log what could not be written in time."""
+        """Wait until the reporter has closed; log the reports that could not be written in time."""
         self._thread.join(max(seconds, 0.0))
         if self._thread.is_alive():
             _log.warning("the reporter %s has not ended in time; its last values may be missing", self._name)
@@ -147,7 +147,7 @@ class Reporting:
             _log.warning("the reporter %s %s and gets no further values: %s", self._name, doing, sentence)
 
     def _next(self) -> tuple[int, Mapping[str, float]] | None:
-        """Wait for a report; return None once all have been taken and the process ends."""
+        """Wait for a report; return None once the queue is empty and the process is ending."""
         with self._changed:
             while not self._queue and not self._closing:
                 self._changed.wait()
@@ -160,7 +160,7 @@ _reporting: list[Reporting] | None = None
 
 
 def check(environ: Mapping[str, str]) -> None:
-    """Check ``FLEET_REPORTERS``; imports no reporter.
+    """Check ``FLEET_REPORTERS`` without importing a reporter.
 
     Raises
     ------
@@ -171,7 +171,7 @@ def check(environ: Mapping[str, str]) -> None:
 
 
 def log(values: Mapping[str, float], step: int, identity: str, environ: Mapping[str, str]) -> None:
-    """Pass values to the reporters that the environment names; the first call starts them.
+    """Pass values to the reporters named in the environment; the first call starts them.
 
     Parameters
     ----------
@@ -206,7 +206,7 @@ def log(values: Mapping[str, float], step: int, identity: str, environ: Mapping[
 
 
 def close(seconds: float) -> None:
-    """End the reporters of this process within a time limit; later calls do nothing."""
+    """Close the reporters of this process within a time limit; later calls do nothing."""
     global _reporting
     ending, _reporting = _reporting or (), []
     until = time.monotonic() + seconds
@@ -250,7 +250,7 @@ def _load(entry: "EntryPoint") -> Factory:
 
 
 def _forget_in_child() -> None:
-    """Leave the reporters to the parent of a forked process, which has no thread of theirs."""
+    """Leave the reporters to the parent of a forked process, since their threads exist only there."""
     global _reporting, _starting
     _reporting, _starting = [], threading.Lock()
 

@@ -1,4 +1,4 @@
-"""The resources of this process: file descriptors, memory, CPU cores, and the clock of watchdogs."""
+"""The resources of a process: file descriptors, memory, CPU cores, and a clock for watchdogs."""
 
 import contextlib
 import ctypes
@@ -46,7 +46,7 @@ Mallopt = Callable[[int, int], int]
 
 
 class Reserve:
-    """A reserve of file descriptors that the rest of this process cannot use.
+    """A reserve of file descriptors that other code in this process cannot use.
 
     Parameters
     ----------
@@ -62,7 +62,7 @@ class Reserve:
         self._lent = 0
 
     def keep(self) -> None:
-        """Fill the reserve with available descriptors, unless the reserve is lent."""
+        """Fill the reserve with available descriptors unless it is lent."""
         with self._lock:
             self._keeps = True
             self._fill()
@@ -75,7 +75,7 @@ class Reserve:
 
     @contextlib.contextmanager
     def lent(self) -> Iterator[None]:
-        """Release the descriptors for the duration of the block, then reserve them again."""
+        """Release the descriptors within the block, then reserve them again."""
         with self._lock:
             self._lent += 1
             self._release()
@@ -100,7 +100,7 @@ for_saves: Final = Reserve(_SAVE_DESCRIPTORS)
 
 
 def raise_descriptor_limit() -> None:
-    """Raise the limit on open files to the hard limit, and keep a reserve for saves."""
+    """Raise the limit on open files to the hard limit, and reserve descriptors for saves."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(OSError, ValueError):  # macOS grants less than its hard limit
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -108,7 +108,7 @@ def raise_descriptor_limit() -> None:
 
 
 def keep_freed_memory(environ: Mapping[str, str]) -> bool:
-    """Make malloc keep freed memory, so that the process keeps its peak size.
+    """Make malloc keep freed memory, so that the process stays at its peak size.
 
     Each backward pass allocates gradients of the whole model's size, and ``zero_grad`` frees them. By default
     glibc returns such blocks to the kernel, which must map and zero the same pages again in every step: 100
@@ -139,7 +139,7 @@ def keep_freed_memory(environ: Mapping[str, str]) -> bool:
 
 
 def available_cores(cpu_max: Path = _CPU_MAX) -> int:
-    """Return the number of cores that the CPU affinity and the container's CPU limit allow this process.
+    """Return the number of cores that this process's CPU affinity and container limit allow.
 
     Parameters
     ----------
@@ -161,7 +161,7 @@ def available_cores(cpu_max: Path = _CPU_MAX) -> int:
 
 
 class WatchClock:
-    """A clock for watchdogs that does not count the time during which the watchdog itself was frozen.
+    """A clock for watchdogs that excludes time during which the watchdog itself was frozen.
 
     A process may be stopped, starved, or paused with its container. When it resumes, the heartbeats of its
     peers have arrived but are unread, so the pause must not count as silence of the peers. Each interval
@@ -184,7 +184,7 @@ class WatchClock:
         self._read_at = self._now = clock()
 
     def now(self) -> float:
-        """Return the time by this clock; thread-safe."""
+        """Return the time of this clock. Thread-safe."""
         with self._lock:
             read_at = self._clock()
             self._now += min(read_at - self._read_at, self._most)

@@ -48,7 +48,7 @@ os.register_at_fork(after_in_child=_renew_lock)
 
 
 def message_path(environ: Mapping[str, str]) -> Path | None:
-    """Return the path in FLEET_TERMINATION_LOG, else the kubelet's file if it is writable, else None."""
+    """Return the path in FLEET_TERMINATION_LOG, else the kubelet's file if writable, else None."""
     named = environ.get("FLEET_TERMINATION_LOG")
     if named:
         return Path(named)
@@ -56,7 +56,7 @@ def message_path(environ: Mapping[str, str]) -> Path | None:
 
 
 def format_indexes(indexes: Collection[int]) -> str:
-    """Format indexes like an Indexed Job: as sorted ranges, for example ``0-2,4``."""
+    """Format indexes like an Indexed Job: as sorted ranges such as ``0-2,4``."""
     ranges = []
     for _, group in groupby(enumerate(sorted(indexes)), key=lambda pair: pair[1] - pair[0]):
         members = [index for _, index in group]
@@ -65,7 +65,7 @@ def format_indexes(indexes: Collection[int]) -> str:
 
 
 def completed_trainers(completed: Collection[int], attempts: Mapping[int, int]) -> dict[str, Any]:
-    """Return the message's fields about completed trainers, omitting their restarts if these are too long."""
+    """Return the fields about completed trainers, without their restarts if these are too long."""
     known: dict[str, Any] = {"completedTrainers": format_indexes(completed)}
     after = {
         str(attempt): format_indexes([trainer for trainer, its in attempts.items() if its == attempt])
@@ -77,7 +77,7 @@ def completed_trainers(completed: Collection[int], attempts: Mapping[int, int]) 
 
 
 def progress_message(state: Mapping[str, Any]) -> str:
-    """Render a progress snapshot as one line of JSON that fits into the termination message.
+    """Render a progress snapshot as a line of JSON that fits into the termination message.
 
     The message has at most 64 points of the history, evenly spaced and including the last, and the ten
     largest tables. If it is still too long, more points are dropped, then tables, then counters, then
@@ -100,7 +100,7 @@ def progress_message(state: Mapping[str, Any]) -> str:
 
 
 def write_progress(state: Mapping[str, Any], environ: Mapping[str, str]) -> None:
-    """Write the progress as the message of a successful replica."""
+    """Write progress as the termination message of a successful replica."""
     path = message_path(environ)
     if path is not None:
         with _writing:
@@ -108,7 +108,7 @@ def write_progress(state: Mapping[str, Any], environ: Mapping[str, str]) -> None
 
 
 def write_failure(sentence: str, environ: Mapping[str, str], *, log: str = "") -> None:
-    """Write one sentence as the message of a failed replica.
+    """Write a sentence as the termination message of a failed replica.
 
     If several processes of a pod fail, the sentence of the first is kept, because it names the cause.
 

@@ -1,4 +1,4 @@
-"""The role from the environment variables that the operator and the launchers set."""
+"""The role from environment variables set by the operator or a launcher."""
 
 from fleet.environment.endpoints import endpoints_problem, split_endpoints
 from fleet.errors import RoleError
@@ -55,7 +55,7 @@ class PaddleCloudRoleMaker(RoleMaker):
 
 
 def _alone(job: JobIdentity, *, collective: bool) -> Role:
-    """Return the role of a script that was started without a job, as in a debugger or a notebook."""
+    """Return the role of a script started outside a job, as in a debugger or a notebook."""
     endpoint = f"{_LOOPBACK}:{_DEFAULT_PORT}"
     return Role(
         kind=RoleKind.WORKER,
@@ -200,7 +200,7 @@ def _check_has_no_servers(variables: Variables) -> None:
 
 
 def _check_launched(variables: Variables) -> None:
-    """Raise if the pod has several slots but this process has no rank, because no launcher started it."""
+    """Raise an error if the pod has several slots but this process has no rank, as without a launcher."""
     slots = variables.optional("NPROC_PER_NODE", "PET_NPROC_PER_NODE", default="1")
     if slots != "1" and "PADDLE_TRAINER_ID" not in variables and "RANK" not in variables:
         raise RoleError(
@@ -211,7 +211,7 @@ def _check_launched(variables: Variables) -> None:
 
 
 def _in_another_order(variables: Variables) -> bool:
-    """Return whether torchrun's number for this node differs from its position among the endpoints."""
+    """Return whether torchrun's number for this node differs from the node's position among the endpoints."""
     number, listed = variables.optional("GROUP_RANK"), variables.optional("NODE_RANK")
     return _OF_TORCHRUN in variables and bool(number and listed) and number != listed
 

@@ -26,7 +26,7 @@ class RoleKind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class JobIdentity:
-    """The job of a replica, and the replica's attempt. Frames carry a hash of the job, and the attempt.
+    """A replica's job and attempt. Frames carry the attempt and a hash of the job.
 
     Attributes
     ----------
@@ -98,12 +98,12 @@ class Role:
 
     @property
     def is_worker(self) -> bool:
-        """True if this replica trains."""
+        """True if this replica is a trainer."""
         return self.kind is RoleKind.WORKER
 
     @property
     def is_server(self) -> bool:
-        """True if this replica holds parameters."""
+        """True if this replica is a parameter server."""
         return self.kind is RoleKind.SERVER
 
     @property
@@ -113,12 +113,12 @@ class Role:
 
     @property
     def server_num(self) -> int:
-        """Number of parameter servers."""
+        """The number of parameter servers."""
         return len(self.server_endpoints)
 
 
 class RoleMaker(ABC):
-    """Builds a `Role` once, and implements Paddle's queries about it."""
+    """Builds a `Role` once, and answers Paddle's queries about it."""
 
     def __init__(self) -> None:
         self._role: Role | None = None
@@ -150,7 +150,7 @@ class RoleMaker(ABC):
 
     @abstractmethod
     def _make(self, variables: Variables, job: JobIdentity) -> Role:
-        """Build the role without the mode and the checkpoint directory, which come from the environment."""
+        """Build the role without its mode and checkpoint directory, which come from the environment."""
 
     @property
     def role(self) -> Role:
@@ -158,11 +158,11 @@ class RoleMaker(ABC):
         return self._role if self._role is not None else self.generate_role()
 
     def is_worker(self) -> bool:
-        """Return whether this replica trains."""
+        """Return whether this replica is a trainer."""
         return self.role.is_worker
 
     def is_server(self) -> bool:
-        """Return whether this replica holds parameters."""
+        """Return whether this replica is a parameter server."""
         return self.role.is_server
 
     def is_first_worker(self) -> bool:
@@ -186,7 +186,7 @@ class RoleMaker(ABC):
         return self.role.server_num
 
     def get_trainer_endpoints(self) -> list[str]:
-        """Return the trainers' endpoints, in collective mode."""
+        """Return the endpoints of trainers, in collective mode."""
         return list(self.role.worker_endpoints)
 
     def get_pserver_endpoints(self) -> list[str]:
@@ -209,7 +209,7 @@ def identity_of(variables: Variables) -> JobIdentity:
 
 
 def share_of_files(files: Sequence[File], index: int, num: int) -> list[File]:
-    """Return one trainer's contiguous share of files; a remainder goes to the lowest indexes.
+    """Return a trainer's contiguous share of the files; the lowest indexes get any remaining files.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Environment variables of a role; errors give the name, the value and the expected value."""
+"""Environment variables of a role; errors name the variable, its value and the expected value."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,7 +15,7 @@ _KEY: Final = f"{2 * KEY_BYTES} hexadecimal digits, as `openssl rand -hex {KEY_B
 
 
 class Variables:
-    """Environment variables, some of which can be set under any of several names.
+    """Environment variables, some of which have several names.
 
     Parameters
     ----------
@@ -30,7 +30,7 @@ class Variables:
         return name in self._environ
 
     def text(self, *names: str, expected: str) -> tuple[str, str]:
-        """Return the name and the value of the first of `names` that is set.
+        """Return the name and value of the first of `names` that is set.
 
         Parameters
         ----------
@@ -64,7 +64,7 @@ class Variables:
         return first, value
 
     def optional(self, *names: str, default: str = "") -> str:
-        """Return the value of the first of `names` that is not empty, else the default."""
+        """Return the value of the first of `names` that is not empty, or else the default."""
         for name in names:
             if value := self._environ.get(name, "").strip():
                 return value
@@ -106,7 +106,7 @@ class Variables:
         raise RoleError(f"{name} is {value!r}; expected {expected}")
 
     def one_of(self, *names: str, choices: Sequence[str], meaning: str) -> str:
-        """Return the value of a variable; raise RoleError if it is none of the choices."""
+        """Return the value of a variable; raise RoleError unless it is one of the choices."""
         expected = f"{meaning}: {' or '.join(choices)}"
         name, value = self.text(*names, expected=expected)
         if value not in choices:
@@ -114,7 +114,7 @@ class Variables:
         return value
 
     def endpoints(self, name: str, *, meaning: str) -> tuple[str, ...]:
-        """Return the endpoints in a variable; raise RoleError if one is malformed or repeated."""
+        """Return the endpoints in a variable; raise RoleError if one is malformed or duplicated."""
         expected = f"{meaning}: host:port, comma separated, each once"
         _, value = self.text(name, expected=expected)
         endpoints = split_endpoints(value)
@@ -124,7 +124,7 @@ class Variables:
 
 
 def key_of(variables: Variables) -> bytes:
-    """Read the job's key, which its replicas share: ``FLEET_JOB_KEY``, or the file of ``FLEET_JOB_KEY_FILE``.
+    """Read the key that the job's replicas share, from ``FLEET_JOB_KEY`` or the ``FLEET_JOB_KEY_FILE``.
 
     Returns
     -------

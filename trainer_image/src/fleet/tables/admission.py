@@ -1,4 +1,4 @@
-"""Admission rules, which choose the ids that get rows. Your own rule needs the members of `Admission`."""
+"""Admission rules, which select the ids that get rows. A custom rule needs the members of `Admission`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,17 +20,17 @@ _MAX_COUNT: Final = 255
 
 
 class Candidates(Protocol):
-    """The state of a rule for the ids of one table that have no row.
+    """The state of an admission rule for the ids of a table that have no row.
 
     The state and the decision for an id depend only on updates of that id's virtual shard.
     """
 
     @property
     def nbytes(self) -> int:
-        """Memory in use, in bytes."""
+        """The memory in use, in bytes."""
 
     def admit(self, ids: NDArray[np.int64], step: int) -> NDArray[np.bool_]:
-        """Count an update of ids without a row, and return which of these ids get one now.
+        """Count an update of ids that have no row; return which of them get one now.
 
         Parameters
         ----------
@@ -52,11 +52,11 @@ class Candidates(Protocol):
         """
 
     def load(self, saved: Mapping[str, NDArray[Any]]) -> None:
-        """Replace the state of the ids or shards that were saved."""
+        """Replace the state of the saved ids or shards."""
 
 
 class Admission(Protocol):
-    """Chooses the ids that get a row. Other ids have their first values; their gradients are dropped."""
+    """Selects the ids that get a row. Other ids keep their initial values; their gradients are dropped."""
 
     def candidates(self, key: tuple[int, int]) -> Candidates:
         """Return the initial state of a table.
@@ -93,7 +93,7 @@ class CountFilter:
 
 
 class _Counts:
-    """Exact counts of the updates of each id; see `Candidates`."""
+    """Exact update counts by id; see `Candidates`."""
 
     def __init__(self, count: int) -> None:
         self._count = count
@@ -154,7 +154,7 @@ class BloomFilter:
 
 
 class _Filters:
-    """Counting Bloom filters, with one row of counters per shard and hash function; see `Candidates`."""
+    """Counting Bloom filters, with a row of counters per shard and hash function; see `Candidates`."""
 
     def __init__(self, count: int, hashes: int, width: int, key: tuple[int, int]) -> None:
         self._count = count
@@ -211,7 +211,7 @@ class _Filters:
 
 @dataclass(frozen=True)
 class Probability:
-    """Gives an id a row with a fixed `probability` at each update. The rule keeps no state.
+    """Gives an id a row with a fixed `probability` at each update. The rule has no state.
 
     The draw is a function of the table, the id and the step.
 
@@ -235,7 +235,7 @@ class Probability:
 
 
 class _Draws:
-    """Random draws, which need no state; see `Candidates`."""
+    """Random decisions, which need no state; see `Candidates`."""
 
     nbytes = 0
 

@@ -30,7 +30,7 @@ class RowType(Protocol):
     """How values are stored in 32-bit words."""
 
     def num_words(self, dimension: int) -> int:
-        """Return the number of words of a row.
+        """Return the number of words in a row.
 
         Parameters
         ----------
@@ -44,7 +44,7 @@ class RowType(Protocol):
         """
 
     def unpack(self, words: Tensor, dimension: int) -> Tensor:
-        """Return the values packed in the words, as float32[n, dimension].
+        """Return the values packed in words as float32[n, dimension].
 
         Parameters
         ----------
@@ -54,7 +54,7 @@ class RowType(Protocol):
         """
 
     def pack(self, values: Tensor) -> Tensor:
-        """Convert values to words; each value is rounded to the nearest that the row type can store.
+        """Convert values to words, rounding each value to the nearest that the row type can store.
 
         Parameters
         ----------
@@ -68,7 +68,7 @@ class RowType(Protocol):
         """
 
     def round_update(self, values: Tensor, ids: NDArray[np.int64], step: int, key: tuple[int, int]) -> Tensor:
-        """Return updated values, rounded to what can be stored; float32[n, dimension].
+        """Return updated values as float32[n, dimension], rounded to values that the row type can store.
 
         Parameters
         ----------
@@ -82,7 +82,7 @@ class RowType(Protocol):
 
 @dataclass(frozen=True)
 class Float32:
-    """Values in single precision, as they are computed."""
+    """Single-precision values, stored unchanged."""
 
     def num_words(self, dimension: int) -> int:
         """See `RowType`."""
@@ -223,7 +223,7 @@ class TableConfig:
 
     @property
     def steps_every_row(self) -> bool:
-        """Whether the rule steps every row in each update, with the options that are known beforehand."""
+        """True if the rule changes every row in each update, with the options known in advance."""
         return steps_every_row(self.rule, {**self.rule.defaults(), **self.options})
 
     def options_at(self, step: int) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Eviction rules, which choose the rows to remove. A user-defined rule has the members of `Eviction`.
+"""Eviction rules, which select the rows to remove. A custom rule needs the members of `Eviction`.
 
 Rows are evicted after an update, and only from the virtual shards that the update touched. The content of a
 shard therefore depends only on the shard's own updates, whatever the number of servers.
@@ -34,7 +34,7 @@ Marks = Mapping[str, NDArray[np.float32]]
 
 @dataclass(frozen=True, slots=True)
 class TouchedShards:
-    """Virtual shards that an update touched.
+    """The virtual shards that an update touched.
 
     Attributes
     ----------
@@ -71,13 +71,13 @@ class ShardRows:
 
 
 class Eviction(Protocol):
-    """An eviction rule, which chooses the rows to evict. A table applies all of its rules."""
+    """Selects the rows to evict. A table applies all of its eviction rules."""
 
     marks: ClassVar[tuple[str, ...]]
     """Names of the numbers that the rule keeps for each row, besides the last step; 0 in a new row."""
 
     def touch(self, marks: Marks, last: NDArray[np.int32], step: int) -> Marks:
-        """Return the new marks of rows that an update steps.
+        """Return the new marks of updated rows.
 
         Parameters
         ----------
@@ -90,7 +90,7 @@ class Eviction(Protocol):
         """
 
     def due(self, touched: TouchedShards, step: int) -> NDArray[np.bool_]:
-        """Return which of the touched shards to search with `leaving`.
+        """Return which of the touched shards `leaving` must search.
 
         Parameters
         ----------
@@ -124,7 +124,7 @@ class Eviction(Protocol):
 
 @dataclass(frozen=True)
 class TimeToLive:
-    """Evicts rows that have had no update for more than `steps` steps.
+    """Evicts rows that have not been updated for more than `steps` steps.
 
     A virtual shard is searched once per `steps` / 8 steps, at its next update. In a shard that receives
     updates, a row therefore lives at most an eighth longer. Shards are searched at different steps.
@@ -161,7 +161,7 @@ class TimeToLive:
 
 @dataclass(frozen=True)
 class LeastRecentlyUsed:
-    """Keeps at most `capacity` rows; evicts those whose last update is the oldest.
+    """Keeps at most `capacity` rows; evicts those that were updated least recently.
 
     A virtual shard holds a 256th of the capacity. A shard with more rows after an update also evicts a
     sixteenth of its share, so that few updates have to evict. Among rows of the same step, those with the
@@ -240,7 +240,7 @@ class LowestScore:
         return _beyond_capacity(self.capacity, rows.shard, order)
 
     def _scores(self, marks: Marks, last: NDArray[np.int32], step: int) -> NDArray[np.float32]:
-        """Return the scores at a step, decayed since each row's last update."""
+        """Return the scores at a step, which decay from each row's last update."""
         if self.decay == 1.0:
             return marks["score"]
         ages = (step - last).astype(np.float32)
@@ -257,18 +257,18 @@ def _check_capacity(rule: str, capacity: int) -> None:
 
 
 def capacity_of(capacity: int, shard: Any) -> Any:
-    """Return the capacity of a shard, or of each shard in an array; the sum is the table's capacity."""
+    """Return the capacity of one shard or of an array of shards; the shards' sum is the table's capacity."""
     return capacity // SHARDS + (shard < capacity % SHARDS)
 
 
 def _over_capacity(capacity: int, touched: TouchedShards) -> NDArray[np.bool_]:
-    """Return which shards have more rows than their part of the capacity; bool[n]."""
+    """Return which shards exceed their share of the capacity; bool[n]."""
     over: NDArray[np.bool_] = touched.num_rows > capacity_of(capacity, touched.shards)
     return over
 
 
 def _beyond_capacity(capacity: int, shard: int, order: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Return which rows of a shard to evict, given the order in which they would be kept; bool[n]."""
+    """Return which rows of a shard to evict, given the order of preference for keeping rows; bool[n]."""
     share = int(capacity_of(capacity, shard))
     leaving = np.zeros(order.size, dtype=np.bool_)
     if order.size > share:

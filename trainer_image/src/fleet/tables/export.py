@@ -1,4 +1,4 @@
-"""Tables as plain tensors, for serving or for training elsewhere."""
+"""Tables as plain tensors, for serving or for training in other programs."""
 
 from dataclasses import replace
 from typing import Final
@@ -20,7 +20,7 @@ _ROWS_AT_ONCE: Final = 1 << 16
 
 
 def dense(config: TableConfig, rows: TableRows) -> Tensor:
-    """Return a bounded table as one tensor; ids without a row have their first values.
+    """Return a bounded table as one tensor; ids without a row have their initial values.
 
     Parameters
     ----------
@@ -54,7 +54,7 @@ def dense(config: TableConfig, rows: TableRows) -> Tensor:
 
 
 def pruned(config: TableConfig, rows: TableRows, ids: Tensor) -> TableRows:
-    """Return the values of the given ids, without state; ids without a row have their first values.
+    """Return the values of the given ids without state; ids without a row have their initial values.
 
     Parameters
     ----------
@@ -72,7 +72,7 @@ def pruned(config: TableConfig, rows: TableRows, ids: Tensor) -> TableRows:
 
 
 def apply_delta(rows: TableRows, changed: TableRows, removed: Tensor) -> TableRows:
-    """Return the values of rows after applying a delta, by ascending id, as a serving process would do.
+    """Return the rows after applying a delta, sorted by id, as a serving process would compute them.
 
     Parameters
     ----------

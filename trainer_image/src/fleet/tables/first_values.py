@@ -1,4 +1,4 @@
-"""The values of rows before their first update: a function of the seed, the table and the id.
+"""The initial values of rows: a function of the seed, the table and the id.
 
 Reading a row therefore stores nothing, and the values do not depend on the number of servers or threads.
 """
@@ -18,10 +18,10 @@ __all__ = ["Constant", "FirstValues", "Normal", "Uniform", "generator_key"]
 
 
 class FirstValues(Protocol):
-    """A distribution from which initial values are drawn."""
+    """The distribution of initial values."""
 
     def of(self, ids: NDArray[np.int64], dimension: int, key: tuple[int, int]) -> NDArray[np.float32]:
-        """Return the first value of each id's row.
+        """Return the initial values of each id's row.
 
         Parameters
         ----------
@@ -37,14 +37,14 @@ class FirstValues(Protocol):
 
 
 def generator_key(seed: int, table: str) -> tuple[int, int]:
-    """Return the key of a table's random numbers; it differs by seed and by name."""
+    """Return the key of a table's random numbers, which depends on the seed and the name."""
     digest = hashlib.sha256(f"{seed}/{table}".encode()).digest()
     return int.from_bytes(digest[:4], "little"), int.from_bytes(digest[4:8], "little")
 
 
 @dataclass(frozen=True)
 class Constant:
-    """The same value for all elements.
+    """The same initial value for all elements.
 
     Attributes
     ----------
@@ -101,7 +101,7 @@ class Uniform:
 
 @dataclass(frozen=True)
 class Normal:
-    """A normal distribution, as ``torch.nn.Embedding`` initializes its weight.
+    """A normal distribution, the default of ``torch.nn.Embedding`` weights.
 
     Attributes
     ----------
@@ -147,5 +147,5 @@ def _check_finite(distribution: "Constant | Uniform | Normal") -> None:
 
 
 def _unit(words: NDArray[np.uint64]) -> NDArray[np.float64]:
-    """Return the upper 24 bits of words as numbers in [0, 1)."""
+    """Return the upper 24 bits of each word as a number in [0, 1)."""
     return (words >> np.uint64(8)).astype(np.float64) * 2.0**-24

@@ -1,4 +1,4 @@
-"""Tables in GEO mode: each trainer steps its own copies of rows and exchanges the changes.
+"""Tables in GEO mode: each trainer updates its own copies of rows and exchanges the changes.
 
 As with dense parameters, a trainer sends the servers 1/N of its change since the last agreed values, and
 treats that part as agreed; the servers add it. When the servers' rows arrive, the trainer adds the other
@@ -32,16 +32,16 @@ _NO_STATE: Final = TableRows(np.zeros(0, dtype=np.int64), torch.empty(0, 0, dtyp
 
 
 class Added:
-    """The rule of the servers' table: adds the trainers' changes."""
+    """The rule of the servers' tables, which adds the trainers' changes."""
 
     slots: ClassVar[tuple[Slot, ...]] = ()
 
     def defaults(self) -> Mapping[str, Any]:
-        """Return no options."""
+        """Return an empty mapping, because the rule has no options."""
         return {}
 
     def step(self, rows: Rows, options: Mapping[str, Any], step: int) -> None:
-        """See `RowRule`; the gradient is a change to add."""
+        """See `RowRule`; the gradient is the change to add."""
         del options, step
         rows.value.add_(rows.gradient)
 
@@ -77,12 +77,12 @@ class GeoRows:
         """State from a checkpoint, for rows that are not touched yet."""
 
     def has(self, ids: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Return whether the trainer has a copy of the row of each id; bool[n]."""
+        """Return whether the trainer has a copy of each id's row; bool[n]."""
         own: NDArray[np.bool_] = self._own.find(ids) != MISSING
         return own
 
     def learn(self, ids: NDArray[np.int64], values: Tensor) -> None:
-        """Add copies of rows, with the values of the servers: float32[n, dim]."""
+        """Add copies of rows with the servers' values, float32[n, dim]."""
         self._own.add(ids)
         self._agreed.load(TableRows(ids, values, {}))
         known, at = find_among(ids, self._restored.ids)
@@ -91,23 +91,23 @@ class GeoRows:
                 self._local.load(TableRows(ids[some], values[torch.from_numpy(some)], state))
 
     def resume(self, restored: TableRows) -> None:
-        """Start each newly touched row with its state in a checkpoint, if there is one."""
+        """Initialize the state of newly touched rows from a checkpoint that contains it."""
         self._restored = restored
 
     def state(self) -> TableRows:
-        """Return the state of all rows that have one, by ascending id, without values."""
+        """Return the state of all rows that have one, without values, sorted by id."""
         others = rows_at(self._restored, np.flatnonzero(~self.has(self._restored.ids)))
         parts = [_without_values(each) for each in (self._local.rows(), others) if each.ids.size]
         return join(parts) if parts else _NO_STATE
 
     def look_up(self, ids: NDArray[np.int64]) -> Tensor:
-        """Return the trainer's values of the rows of ids; float32[n, dimension]."""
+        """Return the trainer's values of the ids' rows as float32[n, dimension]."""
         return self._local.look_up(ids)
 
     def update(
         self, ids: NDArray[np.int64], gradient: Tensor, step: int, options: Mapping[str, Any] | None = None
     ) -> None:
-        """Step rows by the trainer's rule; see `Table.update`."""
+        """Update rows with the trainer's rule; see `Table.update`."""
         self._own.find_or_add(ids)
         self._local.update(ids, gradient, step, options)
         self._touched.append(ids)
@@ -118,11 +118,11 @@ class GeoRows:
 
     @property
     def most_leaving(self) -> int:
-        """Upper bound on the rows in an exchange after the next update, if batches do not grow."""
+        """An upper bound on the rows in an exchange after the next update, if batches do not grow."""
         return sum(each.size for each in self._touched) + self._largest
 
     def leaving(self, step: int) -> RowGradients:
-        """Return the changes to send to the servers: of all ids touched since the last call, ascending.
+        """Return the changes to send to the servers: those of all ids touched since the last call, sorted.
 
         Parameters
         ----------
@@ -135,7 +135,7 @@ class GeoRows:
         return RowGradients(ids, change)
 
     def arrived(self, ids: NDArray[np.int64], values: Tensor, step: int) -> None:
-        """Add the changes of other trainers, and record the servers' values as the base of the next changes.
+        """Add other trainers' changes, and record the servers' values as the base of the next changes.
 
         Parameters
         ----------
@@ -151,7 +151,7 @@ class GeoRows:
         self._agreed.load(TableRows(ids, values, {}))
 
     def _all_touched(self) -> NDArray[np.int64]:
-        """Return the distinct ids touched since the last exchange, ascending."""
+        """Return the distinct ids touched since the last exchange, sorted."""
         return np.unique(np.concatenate(self._touched))
 
 
@@ -160,7 +160,7 @@ def _without_values(rows: TableRows) -> TableRows:
 
 
 def server_config(config: TableConfig) -> TableConfig:
-    """Return the configuration of the servers' table, whose updates are changes to add.
+    """Return the configuration of the servers' tables, whose updates are changes to add.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Gradients of rows, and their sum over the positions of a batch or over trainers."""
+"""Row gradients, and their sum over the positions of a batch or over trainers."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ __all__ = ["RowGradients", "add_rows", "add_rows_by_torch", "merge"]
 
 @dataclass(frozen=True, slots=True)
 class RowGradients:
-    """Gradients of some rows of a table.
+    """The gradients of some rows of a table.
 
     Attributes
     ----------
@@ -29,7 +29,7 @@ class RowGradients:
 
     @classmethod
     def of(cls, ids: NDArray[np.int64], values: NDArray[np.float32]) -> "RowGradients":
-        """Return gradients that share the memory of a NumPy array.
+        """Return gradients that share memory with a NumPy array.
 
         Parameters
         ----------
@@ -47,7 +47,7 @@ class RowGradients:
 
 
 def merge(parts: Sequence[RowGradients]) -> RowGradients:
-    """Sum the gradients of each row, in the order of the parts and within each part.
+    """Sum each row's gradients, in the order of the parts and within each part.
 
     The fixed order makes a row's sum bitwise reproducible, regardless of the other rows.
 
@@ -72,7 +72,7 @@ def merge(parts: Sequence[RowGradients]) -> RowGradients:
 
 
 def add_rows(totals: Tensor, places: Tensor, rows: Tensor) -> Tensor:
-    """Add each row to the total at its position, in order; return the totals.
+    """Add each row, in order, to the total at its position; return the totals.
 
     Parameters
     ----------
@@ -96,5 +96,5 @@ def add_rows(totals: Tensor, places: Tensor, rows: Tensor) -> Tensor:
 
 
 def add_rows_by_torch(totals: Tensor, places: Tensor, rows: Tensor) -> Tensor:
-    """Do what `add_rows` does, without compiled code."""
+    """Return the result of `add_rows` without using compiled code."""
     return totals.index_add_(0, places, rows)

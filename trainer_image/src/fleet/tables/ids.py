@@ -1,4 +1,4 @@
-"""The distinct ids of a batch, the virtual shard of each id, and the server that holds each shard.
+"""The distinct ids of a batch, their virtual shards, and the server of each shard.
 
 The number of a table's virtual shards never changes. The shard of an id depends on the id alone; only the
 map from shards to servers changes with the number of servers. All work per shard (admission, eviction, files
@@ -32,7 +32,7 @@ Ids = NDArray[np.int64]
 
 
 def distinct_ids(ids: Ids) -> tuple[Ids, NDArray[np.int64]]:
-    """Return the distinct ids, ascending, and the position of each given id among them.
+    """Return the sorted distinct ids, and the position of each given id among them.
 
     Parameters
     ----------
@@ -54,13 +54,13 @@ def distinct_ids(ids: Ids) -> tuple[Ids, NDArray[np.int64]]:
 
 
 def distinct_by_numpy(ids: Ids) -> tuple[Ids, NDArray[np.int64]]:
-    """Return what `distinct_ids` returns, without compiled code."""
+    """Return the result of `distinct_ids` without using compiled code."""
     distinct, positions = np.unique(ids, return_inverse=True)
     return distinct, positions.astype(np.int64, copy=False)
 
 
 def shard_of(ids: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the virtual shards of ids: int64[n], 0 to 255.
+    """Return the virtual shards of ids as int64[n], 0 to 255.
 
     Notes
     -----
@@ -75,7 +75,7 @@ def shard_of(ids: NDArray[np.int64]) -> NDArray[np.int64]:
 
 @dataclass(frozen=True)
 class Placement:
-    """The map from virtual shards to servers.
+    """The assignment of virtual shards to servers.
 
     Attributes
     ----------
@@ -98,12 +98,12 @@ class Placement:
 
     @cached_property
     def _server_of(self) -> NDArray[np.uint16]:
-        """The server of each shard, in the narrow type that numpy sorts fastest."""
+        """The server of each shard, in the narrow dtype that NumPy sorts fastest."""
         return np.array(self.servers, dtype=np.uint16)
 
     @classmethod
     def over(cls, num_servers: int) -> "Placement":
-        """Return the initial placement of a job: contiguous runs of shards, as even as possible.
+        """Return a job's initial placement: contiguous runs of shards, as even as possible.
 
         Parameters
         ----------
@@ -142,7 +142,7 @@ class Placement:
         return tuple(shard for shard, of in enumerate(self.servers) if of == server)
 
     def positions(self, ids: NDArray[np.int64]) -> dict[int, NDArray[np.int64]]:
-        """Return which of the ids each server holds; servers that hold none are left out.
+        """Return the positions of each server's ids, omitting servers without any.
 
         Parameters
         ----------

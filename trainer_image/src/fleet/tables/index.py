@@ -1,4 +1,4 @@
-"""Indexes from 64-bit ids to row numbers, in vectorized code.
+"""Vectorized indexes from 64-bit ids to row numbers.
 
 `RowIndex` is a hash table with open addressing and linear probing, in buckets of four entries. An entry holds
 the number of a row, and `RowNumbers` knows the id of each row; so a hit costs two random reads, and the index
@@ -56,7 +56,7 @@ Rows = NDArray[np.int64]
 
 
 class RowNumbers:
-    """Allocates row numbers, from 0, and stores the id of each row. Not thread-safe."""
+    """Allocates row numbers from 0 and stores the id of each row. Not thread-safe."""
 
     def __init__(self) -> None:
         self._ids = PagedArray(_MIN_ROWS, np.int64)
@@ -66,7 +66,7 @@ class RowNumbers:
 
     @property
     def ids(self) -> Ids:
-        """The id of each row, by number; a released row keeps its last id."""
+        """The id of each row by number; a released row keeps its last id."""
         return self._ids.values
 
     def __len__(self) -> int:
@@ -75,11 +75,11 @@ class RowNumbers:
 
     @property
     def nbytes(self) -> int:
-        """Memory in use, in bytes."""
+        """The memory in use, in bytes."""
         return self.ids.nbytes + self._unused.nbytes
 
     def allocate(self, ids: Ids) -> Rows:
-        """Return a row number for each id; released numbers are used first."""
+        """Return a row number for each id, reusing released numbers first."""
         left = max(0, self._unused.size - ids.size)
         again, self._unused = self._unused[left:], self._unused[:left].copy()
         rows = np.concatenate([again, np.arange(self.end, self.end + ids.size - again.size)])
@@ -94,14 +94,14 @@ class RowNumbers:
         self._unused = np.concatenate([self._unused, rows])
 
     def chunks(self) -> Iterator[Rows]:
-        """Yield the allocated rows in chunks, ascending."""
+        """Yield the allocated rows in ascending chunks."""
         used = np.ones(self.end, dtype=np.bool_)
         used[self._unused] = False
         for begin in range(0, self.end, _ROWS_AT_ONCE):
             yield np.flatnonzero(used[begin : begin + _ROWS_AT_ONCE]) + begin
 
     def items(self) -> tuple[Ids, Rows]:
-        """Return all ids with a row, ascending, and their row numbers."""
+        """Return all ids that have a row, sorted, and their row numbers."""
         rows = np.concatenate([np.zeros(0, dtype=np.int64), *self.chunks()])
         ids = self.ids[rows]
         order = np.argsort(ids)
@@ -127,7 +127,7 @@ class RowIndex:
 
     @property
     def nbytes(self) -> int:
-        """Memory in use, in bytes."""
+        """The memory in use, in bytes."""
         return self._entries.nbytes + self.numbers.nbytes
 
     def find(self, ids: Ids) -> Rows:
@@ -146,7 +146,7 @@ class RowIndex:
         return self.find_by_numpy(ids) if rows is None else rows
 
     def find_by_numpy(self, ids: Ids) -> Rows:
-        """Return what `find` returns, without compiled code."""
+        """Return the result of `find` without using compiled code."""
         buckets, marks = self._hash(ids)
         entries = self._read(buckets)
         rows, marked = self._candidates(entries, marks)
@@ -162,7 +162,7 @@ class RowIndex:
         return rows
 
     def find_or_add(self, ids: Ids) -> tuple[Rows, NDArray[np.bool_]]:
-        """Return the row numbers of ids; ids without a row get one.
+        """Return the row numbers of ids, after allocating rows for ids that have none.
 
         Parameters
         ----------
@@ -182,7 +182,7 @@ class RowIndex:
         return rows, new
 
     def add(self, ids: Ids) -> Rows:
-        """Allocate rows for distinct ids that have none; return the row numbers."""
+        """Allocate rows for distinct ids that have none; return their numbers."""
         rows = self.numbers.allocate(ids)
         if self._used + ids.size > _FULL * self._entries.size:
             self._rehash()
@@ -207,14 +207,14 @@ class RowIndex:
         return rows
 
     def _locate(self) -> None:
-        """Update the addresses, after arrays may have moved."""
+        """Update the addresses, because arrays may have moved."""
         self.addresses.entries = self._entries.ctypes.data
         self.addresses.size = self._buckets.size
         self.addresses.number_bits = int(self._number_bits)
         self.addresses.ids = self.numbers.ids.ctypes.data
 
     def _hash(self, ids: Ids) -> tuple[NDArray[np.int64], NDArray[np.uint32]]:
-        """Return the first bucket of each id, and its mark: the bits of an entry above the row number."""
+        """Return each id's first bucket and its mark: the bits of an entry above the row number."""
         hashed = ids.view(np.uint64) * _GOLDEN
         marks = hashed.view(np.uint32)[_HIGH_HALVES] << self._number_bits
         marks &= _ENTRY
@@ -222,18 +222,18 @@ class RowIndex:
         return hashed.view(np.int64), marks
 
     def _read(self, buckets: NDArray[np.int64]) -> NDArray[np.uint32]:
-        """Return copies of the entries of buckets; uint32[n, 4]."""
+        """Return copies of the entries of buckets as uint32[n, 4]."""
         # All are in range; in mode "wrap" NumPy overlaps the reads best.
         return self._buckets.take(buckets, mode="wrap").view(np.uint32).reshape(buckets.size, _BUCKET)
 
     def _numbers_at(self, places: NDArray[np.int64]) -> Rows:
-        """Return the row numbers of entries that have one."""
+        """Return the row numbers of the entries that have one."""
         return (self._entries[places] & (self._num_numbers - np.uint32(1))).astype(np.int64)
 
     def _candidates(
         self, entries: NDArray[np.uint32], marks: NDArray[np.uint32]
     ) -> tuple[Rows, NDArray[np.bool_]]:
-        """Return, per bucket, the lowest row number with the given mark, and whether there is one.
+        """Return, per bucket, the lowest row number with the given mark and whether there is one.
 
         Parameters
         ----------
@@ -248,7 +248,7 @@ class RowIndex:
         return numbers.astype(np.int64), found
 
     def _search(self, ids: Ids, buckets: NDArray[np.int64], marks: NDArray[np.uint32]) -> NDArray[np.int64]:
-        """Return the positions of the entries of ids, or `MISSING`."""
+        """Return the positions of the ids' entries, or `MISSING`."""
         result = np.full(ids.size, MISSING, dtype=np.int64)
         open_ = np.arange(ids.size)
         while open_.size:
@@ -269,7 +269,7 @@ class RowIndex:
         return result
 
     def _insert(self, ids: Ids, rows: Rows) -> None:
-        """Write rows into the first free entries of their ids."""
+        """Write rows into the first free entries for their ids."""
         self._used += rows.size
         buckets, entries = self._hash(ids)
         entries |= rows.astype(np.uint32)
@@ -285,7 +285,7 @@ class RowIndex:
             buckets, entries = (buckets[lost] + ~has_room[lost]) & (self._buckets.size - 1), entries[lost]
 
     def _rehash(self) -> None:
-        """Rebuild the index at the size that its rows need; this also frees removed entries."""
+        """Rebuild the index at the size that its rows need, which also frees removed entries."""
         size = _MIN_ENTRIES
         while len(self.numbers) > _FULL * size * 0.75:
             size *= 2
@@ -309,7 +309,7 @@ class RowIndex:
 
 
 class DirectIndex:
-    """An index with 4 bytes for each possible id. Not thread-safe.
+    """An index that uses 4 bytes for each possible id. Not thread-safe.
 
     A look-up costs one random read, because there is nothing to compare.
 
@@ -332,28 +332,28 @@ class DirectIndex:
 
     @property
     def nbytes(self) -> int:
-        """Memory in use, in bytes."""
+        """The memory in use, in bytes."""
         return self._rows.values.nbytes + self.numbers.nbytes
 
     def find(self, ids: Ids) -> Rows:
-        """Return the row numbers of ids; `MISSING` for an id without a row."""
+        """Return the row numbers of ids, or `MISSING` for ids without a row."""
         rows = _found(self.addresses, ids)
         return self.find_by_numpy(ids) if rows is None else rows
 
     def find_by_numpy(self, ids: Ids) -> Rows:
-        """Return what `find` returns, without compiled code."""
+        """Return the result of `find` without using compiled code."""
         rows = self._rows.values.take(ids, mode="clip").astype(np.int64)
         rows[ids.view(np.uint64) >= np.uint64(self._rows.values.size)] = MISSING
         return rows
 
     def add(self, ids: Ids) -> Rows:
-        """Allocate rows for distinct ids that have none; return the row numbers."""
+        """Allocate rows for distinct ids that have none; return their numbers."""
         rows = self.numbers.allocate(ids)
         self._rows.values[ids] = rows
         return rows
 
     def remove(self, ids: Ids) -> Rows:
-        """Remove distinct ids and release their rows; return the row numbers. Unknown ids are skipped."""
+        """Remove distinct ids and release their rows; return the row numbers. Unknown ids are ignored."""
         found = self.find(ids)
         rows: Rows = found[found != MISSING]
         self._rows.values[ids] = MISSING
@@ -362,7 +362,7 @@ class DirectIndex:
 
 
 def _found(addresses: RowAddresses, ids: Ids) -> Rows | None:
-    """Return the row numbers of ids, found by compiled code; None if there is no compiled code."""
+    """Return the row numbers of ids, using compiled code, or None if there is none."""
     if (compiled := library(keeps_lock=ids.size <= FEW)) is None:
         return None
     ids, rows = np.ascontiguousarray(ids, np.int64), np.empty(ids.size, np.int64)
@@ -383,7 +383,7 @@ class IdMap:
 
     @property
     def nbytes(self) -> int:
-        """Memory in use, in bytes."""
+        """The memory in use, in bytes."""
         return self._index.nbytes + self._values.nbytes
 
     def add(self, ids: Ids, amount: int) -> NDArray[np.int32]:
@@ -399,11 +399,11 @@ class IdMap:
         self._values[rows] = values
 
     def remove(self, ids: Ids) -> None:
-        """Remove ids; unknown ids are skipped."""
+        """Remove ids; unknown ids are ignored."""
         self._index.remove(ids)
 
     def items(self) -> tuple[Ids, NDArray[np.int32]]:
-        """Return all ids, ascending, and their values."""
+        """Return all ids, sorted, and their values."""
         ids, rows = self._index.numbers.items()
         return ids, self._values[rows]
 
@@ -416,7 +416,7 @@ class IdMap:
 
 
 def find_among(ids: Ids, ascending: Ids) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
-    """Find ids among those of a sorted array.
+    """Find ids in a sorted array.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""The rows of a table: their storage by row number, their index by id, and their virtual shards."""
+"""The rows of a table: storage by row number, an index by id, and virtual shards."""
 
 import ctypes
 from collections.abc import Iterator
@@ -67,20 +67,20 @@ class RowMemory:
 
     @property
     def nbytes(self) -> int:
-        """Memory of rows and index, in bytes."""
+        """The memory of rows and index, in bytes."""
         return self.store.nbytes + self._shards.values.nbytes + self._index.nbytes
 
     @property
     def is_in_memory(self) -> bool:
-        """Whether compiled loops can access the rows in memory."""
+        """True if rows are in memory that compiled loops can access."""
         return bool(self._index.addresses.words)
 
     def find(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the row numbers of ids; `fleet.tables.index.MISSING` for an id without a row."""
+        """Return the row numbers of ids, or `fleet.tables.index.MISSING` for ids without a row."""
         return self._index.find(ids)
 
     def read(self, ids: NDArray[np.int64], num_words: int) -> tuple[Tensor, NDArray[np.bool_] | None]:
-        """Return copies of the first words of the rows of ids.
+        """Return copies of the first words of the ids' rows.
 
         Parameters
         ----------
@@ -122,7 +122,7 @@ class RowMemory:
         before: Tensor | None,
         options: tuple[float, float, int],
     ) -> bool:
-        """Step rows in compiled code, if each id has one; return whether they were stepped.
+        """Update rows in compiled code if every id has one; return whether they were updated.
 
         Parameters
         ----------
@@ -151,7 +151,7 @@ class RowMemory:
         return not missing
 
     def add(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Allocate rows for distinct ids that have none; return the row numbers. New words are undefined.
+        """Allocate rows for distinct ids that have none; return their numbers. New words are undefined.
 
         Raises
         ------
@@ -181,13 +181,13 @@ class RowMemory:
         return rows
 
     def remove(self, ids: NDArray[np.int64]) -> None:
-        """Remove the rows of distinct ids; ids without a row are skipped."""
+        """Remove the rows of distinct ids; ids without a row are ignored."""
         rows = self._index.remove(ids)
         self.num_rows -= np.bincount(self._shards.values[rows] - 1, minlength=SHARDS)
         self._shards.values[rows] = 0
 
     def _locate(self) -> None:
-        """Update the addresses, after the index or the rows may have moved."""
+        """Update the addresses, because the index or the rows may have moved."""
         self._index.addresses.words, self._index.addresses.width = self.store.address, self._width
 
     def exist(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
@@ -198,7 +198,7 @@ class RowMemory:
     def rows_of_shards(
         self, shards: NDArray[np.int64]
     ) -> Iterator[tuple[int, NDArray[np.int64], NDArray[np.int64]]]:
-        """Yield each shard with its ids, ascending, and their row numbers."""
+        """Yield each shard with its sorted ids and their row numbers."""
         wanted = np.zeros(SHARDS + 1, dtype=np.bool_)
         wanted[shards + 1] = True
         rows = np.flatnonzero(wanted[self._shards.values[: self.numbers.end]])
@@ -212,7 +212,7 @@ class RowMemory:
 
 
 class TableStatistics:
-    """Counters and sizes of one table, or of one server's part of it.
+    """Counters and sizes of a table, or of one server's part of it.
 
     Any thread may read them, without a lock, while another one changes the table.
 
@@ -236,16 +236,16 @@ class TableStatistics:
 
     @property
     def on_disk(self) -> int:
-        """Number of rows on disk, including removed rows whose number has not been reused."""
+        """The number of rows on disk, including removed rows whose number has not been reused."""
         return self._memory.store.num_on_disk
 
     @property
     def rows_of_fullest_shard(self) -> int:
-        """Number of rows in the largest virtual shard."""
+        """The number of rows in the largest virtual shard."""
         return int(self._memory.num_rows.max())
 
     def skew(self, num_shards: int) -> float:
-        """Return the rows of the fullest virtual shard divided by the mean; 1 for a table without rows.
+        """Return the largest virtual shard's rows divided by the mean; 1 for an empty table.
 
         Parameters
         ----------

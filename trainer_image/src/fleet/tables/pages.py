@@ -1,4 +1,4 @@
-"""Arrays in dedicated memory pages: they grow without a second copy, and return freed memory to the system.
+"""Arrays in their own memory pages, which grow without a second copy and return freed memory to the system.
 
 An allocator that keeps freed memory, as a parameter server's does, would keep every smaller array that a
 table has outgrown. Large pages, where the system has them, also make random reads cheaper, because fewer
@@ -50,7 +50,7 @@ class PagedArray:
         self.values: NDArray[Any] = self._room[:num_bytes].view(self._dtype)
 
     def _move(self, num_bytes: int) -> None:
-        """Move to a larger mapping chunk by chunk, so that only one chunk exists twice."""
+        """Move to a larger mapping chunk by chunk, so that at most one chunk is duplicated."""
         before, pages = self._room, self._pages
         self._room, self._pages = _allocate(num_bytes)
         used = self.values.nbytes if before.size else 0
@@ -62,7 +62,7 @@ class PagedArray:
 
 
 def _allocate(num_bytes: int) -> tuple[NDArray[np.uint8], mmap.mmap | None]:
-    """Return zeroed memory, with spare addresses after it, and the mapping that holds it."""
+    """Return zeroed memory with spare addresses after it, and the mapping that contains it."""
     if num_bytes < _SMALL:
         return np.zeros(num_bytes, np.uint8), None
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS

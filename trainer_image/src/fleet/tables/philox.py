@@ -1,4 +1,4 @@
-"""Counter-based random numbers: a function of key and counter, without state.
+"""Counter-based random numbers: a stateless function of key and counter.
 
 Philox4x32-10 of Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
 """

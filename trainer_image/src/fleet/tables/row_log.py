@@ -1,4 +1,4 @@
-"""A log-structured file of rows: written sequentially, read at random.
+"""A log-structured file of rows: written sequentially and read at random.
 
 The file consists of segments, and a segment of places, one per record. When a row returns to memory, its
 place becomes dead. If more places are dead than live, the owner rewrites the live rows of the emptiest
@@ -42,7 +42,7 @@ Places = NDArray[np.int64]
 
 
 class RowLog:
-    """A log of records, in an unnamed file that is deleted when the process ends.
+    """A log of records in an unnamed file that is deleted when the process ends.
 
     Parameters
     ----------
@@ -86,11 +86,11 @@ class RowLog:
 
     @property
     def num_places(self) -> int:
-        """The number of records for which the file has space."""
+        """The number of records that the file has space for."""
         return self._live.size * self._per_segment
 
     def append(self, numbers: NDArray[np.int64], records: NDArray[np.void]) -> Places:
-        """Write the records of rows; return their places.
+        """Write the records of rows; return their positions in the file.
 
         Raises
         ------
@@ -141,7 +141,7 @@ class RowLog:
         return found
 
     def emptiest(self) -> tuple[Places, NDArray[np.int64]] | None:
-        """Return the places of the segment with the fewest live records, and their row numbers.
+        """Return the places of the segment with the fewest live records, and the rows' numbers.
 
         Return None if more than half of the places in segments with live records are live, because rewriting
         would free too little.
@@ -156,7 +156,7 @@ class RowLog:
         return self._segment(int(np.flatnonzero(candidates)[np.argmin(self._live[candidates])]))
 
     def segments(self) -> Iterator[tuple[Places, NDArray[np.int64]]]:
-        """Yield the places of each segment, and their row numbers."""
+        """Yield the places of each segment, and the rows' numbers."""
         return (self._segment(segment) for segment in range(self._live.size))
 
     def _segment(self, segment: int) -> tuple[Places, NDArray[np.int64]]:
@@ -190,7 +190,7 @@ class RowLog:
         return places
 
     def _begin_segment(self) -> None:
-        """Continue in a segment without live records, or in a new one if there is none."""
+        """Continue in a segment without live records, or else in a new one."""
         if self._live.size:
             self._flush((self._next - 1) // self._per_segment)
         if (dead := np.flatnonzero(self._live == 0)).size:
@@ -206,7 +206,7 @@ class RowLog:
         self._next = segment * self._per_segment
 
     def _allocate(self, end: int) -> None:
-        """Extend the file by one segment, to the size `end`."""
+        """Extend the file by a segment, to the size `end`."""
         # Space is allocated now, because a full disk during a write to mapped memory would kill the process.
         os.posix_fallocate(self._file.fileno(), end - self._segment_bytes, self._segment_bytes)
         if end > len(self._map):
@@ -216,7 +216,7 @@ class RowLog:
             self._map.madvise(mmap.MADV_RANDOM)
 
     def _flush(self, segment: int) -> None:
-        """Start writing a full segment to disk; first wait for the write of the previous one."""
+        """Start writing a full segment to disk, after waiting for the previous one to be written."""
         if self._direct is None:
             return
         self._direct.drop_cache(segment * self._segment_bytes, self._segment_bytes)
@@ -328,7 +328,7 @@ class DirectReads:
         self._events = np.zeros(_READS_AT_ONCE, _EVENT)
 
     def read(self, offsets: NDArray[np.int64]) -> NDArray[np.void]:
-        """Return the records at some offsets of the file.
+        """Return the records at the given offsets of the file.
 
         Raises
         ------
@@ -361,7 +361,7 @@ class DirectReads:
         return records
 
     def flush(self, begin: int, num_bytes: int) -> None:
-        """Wait until a range of the file is on the disk, and drop it from the page cache.
+        """Wait until a range of the file is on disk, then drop it from the page cache.
 
         Raises
         ------
@@ -374,7 +374,7 @@ class DirectReads:
         self.drop_cache(begin, num_bytes)
 
     def drop_cache(self, begin: int, num_bytes: int) -> None:
-        """Drop clean pages of a range of the file from the page cache; start writing dirty ones to disk."""
+        """Drop a range's clean pages from the page cache; start writing dirty ones to disk."""
         os.posix_fadvise(self._file, begin, num_bytes, os.POSIX_FADV_DONTNEED)
 
     def _begin_context(self) -> None:
@@ -404,7 +404,7 @@ class DirectReads:
         return slots
 
     def _records_at(self, offsets: NDArray[np.int64]) -> NDArray[np.void]:
-        """Return copies of the records at any byte offsets of the buffer."""
+        """Return copies of the records at arbitrary byte offsets of the buffer."""
         count = len(self._buffer) - self._record.itemsize + 1
         overlapping: NDArray[np.void] = np.ndarray((count,), self._record, self._buffer, 0, (1,))
         return overlapping[offsets]

@@ -54,7 +54,7 @@ def part(rows: TableRows, shards: Collection[int]) -> TableRows:
 
 
 def rows_at(rows: TableRows, at: NDArray[np.int64]) -> TableRows:
-    """Return the rows at some positions, without policies."""
+    """Return the rows at the given positions, without policies."""
     positions = torch.from_numpy(at)
     return TableRows(
         rows.ids[at],
@@ -65,7 +65,7 @@ def rows_at(rows: TableRows, at: NDArray[np.int64]) -> TableRows:
 
 
 def join(parts: Sequence[TableRows]) -> TableRows:
-    """Return the rows of disjoint parts, by ascending id.
+    """Return the rows of disjoint parts, sorted by id.
 
     Parameters
     ----------
@@ -89,7 +89,7 @@ def join(parts: Sequence[TableRows]) -> TableRows:
 
 
 def warm_start(config: TableConfig, ids: Any, vectors: Any) -> TableRows:
-    """Return rows for `Table.load` that start with the given vectors; `part` selects those of a server.
+    """Return rows with the given vectors for `Table.load`; `part` selects the rows of a server.
 
     Parameters
     ----------
@@ -129,7 +129,7 @@ def warm_start(config: TableConfig, ids: Any, vectors: Any) -> TableRows:
 
 
 class RowLayout:
-    """The layout of a table's rows in memory: values, optimizer state, last step and marks, in 32-bit words.
+    """The layout of rows in memory: values, optimizer state, last step and marks, in 32-bit words.
 
     Words are float32[n, width] with any bits.
 
@@ -157,25 +157,25 @@ class RowLayout:
         self.width = end + 1 + len(names)
 
     def values(self, words: Tensor) -> Tensor:
-        """Return the values of rows; float32[n, dimension], contiguous."""
+        """Return the values of rows as contiguous float32[n, dimension]."""
         return self._type.unpack(words[:, : self.value_words], self._dimension).contiguous()
 
     def state(self, words: Tensor) -> dict[str, Tensor]:
-        """Return copies of the optimizer state by slot, contiguous for fast arithmetic."""
+        """Return copies of the optimizer state by slot, which are contiguous for fast arithmetic."""
         return {name: words[:, columns].contiguous() for name, columns in self._columns.items()}
 
     def last(self, words: Tensor) -> NDArray[np.int32]:
-        """Return the step of each row's last update; int32[n]."""
+        """Return the step of each row's last update as int32[n]."""
         return words[:, self._last].numpy().view(np.int32)
 
     def marks(self, words: Tensor) -> dict[str, NDArray[np.float32]]:
-        """Return the marks of eviction rules; float32[n] by name."""
+        """Return the marks of eviction rules by name, as float32[n]."""
         return {name: words[:, column].numpy() for name, column in self._marks.items()}
 
     def table_rows(
         self, ids: NDArray[np.int64], words: Tensor, policies: Mapping[str, NDArray[Any]] | None = None
     ) -> TableRows:
-        """Return rows as they are saved."""
+        """Convert words to rows in the form in which they are saved."""
         marks = {"last": self.last(words), **self.marks(words)}
         return TableRows(
             ids,
@@ -192,7 +192,7 @@ class RowLayout:
         last: int | Tensor,
         marks: Mapping[str, NDArray[np.float32] | Tensor],
     ) -> Tensor:
-        """Return rows as words.
+        """Convert rows to words.
 
         Parameters
         ----------

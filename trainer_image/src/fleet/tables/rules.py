@@ -1,4 +1,4 @@
-"""Row rules: the optimizers of tables. A user-defined rule is a class with the members of `RowRule`.
+"""Row rules: the optimizers of tables. A custom rule is a class with the members of `RowRule`.
 
 `kernels/table_rows.c` steps rows by SGD in one loop, where torch makes a pass over all rows for each
 operation. It is used where `compiled_step` finds that its bits are those of the rule.
@@ -44,7 +44,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Slot:
-    """One part of the optimizer state of a row.
+    """A part of the optimizer state of a row.
 
     Attributes
     ----------
@@ -62,7 +62,7 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """The rows of one update: copies, which the table writes back.
+    """The rows of an update: copies that the table writes back.
 
     Attributes
     ----------
@@ -79,7 +79,7 @@ class Rows:
 
 
 class RowRule(Protocol):
-    """Steps the rows of one update. A row's result must depend only on that row and the options."""
+    """Updates rows. A row's result must depend only on that row and the options."""
 
     slots: ClassVar[tuple[Slot, ...]]
 
@@ -87,7 +87,7 @@ class RowRule(Protocol):
         """Return the options with their default values."""
 
     def step(self, rows: Rows, options: Mapping[str, Any], step: int) -> None:
-        """Step rows in place.
+        """Update rows in place.
 
         Parameters
         ----------
@@ -161,7 +161,7 @@ class Adagrad:
 
 
 class RowwiseAdagrad(Adagrad):
-    """Adagrad with one sum per row, of the mean squares of its gradients, as in FBGEMM."""
+    """Adagrad with one sum per row, of its gradients' mean squares, as in FBGEMM."""
 
     slots: ClassVar[tuple[Slot, ...]] = (
         Slot("sum", per_element=False, initial_option="initial_accumulator_value"),
@@ -177,7 +177,7 @@ class Adam:
     slots: ClassVar[tuple[Slot, ...]] = (Slot("exp_avg"), Slot("exp_avg_sq"))
 
     def defaults(self) -> Mapping[str, Any]:
-        """Return the options of torch's class, and weight decay."""
+        """Return the options of torch's class and weight decay."""
         return {"lr": 0.001, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0}
 
     def step(self, rows: Rows, options: Mapping[str, Any], step: int) -> None:
@@ -192,7 +192,7 @@ class Adam:
 
 
 class RMSprop:
-    """``torch.optim.RMSprop`` without momentum, not centered."""
+    """``torch.optim.RMSprop`` without momentum and not centered."""
 
     slots: ClassVar[tuple[Slot, ...]] = (Slot("square_avg"),)
 
@@ -241,7 +241,7 @@ class FTRL:
 
 
 class _PaddleRule:
-    """Base of the rules of `fleet.optim`'s classes: Paddle's formulas, clipping and regularization.
+    """The base of the rules for `fleet.optim` classes: Paddle's formulas, clipping and regularization.
 
     A regularizer makes every row decay in each update, those without a gradient too.
     """
@@ -250,12 +250,12 @@ class _PaddleRule:
     slots: ClassVar[tuple[Slot, ...]] = ()
 
     def defaults(self) -> Mapping[str, Any]:
-        """Return the options of the class of `fleet.optim`."""
+        """Return the options of the `fleet.optim` class."""
         parameters = inspect.signature(self.optimizer).parameters
         return {name: each.default for name, each in parameters.items() if name != "params"}
 
     def every_row(self, options: Mapping[str, Any]) -> bool:
-        """Return whether rows without a gradient, or their state, change too; see `steps_every_row`."""
+        """Return whether rows without a gradient, or their state, also change; see `steps_every_row`."""
         return self.optimizer.dense(options)
 
     def step(self, rows: Rows, options: Mapping[str, Any], step: int) -> None:
@@ -266,27 +266,27 @@ class _PaddleRule:
 
 
 class PaddleSGD(_PaddleRule):
-    """The rule of `fleet.optim.SGD`: SGD by Paddle's formula."""
+    """The rule of `fleet.optim.SGD`: SGD with Paddle's formula."""
 
     optimizer: ClassVar[type[optim.Optimizer]] = optim.SGD
 
 
 class PaddleMomentum(_PaddleRule):
-    """The rule of `fleet.optim.Momentum`: every row moves, as with Paddle's dense table."""
+    """The rule of `fleet.optim.Momentum`: every row changes, as in Paddle's dense table."""
 
     optimizer: ClassVar[type[optim.Optimizer]] = optim.Momentum
     slots: ClassVar[tuple[Slot, ...]] = (Slot("velocity"),)
 
 
 class PaddleAdagrad(_PaddleRule):
-    """The rule of `fleet.optim.Adagrad`: Adagrad by Paddle's formula."""
+    """The rule of `fleet.optim.Adagrad`: Adagrad with Paddle's formula."""
 
     optimizer: ClassVar[type[optim.Optimizer]] = optim.Adagrad
     slots: ClassVar[tuple[Slot, ...]] = (Slot("moment", initial_option="initial_accumulator_value"),)
 
 
 class PaddleAdam(_PaddleRule):
-    """The rule of `fleet.optim.Adam`: every row moves unless ``lazy_mode`` is set."""
+    """The rule of `fleet.optim.Adam`: every row changes unless ``lazy_mode`` is set."""
 
     optimizer: ClassVar[type[optim.Optimizer]] = optim.Adam
     slots: ClassVar[tuple[Slot, ...]] = (Slot("moment1"), Slot("moment2"))
@@ -298,14 +298,14 @@ class PaddleAdam(_PaddleRule):
 
 
 class PaddleRMSProp(_PaddleRule):
-    """The rule of `fleet.optim.RMSProp`: every row moves, or its means decay."""
+    """The rule of `fleet.optim.RMSProp`: every row or its means of squares change."""
 
     optimizer: ClassVar[type[optim.Optimizer]] = optim.RMSProp
     slots: ClassVar[tuple[Slot, ...]] = (Slot("momentum"), Slot("mean_square"), Slot("mean_grad"))
 
 
 def steps_every_row(rule: RowRule, options: Mapping[str, Any]) -> bool:
-    """Return whether each update steps all rows; rows without a gradient get a gradient of zeros.
+    """Return whether each update changes all rows; rows without a gradient get a gradient of zeros.
 
     Parameters
     ----------
@@ -319,13 +319,13 @@ def steps_every_row(rule: RowRule, options: Mapping[str, Any]) -> bool:
 
 
 def _decay(rows: Rows, options: Mapping[str, Any]) -> None:
-    """Add weight decay to the gradient, as torch's optimizers do."""
+    """Add weight decay to the gradient, like torch's optimizers."""
     if weight_decay := options["weight_decay"]:
         rows.gradient.add_(rows.value, alpha=weight_decay)
 
 
 def compiled_step(rule: type) -> str | None:
-    """Return the name of the loop in `fleet.tables.kernels` whose results are bitwise equal to a rule's.
+    """Return the name of a loop in `fleet.tables.kernels` with results bitwise equal to a rule's.
 
     Parameters
     ----------
@@ -350,7 +350,7 @@ def _loop_of_sgd() -> str | None:
 
 
 def _steps_alike(step_rows: Callable[..., int]) -> bool:
-    """Return whether a loop and `SGD` step some rows bitwise equally; both round thousands of times."""
+    """Return whether a loop and `SGD` update sample rows bitwise equally, after thousands of roundings."""
     num_rows, dimension, step = 64, 37, 3  # vectors of any width have a remainder
     value, gradient = torch.randn(2, num_rows, dimension, generator=torch.Generator().manual_seed(0))
     ids = torch.arange(num_rows)
@@ -394,7 +394,7 @@ _REMEDY: Final = "give the table its own rule: rule=fleet.tables.rules.…"
 
 
 def rule_of(table: str, optimizer_class: type, group: Mapping[str, Any]) -> tuple[RowRule, dict[str, Any]]:
-    """Return the rule that steps rows as a torch.optim class does, and its options.
+    """Return the rule that updates rows like a torch.optim class, and its options.
 
     Parameters
     ----------

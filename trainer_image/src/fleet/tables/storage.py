@@ -1,4 +1,4 @@
-"""Storage of a table's rows: in memory, or partly in memory and partly in a file on a local disk."""
+"""Storage of a table's rows: in memory, or divided between memory and a file on a local disk."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -33,25 +33,25 @@ Records = NDArray[np.void]
 
 
 class RowStore(Protocol):
-    """Rows of 32-bit words by number; zero before they are written."""
+    """Rows of 32-bit words by number, which are zero before they are written."""
 
     @property
     def nbytes(self) -> int:
-        """Memory in use, in bytes."""
+        """The memory in use, in bytes."""
 
     @property
     def address(self) -> int | None:
-        """The address of the array of all rows, valid until `resize`; None if not all are in memory."""
+        """The address of the array of all rows, valid until `resize`, or None if not all are in memory."""
 
     @property
     def num_on_disk(self) -> int:
         """The number of rows on disk. Any thread may read it."""
 
     def resize(self, size: int) -> None:
-        """Extend the store to row numbers below `size`."""
+        """Extend the store to all row numbers below `size`."""
 
     def read(self, numbers: Numbers, num_words: int | None = None) -> Tensor:
-        """Return copies of rows, or of their first words; float32[n, num_words]."""
+        """Return copies of rows, or of their first words, as float32[n, num_words]."""
 
     def write(self, numbers: Numbers, words: Tensor) -> None:
         """Replace distinct rows.
@@ -63,7 +63,7 @@ class RowStore(Protocol):
         """
 
     def runs(self, end: int, at_once: int) -> Iterator[Numbers]:
-        """Yield all row numbers below `end`, `at_once` at a time, in the order in which they are best read.
+        """Yield all row numbers below `end`, `at_once` at a time, in the order that is fastest to read.
 
         Rows may be written between two yields. A number may be yielded more than once.
         """
@@ -71,7 +71,7 @@ class RowStore(Protocol):
 
 @dataclass(frozen=True)
 class Memory:
-    """Keeps all rows in memory."""
+    """Stores all rows in memory."""
 
     def rows(self, width: int) -> RowStore:
         """Return an empty store.
@@ -91,7 +91,7 @@ class Memory:
 
 @dataclass(frozen=True)
 class LocalDisk:
-    """Keeps the most frequently updated rows in memory, and the others in a temporary file.
+    """Stores the most frequently updated rows in memory, and the others in a temporary file.
 
     The file is deleted when the process ends, and no other process reads it; only checkpoints are durable.
 
@@ -145,7 +145,7 @@ IN_MEMORY: Final = Memory()
 
 
 class _InMemory:
-    """A `RowStore` in memory. A row is one NumPy record, which moves faster than its elements would."""
+    """A `RowStore` in memory. A row is a NumPy record, which is faster to copy than its elements."""
 
     num_on_disk = 0
 
@@ -178,7 +178,7 @@ class _InMemory:
 
 
 class _OnDisk:
-    """A `RowStore` with some rows in slots of memory and the others in a file.
+    """A `RowStore` with some rows in memory slots and the others in a file.
 
     Replacement is an approximate LRU-2: memory holds the rows whose second-to-last write is the most recent.
     The time between two writes predicts the next use better than the time of the last one, so rows that are
@@ -240,7 +240,7 @@ class _OnDisk:
             self._write(numbers[begin : begin + at_once], records[begin : begin + at_once])
 
     def runs(self, end: int, at_once: int) -> Iterator[Numbers]:
-        """Yield rows in the file, in the file's order, then rows in memory, and rows that moved meanwhile."""
+        """Yield rows in the file, in file order, then rows in memory, and rows that moved meanwhile."""
         yielded = np.zeros(end, dtype=np.bool_)
         for places, numbers in self._log.segments():
             numbers = numbers[self._is_at(numbers, places)]
@@ -252,7 +252,7 @@ class _OnDisk:
             yield part[~yielded[part]]
 
     def _read_file(self, numbers: Numbers, places: Numbers, keeps: bool) -> Records:
-        """Return copies of rows in the file; if `keeps`, also keep them for the update that follows."""
+        """Return copies of rows in the file; if `keeps`, also store them for the following update."""
         records = np.empty(numbers.size, self._type)
         kept, records_kept = self._recent.find(numbers)
         records[kept] = records_kept
@@ -311,7 +311,7 @@ class _OnDisk:
         return np.arange(begin, self._used)
 
     def _evicted(self, used: int, coming: NDArray[np.int32], count: int) -> tuple[Numbers, NDArray[np.bool_]]:
-        """Choose `count` rows to move to the file, among those in memory and those being written.
+        """Select `count` rows to move to the file, among the rows in memory and those being written.
 
         Parameters
         ----------
@@ -338,7 +338,7 @@ class _OnDisk:
         return slots[chosen[:window]], chosen[window:]
 
     def _compact(self) -> None:
-        """Rewrite the live rows of one segment if the file has more dead places than live ones."""
+        """Rewrite the live rows of a segment if the file has more dead places than live ones."""
         found = self._log.emptiest()
         if found is None:
             return
@@ -348,7 +348,7 @@ class _OnDisk:
         self._log.release(places[live])
 
     def _is_at(self, numbers: Numbers, places: Numbers) -> NDArray[np.bool_]:
-        """Return which rows are still at these places of the file; dead places have stale row numbers."""
+        """Return which rows are still at the given places of the file; dead places have stale row numbers."""
         at: NDArray[np.bool_] = self._where.values.take(numbers, mode="clip") == _FIRST - places
         return at
 
@@ -357,7 +357,7 @@ class _OnDisk:
 
 
 class RecentReads:
-    """A direct-mapped cache of records that were read from disk, for the update that follows a look-up.
+    """A direct-mapped cache of records read from disk for the update that follows a look-up.
 
     Parameters
     ----------
@@ -373,11 +373,11 @@ class RecentReads:
 
     @property
     def nbytes(self) -> int:
-        """Memory in use, in bytes."""
+        """The memory in use, in bytes."""
         return self._numbers.nbytes + self._records.nbytes
 
     def keep(self, numbers: Numbers, records: Records) -> None:
-        """Store records; more than the cache can hold are not stored, because they would evict each other."""
+        """Store as many records as the cache can hold, because more would evict each other."""
         if numbers.size <= self._numbers.size:
             places = numbers % self._numbers.size
             self._numbers[places] = numbers
@@ -390,7 +390,7 @@ class RecentReads:
         return kept, self._records[places[kept]]
 
     def forget(self, numbers: Numbers) -> None:
-        """Drop records that are about to change."""
+        """Drop the cached records of rows that are about to change."""
         places = numbers % self._numbers.size
         self._numbers[places[self._numbers[places] == numbers]] = -1
 
@@ -404,10 +404,10 @@ def _record_type(width: int) -> "np.dtype[np.void]":
 
 
 def _words(records: Records) -> Tensor:
-    """View records as words; float32[n, width]."""
+    """Return a view of records as words, float32[n, width]."""
     return torch.from_numpy(records.view(np.float32).reshape(records.size, records.dtype.itemsize // 4))
 
 
 def _records(words: Tensor, dtype: "np.dtype[np.void]") -> Records:
-    """View words as records; void[n]."""
+    """Return a view of words as records, void[n]."""
     return words.contiguous().numpy().view(dtype).reshape(len(words))

@@ -1,4 +1,4 @@
-"""One embedding table: look-ups, updates, admission and eviction of its rows.
+"""An embedding table: look-ups, updates, admission and eviction of its rows.
 
 A row exists from its first update, or from the time at which it was loaded, until it is evicted. Any other id
 reads as its first value, which is computed on demand, so reading uses no memory and changes nothing.
@@ -28,7 +28,7 @@ __all__ = ["Table"]
 
 
 class Table:
-    """The rows of one table, or of one server's part of it. Not thread-safe.
+    """The rows of a table, or of one server's part of it. Not thread-safe.
 
     Parameters
     ----------
@@ -66,12 +66,12 @@ class Table:
 
     @property
     def nbytes(self) -> int:
-        """Memory of rows, state, index and admission, and of removed ids, in bytes."""
+        """The memory of rows, state, index, admission and removed ids, in bytes."""
         candidates = self._candidates.nbytes if self._candidates else 0
         return self._memory.nbytes + self.removed.nbytes + candidates
 
     def look_up(self, ids: NDArray[np.int64], *, counted: bool = True) -> Tensor:
-        """Return the values of ids, without giving any id a row.
+        """Return the values of ids without allocating rows.
 
         Parameters
         ----------
@@ -109,7 +109,7 @@ class Table:
         rule: RowRule | None = None,
         keeps: bool = False,
     ) -> Tensor | None:
-        """Step rows, after admission and before eviction.
+        """Update rows: admit new ids first, and evict rows last.
 
         Parameters
         ----------
@@ -169,7 +169,7 @@ class Table:
         return before
 
     def load(self, loaded: TableRows) -> None:
-        """Replace rows; slots and marks that are not given get their initial values.
+        """Replace rows; slots and marks that are not given are initialized.
 
         State of admission and eviction is replaced for the ids or shards that were saved.
 
@@ -203,7 +203,7 @@ class Table:
             self._touched[loaded.policies["eviction.shards"]] = loaded.policies["eviction.steps"]
 
     def remove(self, ids: NDArray[np.int64]) -> None:
-        """Remove the rows of ids; ids without a row are skipped.
+        """Remove the rows of ids; ids without a row are ignored.
 
         Parameters
         ----------
@@ -221,12 +221,12 @@ class Table:
         self._memory.remove(ids)
 
     def rows(self) -> TableRows:
-        """Return a copy of all rows, by ascending id, with their state and that of admission and eviction."""
+        """Return a copy of all rows, sorted by id, with their state and that of admission and eviction."""
         ids, rows = self._memory.numbers.items()
         return self._layout.table_rows(ids, self._memory.store.read(rows), self._policies())
 
     def snapshot(self, since: int | None = None) -> Snapshot:
-        """Begin a snapshot of the table's current state, to be read in parts while updates continue.
+        """Begin a snapshot of the table's current state, which is read in parts while updates continue.
 
         Parameters
         ----------
@@ -258,7 +258,7 @@ class Table:
         return self._snapshot
 
     def _is_stepped_at_once(self, gradient: Tensor) -> bool:
-        """Return whether compiled code may step existing rows: nothing but the words of the rows changes."""
+        """Return whether compiled code may update existing rows, because only the rows' words change."""
         return (
             self._memory.is_in_memory
             and not self.config.eviction
@@ -269,7 +269,7 @@ class Table:
     def _admit(
         self, ids: NDArray[np.int64], rows: NDArray[np.int64], new: NDArray[np.bool_], step: int
     ) -> NDArray[np.bool_] | None:
-        """Allocate rows for ids that are admitted now; the rows' contents are not initialized.
+        """Allocate rows for ids that are admitted now, without initializing the rows.
 
         Parameters
         ----------
@@ -308,7 +308,7 @@ class Table:
         rule: RowRule,
         keeps: bool,
     ) -> Tensor | None:
-        """Step existing rows; if `keeps`, return their previous values."""
+        """Update existing rows; if `keeps`, return their previous values."""
         first = self._layout.words(self._first_values(ids[new]), {}, step, {}) if new.any() else None
         words = self._read(rows, new, first)
         values, state = self._layout.values(words), self._layout.state(words)
@@ -330,7 +330,7 @@ class Table:
         return before
 
     def _read(self, rows: NDArray[np.int64], new: NDArray[np.bool_], first: Tensor | None) -> Tensor:
-        """Return the words of rows; those of new rows are `first`."""
+        """Return the words of rows, using `first` for new rows."""
         if first is None:
             return self._memory.store.read(rows)
         words, at = first.new_empty(rows.size, first.shape[1]), torch.from_numpy(new)
@@ -340,13 +340,13 @@ class Table:
         return words
 
     def _first_values(self, ids: NDArray[np.int64]) -> Tensor:
-        """Return first values as the row type stores them."""
+        """Return initial values in the form in which the row type stores them."""
         row_type, dimension = self.config.row_type, self.config.dimension
         values = self.config.first_values.of(ids, dimension, self._key)
         return row_type.unpack(row_type.pack(torch.from_numpy(values)), dimension)
 
     def _evict(self, ids: NDArray[np.int64], step: int) -> None:
-        """Apply each eviction rule to an update's shards; each sees the rows that the previous rule left."""
+        """Apply each eviction rule in turn to an update's shards, on the rows that earlier rules left."""
         shards = np.flatnonzero(np.bincount(shard_of(ids), minlength=SHARDS))
         for policy in self.config.eviction:
             touched = TouchedShards(shards, self._memory.num_rows[shards], self._touched[shards])
@@ -363,7 +363,7 @@ class Table:
         return np.concatenate(leaving)
 
     def _keep(self, rows: NDArray[np.int64], *, existed: bool = True) -> None:
-        """Make a snapshot copy rows that are about to change: new rows may reuse the numbers of old ones."""
+        """Make a snapshot copy rows that are about to change, because new rows may reuse their numbers."""
         if self._snapshot is not None and not self._snapshot.is_done:
             self._snapshot.keep(rows, existed=existed)
 

@@ -1,4 +1,4 @@
-"""Small payloads: greetings, hyper-parameters, lists of absent blocks or completed trainers, and errors.
+"""Small payloads: greetings, hyper-parameters, lists of blocks or trainers, and errors.
 
 Tensors do not pass through this module: the kernel writes their bytes directly to the receiver's arrays.
 """
@@ -116,7 +116,7 @@ def read_hello(payload: bytes) -> Hello:
 
 
 def pack_hyper(groups: Sequence[dict[str, Any]]) -> bytes:
-    """Encode the hyper-parameters of a step exactly: each float is decoded to the same float.
+    """Encode the hyper-parameters of a step exactly: floats are decoded without loss.
 
     Raises
     ------
@@ -158,7 +158,7 @@ def read_hyper(payload: bytes) -> HyperParameters:
 
 
 def pack_numbers(numbers: Sequence[int]) -> bytes:
-    """Encode block numbers or trainer ids, four bytes each, little endian."""
+    """Encode block numbers or trainer ids as four bytes each, little endian."""
     packed = array.array("I", numbers)
     if sys.byteorder == "big":
         packed.byteswap()
@@ -184,7 +184,7 @@ def read_numbers(payload: bytes) -> tuple[int, ...]:
 
 
 def pack_error(error: FleetError) -> bytes:
-    """Encode an error as its type name, a line break and its message, truncated to `MAX_TEXT_BYTES`."""
+    """Encode an error: its type name, a line break and its message, truncated to `MAX_TEXT_BYTES`."""
     return f"{type(error).__name__}\n{error}".encode()[:MAX_TEXT_BYTES]
 
 

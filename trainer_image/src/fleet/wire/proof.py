@@ -42,7 +42,7 @@ class Proof(NamedTuple):
     mac: str
 
     def to_text(self) -> str:
-        """Encode the proof as one line of text."""
+        """Encode the proof as a line of text."""
         return f"{_VERSION} {self.seconds} {self.nonce} {self.mac}"
 
 
@@ -65,7 +65,7 @@ def make_proof(key: bytes, server: int, method: str, *, seconds: float, nonce: b
 
 
 def read_proof(text: str, key: bytes, server: int, method: str, *, seconds: float) -> Proof | None:
-    """Decode a proof; return None unless the proof is valid at this time."""
+    """Decode a proof; return None if it is malformed, or not valid at this time."""
     if len(text) > _LONGEST or not text.isascii():
         return None
     match text.split(" "):
@@ -78,7 +78,7 @@ def read_proof(text: str, key: bytes, server: int, method: str, *, seconds: floa
 
 
 def greeting_mac(key: bytes, side: Side, challenge: bytes, answer: bytes, *, of: str = "greeting") -> bytes:
-    """Return the MAC that proves to the other end of a connection that this end has the key.
+    """Return the MAC that proves to the peer that this end of a connection has the key.
 
     Parameters
     ----------
@@ -101,7 +101,7 @@ def _mac(key: bytes, server: int, method: str, seconds: int, nonce: str) -> str:
 
 
 class ReplayWindow:
-    """A record of each used proof while the proof is valid, so that an intercepted proof cannot be replayed.
+    """A record of used proofs that are still valid, which prevents replays of intercepted proofs.
 
     Parameters
     ----------
@@ -118,7 +118,7 @@ class ReplayWindow:
         self._came_before: dict[str, int] = {}
 
     def admits(self, proof: Proof, seconds: float) -> bool:
-        """Count a use of a valid proof; return whether this use is allowed.
+        """Count a use of a valid proof; return whether the use is allowed.
 
         Parameters
         ----------

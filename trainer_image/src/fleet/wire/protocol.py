@@ -107,7 +107,7 @@ class Kind(enum.IntEnum):
 
 
 class Side(enum.Enum):
-    """The sender of the frames in one direction."""
+    """The sender of the frames in one direction of a connection."""
 
     TRAINER = "trainer"
     SERVER = "parameter server"
@@ -222,7 +222,7 @@ class Identity(NamedTuple):
 
 
 def job_hash(name: str, uid: str) -> int:
-    """Return the 64-bit number that identifies a job in every frame."""
+    """Return the 64-bit hash that identifies a job in every frame."""
     digest = hashlib.blake2b(f"{name}\n{uid}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little")
 
@@ -283,7 +283,7 @@ def _check_front(received: bytes | bytearray | memoryview) -> None:
 
 
 class Conversation:
-    """The state machine of one direction, which validates its frames. Not thread-safe.
+    """The state machine for one direction of a connection, which validates frames. Not thread-safe.
 
     Parameters
     ----------
@@ -345,7 +345,7 @@ class Conversation:
         """The least and largest size of a payload that is not empty, and the number that divides the size."""
 
     def resume(self, state: State, step: int) -> None:
-        """Continue from the state that an earlier connection ended in; call directly after the greeting.
+        """Continue in the final state of an earlier connection; call this directly after the greeting.
 
         Raises
         ------
@@ -361,7 +361,7 @@ class Conversation:
         self.state, self.step = state, step
 
     def advance(self, header: Header) -> None:
-        """Validate the next frame's header, and advance to the state after the frame.
+        """Validate the next frame's header and advance the state.
 
         Raises
         ------
@@ -431,7 +431,7 @@ class Conversation:
             raise self._error(f"a {kind.name} frame carries {found} bytes, expected {expected}")
 
     def _check_rows(self, kind: Kind, table: int, found: int) -> None:
-        """Validate the payload size of a frame about a table; the number of ids is checked on decoding."""
+        """Validate the payload size of a frame about a table; decoding checks the number of ids."""
         if table not in self._row_bytes:
             raise self._error(
                 f"a {kind.name} frame names table {table}, "

@@ -1,4 +1,4 @@
-"""The payloads of frames about tables: ids, and rows of float32; little endian.
+"""The payloads of frames about tables: ids, and rows of float32, all little endian.
 
 Ids are distinct and ascending. They are encoded as the first id and the gaps between consecutive ids. All
 gaps in a frame have the width that the largest gap needs, so that vectorized code can encode and decode them.
@@ -58,7 +58,7 @@ Rows = NDArray[np.float32]
 
 
 def payload_bounds(row_bytes: int, *, with_ids: bool, with_rows: bool) -> tuple[int, int]:
-    """Return the smallest and the largest size in bytes of a non-empty payload."""
+    """Return the minimum and the maximum size of a non-empty payload in bytes."""
     most, size = most_rows(row_bytes), row_bytes if with_rows else 0
     if not with_ids:
         return size, most * size
@@ -66,7 +66,7 @@ def payload_bounds(row_bytes: int, *, with_ids: bool, with_rows: bool) -> tuple[
 
 
 def most_rows(row_bytes: int) -> int:
-    """Return the largest number of rows that a frame of any kind may carry or request."""
+    """Return the maximum number of rows that any kind of frame may carry or request."""
     return (MOST_ROW_BYTES - _FIRST.size) // (_ID_BYTES + row_bytes)
 
 
@@ -129,18 +129,18 @@ def pack_rows(rows: Rows) -> memoryview:
 
 
 def read_rows(payload: memoryview, dimension: int) -> Rows:
-    """Decode rows; the caller must have checked that the payload holds a whole number of them."""
+    """Decode rows; the caller must have checked that the payload's size is a multiple of a row's."""
     rows: Rows = np.frombuffer(payload, dtype="<f4").astype(np.float32, copy=False)
     return rows.reshape(-1, dimension)
 
 
 def pack_row_gradient(ids: Ids, rows: Rows) -> memoryview:
-    """Encode ascending ids and one row for each id."""
+    """Encode sorted ids and one row for each id."""
     return pack_ids(ids, pack_rows(rows))
 
 
 def read_row_gradient(payload: memoryview, dimension: int) -> tuple[Ids, Rows]:
-    """Decode the ids and rows of a row gradient; raise the same errors as `read_ids`."""
+    """Decode the ids and rows of a row gradient; raises the same errors as `read_ids`."""
     row_bytes = 4 * dimension
     ids = read_ids(payload, row_bytes, with_rows=True)
     return ids, read_rows(payload[_FIRST.size : _FIRST.size + ids.size * row_bytes], dimension)

@@ -1,4 +1,4 @@
-"""The jobs of a cluster, as its API server shows them: status, conditions, events, pods and their logs."""
+"""The jobs of a cluster according to its API server: status, conditions, events, pods and logs."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class _Curves:
 
 
 class ClusterJobs:
-    """The jobs of a cluster, to which it connects at the first request.
+    """The jobs of a cluster; connects at the first request.
 
     Parameters
     ----------
@@ -114,7 +114,7 @@ class ClusterJobs:
         return f"{session.server}, {where}", sorted(rows, key=lambda row: row["started"] or "", reverse=True)
 
     async def detail(self, namespace: str, name: str) -> Document:
-        """Return everything about a job except its logs.
+        """Return all data about a job except its logs.
 
         Raises
         ------

@@ -1,4 +1,4 @@
-"""The server of ``fleetjob ui``: it reads, and answers only this machine's user.
+"""The read-only server of ``fleetjob ui``, which answers only this machine's user.
 
 It listens on 127.0.0.1. Another user of the machine can connect there too, so every request needs the token
 that the command prints. A page of another site cannot ask under a name of its own that resolves to 127.0.0.1,
@@ -47,11 +47,11 @@ HEADERS = {
 
 
 class PortError(OperatorError):
-    """The port cannot be used."""
+    """A port cannot be used."""
 
 
 class UiServer:
-    """Serves the page, and the data for it.
+    """Serves the page and its data.
 
     Parameters
     ----------
@@ -80,7 +80,7 @@ class UiServer:
         self._runner = web.AppRunner(application, access_log=None, shutdown_timeout=1.0)
 
     async def start(self, port: int) -> str:
-        """Listen on a port (0 selects a free one); return the address of the page, with the token.
+        """Listen on a port (0 selects a free one); return the page's address, including the token.
 
         Raises
         ------
@@ -111,7 +111,7 @@ class UiServer:
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Refuse requests of others, and add the headers of every answer."""
+        """Refuse other users' requests, and add headers to every answer."""
         given = request.query.get("token") or request.cookies.get(self._cookie, "")
         answer: web.StreamResponse
         if request.host not in (f"{HOST}:{self._port}", f"localhost:{self._port}"):

@@ -1,1 +1,1 @@
-"""The policies, as functions of the observed state, with one module for each policy."""
+"""Policies as functions of the observed state, one module for each."""

@@ -1,4 +1,4 @@
-"""The objects to create now: the Service, the additional objects, and the pods that need not wait.
+"""The objects to create now: the Service, additional objects, and pods that need not wait.
 
 Additional objects (claims, policies, budgets, PodGroups) are created before the pods, and deleted when they
 are no longer needed. If the job or the operator's settings now require a different object, it is deleted and
@@ -74,7 +74,7 @@ def create_actions(context: Context, due: Sequence[Replica]) -> tuple[Action, ..
 
 
 def _pods(context: Context, due: Sequence[Replica]) -> list[CreatePod]:
-    """Return the actions that create the pods of the due replicas."""
+    """Return the actions that create the due replicas' pods."""
     ledger, replicas = context.ledger, context.replicas
     key, is_new = context.key
     peers = Peers(context.job, context.hosts, context.assigned_ports)
@@ -104,7 +104,7 @@ def _pods(context: Context, due: Sequence[Replica]) -> list[CreatePod]:
 
 
 def may_start_trainers(order: StartupOrder, *, gang: bool, servers: int, up: int) -> bool:
-    """Return whether trainers may be created if `up` of the job's servers are ready or have completed.
+    """Return whether trainers may be created, given that `up` servers are ready or have completed.
 
     A gang schedules all pods or none, so all of its pods must exist. A job without parameter servers never
     waits. Only new trainers wait: running ones are not affected when a server is not ready.
@@ -128,6 +128,6 @@ def ensure(extras: Iterable[Extra], observed: Observed) -> tuple[EnsureObject | 
 
 
 def remove(wanted: Iterable[Extra], observed: Observed) -> tuple[DeleteObject, ...]:
-    """Return the actions that delete unneeded objects. Claims are kept, because they hold data."""
+    """Return the actions that delete unneeded objects, except claims, which contain data."""
     kept = {ObjectRef.of(extra.manifest) for extra in wanted}
     return tuple(DeleteObject(ref) for ref in sorted(observed.objects.keys() - kept) if ref.kind != _KEPT)

@@ -51,7 +51,7 @@ def deletions(
 
 
 def _deletion(context: Context, pod: ObservedPod) -> DeletePod:
-    """Return the action that deletes a pod: in any state if its attempt is outdated, else only if unchanged.
+    """Return the action that deletes a pod: in any state if its attempt is outdated, else if unchanged.
 
     A changed pod may have ended meanwhile, and its end must be observed first.
     """
@@ -96,7 +96,7 @@ def stuck_pods(pods: Iterable[ObservedPod], now: datetime) -> list[str]:
 
 
 def how_to_force(pods: Iterable[ObservedPod], namespace: str, now: datetime) -> str | None:
-    """Return advice on how to delete stuck pods, or None if there are none."""
+    """Return advice on deleting stuck pods, or None if there are none."""
     stuck = stuck_pods(pods, now)
     if not stuck:
         return None

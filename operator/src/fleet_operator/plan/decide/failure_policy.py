@@ -1,4 +1,4 @@
-"""failurePolicy: the reaction to failures that are observed together, and the pause before a restart.
+"""failurePolicy: the reaction to failures observed together, and the pause before a restart.
 
 The first rule of failurePolicy.rules that matches a failure decides about it. The pause before a restart is a
 second after a disruption or a first failure, and a minute after many failures. It grows with consecutive
@@ -49,7 +49,7 @@ _SAME = {RuleAction(each): each for each in FailureAction}
 
 
 class FailReason(StrEnum):
-    """The reason why a job failed."""
+    """The reason for which a job failed."""
 
     BACKOFF_LIMIT_EXCEEDED = "BackoffLimitExceeded"
     BAD_CONFIGURATION = "BadConfiguration"
@@ -63,7 +63,7 @@ class FailReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class FailJob:
-    """The verdict that the job fails."""
+    """The verdict that the job has failed."""
 
     counted: int  # how many failures count against the limit: one or none
     cause: Failure
@@ -175,7 +175,7 @@ def judge(
 
 
 def _answer(action: FailureAction, rules: Sequence[FailureRule], failure: Failure) -> Answer:
-    """Return the reaction to one failure, determined by a rule, by its kind, or by the policy."""
+    """Return the reaction to a failure, determined by a rule, by its kind or by the policy."""
     rule = first_match(rules, failure)
     counts = failure.counts
     if rule is not None:
@@ -193,7 +193,7 @@ def _answer(action: FailureAction, rules: Sequence[FailureRule], failure: Failur
 
 
 def _failed(answer: Answer, counted: int, own: tuple[Replica, ...]) -> FailJob:
-    """Return the verdict that the job fails, with the reason why it is not restarted instead."""
+    """Return the verdict that the job has failed, and why it is not restarted."""
     failure = answer.failure
     reason = _HOPELESS.get(failure.kind, FailReason.REPLICA_FAILED)
     if answer.rule is not None:
@@ -236,7 +236,7 @@ def _matches(rule: FailureRule, failure: Failure) -> bool:
 
 
 def _occurs(pattern: str, message: str) -> bool:
-    """Return whether a line contains, in order, the parts into which asterisks divide a pattern.
+    """Return whether a line contains, in order, the parts of a pattern between its asterisks.
 
     This takes linear time. A regular expression from a manifest could stop the operator for all jobs.
     """
@@ -261,7 +261,7 @@ def is_counted_disruption(rules: Sequence[FailureRule], failure: Failure) -> boo
 
 
 def bounded(verdict: Verdict, *, disruptions: int, limit: int | None) -> Verdict:
-    """Return the verdict after a disruption: the job fails if it has had more disruptions than the limit."""
+    """Return the verdict on a disruption: the job fails if it has had more disruptions than allowed."""
     if limit is None or disruptions <= limit or isinstance(verdict, FailJob):
         return verdict
     sentence = (
@@ -282,7 +282,7 @@ def backoff(failures: int) -> timedelta:
 
 
 def next_pause(failures: int, *, fails: bool, ran: timedelta | None) -> tuple[int, timedelta]:
-    """Return the number of consecutive failures including a pod's end, and the pause before the next start.
+    """Return the number of consecutive failures, including a pod's end, and the pause before the next start.
 
     Parameters
     ----------

@@ -104,7 +104,7 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """The failure of a replica, whose pod needs to be replaced."""
+    """The failure of a replica, whose pod must be replaced."""
 
     replica: Replica
     kind: Kind
@@ -116,17 +116,17 @@ class Failure:
 
     @property
     def counts(self) -> bool:
-        """Whether the failure counts against the restart limit."""
+        """True if the failure counts against the restart limit."""
         return self.kind not in (Kind.DISRUPTION, Kind.STARTING) and not self.follows
 
     @property
     def exit_code(self) -> int | None:
-        """The exit code of the main container, if that container ended."""
+        """The exit code of the main container, if it ended."""
         return self.record.exit_code if self.by_main else None
 
     @property
     def prolongs_pause(self) -> bool:
-        """Whether the failure prolongs the pause before the next start.
+        """True if the failure prolongs the pause before the next start.
 
         A pod that its node refuses would otherwise be created and refused repeatedly.
         """
@@ -135,24 +135,24 @@ class Failure:
 
     @property
     def unadmitted(self) -> bool:
-        """Whether a node did not admit the pod, for example for lack of a device."""
+        """True if a node did not admit the pod, for example for lack of a device."""
         return UNADMITTED in self.reasons
 
     @property
     def by_peer(self) -> bool:
-        """Whether the replica ended because a peer had failed or was silent."""
+        """True if the replica ended because a peer had failed or was silent."""
         return self.exit_code in (EXIT_STATE_LOST, EXIT_PEER_LOST)
 
     @property
     def event(self) -> str:
-        """The reason of the event about the failure."""
+        """The reason of the failure's event."""
         if VANISHED in self.reasons:
             return VANISHED
         return "ReplicaDisrupted" if self.kind is Kind.DISRUPTION else "ReplicaFailed"
 
 
 def find_failures(context: Context) -> tuple[Failure, ...]:
-    """Return the failures of the replicas' current pods, in the order of the replicas.
+    """Return the failures of the replicas' current pods in replica order.
 
     A pod on a silent node counts as lost immediately if its peers treat it as lost. Otherwise, they would
     wait for the pod again.
@@ -240,7 +240,7 @@ def _find_failure(context: Context, replica: Replica) -> Failure | None:
 
 
 def _gone(context: Context, replica: Replica) -> Failure:
-    """Return the failure of a replica whose pod was deleted, or has vanished without an observed end."""
+    """Return the failure of a replica whose pod was deleted or vanished without an observed end."""
     name = context.replicas.name_of(replica)
     reason, sentence, reasons = "Deleted", f"{name} was deleted", {"Deleted"}
     if replica not in context.replicas.departed:
@@ -257,7 +257,7 @@ def _lost(context: Context, replica: Replica, pod: ObservedPod) -> Failure:
 
 
 def _follows(context: Context, failure: Failure, disturbed: frozenset[Replica]) -> bool:
-    """Return whether a failure follows from another failure that is a disruption or was already counted.
+    """Return whether a failure was caused by another that is a disruption or has been counted.
 
     A trainer that outlives its server ends with exit code 90 once it connects to the next one. A replica ends
     with 91 if its peer is evicted, or is on a silent node. In a collective job, all replicas end with the
@@ -275,7 +275,7 @@ def _follows(context: Context, failure: Failure, disturbed: frozenset[Replica]) 
 
 
 def _disturbed(context: Context) -> frozenset[Replica]:
-    """Return the replicas that were or are being evicted or deleted, or are on a silent node."""
+    """Return the replicas that were or are being evicted or deleted, or whose node is silent."""
     pods = context.replicas.present.items()
     disturbed = {each for each, pod in pods if pod.disruption or pod.deleted_at or is_on_silent_node(pod)}
     vanished = (each for each in context.replicas.wanted if context.replicas.has_vanished(each))
@@ -283,7 +283,7 @@ def _disturbed(context: Context) -> frozenset[Replica]:
 
 
 def _is_of_the_last_incident(context: Context, failure: Failure) -> bool:
-    """Return whether a replica that lost a peer was running at the previous failure, and ended soon after.
+    """Return whether a replica that lost a peer was running at the previous failure and ended soon after.
 
     The replicas whose own failures belong to the incident are in the ledger, and are left out here.
     """
@@ -317,7 +317,7 @@ def _outlived_a_server(context: Context, trainer: Replica) -> bool:
 
 
 def _kind(pod: ObservedPod, main: str, *, refused_again: bool) -> Kind:
-    """Return the kind of a failure; only exit codes of the main container have a defined meaning."""
+    """Return the kind of a failure; only the main container's exit codes have a defined meaning."""
     if _is_disrupted(pod, refused_again=refused_again):
         return Kind.DISRUPTION
     if pod.reason == EVICTED or pod.container not in (None, main):
@@ -328,7 +328,7 @@ def _kind(pod: ObservedPod, main: str, *, refused_again: bool) -> Kind:
 
 
 def _is_disrupted(pod: ObservedPod, *, refused_again: bool) -> bool:
-    """Return whether a pod was terminated from outside; only then is an end by SIGTERM not a failure.
+    """Return whether a pod was terminated from outside; otherwise an end by SIGTERM is a failure.
 
     A node that cannot provide a device may just have lost it, so its first refusal is a disruption. If the
     same replica is refused again, further pods will be refused, too.
@@ -337,7 +337,7 @@ def _is_disrupted(pod: ObservedPod, *, refused_again: bool) -> bool:
 
 
 def is_deactivated(context: Context) -> bool:
-    """Return whether somebody deactivated the job's Workload (``active: false``), so that Kueue stopped it.
+    """Return whether the job's Workload was deactivated (``active: false``), so that Kueue stopped the job.
 
     Kueue says so in the message of the pods' condition TerminationTarget. Where no pod is left to say it, the
     Workload does, as long as it exists.
@@ -351,7 +351,7 @@ def is_deactivated(context: Context) -> bool:
 
 
 def _ended_before_work(pod: ObservedPod) -> bool:
-    """Return whether a replica ended before it had joined its job.
+    """Return whether a replica ended before it joined its job.
 
     The termination message reports it. Without a runtime, a script that ends within a minute counts as not
     joined: argparse and shells exit with this code after wrong arguments, but other programs may use it for
@@ -366,7 +366,7 @@ def _ended_before_work(pod: ObservedPod) -> bool:
 
 
 def _gave_up_starting(context: Context, replica: Replica, pod: ObservedPod) -> bool:
-    """Return whether a replica that found no peer can only have been waiting for peers that never ran."""
+    """Return whether a replica that found no peers must have been waiting for peers that never ran."""
     began = not_running_since(context.job.status)
     patience = timedelta(seconds=context.job.start_deadline_seconds)
     if pod.exit_code != EXIT_PEER_LOST or began is None or context.now >= began + patience:
@@ -390,7 +390,7 @@ def _is_permanent(context: Context, replica: Replica, pod: ObservedPod) -> bool:
 
 
 def _is_repeated_here(context: Context, replica: Replica, pod: ObservedPod) -> bool:
-    """Return whether a replica on one machine failed before any step, with the same error as an earlier one.
+    """Return whether a local replica failed before its first step with the same error as before.
 
     Without a runtime that counts steps, a run of up to a minute counts as a run without steps.
     """
@@ -407,7 +407,7 @@ def _is_repeated_here(context: Context, replica: Replica, pod: ObservedPod) -> b
 
 
 def _ended_by_node(pod: ObservedPod) -> bool:
-    """Return whether a node ended the pod, or refused it (OutOfcpu, for example)."""
+    """Return whether a node ended or rejected the pod (for example with OutOfcpu)."""
     reason = pod.reason or ""
     return reason in _DISRUPTIVE or (pod.exit_code is None and reason.startswith(_OUT_OF))
 

@@ -32,7 +32,7 @@ EXIT_PATIENCE = timedelta(seconds=30)
 
 
 def is_satisfied(policy: SuccessPolicyType, *, replicas: int, succeeded: Collection[int]) -> bool:
-    """Return whether the trainers with the given indexes suffice for success. Servers do not count."""
+    """Return whether success of the trainers with the given indexes suffices. Servers do not count."""
     return {
         SuccessPolicyType.ALL: len(succeeded) == replicas,
         SuccessPolicyType.ANY: len(succeeded) > 0,
@@ -48,7 +48,7 @@ def success_sentence(
     late: Collection[int] = (),
     non_finite: Collection[int] = (),
 ) -> str:
-    """Return a sentence that explains why the job has succeeded, with remarks.
+    """Return a sentence that explains why the job succeeded, with remarks.
 
     Parameters
     ----------
@@ -83,7 +83,7 @@ def _success_sentence(policy: SuccessPolicyType, *, replicas: int, succeeded: Co
 
 
 def deadline(start: datetime | None, seconds: int | None) -> datetime | None:
-    """Return the time by which the job must have finished, or None without a deadline.
+    """Return the time by which the job must finish, or None if there is no deadline.
 
     The time includes restarts and waiting, but not the time in Kueue's queue. It starts over when a suspended
     job is resumed.
@@ -92,7 +92,7 @@ def deadline(start: datetime | None, seconds: int | None) -> datetime | None:
 
 
 def not_running_since(status: FleetJobStatus) -> datetime | None:
-    """Return when a job last ceased to run all replicas, ignoring pauses; None as for `pending_since`."""
+    """Return when a job last stopped running all replicas, ignoring pauses; None as for `pending_since`."""
     running, resumed = status.condition(ConditionType.RUNNING), status.condition(ConditionType.SUSPENDED)
     if running is None or running.status is not ConditionStatus.FALSE:
         return None
@@ -102,7 +102,7 @@ def not_running_since(status: FleetJobStatus) -> datetime | None:
 
 
 def pending_since(status: FleetJobStatus) -> datetime | None:
-    """Return when a job began to wait for replicas to run, or None if it is not known to be waiting.
+    """Return when a job began to wait for replicas to run, or None if it is not waiting.
 
     For a resumed job, the time starts when it is resumed. After a restart, it starts at the end of the pause,
     because the pods have to be scheduled again. The time in Kueue's queue does not count.
@@ -125,7 +125,7 @@ def pending_since(status: FleetJobStatus) -> datetime | None:
 
 
 def pending_deadline(since: datetime | None, seconds: int | None) -> datetime | None:
-    """Return the time by which all replicas must be running, or None without a deadline."""
+    """Return the time by which all replicas must be running, or None if there is no deadline."""
     return None if since is None or seconds is None else since + timedelta(seconds=seconds)
 
 

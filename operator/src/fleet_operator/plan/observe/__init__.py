@@ -1,1 +1,1 @@
-"""The inputs of decisions: observed pods, their messages, and the memory in the status."""
+"""The inputs of decisions: observed pods, their messages, and the history in the status."""

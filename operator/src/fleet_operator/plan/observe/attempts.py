@@ -1,4 +1,4 @@
-"""The ledger: a job's history, read from its status and written back to it.
+"""The ledger: a job's history, which is read from its status and written back.
 
 Counters only grow. A replica's attempt consists of two of them, so that pods of earlier attempts, and frames
 that such a pod may still send, are always recognized as outdated:
@@ -109,7 +109,7 @@ class Ledger:
         )
 
     def stored(self, before: StoredLedger) -> StoredLedger:
-        """Return the ledger for the next status, with the unknown fields of the last one.
+        """Return the ledger for the next status, including unknown fields of the previous one.
 
         The counters and the completions are in the status itself.
         """
@@ -142,12 +142,12 @@ class Ledger:
 
     @property
     def has_begun(self) -> bool:
-        """Whether any replica of the current life of the job has been observed."""
+        """True if any replica in the job's current life has been observed."""
         return any(own.created or own.completed for own in self.roles.values())
 
     @property
     def training(self) -> int:
-        """The life in which the current training run began; restarts after unobserved ends continue it."""
+        """The life in which the training run began; restarts after unobserved ends continue the run."""
         return self.job_restarts - min(self.unseen_restarts, self.job_restarts)
 
     def attempt(self, replica: Replica) -> Attempt:
@@ -156,11 +156,11 @@ class Ledger:
         return Attempt(self.job_restarts, restarts.count if restarts else 0)
 
     def has_completed(self, replica: Replica) -> bool:
-        """Return whether a replica has completed in the current life of the job."""
+        """Return whether a replica has completed in the job's current life."""
         return replica.index in self.roles[replica.role].completed
 
     def is_replaced(self, replica: Replica) -> bool:
-        """Return whether a replica was restarted in the current life of the job.
+        """Return whether a replica was restarted in the job's current life.
 
         Only restarts in this life have a `not_before`.
         """
@@ -168,7 +168,7 @@ class Ledger:
         return restarts is not None and restarts.not_before is not None
 
     def may_have_ended(self, replica: Replica) -> bool:
-        """Return whether a replica may have completed, because its previous pod's end was not observed."""
+        """Return whether a replica may have completed because its previous pod's end was not observed."""
         restarts = self.roles[replica.role].restarts.get(replica.index)
         if restarts is not None and restarts.not_before is not None:
             return bool(restarts.unseen)
@@ -189,13 +189,13 @@ class Ledger:
         return frozenset(Replica(role, index) for role, own in self.roles.items() for index in own.failed)
 
     def not_before_of(self, replica: Replica) -> datetime | None:
-        """Return when a replica's next pod may be created, if it is delayed."""
+        """Return the earliest time for creating a replica's next pod, if it is delayed."""
         restarts = self.roles[replica.role].restarts.get(replica.index)
         own = restarts.not_before if restarts else None
         return max((each for each in (own, self.not_before) if each is not None), default=None)
 
     def with_attempts(self, seen: Iterable[tuple[Replica, Attempt]]) -> Self:
-        """Return the ledger with counts no lower than those of existing pods.
+        """Return the ledger with counts no lower than those of the existing pods.
 
         A status that is older than its pods was reset by hand or from a backup. If it were followed, running
         pods would be replaced by older attempts, which their peers refuse. Its completions in an older life
@@ -216,12 +216,12 @@ class Ledger:
         return replace(begun, roles=roles)
 
     def with_ports(self, ports: Mapping[Role, PortBlocks | None]) -> Self:
-        """Return the ledger with the ports of the replicas of each role."""
+        """Return the ledger with the ports of each role's replicas."""
         roles = {role: replace(own, ports=ports.get(role)) for role, own in self.roles.items()}
         return replace(self, roles=roles)
 
     def with_seen(self, role: Role, created: frozenset[int], completed: frozenset[int]) -> Self:
-        """Return the ledger with further replicas of a role recorded as created or completed."""
+        """Return the ledger with more of a role's replicas recorded as created or completed."""
         own = self.roles[role]
         if own.created >= created and own.completed >= completed:
             return self
@@ -259,7 +259,7 @@ class Ledger:
         return replace(self, restarts=self.restarts + 1, roles={**self.roles, role: own})
 
     def without_surplus(self, role: Role, wanted: int) -> Self:
-        """Return the ledger without the replicas of a role from index `wanted` on. This is not a restart.
+        """Return the ledger without a role's replicas from index `wanted` on. This is not a restart.
 
         If such a replica is needed again, its next pod has a later attempt.
         """
@@ -307,7 +307,7 @@ class Ledger:
         )
 
     def with_refused(self, refused: Iterable[Replica], ran: Iterable[Replica]) -> Self:
-        """Return the ledger with more replicas that a node did not admit, without those that have run."""
+        """Return the ledger with more replicas that nodes have not admitted, except those that have run."""
         refused, ran = frozenset(refused), frozenset(ran)
         roles = {}
         for role, own in self.roles.items():
@@ -317,7 +317,7 @@ class Ledger:
         return replace(self, roles=roles)
 
     def with_disruption(self, now: datetime) -> Self:
-        """Return the ledger with one more disruption, unless one was counted within the last minute."""
+        """Return the ledger with one more disruption, unless one was counted less than a minute ago."""
         if self.disrupted is not None and abs(stamp(now) - self.disrupted) <= INCIDENT:
             return self
         return replace(self, disruptions=self.disruptions + 1, disrupted=stamp(now))

@@ -1,4 +1,4 @@
-"""The progress of a job: trainer 0's report, in the form that the status stores.
+"""The progress of a job: trainer 0's report in the form stored in the status.
 
 A running replica reports its progress as JSON at ``/progress``. A replica that has succeeded reports it in
 its termination message, so that the final progress arrives with the end.
@@ -67,7 +67,7 @@ class Progress:
     waits_for: str | None = None  # what the replica is waiting for before it trains or serves
 
     def after(self, earlier: Progress | None) -> Progress:
-        """Return this report, with its curve extended by points from an earlier report of the same pod."""
+        """Return this report, with points from an earlier report of the same pod added to its curve."""
         if earlier is None:
             return self
         history = dict(sorted((dict(earlier.history) | dict(self.history)).items()))
@@ -76,7 +76,7 @@ class Progress:
 
 
 def parse_progress(text: str) -> Progress | None:
-    """Parse a progress report; return None if `text` is not one. Unknown and invalid values are dropped."""
+    """Parse a progress report, dropping unknown and invalid values; return None if it is not a report."""
     try:
         document = json.loads(text)
     except (ValueError, RecursionError):  # the pod runs user code, which may send anything
@@ -103,7 +103,7 @@ def parse_progress(text: str) -> Progress | None:
 def job_progress(
     progress: Progress, *, steps_per_second: float | None = None, moment: datetime | None = None
 ) -> JobProgress | None:
-    """Return a replica's progress in the form that the status stores, or None before the first step.
+    """Return a replica's progress in the form stored in the status, or None before the first step.
 
     Parameters
     ----------
@@ -133,7 +133,7 @@ def job_progress(
 
 
 def progress_of(context: Context, state: JobState) -> JobProgress | None:
-    """Return the job's progress, from trainer 0's termination message or else from its latest report.
+    """Return the job's progress, from trainer 0's termination message or else its latest report.
 
     A restarted job starts without progress. A finished job has no estimate.
     """
@@ -179,7 +179,7 @@ def _counted(counters: Any, name: str) -> int:
 
 
 def _words(text: Any) -> str | None:
-    """Return the text shortened and without control characters, so that it is safe to display."""
+    """Return the text shortened and without control characters, safe to display."""
     if not isinstance(text, str):
         return None
     return "".join(each if each.isprintable() else "?" for each in text[:MAX_WORDS])
@@ -217,7 +217,7 @@ def _history(points: Any) -> dict[int, float]:
 
 
 def trainers_with_non_finite(pods: Iterable[ObservedPod]) -> list[int]:
-    """Return the indexes of the trainers whose termination messages report NaN or infinity in the weights.
+    """Return the indexes of trainers whose termination messages report NaN or infinity in weights.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""The replicas of a job in its current life, their pods, and the replicas that find no peers.
+"""The replicas in a job's current life, their pods, and replicas that find no peers.
 
 Servers wait for every trainer that has joined them, and then succeed. A trainer that starts later finds no
 peer. An elastic job no longer needs such a trainer, and any other job restarts all replicas.
@@ -28,7 +28,7 @@ __all__ = ["Replicas", "find_nobody", "late_trainers"]
 
 @dataclass(frozen=True)
 class Replicas:
-    """The needed replicas of a job, and their pods."""
+    """The needed replicas of a job and their pods."""
 
     job: FleetJob
     ledger: Ledger
@@ -36,7 +36,7 @@ class Replicas:
 
     @cached_property
     def wanted(self) -> tuple[Replica, ...]:
-        """All needed replicas, in the order of their creation."""
+        """All needed replicas in order of creation."""
         return tuple(each for each in self._pods if each not in self.late) if self.late else tuple(self._pods)
 
     @cached_property
@@ -47,7 +47,7 @@ class Replicas:
 
     @cached_property
     def departed(self) -> dict[Replica, ObservedPod]:
-        """The last known states of deleted pods of the replicas' current attempts."""
+        """The final known states of deleted pods of the replicas' current attempts."""
         if not self.observed.departed:
             return {}
         found = {(pod.name, pod.attempt): pod for pod in self.observed.departed}
@@ -68,18 +68,18 @@ class Replicas:
 
     @cached_property
     def late(self) -> frozenset[Replica]:
-        """The trainers of an elastic job that are no longer needed, because they started too late."""
+        """The trainers of an elastic job that started too late and are no longer needed."""
         return late_trainers(self._pods, self.ledger) if self.job.elastic else frozenset()
 
     @cached_property
     def ended_late(self) -> tuple[ObservedPod, ...]:
-        """The started pods of late trainers, which are kept like the pods of other trainers."""
+        """The started pods of late trainers, which are kept like those of other trainers."""
         found = (self._pods[each] for each in sorted(self.late))
         return tuple(pod for pod in found if pod is not None and has_started(pod))
 
     @cached_property
     def past(self) -> tuple[ObservedPod, ...]:
-        """The job's own pods that are not needed: pods of older attempts, and pods that will never join."""
+        """The job's unneeded pods: those of older attempts, and those that will never join."""
         kept = {pod.uid for pod in (*self.present.values(), *self.ended_late)}
         return tuple(pod for pod in self.observed.pods if pod.owned and pod.uid not in kept)
 
@@ -91,7 +91,7 @@ class Replicas:
 
     @cached_property
     def finding_nobody(self) -> frozenset[Replica]:
-        """The replicas that have found no peers, or will find none."""
+        """The replicas that have failed, or will fail, to find their peers."""
         seen = {**self.departed, **self.present}
         servers = (each for each in seen if each.role is Role.PSERVER and self.ledger.has_completed(each))
         pods = {each: self.present.get(each) for each in self.wanted}
@@ -99,7 +99,7 @@ class Replicas:
 
     @cached_property
     def stranded(self) -> tuple[Replica, ...]:
-        """The restarted trainers that find no servers, because the servers have succeeded.
+        """The restarted trainers that find no servers because the servers have succeeded.
 
         Because servers wait for every trainer, each of these had reported its completion before it failed.
         """
@@ -116,14 +116,14 @@ class Replicas:
 
     @cached_property
     def unbegun(self) -> tuple[Replica, ...]:
-        """The replicas that have not run in the current life of the job, except those whose pods vanished."""
+        """The replicas that have not run in the job's current life, except those whose pods vanished."""
         rest = (
             each for each in self.wanted if not self.has_started(each) and not self.ledger.is_replaced(each)
         )
         return tuple(each for each in rest if not self.has_vanished(each))
 
     def has_vanished(self, replica: Replica) -> bool:
-        """Return whether an incomplete replica's pod was observed, and is now gone."""
+        """Return whether an incomplete replica's pod was observed and is now gone."""
         seen = replica.index in self.ledger.roles[replica.role].created
         return seen and replica not in self.present and not self.ledger.has_completed(replica)
 
@@ -138,7 +138,7 @@ class Replicas:
         return pod is not None and (is_up(pod) or pod.started_at is not None or pod.exit_code is not None)
 
     def time_run(self, replica: Replica, now: datetime) -> timedelta | None:
-        """Return for how long the main container of a replica's pod has run, if known."""
+        """Return how long the main container of a replica's pod has run, if known."""
         pod = self.present.get(replica) or self.departed.get(replica)
         if pod is None or pod.started_at is None:
             return None
@@ -157,14 +157,14 @@ class Replicas:
 
 @lru_cache(maxsize=8)
 def _names_of(job: str, roles: tuple[tuple[Role, int], ...]) -> Mapping[Replica, str]:
-    """Return the names of a job's pods. Cached, because a pass needs all of them repeatedly."""
+    """Return the names of a job's pods. Cached, because a pass needs them repeatedly."""
     return {
         Replica(role, index): pod_name(job, role, index) for role, number in roles for index in range(number)
     }
 
 
 def late_trainers(pods: Mapping[Replica, ObservedPod | None], ledger: Ledger) -> frozenset[Replica]:
-    """Return the trainers of an elastic job that did not join before the other trainers completed.
+    """Return the trainers of an elastic job that had not joined when the others completed.
 
     Trainer 0 must have completed. A running trainer that finds no servers exits with code 91, which counts as
     late once the servers have succeeded or have no trainer left. A trainer that has not started when the
@@ -192,7 +192,7 @@ def late_trainers(pods: Mapping[Replica, ObservedPod | None], ledger: Ledger) ->
 
 
 def _failed_when_done(trainer: Replica, servers: list[ObservedPod], ledger: Ledger) -> bool:
-    """Return whether a trainer failed so soon before the servers succeeded that it must have completed.
+    """Return whether a trainer failed so shortly before the servers succeeded that it must have completed.
 
     The servers had no time to treat the trainer as lost: they ended before its next pod could be created, and
     that pause is shorter than their deadline.
@@ -207,7 +207,7 @@ def _failed_when_done(trainer: Replica, servers: list[ObservedPod], ledger: Ledg
 def find_nobody(
     pods: Mapping[Replica, ObservedPod | None], servers: Iterable[ObservedPod]
 ) -> frozenset[Replica]:
-    """Return the replicas that have found no peers, or will find none.
+    """Return the replicas that have failed, or will fail, to find their peers.
 
     Such a replica has not started, or its peers ended before it joined them. A server that succeeded reports
     the restart count of each trainer that it knew. A later attempt of that trainer has not joined the server,
@@ -225,7 +225,7 @@ def find_nobody(
 
 
 def _finds_nobody(replica: Replica, pod: ObservedPod | None, known: Iterable[Mapping[int, int]]) -> bool:
-    """Return whether a replica finds no peers; `known` has the trainers' restart counts of each server."""
+    """Return whether a replica finds no peers; `known` has the trainers' restarts as known to each server."""
     if pod is None or not has_started(pod):
         return True
     if pod.exit_code is not None or replica.role is Role.PSERVER:

@@ -1,4 +1,4 @@
-"""Parses the final message of a pod: its termination message or the end of its log.
+"""Parses the final message of a pod: its termination message, or the end of its log.
 
 ``fleet`` writes the message, but any other program in a pod may write one, so invalid messages are ignored. A
 replica that succeeded leaves a line of JSON. Its ``completedTrainers``, such as ``0-2,4``, are the trainers
@@ -132,7 +132,7 @@ _UNNAMED_FILE = re.compile(r"\(<\w+>, line \d+\)")
 
 
 def exceptions(lines: Sequence[str]) -> Iterator[tuple[int, str, str]]:
-    """Yield the line number of each exception, the prefix of its rank, and the exception."""
+    """Yield each exception with its line number and its rank prefix."""
     indents: dict[str, int] = {}  # the indentation of each rank's current traceback
     headless, above = True, ""
     for number, line in enumerate(lines):
@@ -160,13 +160,13 @@ def last_exception(lines: Sequence[str]) -> str:
 
 
 def last_place(lines: Sequence[str]) -> str:
-    """Return where the exception of the last traceback was raised, as ``file:line``, if known."""
+    """Return where the last traceback's exception was raised, as ``file:line``, if known."""
     frames = (match for line in last_traceback(lines) if (match := _FRAME.fullmatch(line)) is not None)
     return next((f"{frame[1]}:{frame[2]}" for frame in reversed(list(frames))), "")
 
 
 def last_traceback(lines: Sequence[str]) -> list[str]:
-    """Return the available lines of the last traceback, without their rank prefixes."""
+    """Return the available lines of the last traceback without rank prefixes."""
     number, prefix, _ = max(exceptions(lines), default=(-1, "", ""))
     found: list[str] = []
     for line in reversed(lines[: number + 1]):
@@ -179,7 +179,7 @@ def last_traceback(lines: Sequence[str]) -> list[str]:
 
 
 def without_rank(text: str) -> str:
-    """Return the lines without their rank prefixes."""
+    """Return the lines without rank prefixes."""
     return "\n".join(_split(line)[1] for line in text.splitlines())
 
 
@@ -193,7 +193,7 @@ def _indent(text: str) -> int:
 
 
 def find_root_cause(message: str) -> str:
-    """Return a sentence about the first failure under torchrun; empty if torchrun did not write the log."""
+    """Return a sentence about the first failure under torchrun; empty if the log is not torchrun's."""
     lines = message.rstrip().splitlines()
     if not lines or not _RULE.fullmatch(lines[-1]):
         return ""
@@ -253,7 +253,7 @@ class LastWords:
 
 
 def parse_words(message: str | None) -> LastWords:
-    """Parse a termination message; an invalid one is ignored."""
+    """Parse a termination message; ignore an invalid one."""
     text = (message or "").strip()
     if (failed := _FAILED.match(text)) is not None:
         has_joined = failed["not"] is None
@@ -285,7 +285,7 @@ def _parse_restarts(after: object) -> dict[int, int]:
 
 
 def last_sentence(message: str | None, *, with_place: bool = False) -> str:
-    """Return a readable form of the error in a message; empty if there is none.
+    """Return a readable form of the error in a message, or an empty string if there is none.
 
     This is the exception of the last traceback or the error in torchrun's summary, or else the last line.
 
@@ -310,7 +310,7 @@ def last_sentence(message: str | None, *, with_place: bool = False) -> str:
 
 
 def permanent_error(exit_code: int | None, reason: str | None, message: str | None) -> str | None:
-    """Return the permanent error of a replica, or None if a retry may succeed.
+    """Return a replica's permanent error, or None if a retry may succeed.
 
     Parameters
     ----------
@@ -341,7 +341,7 @@ def is_repeated(error: str, exit_code: int | None, before: LastFailure | None) -
 
 
 def raised_at(message: str | None) -> str | None:
-    """Return the kind of an uncaught exception and its place, as ``ValueError at train.py:12``.
+    """Return the type and location of an uncaught exception, as ``ValueError at train.py:12``.
 
     None without an exception or a place, and for connection errors, because a retry may reach the peer.
     """
@@ -354,7 +354,7 @@ def raised_at(message: str | None) -> str | None:
 
 
 def _is_of_data(error: str, text: str) -> bool:
-    """Return whether a syntax error is in data that the script parsed (eval, ast.literal_eval)."""
+    """Return whether a syntax error is in data that the script parsed (with eval or ast.literal_eval)."""
     if not error.startswith("SyntaxError"):
         return False
     text = without_rank(text)
@@ -364,7 +364,7 @@ def _is_of_data(error: str, text: str) -> bool:
 
 
 def _went_on(error: str, text: str) -> bool:
-    """Return whether the script caught and logged the error, so that more output follows."""
+    """Return whether the script continued after an exception, judged by the output that follows."""
     if find_root_cause(text):
         return False
     log, _, sentence = text.rpartition("\n")

@@ -1,1 +1,1 @@
-"""The report of a decision: the status, the reasons in it, and the events."""
+"""The report of a decision: the status, its reasons, and the events."""

@@ -1,4 +1,4 @@
-"""Adds to a plan its events, how soon its status must be written, and the time of the next pass."""
+"""Adds events, the urgency of the status write and the time of the next pass to a plan."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def tell(
     events: tuple[Event, ...],
     looks: Iterable[datetime | None],
 ) -> Plan:
-    """Return the plan with its events, how urgently to write its status, and the time of the next pass.
+    """Return the plan with its events, the urgency of its status write, and the time of the next pass.
 
     Parameters
     ----------
@@ -94,7 +94,7 @@ def _scaled(context: Context, after: FleetJobStatus) -> tuple[Event, ...]:
 
 
 def news(before: FleetJobStatus, after: FleetJobStatus) -> tuple[Event, ...]:
-    """Return the events for the new conditions in a status."""
+    """Return the events for new conditions in a status."""
     events = []
     for condition in after.conditions:
         old = before.condition(condition.type)
@@ -124,7 +124,7 @@ def noted_sentence(*, before: int, wanted: int) -> str:
 
 
 def joined_sentence(*, before: int, wanted: int) -> str:
-    """Return a sentence about the trainers that join or leave an elastic job."""
+    """Return a sentence about trainers that join or leave an elastic job."""
     changed = range(min(before, wanted), max(before, wanted))
     verb = "join" if wanted > before else "leave"
     who = (
@@ -134,7 +134,7 @@ def joined_sentence(*, before: int, wanted: int) -> str:
 
 
 def too_late_sentence(*, asked: int, had: int) -> str:
-    """Return a sentence about why an elastic job has fewer trainers than desired; empty if it has all."""
+    """Return why an elastic job has fewer trainers than desired, as a sentence; empty if it has all."""
     if asked <= had:
         return ""
     return f"; trainer.replicas is {asked}, but no trainer is added after a trainer has completed"

@@ -1,4 +1,4 @@
-"""The reason why a job is pending, and its message with advice, for ``kubectl describe``.
+"""The reason why a job is pending, and a message with advice, for ``kubectl describe``.
 
 A gang waits for its queue to admit it, or for enough of its pods to be schedulable at once. Schedulers report
 this in the conditions of the pods, and some in the status of the PodGroup. Kueue reports it in a Workload,
@@ -86,7 +86,7 @@ PASSING = frozenset({"ContainerCreating", "PodInitializing"})
 
 
 class PendingReason(NamedTuple):
-    """A reason why a job is pending, with its message."""
+    """A reason why a job is pending, and its message."""
 
     reason: str
     sentence: str
@@ -138,7 +138,7 @@ def why_not_created(context: Context, *, backed_off: Iterable[Replica], gated: b
 
 
 def given_back_sentence(context: Context) -> str:
-    """Return the message of a job that has released its pods because a quota does not admit all of them."""
+    """Return the message for a job that has released its pods because a quota does not admit all of them."""
     again = context.ledger.quota.not_before if context.ledger.quota is not None else None
     until = f"{again:%H:%M:%S} UTC" if again is not None else "soon"
     because = f": {context.observed.refused}" if context.observed.over_quota else ""
@@ -150,13 +150,13 @@ def given_back_sentence(context: Context) -> str:
 
 
 def _or_forced(context: Context, pods: Iterable[ObservedPod], sentence: str) -> str:
-    """Return `sentence`, followed by advice about stuck pods if there are any."""
+    """Return `sentence`, followed by advice about any stuck pods."""
     command = how_to_force(pods, context.job.metadata.namespace, context.now)
     return "; ".join(filter(None, (sentence, command)))
 
 
 def _waiting_for_servers(context: Context) -> PendingReason:
-    """Return a reason that names the servers that trainers wait for, existing ones first."""
+    """Return a reason that names the servers that trainers wait for; existing servers come first."""
     reason = "WaitingForParameterServers"
     replicas = context.replicas
     slow = [each for each in replicas.wanted if each.role is Role.PSERVER and not replicas.is_ready(each)]
@@ -175,7 +175,7 @@ def _disabled(extra: Extra) -> str:
 
 
 def why_not_running(context: Context, not_created: PendingReason | None) -> PendingReason:
-    """Return the reason why not every replica runs: the first problem of a pod, or why pods are missing."""
+    """Return why some replicas are not running: the first problem of a pod, or why pods are missing."""
     if not_created is not None and not_created.reason != "Creating" and _is_gang_incomplete(context):
         return not_created  # no scheduler places a gang before its pods exist
     if (gang := _why_gang_waits(context)) is not None:
@@ -189,7 +189,7 @@ def why_not_running(context: Context, not_created: PendingReason | None) -> Pend
 
 
 def _is_gang_incomplete(context: Context) -> bool:
-    """Return whether fewer pods of a gang exist than must be scheduled together."""
+    """Return whether fewer of a gang's pods exist than must be scheduled together."""
     there = len(context.replicas.wanted) - len(context.replicas.missing)
     return context.job.gang is not Gang.NONE and there < context.job.min_member
 
@@ -212,7 +212,7 @@ def _why_gang_waits(context: Context) -> PendingReason | None:
 
 
 def why_unended(context: Context, pods: Iterable[ObservedPod]) -> PendingReason | None:
-    """Return a reason that names the stuck pods, which only a person can remove, or None without any."""
+    """Return a reason that names stuck pods, which only a person can remove, or None."""
     pods = tuple(pods)
     stuck = stuck_pods(pods, context.now)
     if not stuck:
@@ -221,7 +221,7 @@ def why_unended(context: Context, pods: Iterable[ObservedPod]) -> PendingReason 
 
 
 def why_in_doubt(context: Context) -> PendingReason | None:
-    """Return the reason why replicas that count as running may not be running, or None.
+    """Return why replicas that count as running may not be running, or None.
 
     Their node is silent, or their pod was deleted and its end is not confirmed yet.
     """
@@ -238,7 +238,7 @@ def why_in_doubt(context: Context) -> PendingReason | None:
 
 
 def trouble(context: Context) -> ObservedPod | None:
-    """Return the first pod with a persistent problem, preferably one that does not depend on other pods."""
+    """Return the first pod with a persistent problem, preferably one that is independent of other pods."""
     with_reasons = [pod for pod in _not_running(context) if pod.reason and pod.reason not in PASSING]
     return next(
         (pod for pod in with_reasons if pod.reason not in WAITS_FOR_OTHERS), next(iter(with_reasons), None)
@@ -246,14 +246,14 @@ def trouble(context: Context) -> ObservedPod | None:
 
 
 def _not_running(context: Context) -> Iterator[ObservedPod]:
-    """Yield the pods that are not running and have not ended."""
+    """Yield the pods that neither are running nor have ended."""
     for pod in context.replicas.present.values():
         if not is_up(pod) and pod.exit_code is None:
             yield pod
 
 
 def _starting(context: Context) -> str:
-    """Return a sentence about pods that are not running yet, but have no known problem."""
+    """Return a sentence about pods that are not running yet but have no known problem."""
     slow = [pod.name for pod in _not_running(context)]
     if not slow:
         return "all pods exist, but not all of them run yet"
@@ -274,7 +274,7 @@ def why_gang_waits(
     queue: str | None = None,
     held_back: str | None = None,
 ) -> tuple[str, str] | None:
-    """Return the reason why pods of a gang have no node, or None if the gang is not the cause.
+    """Return why a gang's pods have no node, or None if the gang is not the cause.
 
     Parameters
     ----------
@@ -302,7 +302,7 @@ def why_gang_waits(
 def _not_admitted(
     name: str, namespace: str, waiting: Sequence[ObservedPod], queue: str | None, said_by_kueue: str | None
 ) -> tuple[str, str] | None:
-    """Return the reason why Kueue holds back a group, if it does; the pods report other problems."""
+    """Return why Kueue holds back a group, if it does; pods report other problems."""
     gated = [pod for pod in waiting if any(gate.startswith(KUEUE) for gate in pod.gates)]
     if not gated:
         return None
@@ -340,11 +340,11 @@ def _not_placed(
 
 
 def advised(reason: str, sentence: str) -> str:
-    """Return the sentence, with advice if its reason requires action."""
+    """Return the sentence, followed by advice if its reason requires action."""
     advice = ADVICE.get(reason)
     return f"{sentence.rstrip('. ')}; {advice}" if advice else sentence
 
 
 def as_reason(word: str | None, otherwise: str) -> str:
-    """Return `word`, from a node or a webhook, if it is a valid condition reason, else `otherwise`."""
+    """Return `word`, from a node or a webhook, if it is a valid condition reason; else `otherwise`."""
     return word if word and _REASON.fullmatch(word) else otherwise

@@ -1,4 +1,4 @@
-"""Builds the status for a decision: the conditions with their reasons and messages, counts and attempts."""
+"""Builds the status of a decision: the conditions with reasons and messages, counts and attempts."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def conditions(
     generation: int,
     now: datetime,
 ) -> tuple[Condition, ...]:
-    """Return the conditions of the next status.
+    """Return the next status's conditions.
 
     Parameters
     ----------
@@ -90,7 +90,7 @@ def build_status(
     start: datetime | None = None,
     completion: datetime | None = None,
 ) -> FleetJobStatus:
-    """Return the job's next status, with the fields that this build does not know.
+    """Return the job's next status, including fields that this build does not know.
 
     Parameters
     ----------
@@ -138,7 +138,7 @@ def build_status(
 
 
 def only_counts_differ(one: FleetJobStatus, other: FleetJobStatus) -> bool:
-    """Return whether two statuses differ only in counts, progress and messages, whose write may wait."""
+    """Return whether two statuses differ only in counts, progress and messages, whose write can wait."""
     return _without_counts(one) == _without_counts(other)
 
 
@@ -160,12 +160,12 @@ def _without_counts(status: FleetJobStatus) -> FleetJobStatus:
 
 
 def _what_stays(role: RoleStatus) -> RoleStatus:
-    """Return the part of a role's status that must be written without delay, such as the completions."""
+    """Return the part of a role's status that must be written immediately, such as completions."""
     return RoleStatus(role=role.role, completed_indexes=role.completed_indexes)
 
 
 def _what_stays_known(ledger: StoredLedger) -> StoredLedger:
-    """Return the part of a ledger that must be written without delay, such as the restarts."""
+    """Return the part of a ledger that must be written immediately, such as restarts."""
     roles = {role: StoredRole(restarts=own.restarts) for role, own in ledger.roles.items() if own.restarts}
     return ledger.model_copy(update={"roles": roles})
 
@@ -186,7 +186,7 @@ def _role_status(context: Context, role: Role) -> RoleStatus:
 
 
 def _up(context: Context, role: Role) -> int:
-    """Return the number of replicas of a role that are running or have completed."""
+    """Return how many of a role's replicas are running or have completed."""
     if role is Role.PSERVER:
         return context.ready_or_completed(role)
     return sum(context.replicas.runs(each) for each in context.replicas.wanted if each.role is role)

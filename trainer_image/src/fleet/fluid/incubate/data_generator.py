@@ -1,4 +1,4 @@
-"""Programs for ``dataset.set_pipe_command``, which convert the lines of a file to the values of samples.
+"""Base classes of ``dataset.set_pipe_command`` programs, which convert lines of a file to samples.
 
 A generator's program reads lines from stdin and writes one line per sample: for each variable the number of
 its values, and the values, all separated by spaces: ``3 1926 8 17 1 0`` has three values of the first
@@ -18,7 +18,7 @@ Sample: TypeAlias = Sequence[tuple[str, Sequence[Any]]]
 
 
 class DataGenerator:
-    """The base of `MultiSlotDataGenerator` and `MultiSlotStringDataGenerator`.
+    """The base class of `MultiSlotDataGenerator` and `MultiSlotStringDataGenerator`.
 
     Notes
     -----
@@ -114,7 +114,7 @@ class MultiSlotStringDataGenerator(DataGenerator):
 
 
 class MultiSlotDataGenerator(DataGenerator):
-    """Samples whose values are integers or floats.
+    """A generator of samples whose values are integers or floats.
 
     Notes
     -----
@@ -136,7 +136,7 @@ class MultiSlotDataGenerator(DataGenerator):
 
 
 def _numbers(name: str, values: Sequence[Any]) -> list[str]:
-    """Return numbers as strings; raise a ConfigurationError if there are none, or any is not a number."""
+    """Return numbers as strings; raise ConfigurationError if the list is empty or contains anything else."""
     if not values:
         raise ConfigurationError(f"{name} has no values; expected one or more: pad it in generate_sample")
     for value in values:

@@ -1,4 +1,4 @@
-"""The part of the package `paddle` itself that scripts use: ``import fleet.fluid.paddle as paddle``.
+"""The part of the `paddle` package that scripts use: ``import fleet.fluid.paddle as paddle``.
 
 A reader is a function without arguments that returns an iterator over samples; `batch` and the decorators in
 `fleet.fluid.paddle.reader` make readers from readers.

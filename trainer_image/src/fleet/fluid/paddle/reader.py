@@ -1,4 +1,4 @@
-"""Decorators of readers: functions that return an iterator over samples.
+"""Decorators for readers, which are functions that return an iterator over samples.
 
 `shuffle` uses Python's module `random`, as in Paddle, so ``random.seed`` makes an order reproducible.
 """
@@ -32,7 +32,7 @@ Reader = Callable[[], Iterator[T]]
 
 
 class ComposeNotAligned(ConfigurationError, ValueError):  # noqa: N818 - Paddle's name
-    """The readers of `compose` have different numbers of samples."""
+    """The readers passed to `compose` have different numbers of samples."""
 
 
 def batch(reader: Reader[T], batch_size: int, drop_last: bool = False) -> Reader[list[T]]:
@@ -92,7 +92,7 @@ def shuffle(reader: Reader[T], buf_size: int) -> Reader[T]:
 
 
 def map_readers(func: Callable[..., T], *readers: Reader[Any]) -> Reader[T]:
-    """Return a reader of a function's values for one sample of each reader.
+    """Return a reader that applies a function to one sample from each reader.
 
     Parameters
     ----------
@@ -123,7 +123,7 @@ def chain(*readers: Reader[T]) -> Reader[T]:
 
 
 def compose(*readers: Reader[Any], check_alignment: bool = True) -> Reader[tuple[Any, ...]]:
-    """Return a reader that joins one sample of each reader into one tuple.
+    """Return a reader that joins one sample from each reader into a tuple.
 
     Parameters
     ----------
@@ -155,7 +155,7 @@ def compose(*readers: Reader[Any], check_alignment: bool = True) -> Reader[tuple
 
 
 def buffered(reader: Reader[T], size: int) -> Reader[T]:
-    """Return a reader whose samples a thread reads ahead.
+    """Return a reader that reads samples ahead in a thread.
 
     Parameters
     ----------
@@ -180,7 +180,7 @@ def buffered(reader: Reader[T], size: int) -> Reader[T]:
 
 
 def firstn(reader: Reader[T], n: int) -> Reader[T]:
-    """Return a reader of the first samples.
+    """Return a reader of the first `n` samples.
 
     Parameters
     ----------
@@ -196,7 +196,7 @@ def firstn(reader: Reader[T], n: int) -> Reader[T]:
 
 
 def cache(reader: Reader[T]) -> Reader[T]:
-    """Read all samples now, and return a reader that repeats them from memory.
+    """Read all samples now; return a reader that replays them from memory.
 
     Parameters
     ----------
@@ -213,7 +213,7 @@ def cache(reader: Reader[T]) -> Reader[T]:
 def xmap_readers(
     mapper: Callable[[Any], T], reader: Reader[Any], process_num: int, buffer_size: int, order: bool = False
 ) -> Reader[T]:
-    """Return a reader of a function's values for each sample, computed by several threads.
+    """Return a reader that applies a function to each sample in several threads.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Replies of the control service, single or streamed, and the conversion of errors.
+"""Single and streamed replies of the control service, and the conversion of errors.
 
 The time limit of a streamed reply applies to each piece, not to the whole reply. gRPC only has a timeout for
 the whole call, and blocks the caller until the next piece arrives. Each stream therefore has a thread that
@@ -59,7 +59,7 @@ def answer(context: grpc.ServicerContext, call: Callable[[], Reply]) -> Reply:
 
 
 def refuse(context: grpc.ServicerContext, error: FleetError) -> NoReturn:
-    """End a call with a status that `error_of` converts back to the error."""
+    """End a call with a status that `error_of` can convert back to the error."""
     code = grpc.StatusCode.ABORTED  # the server failed; the request was valid
     if isinstance(error, PeerLostError):
         code = grpc.StatusCode.OUT_OF_RANGE  # the client would retry UNAVAILABLE
@@ -73,7 +73,7 @@ def refuse(context: grpc.ServicerContext, error: FleetError) -> NoReturn:
 
 
 def error_of(endpoint: str, error: grpc.RpcError) -> FleetError:
-    """Convert a gRPC error from the parameter server at an endpoint to a FleetError."""
+    """Convert a gRPC error of the parameter server at an endpoint to a FleetError."""
     code, details = error.code(), error.details()
     if code in _REFUSALS:
         return ConfigurationError(f"parameter server {endpoint} refused: {details}")
@@ -98,7 +98,7 @@ def error_of(endpoint: str, error: grpc.RpcError) -> FleetError:
 
 
 class Pending(Generic[Reply]):
-    """A reply that may not have arrived yet, so that many servers can be called concurrently.
+    """A reply that may not have arrived yet, which allows concurrent calls to many servers.
 
     Parameters
     ----------
@@ -112,7 +112,7 @@ class Pending(Generic[Reply]):
         self._describe = describe
 
     def arrives_within(self, seconds: float) -> bool:
-        """Wait for the reply; return whether the reply or an error has arrived in time."""
+        """Wait for the reply up to a time limit; return whether the reply or an error has arrived."""
         try:
             self._future.exception(timeout=seconds)
         except grpc.FutureTimeoutError:
@@ -141,17 +141,17 @@ class StreamCall(Protocol[Arriving]):
     """The interface of a streaming gRPC call; gRPC's own type is private."""
 
     def __next__(self) -> Arriving:
-        """Wait for the next message; raise grpc.RpcError if the call fails."""
+        """Wait for the next message; raises grpc.RpcError if the call fails."""
 
     def __iter__(self) -> Iterator[Arriving]:
         """Return self."""
 
     def cancel(self) -> object:
-        """Cancel the call; a waiting thread gets an error."""
+        """Cancel the call; a waiting thread raises an error."""
 
 
 class Stream(Generic[Piece]):
-    """The messages of one call; only `close` ends the call early.
+    """The messages of one call, which only `close` can end early.
 
     Parameters
     ----------
@@ -172,7 +172,7 @@ class Stream(Generic[Piece]):
         self._next: Future[Piece | None] | None = None
 
     def arrives_within(self, seconds: float) -> bool:
-        """Wait for the next message; return whether the message, the end or an error has arrived in time."""
+        """Wait for a message, the end or an error, up to a time limit; return whether one has arrived."""
         if self._next is None:
             self._next = self._waiting.submit(next, self._call, None)
         try:
@@ -182,7 +182,7 @@ class Stream(Generic[Piece]):
         return True
 
     def take(self) -> Piece | None:
-        """Return the message that has arrived; None after the last message.
+        """Return the message that has arrived, or None after the last message.
 
         Raises
         ------
@@ -237,7 +237,7 @@ def pieces_of(
     log: WaitLog | None = None,
     look_seconds: float = _LOOK_SECONDS,
 ) -> Generator[Piece, None, None]:
-    """Yield the messages of a stream, and close it at the end.
+    """Yield the messages of a stream; close the stream at the end.
 
     Parameters
     ----------

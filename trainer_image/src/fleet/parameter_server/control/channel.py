@@ -1,4 +1,4 @@
-"""Channels to a server's control service, with proofs of the job's key and TLS encryption."""
+"""Channels to a server's control service, with TLS and with proofs that the caller has the job's key."""
 
 import contextlib
 import socket
@@ -39,7 +39,7 @@ def open_channel(
     options: Options = (),
     certificates: Certificates | None = None,
 ) -> grpc.Channel:
-    """Open a channel to a parameter server; its calls carry proofs of the job's key if there is one."""
+    """Open a channel to a parameter server; if the job has a key, calls carry a proof of it."""
     options = [*_CHANNEL_OPTIONS, *options]
     if certificates is None:
         channel = grpc.insecure_channel(endpoint, options=options)
@@ -74,7 +74,7 @@ def _configuration(loaded: Loaded) -> grpc.ServerCertificateConfiguration:
 
 
 class ServerStub:
-    """The stub of a server's control service; each call uses the current certificates.
+    """The stub for a server's control service; each call uses the current certificates.
 
     Parameters
     ----------
@@ -117,14 +117,14 @@ class ServerStub:
             return self._stub
 
     def close(self) -> None:
-        """Close the channel, and cancel pending calls."""
+        """Close the channel and cancel pending calls."""
         with self._lock:
             channels, self._channels = self._channels, []
         for channel in channels:
             channel.close()
 
     def _open(self) -> control_pb2_grpc.ParameterServerStub:
-        """Open a channel. The previous one stays open for its pending calls until the next one opens."""
+        """Open a channel; the previous one stays open for its pending calls until the next replacement."""
         if self._certificates is not None:
             self._opened_with = self._certificates.current()
         self._channels.append(open_channel(self._endpoint, self._prover, self._options, self._certificates))
@@ -135,7 +135,7 @@ class ServerStub:
 
 
 def check_encrypts(endpoint: str, certificates: Certificates | None) -> None:
-    """Raise an error if a listening server rejects calls because of TLS, which gRPC does not report.
+    """Raise an error if a listening server rejects calls because of TLS, since gRPC does not report this.
 
     A server that does not listen or does not respond raises no error.
 
@@ -159,7 +159,7 @@ def check_encrypts(endpoint: str, certificates: Certificates | None) -> None:
 
 
 def _why_plain(connected: socket.socket) -> str:
-    """Send a TLS ClientHello, and return an error text if the server's answer shows that it expects TLS."""
+    """Send a TLS ClientHello; return an error message if the server's answer shows that it expects TLS."""
     context, leaving = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), ssl.MemoryBIO()
     context.check_hostname = False
     with contextlib.suppress(ssl.SSLWantReadError):

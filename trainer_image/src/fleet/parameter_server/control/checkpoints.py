@@ -1,4 +1,4 @@
-"""The control calls about checkpoints, on the client and the server, and the encoding of state in messages.
+"""The checkpoint calls of the control service, for client and server, and the encoding of state.
 
 A server's values, or its optimizers' state, travel as a stream of `StatePiece`. The tensors of a block's
 state come first, followed by its entries as JSON, which refers to the tensors by name. An entry that is not a
@@ -36,7 +36,7 @@ Reply = TypeVar("Reply")
 
 
 class CheckpointClient:
-    """A trainer's checkpoint calls to one server. Replies are futures, so that servers can work concurrently.
+    """A trainer's checkpoint calls to one server. Replies are futures, so servers can work concurrently.
 
     Parameters
     ----------
@@ -67,7 +67,7 @@ class CheckpointClient:
         *,
         incremental: bool = False,
     ) -> Pending[control_pb2.SaveReply]:
-        """Ask the server to copy its shard and to start writing the copy.
+        """Ask the server to copy its shard and start writing the copy.
 
         The save includes the `part_bytes` bytes of trainer 0's part that `upload_part` has already sent.
         """
@@ -82,7 +82,7 @@ class CheckpointClient:
         return self._pending(self._stub.now.Save.future(request, timeout=timeout_seconds))
 
     def written(self, save: str, timeout_seconds: float) -> Pending[control_pb2.WrittenReply]:
-        """Ask for the files of a save, once they are durable."""
+        """Ask for the files of a save; the server replies once they are durable."""
         request = control_pb2.WrittenRequest(trainer=self._trainer, save=save)
         return self._pending(self._stub.now.Written.future(request, timeout=timeout_seconds))
 
@@ -96,14 +96,14 @@ class CheckpointClient:
     def numbers(
         self, directory: str, timeout_seconds: float, *, verify: bool = False, remove: Iterable[int] = ()
     ) -> Pending[control_pb2.CheckpointsReply]:
-        """Remove numbered checkpoints; list the remaining and, with `verify`, the complete numbers."""
+        """Remove numbered checkpoints; list the remaining numbers and, with `verify`, the complete ones."""
         request = control_pb2.CheckpointsRequest(
             trainer=self._trainer, directory=directory, verify=verify, remove=remove
         )
         return self._pending(self._stub.now.Checkpoints.future(request, timeout=timeout_seconds))
 
     def load(self, directory: str, timeout_seconds: float, save: str = "") -> Pending[control_pb2.LoadReply]:
-        """Ask the server to load a checkpoint unless training has begun, or to name the one it has loaded."""
+        """Ask the server to load a checkpoint or, if training has begun, to name the one it has loaded."""
         request = control_pb2.LoadRequest(trainer=self._trainer, directory=directory, save=save)
         return self._pending(self._stub.now.Load.future(request, timeout=timeout_seconds))
 
@@ -120,7 +120,7 @@ class CheckpointClient:
         return self._pending(self._stub.now.FoundPart.future(request, timeout=timeout_seconds))
 
     def set_status(self, step: int, part: bytes, timeout_seconds: float) -> Pending[control_pb2.StatusReply]:
-        """Send the status of this trainer's script, which later checkpoints will hold."""
+        """Send the status of this trainer's script, to be included in later checkpoints."""
         request = control_pb2.StatusRequest(trainer=self._trainer, step=step, part=part)
         return self._pending(self._stub.now.Status.future(request, timeout=timeout_seconds))
 
@@ -129,7 +129,7 @@ class CheckpointClient:
 
 
 class CheckpointServicer(control_pb2_grpc.ParameterServerServicer):
-    """The handlers for the calls of `CheckpointClient`, and for values that a script writes.
+    """The handlers for the calls of `CheckpointClient`, and for values that a script sets.
 
     Parameters
     ----------
@@ -219,7 +219,7 @@ def pieces_of_tensor(block: int, name: str, tensor: Tensor) -> Iterator[control_
 
 
 def pieces_of_state(block: int, state: Mapping[str, object]) -> Iterator[control_pb2.StatePiece]:
-    """Return the messages that carry the optimizer state of a block.
+    """Return the messages that carry a block's optimizer state.
 
     Parameters
     ----------
@@ -239,12 +239,12 @@ def pieces_of_state(block: int, state: Mapping[str, object]) -> Iterator[control
 
 
 def join_values(pieces: Iterable[control_pb2.StatePiece]) -> dict[int, Tensor]:
-    """Join the messages of a stream of values; return the value of each block."""
+    """Join the messages of a stream of values; return each block's value."""
     return {piece.block: tensor for piece, tensor in _tensors_in(pieces)}
 
 
 def join_states(pieces: Iterable[control_pb2.StatePiece]) -> dict[int, dict[str, Any]]:
-    """Join the messages of a stream of optimizer states; return the state of each block."""
+    """Join the messages of a stream of optimizer states; return each block's state."""
     states: dict[int, dict[str, Any]] = {}
     tensors: dict[str, Tensor] = {}
     for piece, tensor in _tensors_in(pieces):
@@ -266,7 +266,7 @@ def _pieces_of(block: int, tensors: Mapping[str, Tensor], entries: str) -> Itera
 def _tensors_in(
     pieces: Iterable[control_pb2.StatePiece],
 ) -> Iterator[tuple[control_pb2.StatePiece, Tensor]]:
-    """Yield each tensor with its last message, and an empty tensor with every other message of entries."""
+    """Yield each tensor with its last message; yield an empty tensor with every other message of entries."""
     data = bytearray()
     for piece in pieces:
         data += piece.data

@@ -113,17 +113,17 @@ class ControlClient:
         return Pending(self._stub.now.Completed.future(request, timeout=timeout_seconds), self._describe)
 
     def heartbeat(self, timeout_seconds: float) -> "grpc.Future[control_pb2.HeartbeatReply]":
-        """Send a heartbeat; the reply is a future, so that many servers can be called concurrently."""
+        """Send a heartbeat; the reply is a future, so many servers can be called concurrently."""
         return self._stub.now.Heartbeat.future(
             control_pb2.HeartbeatRequest(trainer=self._trainer), timeout=timeout_seconds
         )
 
     def ask_steps_past(self, timeout_seconds: float) -> Pending[control_pb2.HeartbeatReply]:
-        """Ask, with a heartbeat, how many steps this trainer has run beyond the other trainers' last step."""
+        """Ask, with a heartbeat, how many steps this trainer has run since the other trainers' last step."""
         return Pending(self.heartbeat(timeout_seconds), self._describe)
 
     def stats(self, timeout_seconds: float) -> "Pending[control_pb2.StatsReply]":
-        """Ask for the server's progress and traffic."""
+        """Request the server's progress and traffic statistics."""
         return Pending(
             self._stub.now.Stats.future(control_pb2.StatsRequest(), timeout=timeout_seconds), self._describe
         )
@@ -131,7 +131,7 @@ class ControlClient:
     def barrier(
         self, passed: int, timeout_seconds: float, *, ending: bool = False
     ) -> control_pb2.BarrierReply:
-        """Arrive at the next barrier after `passed` completed ones; call again until this one completes.
+        """Arrive at the barrier after the first `passed` ones; repeat the call until this barrier completes.
 
         With `ending`, the barrier is the end of training, which is passed once every trainer has run its last
         step.
@@ -142,12 +142,12 @@ class ControlClient:
         ).result()
 
     def state(self, *, values: bool = False) -> Stream[control_pb2.StatePiece]:
-        """Ask for the server's optimizer state, or for its values, as a stream."""
+        """Request the server's optimizer state, or its values, as a stream."""
         call = self._stub.now.State(control_pb2.StateRequest(values=values))
         return Stream(call, self.endpoint, self._describe)
 
     def reduce(self, passed: int, given: Contribution, timeout_seconds: float) -> control_pb2.ReduceReply:
-        """Contribute to the reduction that follows `passed` earlier ones; call again to get the result."""
+        """Contribute to the reduction after the first `passed` ones; repeat the call to get the result."""
         request = control_pb2.ReduceRequest(
             trainer=self._trainer,
             passed=passed,
@@ -171,7 +171,7 @@ class ControlClient:
 
 
 def _retrying(retry_times: int) -> list[tuple[str, int | str]]:
-    """Return the channel options for retrying calls that fail with UNAVAILABLE."""
+    """Return channel options that retry calls that failed with UNAVAILABLE."""
     if retry_times == 0:
         return [("grpc.enable_retries", 0)]
     service = control_pb2.DESCRIPTOR.services_by_name["ParameterServer"]
@@ -193,7 +193,7 @@ def _retrying(retry_times: int) -> list[tuple[str, int | str]]:
 
 
 def read_placement(message: control_pb2.Placement) -> Placement:
-    """Decode a server's placement."""
+    """Decode the placement of a server's blocks."""
     parts = (
         Part(part.block, part.name, part.index, part.param, part.dtype, part.begin, tuple(part.shape))
         for part in message.parts

@@ -1,4 +1,4 @@
-"""The port of a server's control service: a relay in front of gRPC that limits unauthenticated connections.
+"""The port of a server's control service: a relay to gRPC that limits unauthenticated connections.
 
 gRPC accepts any number of connections from any host, uses descriptors and memory for each, and does not
 reveal which connection a call uses until the call is served. Therefore, if the job has a key, gRPC listens on
@@ -42,7 +42,7 @@ class _Guest:
 
 
 class Front:
-    """A relay to gRPC that limits the connections over which no call has proved the key.
+    """A relay to gRPC that limits the number of connections without a proof of the job's key.
 
     Parameters
     ----------
@@ -68,7 +68,7 @@ class Front:
         self._loop.call_soon_threadsafe(self._listen)
 
     def proved(self, peer: str) -> None:
-        """Record that a call from this peer (a name in gRPC) has proved the key. Thread-safe."""
+        """Record that a call from this peer (named as in gRPC) has proved the key. Thread-safe."""
         if peer in self._peers:
             self._loop.call_soon_threadsafe(self._settle, peer)
 
@@ -105,7 +105,7 @@ class Front:
                 self._end(surplus)
 
     def _pause(self, error: OSError) -> None:
-        """Stop accepting briefly: no descriptor is left, and the event loop would retry immediately."""
+        """Stop accepting for a moment: no descriptor is left, and the event loop would retry at once."""
         self._loop.remove_reader(self._listener)
         self._loop.call_later(_PAUSE_SECONDS, self._listen)
         now = time.monotonic()
@@ -114,7 +114,7 @@ class Front:
             _log.warning("cannot accept a connection of the control service: %s; trying again", error)
 
     def _pass_on(self, guest: _Guest) -> None:
-        """Relay a new connection to gRPC once it has sent a byte; close it if the peer has disconnected."""
+        """Relay a new connection to gRPC after its first byte; close it if the peer has disconnected."""
         self._loop.remove_reader(guest.connected)
         inner = None
         try:

@@ -31,7 +31,7 @@ _log = logging.getLogger(__name__)
 
 
 class _Details(NamedTuple):
-    """Details of a call, in the form that gRPC's interceptors expect."""
+    """The details of a call, in the form that gRPC's interceptors expect."""
 
     method: str
     timeout: float | None
@@ -42,7 +42,7 @@ class _Details(NamedTuple):
 
 
 class Prover(grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientInterceptor):
-    """A client interceptor that adds a proof to every call of a channel.
+    """A client interceptor that adds a proof of the job's key to every call on a channel.
 
     Parameters
     ----------
@@ -59,7 +59,7 @@ class Prover(grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientInterceptor
     def intercept_unary_unary(
         self, continuation: Callable[..., Any], client_call_details: Any, request: Any
     ) -> Any:
-        """Make a call with a proof; the reply may be a message or a stream."""
+        """Make a call with a proof; the reply is a message or a stream."""
         call = client_call_details
         proof = make_proof(
             self._key,
@@ -78,12 +78,12 @@ class Prover(grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientInterceptor
 
 
 def prover_of(key: bytes, server: int) -> Prover | None:
-    """Return a prover for calls to a server, or None if the job has no key."""
+    """Return an interceptor that proves the job's key to a server, or None if the job has no key."""
     return Prover(key, server) if key else None
 
 
 class Guard(grpc.ServerInterceptor):
-    """A server interceptor that admits calls with a valid proof, and assigns threads to each kind of call.
+    """A server interceptor that admits calls with a valid proof and assigns threads to each kind of call.
 
     Parameters
     ----------
@@ -142,7 +142,7 @@ class Guard(grpc.ServerInterceptor):
         return _bounded(handler, self._pools.get(name), most_bytes, self._proved)
 
     def _proves(self, method: str, metadata: Any) -> bool:
-        """Return whether the metadata has a valid proof that has not been used too often."""
+        """Return whether the metadata contains a valid proof that has not been used too often."""
         now = time.time()
         for name, text in metadata or ():
             if name == _METADATA and isinstance(text, str):
@@ -179,7 +179,7 @@ def _health(
 
 
 class _Pooled:
-    """A handler with its own thread pool, held in the attribute where gRPC looks for one."""
+    """A handler with its own thread pool, stored in the attribute that gRPC reads."""
 
     def __init__(self, pool: ThreadPoolExecutor, behavior: Callable[..., Any]) -> None:
         self.experimental_thread_pool = pool
@@ -192,7 +192,7 @@ class _Pooled:
 def _bounded(
     handler: Any, pool: ThreadPoolExecutor | None, most_bytes: int | None, proved: Callable[[str], None]
 ) -> Any:
-    """Return a handler that runs in other threads and rejects messages that are too large."""
+    """Return a handler that runs in its own threads and rejects messages that are too large."""
     answer = handler.unary_stream if handler.response_streaming else handler.unary_unary
     make = (
         grpc.unary_stream_rpc_method_handler

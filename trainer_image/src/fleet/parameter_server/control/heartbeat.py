@@ -1,4 +1,4 @@
-"""A trainer's heartbeats to all servers, and the evaluation of the replies.
+"""A trainer's heartbeats to all servers, and the processing of their replies.
 
 A thread sends them and never waits for a step, so a trainer with a long step keeps sending heartbeats. If a
 server's data connection breaks, the thread also determines whether the server is alive, has restarted without
@@ -42,7 +42,7 @@ class _Peer:
 
 
 class Heartbeat:
-    """The heartbeats to every server, sent by a separate thread.
+    """The heartbeats to every server, sent by a background thread.
 
     Parameters
     ----------
@@ -89,14 +89,14 @@ class Heartbeat:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread."""
+        """Stop the thread."""
         self._stop = True
         self._wake.set()
         if self._thread.is_alive():
             self._thread.join()
 
     def connection_lost(self, server: int, error: FleetError) -> None:
-        """Record that a server's data connection broke, so that heartbeats determine the server's state."""
+        """Record that a server's data connection has broken; heartbeats now determine the server's state."""
         self._peers[server].lost = error
         self._wake.set()
 
@@ -105,11 +105,11 @@ class Heartbeat:
         self._peers[server].lost = None
 
     def heard(self, server: int) -> None:
-        """Record that other data arrived from a server, which shows that it is alive, even if busy."""
+        """Record that data arrived from a server, which shows that it is alive even if busy."""
         self._peers[server].heard = self._clock.now()
 
     def lived(self, server: int) -> float:
-        """Return the latest time at which a server is known to have been alive; 0 before its first reply.
+        """Return the latest time at which a server was known to be alive, or 0 before its first reply.
 
         The time is that of the monotonic clock. If a server has restarted without its state, the failure is
         reported before the reply counts here.
@@ -117,12 +117,12 @@ class Heartbeat:
         return self._peers[server].lived
 
     def waiting_for(self) -> str:
-        """Describe the trainers for which the servers wait, as of their latest replies; empty for none."""
+        """Describe the trainers that the servers wait for, as of their latest replies; empty if none."""
         clauses = {peer.waiting_for for peer in self._peers if peer.waiting_for}
         return "; ".join(sorted(clauses))
 
     def beat(self) -> None:
-        """Send one heartbeat to every server, and process the replies that arrive within the time limit."""
+        """Send a heartbeat to every server, and process the replies that arrive within the time limit."""
         timeout_seconds = max(1.0, self._settings.heartbeat_seconds)
         sent = time.monotonic()
         replies = [(peer, peer.control.heartbeat(timeout_seconds)) for peer in self._peers]

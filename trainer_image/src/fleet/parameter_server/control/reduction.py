@@ -1,4 +1,4 @@
-"""Reductions of small arrays over all trainers, computed on one server in the order of the trainers."""
+"""Reductions of small arrays over all trainers, computed on one server in trainer order."""
 
 from collections.abc import Collection
 from dataclasses import dataclass, field
@@ -29,7 +29,7 @@ class Contribution:
 
     @property
     def form(self) -> str:
-        """The operation, dtype and shape, which must be equal on all trainers."""
+        """The operation, dtype and shape, which must be the same on all trainers."""
         return f"{self.operation} of {self.dtype}{list(self.shape)}"
 
     @classmethod
@@ -47,7 +47,7 @@ class Contribution:
         return given
 
     def check(self) -> None:
-        """Raise ConfigurationError unless a server can combine this contribution."""
+        """Raise ConfigurationError if a server cannot combine this contribution."""
         check_operation(self.operation)
         if np.dtype(self.dtype).kind not in "iuf" or len(self.data) > MAX_BYTES:
             raise ConfigurationError(
@@ -66,7 +66,7 @@ class Contribution:
 
 @dataclass(slots=True)
 class Reductions:
-    """The reductions of one server, one at a time; used with the server's lock held.
+    """The reductions of one server, one at a time; the caller holds the server's lock.
 
     A trainer can be at most one reduction ahead of the others, so only the last result is kept.
     """
@@ -83,7 +83,7 @@ class Reductions:
         self._given.pop(trainer, None)
 
     def contribute(self, trainer: int, before: int, given: Contribution, live: Collection[int]) -> int:
-        """Add a trainer's contribution to its next reduction, which follows `before` earlier reductions.
+        """Add a trainer's contribution to its next reduction, which follows `before` earlier ones.
 
         Returns
         -------
@@ -110,7 +110,7 @@ class Reductions:
         return number
 
     def release(self, live: Collection[int]) -> None:
-        """Finish the reduction if every live trainer has contributed."""
+        """Complete the reduction if every live trainer has contributed."""
         if not self._given or not self._given.keys() >= set(live):
             return
         first, *others = [self._given[trainer] for trainer in sorted(self._given)]

@@ -37,7 +37,7 @@ _LARGE: Final = frozenset({"Status", "Commit", "Write", "Reduce"})
 
 
 class ControlBackend(Protocol):
-    """The server behind the service, implemented by `fleet.parameter_server.server`. Thread-safe."""
+    """The interface of the server behind the service. Thread-safe."""
 
     checkpoints: "ShardCheckpointer"
     """The handler of checkpoint calls."""
@@ -51,13 +51,13 @@ class ControlBackend(Protocol):
         """Return the trainers that have completed; raise ConfigurationError to refuse the call."""
 
     def heartbeat(self, trainer: int, attempt: int) -> control_pb2.HeartbeatReply:
-        """Record a heartbeat, and return the reply."""
+        """Record a heartbeat and return the reply."""
 
     def stats(self) -> control_pb2.StatsReply:
-        """Return the server's progress and traffic."""
+        """Return the server's progress and traffic statistics."""
 
     def norm(self, request: control_pb2.NormRequest) -> None:
-        """Add another server's part of a norm; raise ConfigurationError to reject it."""
+        """Add another server's part of a norm; raises ConfigurationError to reject it."""
 
     def optimizer_state(self) -> Iterator[tuple[int, Mapping[str, object]]]:
         """Yield the optimizer state of each block."""
@@ -130,7 +130,7 @@ class ControlService:
         control_pb2_grpc.add_ParameterServerServicer_to_server(servicer, self._server)
 
     def start(self) -> None:
-        """Accept calls, and answer probes.
+        """Start accepting calls and answering probes.
 
         Raises
         ------
@@ -155,7 +155,7 @@ class ControlService:
         self._set_serving(True)
 
     def _bind(self, address: str) -> int:
-        """Bind gRPC's port, and return it; raise RuntimeError if gRPC cannot listen."""
+        """Bind gRPC's port and return it; raise RuntimeError if gRPC cannot listen."""
         if self._certificates is None:
             port = self._server.add_insecure_port(address)
         else:
@@ -169,7 +169,7 @@ class ControlService:
             self._front.proved(peer)
 
     def refuse(self) -> threading.Event:
-        """Stop accepting calls. The returned event is set once calls in progress have ended."""
+        """Stop accepting calls; the returned event is set once calls in progress have ended."""
         self._set_serving(False)
         if self._front is not None:
             self._front.close()
@@ -261,7 +261,7 @@ class _Servicer(CheckpointServicer):
 
 
 def pack_placement(placement: Placement, checksums: Mapping[int, int]) -> control_pb2.Placement:
-    """Encode the blocks of a server.
+    """Encode the placement of a server's blocks.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""The agreement on a sync step: its trainers, their hyper-parameters, and norms over several servers.
+"""Agreement on a sync step: its trainers, their hyper-parameters, and norms that span servers.
 
 This module does no I/O. Every server adds the parts of a norm in the same order, so that all servers clip by
 the same factor and runs are bitwise reproducible.
@@ -32,7 +32,7 @@ _EPSILON: Final = 1e-6
 
 
 class Participants:
-    """The trainers in the current steps, with their hyper-parameters. The caller must hold the lock.
+    """The trainers in the current steps, with their hyper-parameters; the caller holds the lock.
 
     Parameters
     ----------
@@ -49,12 +49,12 @@ class Participants:
         """The hyper-parameters of the current steps, by step and trainer."""
 
     def admit(self, trainer: int, attempt: int) -> None:
-        """Add a trainer, which has joined with this attempt, to the current steps."""
+        """Add a trainer that has joined with this attempt to the current steps."""
         self.live |= {trainer}
         self.attempts[trainer] = attempt
 
     def begin(self, trainer: int, step: int, hyper_parameters: HyperParameters, lowest_step: int = 0) -> None:
-        """Record the hyper-parameters of a trainer's step, and drop those of steps before `lowest_step`.
+        """Record the hyper-parameters of a trainer's step; drop those of steps before `lowest_step`.
 
         Raises
         ------
@@ -77,7 +77,7 @@ class Participants:
             )
 
     def hyper_of(self, step: int, trainers: Collection[int]) -> HyperParameters:
-        """Return the hyper-parameters of a step with gradients from these trainers.
+        """Return the hyper-parameters of a step that uses these trainers' gradients.
 
         `NO_STEP` if there are no trainers, or if any trainer has announced `NO_STEP` because its gradients
         are not finite: the sum would not be finite either, so a single process would also skip the step.
@@ -99,7 +99,7 @@ def _difference(found: HyperParameters, expected: HyperParameters) -> str:
 
 @dataclass(frozen=True, slots=True)
 class KnownNorm:
-    """A norm for which all parts are known."""
+    """A norm whose parts are all known."""
 
     step: int
     norm: NormPlan
@@ -109,7 +109,7 @@ class KnownNorm:
 
 @dataclass(frozen=True, slots=True)
 class PendingNorm:
-    """A norm for which this server has sent its part and waits for the parts of other servers."""
+    """A norm that is waiting for other servers' parts; this server's part has been sent."""
 
     step: int
     norm: NormPlan
@@ -118,7 +118,7 @@ class PendingNorm:
 
 @dataclass(slots=True)
 class _Parts:
-    """The sums of squares that have arrived for one norm of one step, by block."""
+    """The sums of squares, by block, that have arrived for one norm of one step."""
 
     own: dict[int, float] = field(default_factory=dict)
     sent: bool = False
@@ -126,7 +126,7 @@ class _Parts:
 
 
 class NormBook:
-    """The pending norms that cover blocks on one server.
+    """The pending norms that include blocks of one server.
 
     Parameters
     ----------
@@ -173,7 +173,7 @@ class NormBook:
         return known
 
     def add_part(self, part: NormPart, present_step: int) -> KnownNorm | None:
-        """Add another server's part of a norm; drop a duplicate, or a part of an earlier step.
+        """Add another server's part of a norm; ignore duplicates and parts of earlier steps.
 
         Parameters
         ----------
@@ -201,11 +201,11 @@ class NormBook:
             return self._pop_known(part.step, norm)
 
     def first_block(self, key: str) -> int:
-        """Return one of this server's blocks that a norm covers; raise KeyError for an unknown norm."""
+        """Return one of this server's blocks that a norm includes; raise KeyError for an unknown norm."""
         return self._norms[key].blocks[0]
 
     def pending(self) -> PendingNorm | None:
-        """Return a norm that still needs other servers' parts, or None."""
+        """Return a norm that is waiting for other servers' parts, or None."""
         with self._lock:
             for (step, key), parts in self._parts.items():
                 norm = self._norms[key]
@@ -239,12 +239,12 @@ def sum_of_squares(gradient: Tensor) -> float:
 
 
 def total_of(sums: Mapping[int, float]) -> float:
-    """Return the total of the sums, added in block order so that it is bitwise identical on all servers."""
+    """Add the sums in block order, so that the total is bitwise identical on all servers."""
     return sum((sums[block] for block in sorted(sums)), start=0.0)
 
 
 def clip_coefficient(sum_of_squares: float, max_norm: float) -> float:
-    """Return the factor that scales a norm down to `max_norm`: at most 1, and nan if the norm is nan.
+    """Return the factor that scales a norm down to `max_norm`: at most 1, or nan if the norm is nan.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""GEO: trainers step locally, and exchange changes with the servers every few steps.
+"""GEO: trainers update their parameters locally, and exchange changes with the servers at intervals.
 
 A trainer keeps `old`, the value on which it last agreed with the servers. With N trainers, it sends 1/N of
 its changes since then, and adds the sent amount to `old`; the servers add the amount to their value. When the
@@ -51,7 +51,7 @@ class Geo(Mode):
             raise ConfigurationError(f"Geo.push_nums is {self.push_nums}; expected at least 1 step")
 
     def agreement(self) -> Mapping[str, str]:
-        """Return the fact on which all processes must agree: the number of steps between two exchanges."""
+        """Return the fact that all processes must agree on: the number of steps between exchanges."""
         return {"push_nums": str(self.push_nums)}
 
     def rule(self, target: Target, update: Update) -> None:
@@ -59,11 +59,11 @@ class Geo(Mode):
         target.value.add_(update.gradient)
 
     def make_server(self, shard: Shard, num_trainers: int) -> ServerMode:
-        """Build the mode's half on one server."""
+        """Create the mode's server half."""
         return ImmediateServer(shard, num_trainers, adds_rows=True)
 
     def make_trainer(self, session: Session) -> TrainerMode:
-        """Build the mode's half on one trainer."""
+        """Create the mode's trainer half."""
         return GeoTrainer(session, self.push_nums)
 
 
@@ -105,7 +105,7 @@ class GeoTrainer(TrainerMode):
             self._rows.begin()
 
     def finish(self, absent: Sequence[PlannedBlock]) -> None:
-        """Count a local step; adopt values that have arrived, and send changes if an exchange is due."""
+        """Count a local step; copy in values that have arrived, and send changes if an exchange is due."""
         del absent
         session = self._session
         session.advance()
@@ -118,7 +118,7 @@ class GeoTrainer(TrainerMode):
             self._push()
 
     def settle(self) -> None:
-        """Send the changes since the last exchange, and adopt the changes of other trainers."""
+        """Send the changes since the last exchange; copy in the other trainers' changes."""
         if self._in_flight:
             self._receive()
         if self._pushed_to < self._session.step:  # servers would ignore a second push for the same step
@@ -126,7 +126,7 @@ class GeoTrainer(TrainerMode):
             self._receive()
 
     def stop(self) -> None:
-        """Send the last changes, wait for all trainers, and adopt values that include all their changes."""
+        """Send the last changes, wait for all trainers, and copy in values that include all changes."""
         self.settle()
         try:
             self._session.wait_for_ends()

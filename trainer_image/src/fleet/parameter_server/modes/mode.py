@@ -1,4 +1,4 @@
-"""The interface of training modes, which have one half on each server and one half on each trainer.
+"""The interface of training modes, each of which has a server half and a trainer half.
 
 A user-defined mode is a subclass of `Mode`, passed as ``DistributedStrategy(mode=MyMode())``. Its halves are
 subclasses of `ServerMode` and `TrainerMode`; the docstring of each method describes its default.
@@ -58,7 +58,7 @@ Half = TypeVar("Half", bound="ServerMode | TrainerMode")
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A server's answer to trainers about a block or a table after `step` steps."""
+    """A server's answer to trainers: a block or a table after `step` steps."""
 
     block: int
     """The number of the block or table."""
@@ -73,7 +73,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """The gradients or norm parts for which a step waits."""
+    """The gradients or norm parts that a step is waiting for."""
 
     step: int
     trainers: tuple[int, ...]
@@ -83,7 +83,7 @@ class Missing:
     """The servers that have not sent their part of a norm."""
 
     def describe(self, endpoints: Sequence[str]) -> str:
-        """Return a sentence that names the missing input and its senders; `endpoints` are the servers'."""
+        """Return a sentence that names the missing input and its senders, given the servers' endpoints."""
         if self.servers:
             named = name_servers(endpoints[each] for each in self.servers)
             return f"step {self.step} waits for the part of {named} in {self.block}"
@@ -91,7 +91,7 @@ class Missing:
 
 
 class ServerMode(Protocol):
-    """A mode's half on a server; it decides when to step blocks and tables, and which trainers to answer.
+    """A mode's server half: decides when to update blocks and tables, and which trainers to answer.
 
     The server's threads call the half concurrently; calls about one trainer come one after the other. No
     method may wait for another trainer.
@@ -102,13 +102,13 @@ class ServerMode(Protocol):
 
     @property
     def step(self) -> int:
-        """The progress of the training run; in sync mode, the number of steps completed by every block."""
+        """The progress of training; in sync mode, the number of steps that every block has completed."""
 
     def step_of(self, trainer: int) -> int:
-        """Return the next step of a trainer, at which the trainer continues after a restart."""
+        """Return a trainer's next step, at which it continues after a restart."""
 
     def resume(self, step: int) -> None:
-        """Continue at the step of a checkpoint; called before any trainer has sent a gradient."""
+        """Continue at the step in a checkpoint; called before any trainer sends a gradient."""
 
     def resume_each(self, steps: Mapping[int, int]) -> None:
         """Make each of these trainers continue at its own step, after `resume`; does nothing by default."""
@@ -128,7 +128,7 @@ class ServerMode(Protocol):
         """
 
     def turn(self, trainer: int, block: int) -> Turn:
-        """Return the turn of an arriving gradient; called with the receive buffers' lock held.
+        """Return when to use an arriving gradient; the caller holds the lock of the receive buffers.
 
         By default, a gradient is used as soon as it has landed.
         """
@@ -136,7 +136,7 @@ class ServerMode(Protocol):
         return Turn.NEXT
 
     def value(self, trainer: int, block: int) -> memoryview | LazyBytes | None:
-        """Return the bytes of the value to send to a trainer; None, the default, for the block's own bytes.
+        """Return the bytes of the value to send to a trainer; None, the default, stands for the block's own.
 
         Another thread sends the bytes later. Unless they are lazy, they must not change before the trainer
         has received them.
@@ -152,7 +152,7 @@ class ServerMode(Protocol):
         """
 
     def gradient(self, trainer: int, block: int, step: int) -> Sequence[Answer]:
-        """Accept a gradient that has landed in its receive buffer; return the answers that are now due."""
+        """Accept a gradient that is complete in its receive buffer; return the answers that are now due."""
 
     def row_gradient(self, trainer: int, table: int, step: int, gradient: RowGradients) -> Sequence[Answer]:
         """Accept a gradient of rows; return the answers that are now due."""
@@ -160,7 +160,7 @@ class ServerMode(Protocol):
         raise RemoteProtocolError(f"trainer {trainer} sent rows of table {table}; this mode steps no tables")
 
     def advance(self, number: int, *, of_table: bool = False) -> Sequence[Answer]:
-        """Use the gradients that have arrived for a block or a table; return the resulting answers.
+        """Use the gradients that have arrived for a block or table; return the answers that are now due.
 
         If `defers` is True, called after each `gradient` or `row_gradient`, on the same or another thread.
         """
@@ -168,7 +168,7 @@ class ServerMode(Protocol):
         return ()
 
     def arrived_bytes(self, table: int, num_bytes: int) -> int | None:
-        """Return the size of the row gradients that `advance` would use now; None if it would use none.
+        """Return the size of the row gradients that `advance` would use now, or None if it would use none.
 
         The server calls `advance` on another thread if they are large. Called after each `row_gradient` with
         the size of this gradient, which is the default.
@@ -177,7 +177,7 @@ class ServerMode(Protocol):
         return num_bytes
 
     def look_up(self, trainer: int, table: int, step: int, ids: NDArray[np.int64]) -> Tensor:
-        """Return rows for a trainer that is at this step; in modes with a common step, the rows at that step.
+        """Return rows for a trainer at a given step; in modes with a common step, the rows as of that step.
 
         Raises
         ------
@@ -188,13 +188,13 @@ class ServerMode(Protocol):
         raise RemoteProtocolError(f"trainer {trainer} looked up table {table}; this mode steps no tables")
 
     def end(self, trainer: int, step: int, absent: Sequence[int]) -> Sequence[Answer]:
-        """End a trainer's step; the trainer has no gradient of the absent blocks in this step."""
+        """End a trainer's step; the absent blocks have no gradient from the trainer in this step."""
 
     def complete(self, trainer: int) -> Sequence[Answer]:
         """Continue without a trainer that has completed or is lost."""
 
     def norm(self, part: NormPart) -> Sequence[Answer]:
-        """Add another server's part of a norm; return the resulting answers.
+        """Add another server's part of a norm; return the answers that are now due.
 
         Raises
         ------
@@ -205,7 +205,7 @@ class ServerMode(Protocol):
         raise RemoteProtocolError("this parameter server's training mode clips by no norm")
 
     def missing(self) -> Missing | None:
-        """Return the input for which the current step waits; None if the step has not begun or lacks nothing.
+        """Return the input that the current step waits for, or None if there is no such step or input.
 
         Raises
         ------
@@ -215,7 +215,7 @@ class ServerMode(Protocol):
 
 
 class TrainerMode(Protocol):
-    """A mode's half on a trainer; it sends the gradients, and decides when the parameters change.
+    """A mode's trainer half: sends gradients and decides when parameters change.
 
     The training thread calls `start` once the parameters have the servers' values. In each step it calls
     `begin`, `send` for each gradient as it is computed, and `finish`. At the end it calls `stop`, or `close`
@@ -226,19 +226,19 @@ class TrainerMode(Protocol):
     """
 
     def start(self) -> None:
-        """Start training from the servers' values, which the parameters have."""
+        """Start training; the parameters have the servers' values."""
         return
 
     def begin(self, hyper_parameters: HyperParameters) -> None:
-        """Begin a step, just before its first gradient."""
+        """Begin a step just before its first gradient."""
         del hyper_parameters
 
     def send(self, block: PlannedBlock, payload: memoryview) -> None:
-        """Accept a block's gradient; its memory does not change before `finish` returns."""
+        """Accept a block's gradient, whose memory does not change until `finish` returns."""
         del block, payload
 
     def queue_rows(self, gradients: OfRows) -> bool:
-        """Copy a step's row gradients, and return True; called after the last `send` and before `finish`.
+        """Copy a step's row gradients and return True; called after the last `send` and before `finish`.
 
         If this returns False, the default, the trainer itself sends the row gradients immediately.
         """
@@ -246,18 +246,18 @@ class TrainerMode(Protocol):
         return False
 
     def finish(self, absent: Sequence[PlannedBlock]) -> None:
-        """End the step, in which these blocks have no gradients; prepare the parameters for the next step."""
+        """End the step; the given blocks have no gradient. Prepare the parameters for the next step."""
 
     def settle(self) -> None:
-        """Send postponed gradients, and adopt the resulting values; called before a save or an export."""
+        """Send delayed gradients and copy in the resulting values; called before a save or an export."""
         return
 
     def check_settled(self, call: str) -> None:
-        """Raise FleetError if values of the last step are still in transit; `call` names the caller."""
+        """Raise FleetError if values of the last step are in transit; messages name the caller, `call`."""
         del call
 
     def across_steps(self, module: Module) -> "TrainerMode | None":
-        """Return a half that waits for new values layer by layer in the next forward pass of this module.
+        """Return a half that waits for new values, layer by layer, in this module's next forward pass.
 
         Return None, the default, if ``optimizer.step()`` does not wait for the values of each step anyway.
         """
@@ -265,50 +265,50 @@ class TrainerMode(Protocol):
         return None
 
     def stop(self) -> None:
-        """Finish training: send everything that has not been sent, and adopt the last values."""
+        """Finish training: send all data that is unsent, and copy in the final values."""
         return
 
     def close(self) -> None:
-        """End the threads of this half."""
+        """Stop the threads of this half."""
         return
 
 
 class SessionRows(Protocol):
-    """The interface through which a trainer half uses the tables on the servers."""
+    """A trainer half's access to the tables on the servers."""
 
     @property
     def settled(self) -> bool:
-        """Whether every server has stepped the rows for which gradients were sent last."""
+        """True if every server has applied the row gradients that were sent last."""
 
     def wait(self, *, background: bool = False) -> None:
         """Wait until `settled` is True; pass `background` if training continues meanwhile."""
 
     def adopt(self) -> None:
-        """Copy the rows that servers have sent into this trainer's copies; only for the training thread."""
+        """Copy the rows from the servers into this trainer's copies; only for the training thread."""
 
 
 class LocalRows(Protocol):
-    """A trainer's own copies of rows, which the trainer steps itself."""
+    """A trainer's own copies of rows, which it updates itself."""
 
     def begin(self) -> None:
-        """Start without copies; the server's row is used until the trainer first steps the row."""
+        """Start without copies; a row has the server's value until the trainer first updates it."""
 
     @property
     def must_leave(self) -> bool:
-        """Whether, after another step, the changes may no longer fit in one exchange."""
+        """True if the changes may not fit in one exchange after another step."""
 
     def leaving(self) -> OfRows:
-        """Return the changes since the last call, by table."""
+        """Return the changes since the last call by table."""
 
     def arrived(self) -> None:
-        """Add the changes of other trainers; the rows that servers have sent include these changes."""
+        """Add the other trainers' changes, which the rows from the servers include."""
 
     def end(self) -> None:
-        """Adopt the servers' rows as the final rows."""
+        """Replace the copies with the servers' final rows."""
 
 
 class Session(Protocol):
-    """The session with the servers, as used by a trainer half; waits have deadlines and raise failures."""
+    """A trainer half's session with the servers; waits have deadlines and raise failures."""
 
     plan: TrainerPlan
     """The blocks, the trainers and the servers of the job."""
@@ -323,22 +323,22 @@ class Session(Protocol):
 
     @property
     def local_rows(self) -> LocalRows | None:
-        """The trainer's copies of rows, if the mode steps locally and the model has tables."""
+        """The trainer's copies of rows, or None unless the mode updates tables locally."""
 
     def advance(self) -> None:
-        """Count one more completed step."""
+        """Count a completed step."""
 
     def expect_values(self) -> None:
-        """Register the expected answers, one per block; call before sending the request."""
+        """Register the expected answers, one per block; call this before sending the request."""
 
     def begin_step(self, hyper_parameters: HyperParameters) -> None:
-        """Announce a step with its hyper-parameters, before its first gradient."""
+        """Announce a step and its hyper-parameters before its first gradient."""
 
     def send_gradient(self, block: PlannedBlock, payload: memoryview) -> None:
-        """Enqueue a gradient; its memory must not change until the servers have it."""
+        """Enqueue a gradient, whose memory must not change until the servers have received it."""
 
     def end_step(self, absent: Sequence[PlannedBlock]) -> None:
-        """Announce the end of the step, and the blocks that have no gradient in it."""
+        """Announce the end of the step and the blocks that have no gradient in it."""
 
     def send_step(
         self,
@@ -347,45 +347,45 @@ class Session(Protocol):
         gradients: Mapping[int, memoryview],
         of_rows: OfRows = NO_ROWS,
     ) -> None:
-        """Enqueue a whole step, with gradients by block and by table; any thread of the mode may call."""
+        """Enqueue a whole step: gradients by block and by table. Any thread of the mode may call this."""
 
     def flush(self) -> None:
-        """Wait until the servers have received everything enqueued; the memory may change afterwards."""
+        """Wait until the servers have received all enqueued data, so that the memory may change."""
 
     def request_values(self) -> None:
-        """Register the expected values, and request the current value of each block."""
+        """Register the expected values and request each block's current value."""
 
     @property
     def values_arrived(self) -> bool:
-        """Whether all expected values have landed."""
+        """True if all expected values have arrived."""
 
     def wait_for_values(self, *, background: bool = False) -> None:
-        """Wait until all expected values have landed; pass `background` if training continues meanwhile."""
+        """Wait until all expected values have arrived; pass `background` if training continues meanwhile."""
 
     def wait_for_some(self, blocks: Collection[int]) -> None:
-        """Wait until the values of these blocks have landed."""
+        """Wait until the values of these blocks have arrived."""
 
     def adopt_values(self, names: Iterable[str] | None = None) -> None:
-        """Copy landed values into all parameters, or into the named ones; only for the training thread."""
+        """Copy arrived values into all parameters or the named ones; only for the training thread."""
 
     def wait_for_ends(self) -> None:
-        """Wait until no other trainer makes further steps; raise DeadlineExceededError after a time limit."""
+        """Wait until no other trainer runs further steps; raise DeadlineExceededError after a time limit."""
 
     def wait_until(self, done: Callable[[], bool], describe: Callable[[], str]) -> None:
         """Wait for a condition that another thread makes true; that thread must then call `wake`."""
 
     def wake(self) -> None:
-        """Wake waiting threads, so that they check their conditions."""
+        """Wake the waiting threads, which then check their conditions."""
 
     def fail(self, error: FleetError) -> None:
-        """Record an error for the training thread; the next call of the session raises it."""
+        """Record an error; the training thread's next call of the session raises it."""
 
     def check(self) -> None:
-        """Raise the error that a thread has recorded, if any."""
+        """Raise the error that another thread has recorded, if any."""
 
 
 class Mode(ABC):
-    """A training mode: the coordination of trainers and servers.
+    """A training mode: how trainers and servers coordinate their work.
 
     Instances are values: all processes build their halves from equal instances.
 
@@ -411,11 +411,11 @@ class Mode(ABC):
     elastic: ClassVar[bool] = False
 
     def agreement(self) -> Mapping[str, str]:
-        """Return the facts on which all processes must agree, in addition to the mode's name."""
+        """Return the facts that all processes must agree on, in addition to the mode's name."""
         return {}
 
     def rule(self, target: Target, update: Update) -> None:
-        """Apply an update to a value; by default, the user's optimizer steps the value.
+        """Apply an update to a value; by default, with the user's optimizer.
 
         The rule must depend only on its arguments, so that an update can be replayed.
         """
@@ -423,15 +423,15 @@ class Mode(ABC):
 
     @abstractmethod
     def make_server(self, shard: Shard, num_trainers: int) -> ServerMode:
-        """Build the mode's half on one server."""
+        """Create the mode's server half."""
 
     @abstractmethod
     def make_trainer(self, session: Session) -> TrainerMode:
-        """Build the mode's half on one trainer."""
+        """Create the mode's trainer half."""
 
 
 class AnsweredTrainer(TrainerMode):
-    """A trainer half that sends each gradient as it is computed, and waits for all answers in the step.
+    """A trainer half that sends each gradient when it is computed, and waits for all answers at the step.
 
     Parameters
     ----------
@@ -444,12 +444,12 @@ class AnsweredTrainer(TrainerMode):
         self.send = session.send_gradient  # type: ignore[method-assign]
 
     def begin(self, hyper_parameters: HyperParameters) -> None:
-        """Begin a step, just before its first gradient."""
+        """Begin a step just before its first gradient."""
         self._session.expect_values()
         self._session.begin_step(hyper_parameters)
 
     def finish(self, absent: Sequence[PlannedBlock]) -> None:
-        """End the step, and wait until the parameters have the resulting values."""
+        """End the step, and wait until the parameters have their new values."""
         self._session.end_step(absent)
         self._session.wait_for_values()
         self._session.adopt_values()
@@ -464,7 +464,7 @@ class AnsweredTrainer(TrainerMode):
 
 
 class CrossStepTrainer(TrainerMode):
-    """A trainer half that ends a step without waiting; layers wait in the next forward pass.
+    """A trainer half that ends a step without waiting; layers wait in the next forward pass instead.
 
     Parameters
     ----------
@@ -487,7 +487,7 @@ class CrossStepTrainer(TrainerMode):
         """Parameters that no layer has used in the forward pass of the current step."""
 
     def start(self) -> None:
-        """Make every layer wait for its parameters."""
+        """Add hooks that make every layer wait for its parameters."""
         name_of = {parameter: name for name, parameter in self._session.store.parameters.items()}
         for layer in self._module.modules():
             own = [name_of[each] for each in layer.parameters(recurse=False) if each in name_of]
@@ -499,7 +499,7 @@ class CrossStepTrainer(TrainerMode):
                 ]
 
     def begin(self, hyper_parameters: HyperParameters) -> None:
-        """Begin a step, just before its first gradient."""
+        """Begin a step just before its first gradient."""
         self._stale = frozenset(self._outstanding)
         self.settle()
         self._session.expect_values()
@@ -528,14 +528,14 @@ class CrossStepTrainer(TrainerMode):
         self._outstanding = set(self._blocks)
 
     def settle(self) -> None:
-        """Wait for all values that are in transit, and adopt them."""
+        """Wait for all values in transit, and copy them into the parameters."""
         if self._outstanding:
             self._session.wait_for_values()
             self._session.adopt_values(sorted(self._outstanding))
             self._outstanding.clear()
 
     def check_settled(self, call: str) -> None:
-        """Raise FleetError if values are in transit, because the script has seen older values."""
+        """Raise FleetError if values are in transit, because the script would see older values."""
         if self._outstanding:
             raise FleetError(
                 f"{call} was called while the values of the last step were still in transit: the script has "
@@ -544,7 +544,7 @@ class CrossStepTrainer(TrainerMode):
             )
 
     def stop(self) -> None:
-        """Adopt the last values."""
+        """Copy the last values into the parameters."""
         self.settle()
         self.close()
 
@@ -555,7 +555,7 @@ class CrossStepTrainer(TrainerMode):
         self._handles.clear()
 
     def _adopt_hook(self, names: Sequence[str]) -> Callable[..., None]:
-        """Return a hook that waits for the new values of these parameters and adopts them."""
+        """Return a hook that waits for the new values of these parameters and copies them in."""
 
         def adopt(*_: Any) -> None:
             outstanding = self._outstanding.intersection(names)
@@ -570,7 +570,7 @@ class CrossStepTrainer(TrainerMode):
 
 
 def check_half(half: Half, base: type[Half], kind: Mode) -> Half:
-    """Return a mode's half, which must be a subclass of `base`: the runtime calls its default methods.
+    """Return a mode's half after checking that it is a subclass of `base`, whose methods the runtime calls.
 
     Raises
     ------

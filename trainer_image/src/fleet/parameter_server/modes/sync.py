@@ -1,4 +1,4 @@
-"""Sync: a block is stepped once every live trainer has sent its gradient or announced that it has none.
+"""Sync: a block is updated once every live trainer has sent its gradient or announced that it has none.
 
 Gradients are summed in the order of the trainers' indexes, regardless of the order of arrival, so that runs
 are bitwise reproducible. They are added on arrival. A gradient that arrives before its turn waits in a buffer
@@ -57,18 +57,18 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Sync(Mode):
-    """The sync mode. If a trainer is lost, the job ends, because no further step can be made."""
+    """The sync mode. The job ends if a trainer is lost, because no further step is possible."""
 
     name: ClassVar[str] = "sync"
     programs: ClassVar[DistributedMode] = DistributedMode.SYNC
     survives_loss: ClassVar[bool] = False
 
     def make_server(self, shard: Shard, num_trainers: int) -> ServerMode:
-        """Build the mode's half on one server."""
+        """Create the mode's server half."""
         return SyncServer(shard, num_trainers)
 
     def make_trainer(self, session: Session) -> TrainerMode:
-        """Build the mode's half on one trainer."""
+        """Create the mode's trainer half."""
         return AnsweredTrainer(session)
 
 
@@ -98,22 +98,22 @@ class _Round:
     """Whether the last step left the value unchanged."""
 
     def has(self, trainer: int) -> bool:
-        """Return whether the step needs no more input from a trainer."""
+        """Return whether the step needs no further input from a trainer."""
         return trainer in self.landed or trainer in self.summed or trainer in self.absent
 
     @property
     def present(self) -> set[int]:
-        """The trainers from which the step needs no more input."""
+        """The trainers whose input for the step is complete."""
         return self.landed.keys() | self.summed.keys() | self.absent
 
     @property
     def busy(self) -> bool:
-        """Whether a thread is changing the sum, or the sum may no longer change."""
+        """True while a thread is changing the sum, or once the sum must not change."""
         return self.adding is not None or self.stepping or self.averaged
 
 
 class SyncServer(ServerMode):
-    """The server half of the sync mode, guarded by the lock of the receive buffers.
+    """The server half of sync mode, guarded by the lock of the receive buffers.
 
     Parameters
     ----------
@@ -152,19 +152,19 @@ class SyncServer(ServerMode):
             return self._lowest_step()
 
     def step_of(self, trainer: int) -> int:
-        """Return the next step of a trainer, which is the same for all trainers."""
+        """Return a trainer's next step, which is the same for all trainers."""
         del trainer
         return self.step
 
     def resume(self, step: int) -> None:
-        """Continue at the step of a checkpoint; called before any trainer has sent a gradient."""
+        """Continue at the step in a checkpoint; called before any trainer sends a gradient."""
         with self._changed:
             for round_ in self._rounds.values():
                 round_.step = step
         self._tables.resume(step)
 
     def admit(self, trainer: int, attempt: int = 0) -> None:
-        """Reset the state of a trainer that joins; drop gradients of its earlier process that are in no sum.
+        """Reset the state of a trainer that joins; drop gradients from its earlier process unless summed.
 
         A gradient that a sum includes stays in the sum, and is dropped when the trainer resends it. If the
         earlier process announced that it had no gradient for a block, and the sum already includes gradients
@@ -182,7 +182,7 @@ class SyncServer(ServerMode):
         self._tables.admit(trainer)
 
     def pull(self, trainer: int, step: int) -> Sequence[Answer]:
-        """Return every block's value after `step` steps, for a trainer that has not sent a gradient yet.
+        """Return every block's value after `step` steps, for a trainer that has not sent any gradient.
 
         Raises
         ------
@@ -211,7 +211,7 @@ class SyncServer(ServerMode):
         return answers
 
     def turn(self, trainer: int, block: int) -> Turn:
-        """Return the turn of an arriving gradient; an unneeded gradient is dropped once it has landed."""
+        """Return when to use an arriving gradient; a gradient that is not needed is dropped on arrival."""
         round_ = self._rounds[block]
         if self._begun.get(trainer, -1) != round_.step or round_.has(trainer):
             return Turn.NEXT
@@ -242,7 +242,7 @@ class SyncServer(ServerMode):
             self._participants.begin(trainer, step, hyper_parameters, lowest)
 
     def gradient(self, trainer: int, block: int, step: int) -> Sequence[Answer]:
-        """Accept a gradient that has landed in its receive buffer; `advance` uses it.
+        """Accept a gradient that is complete in its receive buffer; `advance` uses it.
 
         Raises
         ------
@@ -263,7 +263,7 @@ class SyncServer(ServerMode):
         return self._tables.gradient(trainer, table, step, gradient)
 
     def advance(self, number: int, *, of_table: bool = False) -> Sequence[Answer]:
-        """Sum the gradients of a block or a table and step it, as far as the available gradients allow."""
+        """Sum the gradients of a block or table and update it, as far as the available gradients allow."""
         if of_table:
             return self._tables.advance(number)
         try:
@@ -273,12 +273,12 @@ class SyncServer(ServerMode):
             raise
 
     def arrived_bytes(self, table: int, num_bytes: int) -> int | None:
-        """Return the size of all gradients of a table's step; see `SyncTables.arrived_bytes`."""
+        """Return the size of all gradients of a table's step, or None; see `SyncTables.arrived_bytes`."""
         del num_bytes
         return self._tables.arrived_bytes(table)
 
     def end(self, trainer: int, step: int, absent: Sequence[int]) -> Sequence[Answer]:
-        """End a trainer's step; the trainer has no gradient of the absent blocks in this step.
+        """End a trainer's step; the absent blocks have no gradient from the trainer in this step.
 
         Raises
         ------
@@ -328,7 +328,7 @@ class SyncServer(ServerMode):
         return answers + self._tables.complete()
 
     def norm(self, part: NormPart) -> Sequence[Answer]:
-        """Add another server's part of a norm; return the resulting answers.
+        """Add another server's part of a norm; return the answers that are now due.
 
         Raises
         ------
@@ -347,7 +347,7 @@ class SyncServer(ServerMode):
         return self._step_clipped(known) if known is not None else []
 
     def missing(self) -> Missing | None:
-        """Return the input for which the current step waits; None if the step has not begun or lacks nothing.
+        """Return the input that the current step waits for, or None if there is no such step or input.
 
         Raises
         ------
@@ -373,16 +373,16 @@ class SyncServer(ServerMode):
         return min(steps + [round_.step for round_ in self._tables.rounds.values()], default=0)
 
     def _awaited(self, round_: _Round) -> frozenset[int]:
-        """Return the trainers whose gradients are not in the sum and not announced as absent."""
+        """Return the trainers whose gradients are neither in the sum nor announced as absent."""
         return (self._participants.live | round_.landed.keys()) - round_.summed.keys() - round_.absent
 
     @staticmethod
     def _uses(round_: _Round, trainer: int) -> bool:
-        """Return whether a thread is currently using a gradient of this trainer."""
+        """Return whether a thread is using a gradient of this trainer."""
         return round_.adding == trainer or (round_.stepping and round_.has(trainer))
 
     def _drop(self, trainer: int, block: int, round_: _Round) -> None:
-        """Drop the gradient of a trainer's earlier process from a round, or expect it to be resent."""
+        """Drop a gradient from a trainer's earlier process; if it is still arriving, expect it again."""
         if (landed := round_.landed.pop(trainer, None)) is not None:
             self._buffers.release(landed)
         if round_.summed.keys() == {trainer} and not round_.busy and round_.total is not None:
@@ -409,7 +409,7 @@ class SyncServer(ServerMode):
         return None
 
     def _free_place(self, round_: _Round) -> None:
-        """Free a block's sum buffer, unless a restarted trainer may request the value in the buffer."""
+        """Free a block's sum buffer unless a restarted trainer may still request the value in it."""
         if round_.before is not None and not self._returning:
             self._buffers.release(round_.before)
             round_.before = None
@@ -435,7 +435,7 @@ class SyncServer(ServerMode):
         )
 
     def _check_recent(self, trainer: int, block: int, step: int) -> None:
-        """Check that a trainer is at most one step behind; other trainers never make two steps without it."""
+        """Check that a trainer is at most one step behind; without it, others cannot complete two steps."""
         if step < (now := self._rounds[block].step) - 1:
             raise RemoteProtocolError(
                 f"trainer {trainer} is at step {step} of {self._shard.blocks[block].name}, expected step "
@@ -453,7 +453,7 @@ class SyncServer(ServerMode):
     # The methods below are called without the lock.
 
     def _step_clipped(self, known: KnownNorm) -> list[Answer]:
-        """Clip and step this server's blocks that a norm covers."""
+        """Clip and update the blocks of this server that a norm covers."""
         answers: list[Answer] = []
         try:
             for block in known.norm.blocks:
@@ -469,7 +469,7 @@ class SyncServer(ServerMode):
         return answers
 
     def _fail(self, error: BaseException) -> None:
-        """Record and raise the failure of a claimed step; no other thread retries the step."""
+        """Record and raise the failure of a claimed step, which no other thread retries."""
         with self._changed:
             failure = self._store.failed.note(error)
             self._changed.notify_all()
@@ -477,7 +477,7 @@ class SyncServer(ServerMode):
             raise failure from error
 
     def _sum(self, block: int) -> bool:
-        """Add the gradients whose turn has come; return whether the caller must step the block."""
+        """Add the gradients whose turn has come; return whether the caller must update the block."""
         while True:
             with self._changed:
                 round_ = self._rounds[block]
@@ -519,7 +519,7 @@ class SyncServer(ServerMode):
                 return True
 
     def _step(self, block: int) -> list[Answer]:
-        """Step a claimed block; if a norm clips it, average its gradient, and step once the norm is known."""
+        """Update a claimed block; if its gradient is clipped, wait for the norm before the update."""
         round_ = self._rounds[block]
         with self._changed:
             live = self._participants.live
@@ -544,7 +544,7 @@ class SyncServer(ServerMode):
         return self._step_clipped(known) if known is not None else []
 
     def _finish(self, block: int) -> Answer:
-        """Step a block if it has a gradient, and begin the block's next round.
+        """Update a block if it has a gradient, and begin the block's next round.
 
         The answer is for the trainers from which the step needed no more input.
         """
@@ -563,7 +563,7 @@ class SyncServer(ServerMode):
         return Answer(block, round_.step + 1, trainers, changed=before is not None)
 
     def _apply(self, block: int, round_: _Round, total: Buffer) -> Buffer:
-        """Step a block with its sum; return a buffer with the block's value from before the step."""
+        """Update a block with its sum; return a buffer with the block's previous value."""
         value, place = self._store.view(block), round_.before
         update = Update(block, total.tensor, round_.hyper, tuple(round_.summed.values()))
         if place is None and total.in_place:

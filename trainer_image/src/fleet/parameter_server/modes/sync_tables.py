@@ -1,4 +1,4 @@
-"""Tables in the sync mode: a table is stepped once every live trainer's gradient of the step has arrived.
+"""Tables in sync mode: a table is updated once every live trainer's gradient for the step has arrived.
 
 In each step, each trainer sends every server one gradient of each table; the gradient is empty if the trainer
 has used no row on that server. The gradients of a step are kept until all have arrived, and are then summed
@@ -53,7 +53,7 @@ class _Round:
 
 
 class SyncTables:
-    """The tables of one server in the sync mode.
+    """The tables of one server in sync mode.
 
     Parameters
     ----------
@@ -74,12 +74,12 @@ class SyncTables:
         """The progress of each table; empty if the server has no tables."""
 
     def resume(self, step: int) -> None:
-        """Continue at the step of a checkpoint."""
+        """Continue at the step in a checkpoint."""
         for round_ in self.rounds.values():
             round_.step = step
 
     def admit(self, trainer: int) -> None:
-        """Drop the gradients of a trainer's earlier process, unless their step is in progress."""
+        """Drop gradients from a trainer's earlier process, unless their step is in progress."""
         for number, changed in self._changed.items():
             with changed:
                 self._wait_until_stepped(number)
@@ -122,7 +122,7 @@ class SyncTables:
             )
 
     def gradient(self, trainer: int, table: int, step: int, gradient: RowGradients) -> Sequence[Answer]:
-        """Keep a trainer's gradient until the table is stepped.
+        """Store a trainer's gradient until the table is updated.
 
         Raises
         ------
@@ -144,7 +144,7 @@ class SyncTables:
         return ()
 
     def check_end(self, trainer: int, step: int) -> None:
-        """Raise RemoteProtocolError if a trainer ends a step without sending every table's gradient."""
+        """Raise RemoteProtocolError if a trainer ends a step without sending a gradient for every table."""
         open_ = [
             self._name(number)
             for number, round_ in self.rounds.items()
@@ -157,7 +157,7 @@ class SyncTables:
             )
 
     def advance(self, table: int) -> list[Answer]:
-        """Step a table if all gradients have arrived; return the answers for the trainers that sent them."""
+        """Update a table if all gradients have arrived; return the answers for the trainers that sent any."""
         changed = self._changed[table]
         with changed:
             round_, live = self.rounds[table], self._participants.live
@@ -193,7 +193,7 @@ class SyncTables:
             ]
 
     def arrived_bytes(self, table: int) -> int | None:
-        """Return the size of all gradients of the step; None while one is missing, or the step is being made.
+        """Return the size of all gradients of the step, or None if one is missing or the update has begun.
 
         A gradient that arrives meanwhile in another thread is seen there.
         """
@@ -204,11 +204,11 @@ class SyncTables:
             return sum(each.values.nbytes for each in round_.arrived.values())
 
     def complete(self) -> list[Answer]:
-        """Step the tables that were waiting only for a trainer that is no longer live."""
+        """Update the tables that were waiting only for a trainer that is no longer live."""
         return [answer for number in self.rounds for answer in self.advance(number)]
 
     def missing(self) -> Missing | None:
-        """Return the input for which the current step waits, or None."""
+        """Return the input that the current step waits for, or None."""
         for number, changed in self._changed.items():
             with changed:
                 round_ = self.rounds[number]
@@ -221,7 +221,7 @@ class SyncTables:
         return f"table {self._store.names[table]}"
 
     def _wait_until_stepped(self, table: int) -> None:
-        """Wait until no thread is stepping a table; call with the table's lock held."""
+        """Wait until no thread is updating a table; the caller holds the table's lock."""
         failed = self._store.failed
         done = self._changed[table].wait_for(
             lambda: not self.rounds[table].stepping or failed.error is not None, STEP_SECONDS
@@ -252,7 +252,7 @@ class SyncTables:
         return RowGradients(update.gradient.ids, update.before)
 
     def _answer(self, table: int, round_: _Round, trainers: tuple[int, ...]) -> Answer:
-        """Return the answer to a table's last step, with all changed rows if trainers hold the table."""
+        """Return the answer to a table's last step, with all changed rows if trainers have copies."""
         changed = None
         if self._store.held_by_trainers(table) and round_.before is not None:
             ids = round_.before.ids
@@ -262,7 +262,7 @@ class SyncTables:
     def _refresh(
         self, table: int, round_: _Round, trainer: int, ahead: Sequence[NDArray[np.int64]]
     ) -> Answer:
-        """Return the answer to a table's last step, with those changed rows that a trainer has looked up."""
+        """Return the answer to a table's last step, with the changed rows that a trainer has looked up."""
         changed = np.zeros(0, dtype=np.int64) if round_.before is None else round_.before.ids
         asked = ahead[0] if len(ahead) == 1 else distinct_ids(np.concatenate(ahead))[0]
         ids = asked[find_among(asked, changed)[0]]
@@ -271,5 +271,5 @@ class SyncTables:
 
 
 def _none_of(rows: RowGradients) -> RowGradients:
-    """Return no rows, with the same row shape, in memory of their own, so that `rows` can be freed."""
+    """Return an empty set of rows of the same shape, in separate memory, so that `rows` can be freed."""
     return RowGradients(rows.ids[:0].copy(), rows.values[:0].clone())

@@ -1,1 +1,1 @@
-"""A parameter server: its trainers, their barriers, its shard and the shard's checkpoints."""
+"""A parameter server: its trainers, their barriers, its shard, and checkpoints of the shard."""

@@ -1,4 +1,4 @@
-"""Barriers, and reductions of small arrays, over a job's trainers; one of its servers counts arrivals."""
+"""Barriers and reductions of small arrays over a job's trainers, coordinated by one of its servers."""
 
 import threading
 from typing import Final
@@ -38,13 +38,13 @@ class Barriers:
         self._ending.discard(trainer)
 
     def release(self) -> None:
-        """Finish each barrier and reduction at which no trainer is missing any more."""
+        """Complete each barrier and reduction that no longer waits for a trainer."""
         self._barriers.release(self._training)
         self._reductions.release(self._training)
         self._changed.notify_all()
 
     def barrier(self, trainer: int, attempt: int, passed: int) -> control_pb2.BarrierReply:
-        """Count a trainer's arrival at its next barrier; wait up to a second for the others.
+        """Record a trainer's arrival at its next barrier; wait up to a second for the others.
 
         Raises
         ------
@@ -75,7 +75,7 @@ class Barriers:
             return control_pb2.ReduceReply(done=False, missing_trainers=missing)
 
     def end(self, trainer: int, attempt: int) -> control_pb2.BarrierReply:
-        """Record a trainer's last step; wait up to a second for the last steps of all other trainers.
+        """Record that a trainer has run its last step; wait up to a second for all others to do the same.
 
         Raises
         ------
@@ -91,13 +91,13 @@ class Barriers:
 
     @property
     def _training(self) -> list[int]:
-        """The trainers that may still make steps and therefore reach barriers."""
+        """The trainers that may still run steps and reach barriers."""
         return [trainer for trainer in self._membership.live if trainer not in self._ending]
 
     def _meet(
         self, barriers: Reductions, trainer: int, attempt: int, passed: int, given: Contribution
     ) -> int:
-        """Count a contribution, wait up to a second for the others, and return the reduction's number."""
+        """Record a contribution, wait up to a second for the others, and return the reduction's number."""
         self._membership.check_joined(trainer, attempt)
         number = barriers.contribute(trainer, passed, given, self._training)
         self._changed.notify_all()

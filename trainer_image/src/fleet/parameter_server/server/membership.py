@@ -83,7 +83,7 @@ class _Member:
 
 
 class Membership:
-    """The trainers of one job, as known to one server.
+    """The trainers of a job, as known to one server.
 
     In an elastic job (`Settings.max_trainers`), a trainer beyond the initial number counts from its first
     join. An elastic job succeeds if any trainer has completed, because a server cannot distinguish a trainer
@@ -118,27 +118,27 @@ class Membership:
 
     @property
     def live(self) -> tuple[int, ...]:
-        """The trainers that have neither completed nor been lost, including recently absent ones."""
+        """The trainers that are neither completed nor lost, including recently absent ones."""
         return tuple(trainer for trainer, member in self._members.items() if member.live)
 
     @property
     def gone(self) -> tuple[int, ...]:
-        """The lost trainers that have not rejoined."""
+        """The lost trainers that have not joined again."""
         return tuple(trainer for trainer, member in self._members.items() if member.gone)
 
     @property
     def missed(self) -> tuple[int, ...]:
-        """The lost trainers without which the training counts as failed."""
+        """The lost trainers whose loss makes the training run fail."""
         forgiven = self._settings.max_trainers is not None and self.completed
         return () if forgiven else self.gone
 
     def attempt(self, trainer: int) -> int:
-        """Return the attempt of a trainer's latest join, or -1 before its first join."""
+        """Return the attempt of a trainer's latest join, or -1 if it has never joined."""
         member = self._members.get(trainer)
         return -1 if member is None else member.attempt
 
     def admit(self, trainer: int, attempt: int, now: float) -> None:
-        """Let a trainer join.
+        """Admit a trainer.
 
         Raises
         ------
@@ -181,7 +181,7 @@ class Membership:
             self._first_join = now
 
     def check_joined(self, trainer: int, attempt: int) -> None:
-        """Check that a trainer has joined with this attempt.
+        """Check that a trainer has joined with the given attempt.
 
         Raises
         ------
@@ -198,12 +198,12 @@ class Membership:
         self._members[trainer].heard = now
 
     def connected(self, trainer: int, now: float) -> None:
-        """Record that a trainer has opened a data connection, the first or a later one."""
+        """Record that a trainer has opened a data connection."""
         member = self._members[trainer]
         member.connected, member.lost, member.heard = True, None, now
 
     def lost(self, trainer: int, now: float) -> None:
-        """Record that a trainer's data connection ended before it had completed."""
+        """Record that a trainer's data connection ended before the trainer completed."""
         self._members[trainer].lost = now
 
     def complete(self, trainer: int) -> None:
@@ -215,14 +215,14 @@ class Membership:
         self._members[trainer].gone = True
 
     def absences(self, now: float) -> list[Absence]:
-        """Return the absences of live trainers."""
+        """Return the absences of all live trainers."""
         found = [
             self._absence(trainer, member, now) for trainer, member in self._members.items() if member.live
         ]
         return [absence for absence in found if absence is not None]
 
     def vanished(self, now: float) -> set[int]:
-        """Return the live trainers whose absence has exceeded its deadline."""
+        """Return the live trainers that have been absent beyond the deadline."""
         return {absence.trainer for absence in self.absences(now) if now >= absence.deadline}
 
     def _absence(self, trainer: int, member: _Member, now: float) -> Absence | None:
@@ -244,7 +244,7 @@ class Membership:
 
 
 def describe_absences(absences: Sequence[Absence]) -> str:
-    """Describe what the server waits for, as in ``waiting for trainers 0 and 1 to join``."""
+    """Describe what the server is waiting for, as in ``waiting for trainers 0 and 1 to join``."""
     awaited = [
         what.format(name_trainers(trainers))
         for reason, what in _AWAITED.items()
@@ -254,7 +254,7 @@ def describe_absences(absences: Sequence[Absence]) -> str:
 
 
 def loss_of(absence: Absence, now: float, *, step: int, lost_seconds: float) -> PeerLostError:
-    """Return an error that names the deadline, for a trainer whose absence has exceeded that deadline."""
+    """Return an error that names the deadline that an absent trainer has exceeded."""
     waited = f"{now - absence.since:.0f} s"
     if absence.reason == NOT_JOINED:
         return PeerLostError(
@@ -270,13 +270,13 @@ def loss_of(absence: Absence, now: float, *, step: int, lost_seconds: float) -> 
 
 
 def loss_of_missed(missed: Sequence[int], completed: Sequence[int]) -> PeerLostError:
-    """Return the error for a training run that has ended without some of its trainers."""
+    """Return the error for a training run that ended without some of its trainers."""
     others = "; every other trainer has completed" if completed else ", before any trainer had completed"
     return PeerLostError(f"{name_trainers(missed)} vanished for good{others}")
 
 
 def _check_plausible(trainer: int, attempt: int, first: tuple[int, float] | None, now: float) -> None:
-    """Reject an implausibly high attempt number, which would lock out the trainer's later processes.
+    """Reject an implausibly high attempt number, which would fence later processes of the trainer.
 
     A restart takes at least a second. The limit is computed from the first join, so that no join can raise it
     for later ones.
@@ -312,7 +312,7 @@ def check_job(
 def check_agreement(
     ours: Mapping[str, str], theirs: Mapping[str, str], initial: Mapping[str, str] | None
 ) -> None:
-    """Check that a trainer agrees with the server on all facts that must be equal.
+    """Check that a trainer and the server agree on all facts that must be equal.
 
     Parameters
     ----------
@@ -338,7 +338,7 @@ def check_agreement(
 
 
 def check_identity(identity: Identity, job: "JobIdentity", joined: int) -> None:
-    """Check that a greeting comes from a trainer of the server's job, and that this trainer has joined.
+    """Check that a greeting comes from a trainer of the server's job that has joined.
 
     Parameters
     ----------

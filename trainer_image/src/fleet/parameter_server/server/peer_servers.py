@@ -1,4 +1,4 @@
-"""Calls to a job's other parameter servers, which receive this server's parts of gradient norms."""
+"""Calls to a job's other parameter servers, which send them this server's parts of gradient norms."""
 
 import threading
 import time
@@ -27,7 +27,7 @@ _FRESH_SECONDS: Final = 20.0
 
 
 class PeerServers:
-    """Calls from one server to the others. No method blocks; failures are reported by a callback.
+    """Calls from one server to the others. No method blocks; a callback reports failures.
 
     Parameters
     ----------
@@ -62,7 +62,7 @@ class PeerServers:
             self._call(part, server, deadline)
 
     def close(self) -> None:
-        """Cancel unfinished calls, and report no further failures."""
+        """Cancel unfinished calls and stop reporting failures."""
         with self._lock:
             self._closed = True
             stubs, self._stubs = list(self._stubs.values()), {}

@@ -1,4 +1,4 @@
-"""Scheduling of a server's work: pacing of trainers, the choice of work for the pool, and late trainers.
+"""Scheduling of a server's work: pacing of trainers, selection of work for the pool, and late trainers.
 
 Pacing. A piece is stepped when every trainer's gradient of it has arrived. Streams that share a server's link
 drift apart by as much as their buffers hold. Values are then sent back late, and the link is idle in one
@@ -50,7 +50,7 @@ class _Sender:
 
 
 class Pacing:
-    """The pacing of trainers that send the same step.
+    """Pacing of the trainers that send the same step.
 
     Parameters
     ----------
@@ -77,7 +77,7 @@ class Pacing:
         """For each waiting trainer, the function that resumes its connection."""
 
     def begin(self, trainer: int, step: int, resume: Callable[[], None]) -> float:
-        """Begin to receive a trainer's frame, unless the trainer is too far ahead.
+        """Begin receiving a trainer's frame unless the trainer is too far ahead.
 
         Parameters
         ----------
@@ -115,7 +115,7 @@ class Pacing:
                 self._resume_all()
 
     def ended(self, trainer: int) -> None:
-        """Record that a trainer has sent its whole step, or has disconnected."""
+        """Record that a trainer has sent its whole step or disconnected."""
         with self._lock:
             self._senders.pop(trainer, None)
             self._resumes.pop(trainer, None)
@@ -126,7 +126,7 @@ class Pacing:
             self._resumes.popitem()[1]()
 
     def is_ahead(self, trainer: int) -> bool:
-        """Return whether a trainer is too far ahead of another trainer that is sending the same step."""
+        """Return whether a trainer is too far ahead of another that is sending the same step."""
         own, now = self._senders[trainer], self._clock()
         others = [
             other.taken_bytes
@@ -137,7 +137,7 @@ class Pacing:
 
 
 def receive_bytes(lead_bytes: int | None) -> int | None:
-    """Return the size of the sockets' receive buffers, which trainers fill regardless of the pacing.
+    """Return the size of the sockets' receive buffers, which trainers can fill regardless of pacing.
 
     Parameters
     ----------
@@ -153,7 +153,7 @@ def receive_bytes(lead_bytes: int | None) -> int | None:
 
 
 class Overrun:
-    """Detects late trainers that run steps after the others have completed; warns, and counts the steps.
+    """Detects trainers that run steps after the others have completed; warns, and counts the steps.
 
     A trainer that has trained from the beginning may legitimately make the last steps alone, because its
     share of the data may be larger. A trainer that joined late does so by accident, because its loop started
@@ -182,7 +182,7 @@ class Overrun:
             self.late.add(trainer)
 
     def begins(self, trainer: int) -> None:
-        """Warn when a late trainer begins its first step after the others have completed."""
+        """Warn if a trainer begins its first step after the others have completed."""
         if (
             trainer not in self.late
             or trainer in self._warned
@@ -199,14 +199,14 @@ class Overrun:
         )
 
     def completed(self, trainer: int, step: int) -> None:
-        """Log a trainer's completion at a step, and its number of steps after the others completed."""
+        """Log that a trainer completed at a step, and how many steps it ran after the others."""
         _log.info("trainer %d has completed, at step %d", trainer, step)
         if past := self.steps(trainer):
             _log.warning("trainer %d has made %d steps after the others completed", trainer, past)
         self._end = max(self._end, step)
 
     def steps(self, trainer: int) -> int:
-        """Return the number of steps that a late trainer has made after the others completed."""
+        """Return how many steps a trainer has run after the others completed."""
         if trainer not in self.late or self._end < 0:
             return 0
         return max(0, self._step_of(trainer) - self._end)

@@ -120,7 +120,7 @@ class Server:
         self._control: ControlService | None = None
 
     def start(self) -> None:
-        """Start accepting joins.
+        """Start accepting trainers.
 
         Raises
         ------
@@ -169,7 +169,7 @@ class Server:
         )
 
     def serve(self) -> None:
-        """Serve until every trainer has completed, or another thread calls `close`.
+        """Serve until every trainer has completed or another thread calls `close`.
 
         Raises
         ------
@@ -206,7 +206,7 @@ class Server:
         _log.info("every trainer has completed, at step %d", self._mode.step)
 
     def close(self) -> None:
-        """Stop serving now; safe to repeat."""
+        """Stop serving immediately; safe to repeat."""
         self._serving.close()
         if self._control is not None:
             self._control.refuse()  # first: a server that answers calls counts as alive
@@ -220,14 +220,14 @@ class Server:
 
     @property
     def completed_attempts(self) -> Mapping[int, int]:
-        """The attempt in which each trainer completed; empty until all have completed."""
+        """The attempt in which each trainer completed; empty until all trainers have completed."""
         membership = self._trainers.membership
         return {} if membership.live else {each: membership.attempt(each) for each in membership.completed}
 
     # The interface for the control service, `ControlBackend`.
 
     def join(self, request: control_pb2.JoinRequest) -> control_pb2.JoinReply:
-        """Admit a trainer of this job if it agrees with this server on all facts that must be equal."""
+        """Admit a trainer of this job if it and this server agree on all facts that must be equal."""
         restored, step = self._trainers.join(request)
         return control_pb2.JoinReply(
             incarnation=self._serving.incarnation,
@@ -239,13 +239,13 @@ class Server:
         )
 
     def completed_trainers(self, request: control_pb2.CompletedRequest) -> tuple[int, ...]:
-        """Return the trainers that have completed in this run of the job, for a restarted trainer."""
+        """Return the trainers that have completed in this training run, for a restarted trainer."""
         check_job(request, self._job)
         with self._serving.changed:
             return self._trainers.membership.completed if request.life == self._job.life else ()
 
     def heartbeat(self, trainer: int, attempt: int) -> control_pb2.HeartbeatReply:
-        """Record a heartbeat of a trainer; return what the current step waits for."""
+        """Record a trainer's heartbeat; return what the current step is waiting for."""
         try:
             missing = self._mode.missing()
         except FleetError as error:  # a step failed here, which must not fail the heartbeat
@@ -259,7 +259,7 @@ class Server:
         )
 
     def norm(self, request: control_pb2.NormRequest) -> None:
-        """Add another server's part of a norm; once the norm is complete, step its blocks."""
+        """Add another server's part of a norm; if this completes the norm, update its blocks."""
         check_job(request, self._job)
         if request.fingerprint != self._shard.plan.fingerprint:
             raise ConfigurationError(
@@ -275,7 +275,7 @@ class Server:
             self._serving.fail(error)
 
     def stats(self) -> control_pb2.StatsReply:
-        """Return the server's progress and traffic."""
+        """Return the server's progress and traffic statistics."""
         counters = progress.snapshot()["counters"]
         membership = self._trainers.membership
         with self._serving.changed:

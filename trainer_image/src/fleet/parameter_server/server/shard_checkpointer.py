@@ -1,4 +1,4 @@
-"""Saving of a server's shard: trainer 0 requests a copy, then the files, then the manifest.
+"""Saving a server's shard: trainer 0 requests a copy, then its files, then the manifest.
 
 Training waits only while the blocks are copied. The copy is written while training continues, and is freed
 tensor by tensor. A table row is copied when it is written to disk, or before it changes. In sync mode no
@@ -158,7 +158,7 @@ class ShardCheckpointer:
         return control_pb2.SaveReply(steps=steps, history=before)
 
     def written(self, request: control_pb2.WrittenRequest) -> control_pb2.WrittenReply:
-        """Wait briefly for a save's files; return the file records, or a reply that writing continues.
+        """Wait briefly for a save's files; return the file records, or a reply that they are not ready.
 
         Raises
         ------
@@ -178,7 +178,7 @@ class ShardCheckpointer:
         return control_pb2.WrittenReply(done=True, files=[file.to_json() for file in files.result()])
 
     def commit(self, request: control_pb2.CommitRequest) -> control_pb2.CommitReply:
-        """Write the manifest of the latest save; without a manifest, remove the files that the save replaces.
+        """Write the manifest of the latest save or, without a manifest, remove the files that it replaces.
 
         Raises
         ------
@@ -212,7 +212,7 @@ class ShardCheckpointer:
         return control_pb2.CommitReply()
 
     def numbers(self, request: control_pb2.CheckpointsRequest) -> control_pb2.CheckpointsReply:
-        """Remove the requested numbered checkpoints from a folder; return the numbers of the remaining ones.
+        """Remove the requested numbered checkpoints from a folder; return the remaining numbers.
 
         Raises
         ------
@@ -232,7 +232,7 @@ class ShardCheckpointer:
             )
 
     def load(self, request: control_pb2.LoadRequest) -> control_pb2.LoadReply:
-        """Load a checkpoint unless training has begun; return the loaded one. See `ShardLoader.load`."""
+        """Load a checkpoint, or return the loaded one if training has begun. See `ShardLoader.load`."""
         self._check_may_use(request.trainer, request.directory)
         trainer = request.trainer.id
         found = self._loader.load(request.directory, request.save)
@@ -252,24 +252,24 @@ class ShardCheckpointer:
         )
 
     def upload_part(self, request: control_pb2.PartRequest) -> control_pb2.PartReply:
-        """Store a chunk of trainer 0's part, for the save that follows."""
+        """Store a chunk of trainer 0's part for the next save."""
         self._check_joined(request.trainer)
         self._parts.upload(request.save, request.offset, request.data)
         return control_pb2.PartReply()
 
     def download_part(self, request: control_pb2.FoundPartRequest) -> control_pb2.FoundPartReply:
-        """Return a chunk of the part that the latest load has offered to the trainer."""
+        """Return a chunk of the part that the latest load has made available to the trainer."""
         self._check_joined(request.trainer)
         return control_pb2.FoundPartReply(data=self._parts.download(request.trainer.id, request.offset))
 
     def set_status(self, request: control_pb2.StatusRequest) -> control_pb2.StatusReply:
-        """Store the status of a trainer other than 0, for the checkpoints that follow."""
+        """Store the status of a trainer other than trainer 0 for later checkpoints."""
         self._check_joined(request.trainer)
         self._statuses[request.trainer.id] = request.step, request.part
         return control_pb2.StatusReply()
 
     def write(self, request: control_pb2.WriteRequest) -> control_pb2.WriteReply:
-        """Store the value that a trainer's script has written to a block."""
+        """Replace a block's value with one that a trainer's script has set."""
         self._check_joined(request.trainer)
         self._loader.write(request.block, request.value)
         return control_pb2.WriteReply()
@@ -281,7 +281,7 @@ class ShardCheckpointer:
         return write_rows(path, save, f"{self._name}-table-{copy.table}", record, copy.snapshot, copy.parts())
 
     def _steps_of(self, trainers: Iterable[int], step: int | None) -> dict[int, int]:
-        """Return each trainer's step; in modes with a common step, check the step of the blocks instead."""
+        """Return each trainer's step or, in modes with a common step, check the step of the blocks."""
         if not self._shard.blocks and not len(self._shard.tables):
             return {}
         if step is None:
@@ -313,7 +313,7 @@ class ShardCheckpointer:
 
 
 class PartTransfer:
-    """The transfer of trainer 0's part in chunks, because it may exceed the message size. Thread-safe."""
+    """Transfers trainer 0's part in chunks, because it may exceed the maximum message size. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -322,7 +322,7 @@ class PartTransfer:
         """The part that each trainer may download."""
 
     def upload(self, save: str, offset: int, data: bytes) -> None:
-        """Append a chunk to a save's part; offset 0 begins a new part.
+        """Append a chunk to a save's part; offset 0 starts a new part.
 
         Raises
         ------
@@ -360,13 +360,13 @@ class PartTransfer:
         return uploaded
 
     def offer_download(self, trainer: int, part: bytes) -> int:
-        """Offer a part to a trainer, in place of the previous one; return the size of the part."""
+        """Make a part available to a trainer, replacing the previous one; return the part's size."""
         with self._lock:
             self._offered[trainer] = part
         return len(part)
 
     def download(self, trainer: int, offset: int) -> bytes:
-        """Return the chunk at an offset; return no bytes at the end."""
+        """Return the chunk at an offset; return no bytes at the end of the part."""
         with self._lock:
             part = self._offered.get(trainer, b"")
         return part[offset : offset + CHUNK_BYTES]
@@ -381,7 +381,7 @@ class _Base:
 
 
 class _Bases:
-    """The base of incremental checkpoints for each table: this server's newest full checkpoint."""
+    """The base of incremental checkpoints of each table: this server's newest full checkpoint."""
 
     def __init__(self) -> None:
         self._committed: dict[int, _Base] = {}
@@ -402,7 +402,7 @@ class _Bases:
     def begin(
         self, directory: Path, save: str, copies: Collection[RowCopy]
     ) -> Mapping[int, BaseRecord | None]:
-        """Record a save before it writes rows; return the base to which each table's file refers.
+        """Record a save before it writes rows; return the base that each table's file refers to.
 
         A table whose rows are all written refers to no base. A numbered save becomes its base once committed.
         """
@@ -421,7 +421,7 @@ class _Bases:
         return records
 
     def commit(self, save: str) -> None:
-        """Use a save as a base from now on."""
+        """Make a save available as a base."""
         self._committed |= {table: base for table, base in self._begun.items() if base.save == save}
 
 
@@ -433,7 +433,7 @@ def _still_exists(base: _Base) -> bool:
 
 
 def _in_background(save: str, write: Callable[[], list[FileRecord]]) -> Future[list[FileRecord]]:
-    """Write the files of a save in a separate thread."""
+    """Write the files of a save in a background thread."""
     files: Future[list[FileRecord]] = Future()
 
     def run() -> None:

@@ -1,4 +1,4 @@
-"""Loading of a server's shard from a checkpoint, and a record of the checkpoint that each trainer knows.
+"""Loading a server's shard from a checkpoint, and tracking which checkpoint each trainer knows.
 
 A checkpoint is loaded before training begins, by the server itself or at a trainer's request. A trainer that
 joined before the load still has the earlier values: it may not begin a step until it has requested the loaded
@@ -83,25 +83,25 @@ class ShardLoader:
 
     @property
     def history(self) -> Sequence[str] | None:
-        """The saves of this training run, oldest first; None if the saves before the load are unknown."""
+        """The saves of this training run, oldest first, or None if those before the load are unknown."""
         if self._loaded is None:
             return self.saved
         manifest = self._loaded.manifest
         return None if manifest.after is None else [*manifest.after, manifest.save, *self.saved]
 
     def inform(self, trainer: int) -> tuple[str, int]:
-        """Return the loaded checkpoint, now known to the trainer, and the trainer's next step."""
+        """Return the loaded checkpoint, which the trainer then knows, and the trainer's next step."""
         with self._values_lock:
             self._known[trainer] = self.restored
             return self.restored, self._mode.step_of(trainer)
 
     def position(self) -> tuple[str, int]:
-        """Return the loaded checkpoint and the current step of the training run, read atomically."""
+        """Return the loaded checkpoint and the current step, read atomically."""
         with self._values_lock:
             return self.restored, self._mode.step
 
     def begin_step(self, trainer: int) -> None:
-        """Allow a trainer to begin a step, and record that training has begun.
+        """Allow a trainer to begin a step; record that training has begun.
 
         Raises
         ------
@@ -120,7 +120,7 @@ class ShardLoader:
 
     @contextmanager
     def step_to_answer(self, trainer: int, step: int) -> Iterator[int]:
-        """Yield the step whose values answer a trainer's request; no checkpoint is loaded within the block.
+        """Yield the step whose values answer a trainer's request; block loads within the ``with`` block.
 
         A trainer that joined just before a load requests values that no longer exist. It gets the current
         values instead, which is harmless: the trainer must load the checkpoint itself before it may train.
@@ -131,13 +131,13 @@ class ShardLoader:
             yield step if knows else self._mode.step_of(trainer)
 
     def write(self, block: int, value: bytes) -> None:
-        """Store the value that a trainer's script has written to a block."""
+        """Replace a block's value with one that a trainer's script has set."""
         with self._values_lock:
             self._shard.write(block, value)
 
     @for_saves.lent()
     def load(self, directory: str, save: str = "") -> Checkpoint | None:
-        """Load values and optimizer state, unless training has begun from this checkpoint or its successors.
+        """Load values and optimizer state, unless training has begun from this checkpoint or a later one.
 
         Parameters
         ----------
@@ -193,12 +193,12 @@ class ShardLoader:
             return chosen
 
     def part_of(self, trainer: int, found: Checkpoint | None) -> bytes:
-        """Return a trainer's part of a checkpoint; return no bytes if this server does not have the part."""
+        """Return a trainer's part of a checkpoint; return no bytes if this server does not have it."""
         with self.disk_lock:
             return (found.part_of(trainer) if found is not None else None) or b""
 
     def complete_numbers(self, directory: str) -> list[int]:
-        """Return the numbers of a folder's checkpoints for which this server's files are complete."""
+        """Return the numbers of the checkpoints in a folder for which this server's files are complete."""
 
         def check(checkpoint: Checkpoint) -> None:
             spans = [(block.param, block.begin, block.end) for block in self._shard.blocks.values()]
@@ -210,7 +210,7 @@ class ShardLoader:
             return list_complete_numbers(Path(directory), check)
 
     def _take(self, checkpoint: Checkpoint, is_ours: bool, damage: list[CheckpointError]) -> bool:
-        """Load a checkpoint (only the trainers' parts if `is_ours`); return False if it is damaged."""
+        """Load a checkpoint, or only the trainers' parts if `is_ours`; return False if it is damaged."""
         if checkpoint.manifest.save == self.restored:
             return True
         if checkpoint.key in self._damaged:
@@ -236,7 +236,7 @@ class ShardLoader:
         return True
 
     def _read(self, checkpoint: Checkpoint) -> list[Put | RowPut]:
-        """Read the whole shard before any value changes: a damaged file must not leave a mixed model."""
+        """Read the whole shard before changing any value: a damaged file must not leave a mixed model."""
         check_files(self._needed_files(checkpoint), Checkpoint.verify_file)
         checkpoint.keep_parts()
         content: list[Put | RowPut] = []
@@ -306,14 +306,14 @@ class ShardLoader:
             )
 
     def _warn(self, damage: Sequence[CheckpointError], used: str) -> None:
-        """Log each kind of damage once."""
+        """Log each kind of damage only once."""
         new = [reason for reason in dict.fromkeys(map(str, damage)) if reason not in self._warned]
         self._warned.update(new)
         warn_of_skipped(new, used)
 
 
 def _read_block(checkpoint: Checkpoint, pieces: Sequence[PlannedBlock]) -> list[Put]:
-    """Read a block once, and slice it into its pieces."""
+    """Read a block once and slice it into its pieces."""
     first, last = pieces[0], pieces[-1]
     shape = (sum(piece.shape[0] for piece in pieces), *first.shape[1:]) if len(pieces) > 1 else first.shape
     found = checkpoint.piece(first.param, first.begin, last.end, shape)

@@ -1,4 +1,4 @@
-"""The trainers of one server: how they join and leave, and the dispatch of their frames to the mode."""
+"""The trainers of a server: how they join and leave, and how their frames reach the mode."""
 
 import contextlib
 import logging
@@ -51,7 +51,7 @@ _log = logging.getLogger(__name__)
 
 
 class Serving:
-    """The state of one server's service, which ends once, either by failing or by completing."""
+    """The state of a server's service, which ends once, by failure or by completion."""
 
     def __init__(self) -> None:
         self.changed = threading.Condition()
@@ -75,13 +75,13 @@ class Serving:
             self.changed.notify_all()
 
     def check(self) -> None:
-        """Raise the error with which the service has failed, if any; call with the lock held."""
+        """Raise the error that ended the service, if any; the caller holds the lock."""
         if self.failure is not None:
             raise self.failure
 
 
 class Trainers:
-    """Admits the trainers of one server, passes their frames to the mode, and sends the mode's answers.
+    """Admits a server's trainers, passes their frames to the mode, and sends the mode's answers.
 
     Parameters
     ----------
@@ -147,7 +147,7 @@ class Trainers:
         """Held while a trainer joins, so that only one joins at a time."""
 
     def start(self) -> None:
-        """Start the threads that serve the trainers' connections."""
+        """Start the threads that serve the trainers' data connections."""
         self._loop.start()
 
     def close(self) -> None:
@@ -157,7 +157,7 @@ class Trainers:
         self._loop.close()
 
     def join(self, request: control_pb2.JoinRequest) -> tuple[str, int]:
-        """Let a trainer join if it agrees with this server on all facts that must be equal.
+        """Admit a trainer if it and this server agree on all facts that must be equal.
 
         Returns
         -------
@@ -211,14 +211,14 @@ class Trainers:
         return restored, step
 
     def heard(self, trainer: int, attempt: int) -> int:
-        """Record a trainer's heartbeat; return the trainer's number of steps after the others completed."""
+        """Record a trainer's heartbeat; return how many steps it has run after the others completed."""
         with self._serving.changed:
             if self.membership.attempt(trainer) == attempt:
                 self.membership.heard(trainer, self._clock.now())
         return self._overrun.steps(trainer)
 
     def session_of(self, identity: Identity) -> TrainerSession:
-        """Return the session of a trainer; raise RemoteProtocolError if it has not joined."""
+        """Return a trainer's session; raise RemoteProtocolError if the trainer has not joined."""
         with self._serving.changed:
             joined = self.membership.attempt(identity.trainer)
         check_identity(identity, self._job, joined)
@@ -231,7 +231,7 @@ class Trainers:
         return session
 
     def give_up(self, trainer: int, error: PeerLostError) -> None:
-        """Treat a trainer as lost, and let the others continue; the trainer may rejoin."""
+        """Treat a trainer as lost and let the others continue; the trainer may join again."""
         with self._serving.changed:
             self.membership.give_up(trainer)
             self._barriers.release()
@@ -264,7 +264,7 @@ class Trainers:
                     session.transport.submit(Kind.PARAM, step, block, content)
 
     def take(self, session: TrainerSession, event: Frame | End, *, in_pool: bool = False) -> Work | None:
-        """Handle a frame or the end of a session's connection; return work that takes long, for the pool."""
+        """Handle a frame or the end of a session's connection; return long work for the pool."""
         if isinstance(event, End):
             self.ended(session, event.error)
             return None
@@ -301,7 +301,7 @@ class Trainers:
         return None
 
     def _work_for_pool(self, session: TrainerSession, event: Frame) -> Work | None:
-        """Return the use of a frame as work for the pool; None if it is short and waits for no thread."""
+        """Return the work that a frame causes for the pool, or None if it is short and never waits."""
         header, mode, tables = event.header, self._mode, self._shard.tables
         kind, number, num_bytes = header.kind, header.block, header.payload_bytes
         of_table = waits = False
@@ -338,7 +338,7 @@ class Trainers:
         self._use(session, header, self._mode.gradient(trainer, block, header.step))
 
     def _take_rare(self, session: TrainerSession, header: Header, payload: bytes) -> None:
-        """Handle a frame of a kind that does not occur in every step."""
+        """Handle a frame of a kind that does not occur in most steps."""
         trainer = session.identity.trainer
         match header.kind:
             case Kind.PULL:
@@ -355,7 +355,7 @@ class Trainers:
                 raise read_error(payload)
 
     def connected(self, session: TrainerSession) -> None:
-        """Record that a session has a data connection, the first or a later one."""
+        """Record that a session has a data connection."""
         with self._serving.changed:
             if self.sessions.get(session.identity.trainer) is session:
                 self.membership.connected(session.identity.trainer, self._clock.now())
@@ -372,7 +372,7 @@ class Trainers:
             self._barriers.release()
 
     def ended(self, session: TrainerSession, error: FleetError | None) -> None:
-        """Record that a session's connection has ended, with an error unless it ended by the protocol."""
+        """Record that a session's connection has ended, with an error unless it ended normally."""
         trainer = session.identity.trainer
         if self._pacing is not None:
             self._pacing.ended(trainer)
@@ -404,7 +404,7 @@ class Trainers:
                 session.fail(error, 0.0)
 
     def dismiss(self, error: FleetError | None) -> None:
-        """End all sessions: send each trainer its last frames, and the server's error if there is one."""
+        """End all sessions: send each trainer its last frames and the server's error, if any."""
         if error is None:
             self.wait_for_goodbyes()
         self._serving.close()
@@ -425,7 +425,7 @@ class Trainers:
             self._wait_until_notified()
 
     def wait_for_goodbyes(self) -> None:
-        """Wait for trainers whose connection broke to reconnect and receive the end of the training."""
+        """Wait for trainers that lost their connection to reconnect and receive the end of training."""
         sessions = list(self.sessions.values())
         wait_for_all((session.ending.left for session in sessions), self._settings.silent_seconds)
 
@@ -442,7 +442,7 @@ class Trainers:
         )
 
     def _use(self, session: TrainerSession, header: Header, answers: Sequence[Answer]) -> None:
-        """Send the answers to a gradient, and let the mode use the gradient, here or in the pool."""
+        """Send the answers to a gradient, and let the mode use the gradient in this thread or in the pool."""
         if answers:
             self.answer(answers)
         if not self._mode.defers:
@@ -462,7 +462,7 @@ class Trainers:
             self.answer(self._mode.advance(number, of_table=of_table))
 
     def _advance(self, session: TrainerSession, number: int, *, of_table: bool) -> None:
-        """Let the mode use a gradient, in the pool; a failure ends the session."""
+        """Let the mode use a gradient in a pool thread; a failure ends the session."""
         try:
             self.answer(self._mode.advance(number, of_table=of_table))
         except FleetError as error:
@@ -472,7 +472,7 @@ class Trainers:
             self.ended(session, FleetError(f"a gradient could not be used: {raised!r}"))
 
     def _on_table(self, table: int, work: Callable[[], object]) -> Callable[[], None]:
-        """Return long work on a table, until whose end the pool gets the other frames of the table, too."""
+        """Return long work on a table; until it ends, other frames for the table also go to the pool."""
         self._tables_in_pool.append(table)
 
         def run() -> None:

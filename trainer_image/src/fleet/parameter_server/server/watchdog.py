@@ -17,7 +17,7 @@ _log = logging.getLogger(__name__)
 
 
 class Watchdog:
-    """The watchdog of a server, which logs what the server waits for and enforces its deadlines.
+    """Logs what a server is waiting for, and enforces its deadlines.
 
     Parameters
     ----------
@@ -51,11 +51,11 @@ class Watchdog:
         self._silent: set[int] = set()
 
     def describe(self) -> str:
-        """Return a description of what the server waits for; call with the membership's lock held."""
+        """Describe what the server is waiting for; the caller holds the membership's lock."""
         return describe_absences(self._trainers.membership.absences(self._clock.now()))
 
     def look(self) -> list[tuple[int, PeerLostError]]:
-        """Check for absent trainers and stalled steps; call with the membership's lock held.
+        """Check for absent trainers and stalled steps; the caller holds the membership's lock.
 
         Returns
         -------

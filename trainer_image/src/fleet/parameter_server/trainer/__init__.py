@@ -1,1 +1,1 @@
-"""A trainer in a parameter-server job: its session with the servers, gradients, parameters and optimizer."""
+"""A trainer in a job with parameter servers: its session, gradients, parameters and optimizer."""

@@ -1,4 +1,4 @@
-"""The agreement between a trainer and all of its servers before it trains.
+"""Agreement between a trainer and all its servers before training.
 
 The agreement covers the trainers that have completed, the loaded checkpoint, and the step and values with
 which training begins. The servers agree on one checkpoint even if each server has its own directory, or if
@@ -42,7 +42,7 @@ Loads = Callable[
 
 
 def completed_before(controls: Sequence[ControlClient], job: "JobIdentity", seconds: float) -> frozenset[int]:
-    """Return the trainers that, according to all servers, have completed.
+    """Return the trainers that all servers report as completed.
 
     The result is empty if a server does not answer: the later attempt to join that server reports the reason.
     """
@@ -60,7 +60,7 @@ def join(
     patience: float,
     deadline: float,
 ) -> list[control_pb2.JoinReply]:
-    """Join every server in turn; return their replies.
+    """Join one server after another; return their replies.
 
     Parameters
     ----------
@@ -124,7 +124,7 @@ def warn_of_other_values(
 def loaded_and_steps(
     plan: TrainerPlan, joined: Sequence[control_pb2.JoinReply], calls: ServerCalls, deadline_seconds: float
 ) -> tuple[list[str], list[int]]:
-    """Return each server's loaded checkpoint and number of steps.
+    """Return each server's loaded checkpoint and step.
 
     In modes with a common step, the servers are asked only after this trainer has joined all of them: from
     then on, each server keeps the values before its last step for this trainer. If another trainer makes the
@@ -172,7 +172,7 @@ def agree(ask_all: Loads, endpoints: Sequence[str], deadline_seconds: float) -> 
 
 
 def common_save(replies: Sequence[control_pb2.LoadReply]) -> str:
-    """Return the random name of the newest checkpoint that is complete on all servers; empty for none."""
+    """Return the random name of the newest checkpoint that is complete on all servers, or an empty string."""
     return next((save for save in replies[0].saves if all(save in reply.saves for reply in replies)), "")
 
 
@@ -196,7 +196,7 @@ def check_equal(endpoints: Sequence[str], restored: Sequence[str]) -> None:
 
 
 def next_step(plan: TrainerPlan, steps: Sequence[int]) -> int:
-    """Return the next step of a trainer, computed from the steps of the servers.
+    """Compute a trainer's next step from the servers' steps.
 
     Raises
     ------
@@ -214,7 +214,7 @@ def next_step(plan: TrainerPlan, steps: Sequence[int]) -> int:
 
 
 def note_steps_past(trainer: int, calls: ServerCalls) -> None:
-    """Log and count the steps that a late trainer has made after the others completed."""
+    """Log and count the steps that a late trainer has run after the others completed."""
     replies = calls.ask_all(lambda control, seconds: control.ask_steps_past(seconds))
     if past := max(reply.steps_past for reply in replies):
         progress.count("steps_past_the_others", past)

@@ -1,4 +1,4 @@
-"""A trainer's control calls to its servers: requests to one or all servers, barriers and reductions."""
+"""A trainer's control calls: requests to one server or all of them, barriers and reductions."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -23,7 +23,7 @@ Reply = TypeVar("Reply")
 
 
 class ServerCalls:
-    """Calls to the servers; each call raises the failure of the session, if any.
+    """Calls to the servers; each raises the session's failure, if any.
 
     Parameters
     ----------
@@ -42,7 +42,7 @@ class ServerCalls:
         self._reductions_passed = 0
 
     def ask_all(self, ask: Callable[[ControlClient, float], Pending[Reply]]) -> list[Reply]:
-        """Call all servers concurrently; return their replies in the servers' order.
+        """Call all servers concurrently; return their replies in server order.
 
         Parameters
         ----------
@@ -69,7 +69,7 @@ class ServerCalls:
         done: Callable[[Reply], bool],
         what: str,
     ) -> Reply:
-        """Call one server repeatedly, until its reply shows that a task is done.
+        """Call a server repeatedly until its reply shows that a task is complete.
 
         Parameters
         ----------
@@ -102,7 +102,7 @@ class ServerCalls:
         self._barriers_passed += 1
 
     def wait_for_ends(self) -> None:
-        """Wait until every other trainer has called this method, has completed or is lost."""
+        """Wait until every other trainer has called this method, completed, or been lost."""
         self._pass("the end of training", ending=True)
 
     def reduce(self, given: Contribution, call: str = "all_reduce_worker") -> bytes:
@@ -132,11 +132,11 @@ class ServerCalls:
         return reply.data
 
     def values(self) -> "Iterator[control_pb2.StatePiece]":
-        """Yield the values on the servers."""
+        """Yield the values from the servers."""
         return self._state(values=True)
 
     def optimizer_state(self) -> dict[str, dict[str, Any]]:
-        """Fetch the optimizers' state.
+        """Fetch the state of the servers' optimizers.
 
         Returns
         -------
@@ -158,7 +158,7 @@ class ServerCalls:
         return joined
 
     def close(self) -> None:
-        """Close the channels."""
+        """Close the control channels."""
         for control in self.controls:
             control.close()
         self.controls = ()
@@ -187,7 +187,7 @@ class ServerCalls:
             self._wait_for(log, what, reply.missing_trainers)
 
     def _wait_for(self, log: WaitLog, what: str, trainers: Sequence[int]) -> None:
-        """Log the trainers for which a call waits; raise DeadlineExceededError if the wait is too long."""
+        """Log the trainers that a call waits for; raise DeadlineExceededError if the wait is too long."""
         missing = name_trainers(trainers)
         waited = log.note(what, lambda: f"{what} waits for {missing}")
         if waited >= self._settings.stalled_seconds:

@@ -1,4 +1,4 @@
-"""Checkpoints, coordinated by a trainer: the servers save their shards, and the trainer adds its own part.
+"""Checkpoints coordinated by a trainer: servers save their shards, and the trainer saves its own part.
 
 A save begins with copies: every server copies its blocks, and training continues. Then every server writes
 its copy, and the first server also writes trainer 0's part. Once all files are durable, the servers receive
@@ -43,7 +43,7 @@ _log = logging.getLogger(__name__)
 
 
 class TrainerCheckpoints(Saver):
-    """The checkpoints of one trainer's session; directories are paths on the servers.
+    """The checkpoints of a trainer's session; directories are paths on the servers.
 
     Parameters
     ----------
@@ -63,11 +63,11 @@ class TrainerCheckpoints(Saver):
 
     @property
     def current_step(self) -> int:
-        """The number of steps completed since the job began."""
+        """The number of steps completed since the start of the job."""
         return self._session.step
 
     def submit_status(self, status: TrainStatus) -> None:
-        """Send the status of this trainer's script to the servers, for the checkpoints that follow."""
+        """Send the status of this trainer's script to the servers for later checkpoints."""
         step = self.current_step
         part = TrainerPart(replace(status, step=step)).to_bytes()
         self._session.calls.ask(
@@ -112,14 +112,14 @@ class TrainerCheckpoints(Saver):
         return self._restore(replies), other_values
 
     def restore_own_part(self) -> None:
-        """Restore this trainer's part of the checkpoint, if any, that the servers loaded before it joined."""
+        """Restore this trainer's part of the checkpoint that the servers loaded before it joined, if any."""
         if self._session.restored:
             self._restore(
                 self._session.calls.ask_all(lambda control, seconds: control.checkpoints.load("", seconds))
             )
 
     def values(self) -> dict[str, Tensor]:
-        """Fetch the servers' values, by parameter."""
+        """Fetch the servers' values by parameter."""
         found = join_values(self._session.calls.values())
         plan = self._session.plan
         values = {}
@@ -172,7 +172,7 @@ class TrainerCheckpoints(Saver):
         return write
 
     def _wait_until_written(self, save: str) -> list[FileRecord]:
-        """Wait until every server has written its files; return all files, or raise a server's failure."""
+        """Wait until every server has written its files; return all files, or raise the error of a server."""
         files, failure = list[FileRecord](), None
         for server in range(len(self._session.plan.endpoints)):
             try:
@@ -242,7 +242,7 @@ class TrainerCheckpoints(Saver):
         return TrainStatus(step=self.current_step)
 
     def _upload_part(self, save: str, part: bytes) -> None:
-        """Send trainer 0's part to the first server in chunks, because it may exceed the message size."""
+        """Send trainer 0's part to the first server in chunks; it may exceed the maximum message size."""
         for offset in range(0, len(part), CHUNK_BYTES):
             chunk = part[offset : offset + CHUNK_BYTES]
             self._session.calls.ask(

@@ -1,4 +1,4 @@
-"""Sending of gradients, each as soon as the backward pass has produced it; a sent gradient must not change.
+"""Sending gradients as soon as the backward pass has produced them; a sent gradient must not change.
 
 Many scripts modify gradients between a backward pass and ``step()``: they clip or unscale gradients, or
 accumulate several backward passes. So in the first rounds all gradients are sent in ``step()``. If the
@@ -54,7 +54,7 @@ _log = logging.getLogger(__name__)
 
 
 def hyper_parameters_of(optimizer: Optimizer) -> HyperParameters:
-    """Return the options of an optimizer's param groups, except options that select kernels."""
+    """Return the options in an optimizer's param groups, except options that select kernels."""
     names = [name for name in optimizer.defaults if name not in KERNEL_FLAGS]
     of_groups: list[dict[str, Any]] = []
     for group in optimizer.param_groups:
@@ -68,7 +68,7 @@ def hyper_parameters_of(optimizer: Optimizer) -> HyperParameters:
 
 @dataclass(slots=True)
 class SentGradient:
-    """A gradient that was sent or, while the script is observed, would have been."""
+    """A gradient that was sent, or would have been sent if the script were not being observed."""
 
     gradient: Tensor
     version: int
@@ -82,7 +82,7 @@ class SentGradient:
 
     @property
     def unchanged(self) -> bool:
-        """Whether the gradient is unchanged, judged by its version, its address and the mark."""
+        """True if the gradient's version, address and mark are unchanged."""
         if version_of(self.gradient) != self.version or self.gradient.data_ptr() != self.address:
             return False
         if self.mark is None:
@@ -94,7 +94,7 @@ class SentGradient:
 
 
 class GradientFlow:
-    """The flow of gradients from a trainer's parameters to the servers, step by step.
+    """Sends gradients of a trainer's parameters to the servers, step by step.
 
     Parameters
     ----------
@@ -167,7 +167,7 @@ class GradientFlow:
         """Copies of gradients that a socket cannot send from their own memory."""
 
     def attach(self) -> None:
-        """Register hooks on the parameters and on the user's own optimizer."""
+        """Add hooks to the parameters and to the user's own optimizer."""
         self.guard.attach()
         if self._overlaps:
             for name, parameter in self._parameters.items():
@@ -184,7 +184,7 @@ class GradientFlow:
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Accumulate gradients within the block, without sending them."""
+        """Accumulate gradients within the block without sending them."""
         before, self._paused = self._paused, True
         try:
             yield
@@ -192,7 +192,7 @@ class GradientFlow:
             self._paused = before
 
     def step(self, scaling: Scaling | None = None) -> None:
-        """Send the gradients that have not yet been sent, and end the step.
+        """Send the gradients that have not been sent yet, and end the step.
 
         Parameters
         ----------
@@ -242,7 +242,7 @@ class GradientFlow:
         self._observes = self._observes and covers_all(self._round)
 
     def check_earlier(self) -> None:
-        """Check that gradients of the previous step did not change in flight; call once servers have them.
+        """Check that the previous step's gradients did not change in flight; call once servers have them.
 
         Raises
         ------
@@ -315,7 +315,7 @@ class GradientFlow:
             self._mode.send(block, sent.payload[range_])
 
     def _end(self, absent: Sequence["PlannedBlock"], of_rows: OfRows) -> None:
-        """Send the gradients of rows, and end the step."""
+        """Send the row gradients and end the step."""
         if self._rows is None:
             self._mode.finish(absent)
             return
@@ -328,7 +328,7 @@ class GradientFlow:
         self._rows.forget_gradients()
 
     def _unscale(self, scaling: Scaling, grads: Mapping[str, Tensor]) -> bool:
-        """Divide gradients by a gradient scaler's factor; return whether all gradients are finite."""
+        """Divide gradients by the gradient scaler's factor; return whether all of them are finite."""
         if self._sent:
             raise FleetError(
                 f"a gradient scaler is in use, but the gradient of {next(iter(self._sent))} has already been "
@@ -360,7 +360,7 @@ class GradientFlow:
                 self._seen_hyper = hyper_parameters_of(self._optimizer)
 
     def _learn(self, hyper: HyperParameters, *, scaled: bool) -> None:
-        """Determine from an observed step whether gradients can be sent early."""
+        """Decide from an observed step whether gradients can be sent early."""
         if scaled:
             self._stop_overlap("a gradient scaler is in use")
         elif self._seen_hyper not in (None, hyper):
@@ -372,7 +372,7 @@ class GradientFlow:
         self._seen, self._seen_hyper = {}, None
 
     def _stop_overlap(self, because: str) -> None:
-        """Send gradients only in ``step()`` from now on, and log the reason."""
+        """Send gradients only in ``step()`` from now on; log the reason."""
         self._overlaps = self._observes = False
         self._seen, self._seen_hyper = {}, None
         _log.info(

@@ -1,4 +1,4 @@
-"""A trainer's local steps, as in GEO: of parameters with the user's optimizer, and of its own row copies.
+"""Local steps, as in GEO: they update parameters with the user's optimizer, and copies of rows.
 
 Nothing is sent during a backward pass, so the script may change gradients until the step. The trainer uses a
 server's row until it first steps the row itself. The trainer's copy of the row then starts from the looked-up
@@ -34,7 +34,7 @@ __all__ = ["LocalSteps", "LocalTables"]
 
 
 class LocalSteps:
-    """Local steps of parameters with the user's own optimizer; has the interface of `GradientFlow`.
+    """Updates parameters locally with the user's own optimizer; has the interface of `GradientFlow`.
 
     Parameters
     ----------
@@ -62,20 +62,20 @@ class LocalSteps:
         self.guard = StepGuard(optimizer)
 
     def attach(self) -> None:
-        """Make the user's optimizer refuse steps outside of `step`."""
+        """Make the user's optimizer refuse calls of its ``step()`` outside `step`."""
         self.guard.attach()
 
     def detach(self) -> None:
-        """Make the user's optimizer allow its steps again."""
+        """Allow calls of ``step()`` on the user's optimizer again."""
         self.guard.detach()
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Do nothing: backward passes accumulate anyway."""
+        """Do nothing, because backward passes accumulate gradients anyway."""
         yield
 
     def step(self, scaling: Scaling | None = None) -> None:
-        """Step with the current gradients, and exchange changes if an exchange is due.
+        """Update the parameters with the current gradients; exchange changes if an exchange is due.
 
         Parameters
         ----------
@@ -108,10 +108,10 @@ class LocalSteps:
         self._mode.finish(())
 
     def check_nothing_in_flight(self, what: str) -> None:
-        """Do nothing: gradients are not sent."""
+        """Do nothing, because gradients are not sent."""
 
     def check_earlier(self) -> None:
-        """Do nothing: gradients are not sent."""
+        """Do nothing, because gradients are not sent."""
 
 
 class LocalTables:
@@ -141,19 +141,19 @@ class LocalTables:
         self.begin()
 
     def begin(self) -> None:
-        """Drop all copies; the servers' rows are used until this trainer steps them."""
+        """Drop all copies; a row has the server's value until this trainer updates it."""
         self._steps = 0
         self._tables = {name: GeoRows(plan.config, self._num_trainers) for name, plan in self._plans.items()}
         self.resume(self._before)
 
     def resume(self, before: OwnRows) -> None:
-        """Load the state of rows from a checkpoint; rows that have been stepped keep their state."""
+        """Load the state of rows from a checkpoint; rows that have been updated keep their state."""
         self._before, self._steps = before, max(self._steps, before.steps)
         for name, rows in before.tables.items():
             self._tables[name].resume(rows)
 
     def state(self) -> OwnRows:
-        """Return the state of rows, for those tables whose rules have state."""
+        """Return the state of rows in tables whose rules have state."""
         keeping = {name for name, plan in self._plans.items() if plan.config.rule.slots}
         tables = {name: self._tables[name].state() for name in keeping}
         return OwnRows(self._steps, {name: rows for name, rows in tables.items() if rows.ids.size})
@@ -172,7 +172,7 @@ class LocalTables:
         return rows
 
     def prefetch(self, name: str, ids: NDArray[np.int64]) -> None:
-        """Request those rows of the next batch of which this trainer has no copy."""
+        """Request the rows of the next batch that this trainer has no copy of."""
         self.rows.prefetch(name, ids[~self._tables[name].has(ids)])
 
     def touched(self, name: str, touched: Touched) -> None:
@@ -181,11 +181,11 @@ class LocalTables:
 
     @property
     def weights(self) -> list[Parameter]:
-        """The weights of those tables of which trainers have a copy."""
+        """The weights of the tables that trainers have a copy of."""
         return [plan.own for plan in self._plans.values() if plan.own is not None]
 
     def step(self, gradients: OfRows, hyper_parameters: HyperParameters) -> None:
-        """Step the rows that have a gradient, with the rule of their table."""
+        """Update the rows that have a gradient, with their table's rule."""
         self._steps += 1
         for name, (ids, gradient) in gradients.items():
             plan, table = self._plans[name], self._tables[name]
@@ -201,7 +201,7 @@ class LocalTables:
 
     @property
     def must_leave(self) -> bool:
-        """Whether, after another step, the changes may no longer fit in one exchange."""
+        """True if the changes may not fit in one exchange after another step."""
         return any(
             table.most_leaving > most_rows(self._plans[name].row_bytes)
             for name, table in self._tables.items()
@@ -213,7 +213,7 @@ class LocalTables:
         return {name: (change.ids, change.values) for name, change in changed.items() if change.ids.size}
 
     def arrived(self) -> None:
-        """Add the changes of other trainers; the rows that servers have sent include these changes."""
+        """Add the other trainers' changes, which the rows from the servers include."""
         for plan, ids, rows in self.rows.replies.take_changed_rows():
             table = self._tables[plan.name]
             table.arrived(ids, rows, self._steps)
@@ -221,14 +221,14 @@ class LocalTables:
                 write_rows(plan.own, ids, table.look_up(ids))
 
     def end(self) -> None:
-        """Adopt the servers' rows as the final rows."""
+        """Replace the copies with the servers' final rows."""
         self.begin()
         self.rows.take_all()
 
 
 @contextlib.contextmanager
 def _without_gradients(weights: Iterable[Parameter]) -> Iterator[None]:
-    """Hide the gradients of weights from an optimizer within the block."""
+    """Hide the gradients of table weights from an optimizer within the block."""
     kept = [(weight, weight.grad) for weight in weights]
     for weight, _ in kept:
         weight.grad = None

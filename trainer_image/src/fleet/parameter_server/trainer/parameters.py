@@ -1,4 +1,4 @@
-"""A trainer's parameters, the memory in which new values land, and marks that detect writes to memory.
+"""A trainer's parameters, the memory that receives new values, and marks that detect changes to memory.
 
 A write from a socket does not increment a version counter, and autograd and the user's code still need the
 old values while new values arrive. So values land in other memory, or stay in memory that a server shares,
@@ -59,23 +59,23 @@ _AT_ONCE_BYTES: Final = 1 << 18
 
 
 def version_of(tensor: Tensor) -> int:
-    """Return the version counter of a tensor, which each in-place change increments."""
+    """Return a tensor's version counter, which every in-place change increments."""
     return tensor._version  # noqa: SLF001 - torch documents it under this name, and has no other
 
 
 def part_of(tensors: Iterable[Tensor]) -> float:
-    """Return the fraction of each of these tensors that a later round compares."""
+    """Return the fraction of each tensor that later rounds compare."""
     total = sum(each.nbytes for each in tensors)
     return min(1.0, max(_LEAST_PART, ROUND_BYTES / total)) if total else 1.0
 
 
 def covers_all(round_: int) -> bool:
-    """Return whether a round compares all bytes, regardless of the size of the model."""
+    """Return whether a round compares all bytes, whatever the size of the model."""
     return round_ < _WHOLE_ROUNDS
 
 
 class Mark:
-    """A copy of all bytes of some memory, or of the part that the current round compares.
+    """A copy of some memory, or of the part of it that the current round compares.
 
     Parameters
     ----------
@@ -100,7 +100,7 @@ class Mark:
         self._crc: int | None = None
 
     def take(self, content: memoryview, round_: int) -> None:
-        """Copy these bytes, or the part of them that this round (counted from 0) compares."""
+        """Copy memory, or the part of it that this round, counted from 0, compares."""
         length, self._crc = len(content), None
         if length != self._length:  # the script has replaced the memory
             self._length, self._stretch = length, bytearray(self._stretch_of(length))
@@ -134,7 +134,7 @@ class Mark:
         )
 
     def matches_but_for_rounding(self, content: memoryview, dtype: torch.dtype) -> bool:
-        """Return whether changed memory differs only by rounding, as after adding and subtracting a value.
+        """Return whether memory differs only by rounding, as after adding and then subtracting a value.
 
         This compares all bytes that the mark covers; the result is False if the mark has no copy of them.
         """
@@ -158,14 +158,14 @@ class Mark:
         return off <= _ROUNDINGS * torch.finfo(dtype).eps * largest
 
     def _stretch_of(self, length: int) -> int:
-        """Return the number of bytes, out of `length`, that a later round compares."""
+        """Return how many of `length` bytes a later round compares."""
         if self._part >= 1.0:
             return length
         return min(length, math.ceil(length * self._part / _UNIT_BYTES) * _UNIT_BYTES)
 
 
 class LazyArena:
-    """Host memory with the shape of each parameter, allocated on first use; pinned for GPU parameters.
+    """Host memory shaped like each parameter, allocated on first use and pinned for GPU parameters.
 
     Parameters
     ----------
@@ -188,7 +188,7 @@ class LazyArena:
 
 
 def check_dtype(name: str, parameter: Tensor, expected: torch.dtype) -> None:
-    """Check that a parameter, or its gradient, still has the parameter's dtype on the servers.
+    """Check that a parameter, or its gradient, still has the dtype that the parameter has on the servers.
 
     Raises
     ------
@@ -204,7 +204,7 @@ def check_dtype(name: str, parameter: Tensor, expected: torch.dtype) -> None:
 
 
 class ParameterStore:
-    """The module's parameters, and the memory in which their next values land.
+    """The module's parameters and the memory that receives their next values.
 
     Parameters
     ----------
@@ -246,20 +246,20 @@ class ParameterStore:
             check_dtype(name, memory.parameter, memory.dtype)
 
     def landing(self, block: int) -> memoryview:
-        """Return the memory to which a block's next value will be written."""
+        """Return the memory that receives a block's next value."""
         memory = self._memory_of[block]
         return memory.landings.get(block) or memory.landing(block)  # fast path: called for each frame
 
     def land_elsewhere(self, block: int, value: memoryview) -> None:
-        """Record that a block's next value is in other memory, which must not change until it is adopted."""
+        """Record that a block's next value is in other memory, which must not change before it is copied."""
         self._memory_of[block].elsewhere[block] = value
 
     def landed(self, name: str) -> Tensor:
-        """Return the landed value of a parameter, before its adoption, in host memory."""
+        """Return the value that has arrived for a parameter, in host memory, before it is copied in."""
         return self._memories[name].landed
 
     def adopt(self, unchanged: Collection[int] = (), names: Iterable[str] | None = None) -> None:
-        """Copy the values that have landed into the parameters.
+        """Copy the values that have arrived into the parameters.
 
         Parameters
         ----------
@@ -278,7 +278,7 @@ class ParameterStore:
             self._memories[name].adopt(unchanged, check=names is not None)
 
     def check_kept(self) -> None:
-        """Check, with the marks, that parameters with gradients still hold the values adopted last.
+        """Check, using the marks, that parameters with gradients still have the values copied in last.
 
         Rounding differences are accepted: if a script adds something to its weights and then subtracts it, as
         in sharpness-aware training, no change is lost when the next values overwrite the weights.
@@ -295,12 +295,12 @@ class ParameterStore:
                 memory.check_kept()
 
     def keep(self) -> None:
-        """Mark the current values as the values adopted last, because the servers have the same values."""
+        """Mark the current values as those of the servers."""
         for memory in self._memories.values():
             memory.keep()
 
     def forget(self) -> None:
-        """Drop the marks, so that the next values overwrite the parameters without a check."""
+        """Drop the marks, so that the next values replace the parameters without a check."""
         for memory in self._memories.values():
             memory.is_kept = False
 
@@ -314,7 +314,7 @@ class ParameterStore:
 
 
 class _ParameterMemory:
-    """One parameter, and the memory in which its next value lands.
+    """A parameter and the memory that receives its next value.
 
     Each round compares a `part` of the parameter (see `Mark`); None if the script may write to the parameter.
     """
@@ -365,7 +365,7 @@ class _ParameterMemory:
 
     @property
     def _plain(self) -> bool:
-        """Whether the bytes in the parameter's memory have the wire format."""
+        """True if the bytes in the parameter's memory have the wire format."""
         return self.parameter.device.type == "cpu" and self.parameter.is_contiguous()
 
     @torch.no_grad()
@@ -401,7 +401,7 @@ class _ParameterMemory:
         self._take(self._bytes(), self.parameter.data_ptr() if self._plain else None)
 
     def check_kept(self) -> None:
-        """Check the mark.
+        """Check that the mark still matches.
 
         In a large model, after the first rounds, this is done only if it needs no copy or the version has
         changed.
@@ -430,12 +430,12 @@ class _ParameterMemory:
         )
 
     def _bytes(self) -> memoryview:
-        """Return the bytes of the current value, copied if the value is not contiguous or is on a device."""
+        """Return the current value's bytes, copied if the value is not contiguous or is on a device."""
         parameter = self.parameter.detach()
         return bytes_of(parameter if self._plain else parameter.cpu().contiguous())
 
     def _take(self, content: memoryview, address: int | None = None) -> None:
-        """Mark the current value, unless the script may write to the parameter."""
+        """Mark the current value unless the script is allowed to write to the parameter."""
         if self._mark is None:
             return
         self._adopted = (address, content) if address is not None else None

@@ -45,7 +45,7 @@ ChangedRows = tuple[TablePlan, NDArray[np.int64], Tensor]
 
 @dataclass(slots=True, eq=False)
 class LookUp:
-    """A look-up: rows requested from the servers.
+    """Rows that were requested from the servers.
 
     Attributes
     ----------
@@ -119,7 +119,7 @@ class Replies:
             raise self._failure
 
     def wake(self) -> None:
-        """Wake waiting threads, so that they check their conditions."""
+        """Wake the waiting threads, which then check their conditions."""
         with self._changed:
             self._changed.notify_all()
 
@@ -198,7 +198,7 @@ class Replies:
         return None
 
     def _take_shared(self, block: int, value: memoryview) -> None:
-        """Use or copy a value in the server's memory.
+        """Use or copy a value that is in the server's memory.
 
         In sync mode, the value stays unchanged until this trainer has sent the next gradient, and is adopted
         before that. In any other mode, the server may change the value as soon as its frame is acknowledged.
@@ -209,7 +209,7 @@ class Replies:
             copy_bytes(value, self.store.landing(block))
 
     def expect_values(self, *, present: bool = False, exactly: bool = False) -> None:
-        """Register the expected replies, one per block; call before sending the request.
+        """Register the expected replies, one per block; call this before sending the request.
 
         Parameters
         ----------
@@ -247,13 +247,13 @@ class Replies:
 
     @property
     def values_arrived(self) -> bool:
-        """Whether all expected values have arrived."""
+        """True if all expected values have arrived."""
         with self._changed:
             return not self._missing
 
     @property
     def nothing_changed(self) -> bool:
-        """Whether the last step changed no block."""
+        """True if the last step changed no block."""
         with self._changed:
             return len(self.unchanged) == len(self._blocks)
 
@@ -270,11 +270,11 @@ class Replies:
             self._wanted = frozenset()
 
     def servers_wait_for(self) -> str:
-        """Describe what the servers wait for; return an empty string if they wait for nothing."""
+        """Describe what the servers are waiting for; empty if they are not waiting."""
         return ""
 
     def _describe_values(self) -> str:
-        """Describe the servers and a block for which a step waits, and what these servers wait for."""
+        """Describe the servers and a block that a step is waiting for, and what these servers wait for."""
         blocks = [self._blocks[block] for block in sorted(self._missing)]
         servers = ", ".join(sorted({block.endpoint for block in blocks}))
         because = self.servers_wait_for()
@@ -282,7 +282,7 @@ class Replies:
         return f"{blocks[0].name} of step {self._expected_at} from {servers}{reason}"
 
     def expect_rows(self, server: int, look_up: LookUp, at: NDArray[np.int64]) -> None:
-        """Register a row request before it is sent; wait while the server has too many requests.
+        """Register a row request before sending it; wait while the server has too many open requests.
 
         Parameters
         ----------
@@ -301,7 +301,7 @@ class Replies:
         pending.append((look_up, at))
 
     def rows_landed(self, server: int, header: Header, payload: memoryview) -> None:
-        """Store the rows of the server's oldest request.
+        """Store the rows that answer the server's oldest request.
 
         Raises
         ------
@@ -330,7 +330,7 @@ class Replies:
                 self._changed.notify_all()
 
     def wait_for_rows(self, look_up: LookUp) -> Tensor:
-        """Wait for the rows of a look-up, and return them: float32[n, dimension]. See `wait_until`."""
+        """Wait for the rows of a look-up and return them: float32[n, dimension]. See `wait_until`."""
         self.wait_until(lambda: not look_up.pending, lambda: self._describe_rows(look_up))
         return look_up.rows
 
@@ -339,14 +339,14 @@ class Replies:
         return f"rows of table {look_up.table.name} from {', '.join(each for each, some in busy if some)}"
 
     def expect_table_steps(self, step: int) -> None:
-        """Expect every server to step every table; call before sending the gradients of a step."""
+        """Expect every server to update every table; call this before sending a step's gradients."""
         with self._changed:
             servers = range(len(self.plan.endpoints))
             self._stepping = {(server, number) for server in servers for number in self._tables}
             self._table_steps = step + 1
 
     def table_stepped(self, server: int, header: Header, payload: memoryview) -> None:
-        """Record a server's confirmation that it has stepped a table, with the changed rows.
+        """Record a server's confirmation that it has updated a table, with the changed rows.
 
         Raises
         ------
@@ -374,11 +374,11 @@ class Replies:
 
     @property
     def tables_stepped(self) -> bool:
-        """Whether every server has stepped the tables."""
+        """True if every server has updated the tables."""
         return not self._stepping
 
     def wait_for_tables(self, *, background: bool = False) -> None:
-        """Wait until every server has stepped the tables; see `wait_until`."""
+        """Wait until every server has updated the tables; see `wait_until`."""
         self.wait_until(lambda: not self._stepping, self._describe_tables, background=background)
 
     def take_changed_rows(self) -> list[ChangedRows]:

@@ -1,4 +1,4 @@
-"""A trainer's session with one server, over successive data connections.
+"""A trainer's session with a server, which may use several data connections in succession.
 
 Data is sent over the server's Unix socket if the server is on this host, and otherwise over TCP. If a
 connection breaks while the server is alive, a separate thread reconnects, and the training thread only waits
@@ -167,7 +167,7 @@ class ServerConnection:
             raise self._not_here("it shares no memory")
 
     def close(self) -> None:
-        """End the session: gracefully if the server has answered COMPLETE, and otherwise immediately."""
+        """End the session: gracefully if the server has answered COMPLETE, otherwise immediately."""
         self._closing.set()
         greeting = self._greeting
         if greeting is not None:
@@ -215,7 +215,7 @@ class ServerConnection:
         self._heartbeat.connection_regained(self.server)
 
     def _lives_since(self, since: float) -> bool:
-        """Wait for a sign of life of the server after a time; return False if this end closes first.
+        """Wait for a sign of life of the server after the given time; return False if the session closes.
 
         Raises
         ------
@@ -230,7 +230,7 @@ class ServerConnection:
         return True
 
     def _open(self, lives_since: Callable[[float], bool] | None) -> int:
-        """Open a connection, with growing pauses between attempts; return the number of resent frames.
+        """Open a connection, with growing pauses between attempts; return how many frames were resent.
 
         A live server that does not answer the greeting is busy, for example with a long step. It answers once
         it has processed its current frame, so this does not count as a failed attempt.
@@ -299,7 +299,7 @@ class ServerConnection:
         return self._open_once(greeting_seconds)  # without sharing the memory, which could not be mapped
 
     def _dial(self) -> socket.socket:
-        """Connect over the Unix socket if the server is on this host, else over TCP."""
+        """Connect over the Unix socket if the server is on this host, otherwise over TCP."""
         settings = self._settings
         timeout_seconds = min(GREETING_SECONDS, settings.deadline_seconds)
         if self._local_name:
@@ -355,7 +355,7 @@ class ServerConnection:
         return self.stream.attach(connected, directions, theirs.taken)
 
     def _share(self, theirs: Hello, descriptors: Sequence[int]) -> bool:
-        """Decide, once for the session, whether memory is shared."""
+        """Decide, once per session, whether memory is shared."""
         shares = theirs.shared and self._memory is not None
         shared = isinstance(self.transport, SharedMemoryTransport)
         if self._greeted and shares != shared:
@@ -375,7 +375,7 @@ class ServerConnection:
         return shares
 
     def _shared_transport(self, own: SharedBlocks, descriptors: Sequence[int]) -> SharedMemoryTransport:
-        """Map the server's values; raise OSError if that fails or if their descriptor did not arrive."""
+        """Map the server's values; raise OSError on failure or if their descriptor did not arrive."""
         if not descriptors:
             raise OSError("the server's greeting came without the descriptor of its memory")
         values = SharedBlocks.receive(descriptors[0], self.codec.block_bytes, writable=False)

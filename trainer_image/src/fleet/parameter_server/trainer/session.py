@@ -1,4 +1,4 @@
-"""A trainer's session with its servers: joining them, and training over their data connections.
+"""A trainer's session with its servers: joining them and training over their data connections.
 
 A trainer first joins every server, and receives the list of blocks that each server holds. Then it creates
 the objects of its session once, from the final plan.
@@ -58,7 +58,7 @@ def join(
     look: Callable[[], None] = lambda: None,
     completed: Callable[[Collection[int]], None] = lambda _: None,
 ) -> "Session":
-    """Join every server, and adopt the servers' values.
+    """Join every server and load the servers' values.
 
     Parameters
     ----------
@@ -123,7 +123,7 @@ def join(
 
 
 class Session(Replies):
-    """One trainer's session; a mode uses it through `fleet.parameter_server.modes.Session`.
+    """A trainer's session; modes use it as a `fleet.parameter_server.modes.Session`.
 
     Parameters
     ----------
@@ -188,7 +188,7 @@ class Session(Replies):
         """Held while a mode sends a whole step, so that frames of another step cannot intervene."""
 
     def start(self, joined: "Sequence[control_pb2.JoinReply]") -> None:
-        """Connect to the servers, and adopt their values; raise the same errors as `join`."""
+        """Connect to the servers and load their values; raises the same errors as `join`."""
         if self._shows_tables:
             progress.show_tables(self._heartbeat.tables.total)
         self._loop.start()
@@ -198,11 +198,11 @@ class Session(Replies):
         self.pull(*agreement.loaded_and_steps(self.plan, joined, self.calls, self.settings.deadline_seconds))
 
     def agree(self) -> "list[control_pb2.LoadReply]":
-        """Make the servers load one checkpoint; see `agreement.agree`."""
+        """Make all servers load the same checkpoint; see `agreement.agree`."""
         return agreement.agree(self.calls.ask_all, self.plan.endpoints, self.settings.deadline_seconds)
 
     def pull(self, restored: Sequence[str], steps: Sequence[int]) -> None:
-        """Adopt the servers' values; call only between two steps.
+        """Load the servers' values; call this only between two steps.
 
         Parameters
         ----------
@@ -222,7 +222,7 @@ class Session(Replies):
         self.take_values()
 
     def take_values(self) -> None:
-        """Overwrite this trainer's values with those of the servers."""
+        """Overwrite this trainer's values with the servers' values."""
         self.store.forget()
         self.request_values()
         self.wait_for_values()
@@ -230,7 +230,7 @@ class Session(Replies):
         self.rows.take_all()
 
     def complete(self) -> frozenset[int]:
-        """Complete this trainer on every server; return the trainers that all servers list as completed."""
+        """Complete this trainer on every server; return the trainers that all servers report as completed."""
         self.check()
         if self._shows_tables:
             self._heartbeat.beat()  # the last chance to receive the sizes: the servers are about to end
@@ -260,11 +260,11 @@ class Session(Replies):
         self.calls.close()
 
     def advance(self) -> None:
-        """Count a step."""
+        """Count a completed step."""
         self.step += 1
 
     def begin_step(self, hyper_parameters: Sequence[dict[str, Any]], step: int | None = None) -> None:
-        """Announce a step, by default the current step, before its first gradient."""
+        """Announce a step, by default the current one, before its first gradient."""
         self.check()
         self._sending = step = self.step if step is None else step
         if self._hyper[0] != tuple(hyper_parameters):
@@ -274,11 +274,11 @@ class Session(Replies):
             connection.stream.send(Kind.HYPER, self._hyper[1], step=step, more=True)
 
     def send_gradient(self, block: PlannedBlock, payload: memoryview) -> None:
-        """Enqueue a gradient; its memory must not change until the servers have it."""
+        """Enqueue a gradient, whose memory must not change until the servers have received it."""
         self.connections[block.server].transport.submit(Kind.GRAD, self._sending, block.id, payload)
 
     def end_step(self, absent: Iterable[PlannedBlock]) -> None:
-        """Announce the end of a step, and the blocks that have no gradient."""
+        """Announce the end of a step and the blocks that have no gradient in it."""
         by_server: dict[int, list[int]] = {}
         for block in absent:
             by_server.setdefault(block.server, []).append(block.id)
@@ -294,7 +294,7 @@ class Session(Replies):
         gradients: Mapping[int, memoryview],
         of_rows: OfRows = NO_ROWS,
     ) -> None:
-        """Enqueue a whole step, with gradients by block and table; any thread of the mode may call."""
+        """Enqueue a whole step: gradients by block and table. Any thread of the mode may call this."""
         with self._turn:
             self.begin_step(hyper_parameters, step)
             for block in self.plan.blocks:
@@ -305,7 +305,7 @@ class Session(Replies):
             self.end_step([block for block in self.plan.blocks if block.id not in gradients])
 
     def flush(self) -> None:
-        """Wait until the servers have received everything enqueued; the memory may change afterwards."""
+        """Wait until the servers have received all enqueued data, so that the memory may change."""
         log = WaitLog()
         for connection, mark in [(each, each.stream.send(Kind.CONFIRM)) for each in self._holders]:
             what = f"{connection.endpoint} to receive gradients"
@@ -316,7 +316,7 @@ class Session(Replies):
                     raise DeadlineExceededError(f"waited {waited:.0f} s for {what}")
 
     def request_values(self) -> None:
-        """Request the value of each block; in modes with a common step, the value of exactly this step."""
+        """Request each block's value; in modes with a common step, the value as of that step."""
         self.check()
         with self._turn:
             self.expect_values(present=True, exactly=self.plan.has_common_step)
@@ -324,15 +324,15 @@ class Session(Replies):
                 connection.stream.send(Kind.PULL, step=self.step)
 
     def adopt_values(self, names: Iterable[str] | None = None) -> None:
-        """Copy landed values into all parameters, or into those with these names."""
+        """Copy the values that have arrived into all or the named parameters."""
         self.store.adopt(self.unchanged, names)
 
     def wait_for_ends(self) -> None:
-        """Wait until no other trainer makes further steps; see `ServerCalls.wait_for_ends`."""
+        """Wait until no other trainer runs further steps; see `ServerCalls.wait_for_ends`."""
         self.calls.wait_for_ends()
 
     def servers_wait_for(self) -> str:
-        """Describe what the servers wait for, as of the latest heartbeats; empty if they wait for nothing."""
+        """Describe what the servers are waiting for, as of the latest heartbeats; empty if nothing."""
         return self._heartbeat.waiting_for()
 
     def _look_for_silence(self) -> None:

@@ -1,4 +1,4 @@
-"""The training of one trainer, by a loop or by a program."""
+"""A trainer's training run, driven by a loop or by a program."""
 
 import logging
 from collections.abc import Callable, Collection, Mapping
@@ -47,7 +47,7 @@ _log = logging.getLogger(__name__)
 
 
 class Trainer:
-    """The training of one trainer through a session with the servers; see `Trainer.join`.
+    """A trainer's training run, in a session with the servers; see `Trainer.join`.
 
     Parameters
     ----------
@@ -107,7 +107,7 @@ class Trainer:
         look: Callable[[], None] = lambda: None,
         completed: Callable[[Collection[int]], None] = lambda _: None,
     ) -> "Trainer":
-        """Join the servers of a plan, and adopt their values.
+        """Join the servers of a plan and load their values.
 
         Parameters
         ----------
@@ -162,11 +162,11 @@ class Trainer:
 
     @property
     def current_step(self) -> int:
-        """The number of steps completed since the job began."""
+        """The number of steps completed since the start of the job."""
         return self.session.step
 
     def start(self) -> None:
-        """Restore the trainer's part of a loaded checkpoint, and start the mode."""
+        """Restore the trainer's part of a loaded checkpoint and start the mode."""
         self.checkpoints.restore_own_part()
         self.mode.start()
         self.flow.attach()
@@ -193,11 +193,11 @@ class Trainer:
 
     @property
     def stepped_nothing(self) -> bool:
-        """Whether the last step is known to have changed no parameter."""
+        """True if the last step is known to have changed no parameter."""
         return self._waits_for_values and self.session.nothing_changed
 
     def step(self, scaling: Scaling | None = None) -> None:
-        """Make one step; see `GradientFlow.step`.
+        """Run a step; see `GradientFlow.step`.
 
         Raises
         ------
@@ -214,17 +214,17 @@ class Trainer:
         self.flow.step(scaling)
 
     def step_as_the_own(self) -> None:
-        """Make one step in place of the user's own optimizer, within that optimizer's hooks."""
+        """Run a step in place of the user's own optimizer, within that optimizer's hooks."""
         self.flow.guard.replace(self.step)
 
     def settle(self) -> None:
-        """Send everything from the steps made so far that has not been sent; adopt the resulting values."""
+        """Send all unsent data from completed steps, and load the resulting values."""
         self.mode.settle()
         self.session.rows.wait()
         self.session.rows.adopt()
 
     def push(self) -> None:
-        """Overwrite the servers' values with the values that the script has written to parameters.
+        """Overwrite the servers' values with those that the script has written to parameters.
 
         The values are sent block by block in control calls, which is fast enough for scripts that rarely
         write. As in a single process, the optimizer state, such as momentum, does not change.
@@ -257,7 +257,7 @@ class Trainer:
             self._push_alone()
 
     def _push_together(self) -> None:
-        """Give all trainers the first trainer's values; all trainers that have not completed must call."""
+        """Give all trainers the first trainer's values; all that have not completed must call this."""
         session, blocks, trainer = self.session, self.plan.blocks, self.plan.trainer_id
         held = session.store.checksums()
         own = np.array([held[block.id] for block in blocks] + [trainer], dtype=np.int64)
@@ -282,7 +282,7 @@ class Trainer:
         session.take_values()
 
     def _push_alone(self) -> None:
-        """Overwrite the servers' values with this trainer's; other trainers receive them later."""
+        """Overwrite the servers' values with this trainer's; the other trainers receive them later."""
         store = self.session.store
         written = {name: each.detach().cpu().contiguous().clone() for name, each in store.parameters.items()}
         store.forget()
@@ -296,7 +296,7 @@ class Trainer:
         self.session.take_values()
 
     def _write(self, value_of: Callable[[int], memoryview]) -> None:
-        """Write the value of every block; one value is held at a time, because it may be a copy."""
+        """Send every block's value, one at a time because each may be a copy."""
         for block in self.plan.blocks:
             value = value_of(block.id)
             self.session.calls.ask(
@@ -316,7 +316,7 @@ class Trainer:
         self.checkpoints.save(directory, status)
 
     def save_numbered(self, folder: str, status: TrainStatus, *, keep: int, incremental: bool = False) -> int:
-        """Save a checkpoint under a folder's next number; see `Saver.save_numbered`.
+        """Save a checkpoint under the next number in a folder; see `Saver.save_numbered`.
 
         Raises
         ------
@@ -342,11 +342,11 @@ class Trainer:
         self.settle()
 
     def clean(self, folder: str, keep: int) -> None:
-        """Remove all but the newest checkpoints of a folder."""
+        """Remove all checkpoints in a folder except the newest ones."""
         self.checkpoints.clean(folder, keep)
 
     def load(self, directory: str) -> TrainStatus | None:
-        """Continue from a checkpoint; see `TrainerCheckpoints.load`.
+        """Load a checkpoint and continue from it; see `TrainerCheckpoints.load`.
 
         Raises
         ------
@@ -367,7 +367,7 @@ class Trainer:
         return status
 
     def complete(self) -> frozenset[int]:
-        """Complete this trainer, and let the servers continue; the module keeps the last values.
+        """Complete this trainer and let the servers continue; the module keeps its last values.
 
         Returns
         -------
@@ -436,7 +436,7 @@ class Trainer:
         return {parameter: name for name, parameter in self._source.parameters.items()}
 
     def close(self) -> None:
-        """End without completing, so that the servers treat this trainer as lost."""
+        """End without completing; the servers then treat this trainer as lost."""
         self.flow.detach()
         self.session.close()
         self.mode.close()

@@ -1,1 +1,1 @@
-"""The transport of bytes between trainers and servers: sockets, resumable streams, shared memory, arenas."""
+"""The transport of bytes between trainers and servers: sockets, resumable streams and shared memory."""

@@ -31,7 +31,7 @@ class Extent:
 
 
 class Arena(Generic[Key]):
-    """Zeroed memory for tensors, one flat tensor per dtype.
+    """Zero-initialized memory for tensors, one flat tensor per dtype.
 
     Parameters
     ----------
@@ -56,13 +56,13 @@ class Arena(Generic[Key]):
         }
 
     def __getitem__(self, key: Key) -> Tensor:
-        """Return the view of one tensor; repeated calls return the same object."""
+        """Return a tensor's view; repeated calls return the same object."""
         return self._views[key]
 
 
 @dataclass(frozen=True, slots=True)
 class LazyBytes:
-    """Bytes of a frame that are read only when they are sent, and read again if they are resent.
+    """Bytes of a frame that are read only when they are sent or resent.
 
     Without lazy reading, a value that may change at any time would have to be copied for each receiving
     trainer, and each copy would have to be kept until it is acknowledged.
@@ -105,7 +105,7 @@ def copy_bytes(source: memoryview, destination: memoryview) -> None:
 
 
 def dtype_of(name: str) -> torch.dtype:
-    """Return a torch dtype by its name, such as ``float32``."""
+    """Return the torch dtype with a name such as ``float32``."""
     dtype = getattr(torch, name)
     if not isinstance(dtype, torch.dtype):
         raise TypeError(f"{name!r} names no torch dtype")

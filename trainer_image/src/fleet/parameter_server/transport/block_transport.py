@@ -1,4 +1,4 @@
-"""The transport of a block's bytes between the ends of a session; an extension point for other transports.
+"""The transport of blocks within a session; an extension point for other transports.
 
 The frames about blocks always use the resumable stream, in order. The transport decides where a block's bytes
 are: after the frame's header (`StreamTransport`, over TCP or a Unix socket), or in memory that both ends
@@ -27,7 +27,7 @@ __all__ = ["BlockTransport", "Codec", "SharedMemoryTransport", "StreamTransport"
 
 
 class Codec:
-    """The conversion of blocks in one session; without a dtype no block is converted.
+    """The conversion of blocks in one session; without a dtype, blocks are not converted.
 
     Parameters
     ----------
@@ -68,7 +68,7 @@ class Codec:
         """The buffer in which converted blocks are received, one at a time."""
 
     def encode(self, block: int, content: memoryview | LazyBytes) -> memoryview | LazyBytes:
-        """Return the bytes to send for a block; if converted, the block is read only when it is sent."""
+        """Return the bytes to send for a block; a converted block is read only when it is sent."""
         own, short = self.converted.get(block), self._short
         if own is None:
             return content
@@ -85,7 +85,7 @@ class Codec:
         return LazyBytes(self.block_bytes[block], convert)
 
     def buffer_of(self, header: Header) -> memoryview | NotYet | None:
-        """Return the receive buffer for the payload of a header; None if the payload is not a block.
+        """Return the receive buffer for the payload of a header, or None if the payload is not a block.
 
         Returns `NotYet` if the block's own memory, to which it will be converted, is not free.
         """
@@ -98,11 +98,11 @@ class Codec:
         return own
 
     def receive_buffer(self, block: int) -> memoryview:
-        """Return the buffer in which the bytes of a block are received."""
+        """Return the buffer that receives a block's bytes."""
         return self._landing[: self.block_bytes[block]] if block in self.converted else self._own(block)
 
     def decode(self, block: int) -> None:
-        """Convert the block that has just arrived, writing it to the block's own memory."""
+        """Convert a block that has arrived, and write it to the block's own memory."""
         if (own := self.converted.get(block)) is not None:
             landed = torch.frombuffer(self.receive_buffer(block), dtype=self._short)
             torch.frombuffer(self._own(block), dtype=own).copy_(landed)
@@ -115,13 +115,13 @@ class Codec:
 
 
 class BlockTransport(Protocol):
-    """One end of the transport of blocks. `register` and `poll` are called in the order of frames."""
+    """One end of the transport of blocks. `register` and `poll` are called in frame order."""
 
     def register(self, block: int) -> memoryview:
-        """Return the receive buffer of a block, to which bytes that follow a frame's header are written."""
+        """Return the receive buffer for the bytes of a block that follow a frame's header."""
 
     def submit(self, kind: Kind, step: int, block: int, content: memoryview | LazyBytes) -> None:
-        """Send a block; unless its bytes are lazy, they must not change until the other end has the frame.
+        """Send a block; unless lazy, its bytes must not change until the peer has received the frame.
 
         Parameters
         ----------
@@ -143,7 +143,7 @@ class BlockTransport(Protocol):
 
 
 class StreamTransport:
-    """The transport in which blocks follow the headers of their frames.
+    """A transport that sends each block after the header of its frame.
 
     Parameters
     ----------
@@ -160,21 +160,21 @@ class StreamTransport:
         return self._codec.receive_buffer(block)
 
     def submit(self, kind: Kind, step: int, block: int, content: memoryview | LazyBytes) -> None:
-        """Send a block, with its bytes after the frame's header."""
+        """Send a block's bytes after the frame's header."""
         if block in self._codec.converted:
             content = self._codec.encode(block, content)
         more = kind is Kind.GRAD  # the end of the step follows
         self._stream.send(kind, content, step=step, block=block, more=more)
 
     def poll(self, header: Header) -> memoryview | None:
-        """Accept a block that has arrived in its receive buffer."""
+        """Accept a block that is complete in its receive buffer."""
         if header.block in self._codec.converted and header.kind is not Kind.UNCHANGED:
             self._codec.decode(header.block)
         return None
 
 
 class SharedMemoryTransport(StreamTransport):
-    """The transport in which blocks are in memory that both ends have mapped; frames have no payload.
+    """A transport that puts blocks in memory mapped by both ends; frames have no payload.
 
     Each end writes only to its own memory. It may overwrite a block there once the other end has received the
     block's frame and then answered the block: until then a mode may still have to sum the block, and the
@@ -208,7 +208,7 @@ class SharedMemoryTransport(StreamTransport):
         """For each block, the number of frames that the other end had received at its latest answer."""
 
     def submit(self, kind: Kind, step: int, block: int, content: memoryview | LazyBytes) -> None:
-        """Copy a block to this end's memory if its region is free, and send the block's frame."""
+        """Copy a block to this end's memory if its region is free; send the block's frame."""
         shared = content is self._own[block] or (
             self._copies and not isinstance(content, LazyBytes) and self._put(block, content)
         )
@@ -216,12 +216,12 @@ class SharedMemoryTransport(StreamTransport):
         self._submitted[block] = self._stream.send(kind, payload, shared=shared, step=step, block=block)
 
     def poll(self, header: Header) -> memoryview | None:
-        """Accept a block; return its bytes in the other end's memory, unless they followed the header."""
+        """Accept a block; return its bytes in the peer's memory, unless they followed the header."""
         self._answered[header.block] = header.taken
         return self._theirs[header.block] if header.shared else super().poll(header)
 
     def _put(self, block: int, content: memoryview) -> bool:
-        """Copy a block to this end's memory; return False if the previous block may still be needed there.
+        """Copy a block to this end's memory; return False if the previous block may still be in use.
 
         A block of the wrong size is not copied either: sent as a payload, it is refused with an error that
         names it.

@@ -1,4 +1,4 @@
-"""A data connection that, after its handshake, sends and receives frames concurrently.
+"""A data connection, which sends and receives frames concurrently after its handshake.
 
 Both ends work in the same way. `Connection` receives and delivers frames in the event loop's thread: many
 small frames in one kernel call, and a large payload directly into its receive buffer. It receives nothing
@@ -59,7 +59,7 @@ _log = logging.getLogger(__name__)
 
 
 class BrokenConnectionError(PeerLostError):
-    """The connection ended before the session was over; the peer may still be alive."""
+    """The connection ended before the session did; the peer may still be alive."""
 
 
 class Frame(NamedTuple):
@@ -77,13 +77,13 @@ class OutgoingFrame(NamedTuple):
 
 
 class End(NamedTuple):
-    """The end of a connection: by the protocol (None), or by an error."""
+    """The end of a connection: None if normal, otherwise an error."""
 
     error: FleetError | None
 
 
 class NotYet(NamedTuple):
-    """The answer of a `BufferOf` for a frame that must wait, for example because no buffer is free.
+    """The result of a `BufferOf` for a frame that must wait, for example for a free buffer.
 
     Attributes
     ----------
@@ -111,14 +111,14 @@ After `NotYet`, it is called again for the same header.
 
 @dataclass(frozen=True, slots=True)
 class Directions:
-    """Both directions of a connection after its handshake."""
+    """Both directions of a connection after the handshake."""
 
     sending: Conversation
     receiving: Conversation
 
 
 class Connection:
-    """One data connection after its handshake.
+    """A data connection after its handshake.
 
     Parameters
     ----------
@@ -193,11 +193,11 @@ class Connection:
 
     @property
     def frames_sent(self) -> int:
-        """The frames that were passed to the kernel, or were about to be; they may not have arrived."""
+        """The number of frames passed, or about to be passed, to the kernel; they may not have arrived."""
         return self._outgoing.frames_sent
 
     def start(self) -> None:
-        """Start sending and receiving, unless the connection has already been finished."""
+        """Start sending and receiving unless the connection has already been finished."""
         with self._starting:
             if self._finishing:
                 return
@@ -206,11 +206,11 @@ class Connection:
         self._loop.call(self._begin)
 
     def resume(self) -> None:
-        """Ask for the receive buffer again, after `NotYet`; any thread may call this."""
+        """Request the receive buffer again after `NotYet`; any thread may call this."""
         self._loop.call(self._ask_again)
 
     def bytes_moved(self) -> BytesMoved | None:
-        """Return the bytes that the connection has moved so far; None if the system does not count them."""
+        """Return the bytes that the connection has transferred, or None if the system does not count them."""
         return bytes_moved(self._socket)
 
     def hang_up(self) -> None:
@@ -229,7 +229,7 @@ class Connection:
         self.close()
 
     def close(self) -> None:
-        """Close immediately; an `End` is delivered, unless one has already been delivered.
+        """Close immediately; an `End` is delivered unless one has been delivered before.
 
         Raises
         ------
@@ -255,7 +255,7 @@ class Connection:
 
     @property
     def _is_own_thread(self) -> bool:
-        """Whether this connection waits for the calling thread, which then must not wait for it."""
+        """True if this connection waits for the calling thread, which therefore must not wait for it."""
         return threading.get_ident() in (self._loop.ident, self._worker)
 
     # The methods below are called by the loop's thread, except `_work`.
@@ -265,7 +265,7 @@ class Connection:
         self._serve()  # TLS may hold received bytes already
 
     def _serve(self, events: int = READ) -> None:
-        """Send and receive what the socket is ready for."""
+        """Send and receive as far as the socket is ready."""
         if events & WRITE and self._outgoing.blocked:
             self._outgoing.unblock()
         if events & READ and not self._paused and not self._closed:
@@ -277,7 +277,7 @@ class Connection:
             self._watch()
 
     def _watch(self) -> None:
-        """Watch the socket for the events for which this connection waits."""
+        """Watch the socket for the events that this connection is waiting for."""
         reads = not self._paused and (not self._ended or self._finishing) and not self._gone.is_set()
         events = 0 if self._closed else (READ if reads else 0) | (WRITE if self._outgoing.blocked else 0)
         if events != self._watched:
@@ -285,7 +285,7 @@ class Connection:
             self._loop.watch(self._socket, before, events, self._serve)
 
     def _read(self) -> None:
-        """Receive and deliver what has arrived."""
+        """Receive and deliver the data that has arrived."""
         buffer, begin, end, received = self._loop.buffer, 0, len(self._rest), 0
         buffer[:end] = self._rest
         self._rest = b""
@@ -360,14 +360,14 @@ class Connection:
         return begin
 
     def _wait_for_buffer(self, landing: NotYet) -> None:
-        """Receive nothing until a buffer may be free."""
+        """Stop receiving until a buffer may be free."""
         self._paused = True
         if landing.seconds is not None and not self._timed:
             self._timed = True
             self._loop.call_later(landing.seconds, self._time_out)
 
     def _receive(self, wanted: memoryview, kept: int) -> int:
-        """Receive into memory; return 0 if nothing has arrived."""
+        """Receive into memory; return 0 if no data has arrived."""
         try:
             count = self._socket.recv_into(wanted)
             if not count:
@@ -387,7 +387,7 @@ class Connection:
         )
 
     def _explain(self, raised: BaseException) -> FleetError:
-        """Return the error for an exception of a callback, which may be an OSError of a user's optimizer."""
+        """Return the error for a callback's exception, which may be an OSError from a user's optimizer."""
         if isinstance(raised, FleetError):
             return raised
         _log.warning("a frame of %s could not be taken", self._peer, exc_info=raised)
@@ -397,7 +397,7 @@ class Connection:
         )
 
     def _work(self, work: Work) -> None:
-        """Work on a frame; called by the pool."""
+        """Process a frame in a thread of the pool."""
         self._worker = threading.get_ident()
         raised: BaseException | None = None
         try:
@@ -427,7 +427,7 @@ class Connection:
         self._ask_again()
 
     def _end(self, error: FleetError | None) -> None:
-        """Deliver the end; anything that the peer still sends is dropped."""
+        """Deliver the end of the connection; drop all data that the peer still sends."""
         if self._ended:
             return
         self._ended = True
@@ -470,7 +470,7 @@ class Connection:
             self._end(raised)
 
     def _close(self) -> None:
-        """Deliver the end and close the socket, once nothing works on a frame."""
+        """Deliver the end and close the socket once no thread is processing a frame."""
         self._closing = True
         if self._worker or self._outgoing.in_pool or self._closed:
             return
@@ -582,7 +582,7 @@ class Outgoing:
                     raise
 
     def flush(self) -> None:
-        """Pass queued bytes to the kernel; called by the one thread for which `_flushing` is True."""
+        """Pass queued bytes to the kernel; called only by the thread that has set `_flushing`."""
         sent = 0
         try:
             while self._leaving or self._gather():
@@ -597,7 +597,7 @@ class Outgoing:
             self._fail(raised)
 
     def unblock(self) -> None:
-        """Continue sending, because the kernel accepts bytes again; called by the loop's thread."""
+        """Continue sending once the kernel accepts bytes again; called by the loop's thread."""
         self._flushing, self.blocked = True, False  # in this order: `send` must always see one of them
         self.flush()
 
@@ -609,7 +609,7 @@ class Outgoing:
             self._end()
 
     def refuse(self, *, now: bool = False) -> None:
-        """Drop all later frames and, if `now`, the queued frames too."""
+        """Drop all later frames and, if `now` is True, also the queued frames."""
         with self._lock:
             self._finishing = True
             self.has_failed |= now
@@ -628,7 +628,7 @@ class Outgoing:
         self.flush()
 
     def _send_small(self) -> None:
-        """Pass the queued frames, all of them small, to the kernel in one call; call with the lock held."""
+        """Pass the queued frames, all small, to the kernel in one call; the caller holds the lock."""
         whole, taken, blocks = b"".join(self._queue), 0, False  # type: ignore[arg-type]  # all are bytes
         self.frames_sent += len(self._queue)
         self._queue.clear()
@@ -648,12 +648,12 @@ class Outgoing:
             self._flushing = False
 
     def _flush_lazily(self) -> None:
-        """Pass queued bytes to the kernel, and read lazy bytes; called by the pool."""
+        """Pass queued bytes to the kernel, reading lazy bytes; called by a thread of the pool."""
         self.flush()
         self._loop.call(self._changed)
 
     def _gather(self) -> bool:
-        """Move the buffers of the next kernel call from the queue to `_leaving`; this reads lazy bytes.
+        """Move the buffers for the next kernel call from the queue to `_leaving`; this reads lazy bytes.
 
         Returns False if this thread has nothing left to send.
         """
@@ -688,7 +688,7 @@ class Outgoing:
         return bool(leaving) or self._has_more()
 
     def _has_more(self) -> bool:
-        """Gather frames that were queued meanwhile; if there are none, end this flush and return False."""
+        """Gather frames that were queued meanwhile; if there are none, end the flush and return False."""
         if self._tls is not None:
             self._tls.flush()
         with self._lock:
@@ -703,7 +703,7 @@ class Outgoing:
         return self._flushing and self._gather()
 
     def _pass_on(self) -> int:
-        """Pass bytes to the kernel; return the number of bytes that it has accepted."""
+        """Pass bytes to the kernel; return how many it has accepted."""
         leaving, first = self._leaving, 0
         taken = rest = self._socket.sendmsg(leaving)
         progress.count("bytes_sent", taken)
@@ -726,7 +726,7 @@ class Outgoing:
         self.flushed.set()
 
     def _fail(self, raised: BaseException) -> None:
-        """Hang up after a failure or signal during sending, because part of a frame may be missing."""
+        """End the connection after an error or signal while sending: part of a frame may be missing."""
         self.has_failed = True
         if isinstance(raised, FleetError):  # the protocol forbids a frame of this end
             self.refusal = raised

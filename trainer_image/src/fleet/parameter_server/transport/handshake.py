@@ -1,4 +1,4 @@
-"""The data ports of a server, and the handshake of each new data connection.
+"""A server's data ports and the handshake of each new data connection.
 
 ::
 
@@ -84,7 +84,7 @@ _log = logging.getLogger(__name__)
 
 
 class NotGreetedError(TimeoutError):
-    """The server accepted a connection but did not greet in time, perhaps because it is busy with a step."""
+    """The server accepted a connection but sent no greeting in time; it may be busy with a step."""
 
 
 def greet(
@@ -99,7 +99,7 @@ def greet(
     key: bytes = b"",
     row_bytes: Mapping[int, int] = NO_TABLES,
 ) -> tuple[Directions, Hello]:
-    """Perform a trainer's part of the handshake.
+    """Perform a trainer's side of the handshake.
 
     Parameters
     ----------
@@ -163,21 +163,21 @@ class Resumable(Protocol):
 
     @property
     def block_bytes(self) -> Mapping[int, int]:
-        """The size of each block on the wire in bytes."""
+        """The size in bytes of each block on the wire."""
 
     @property
     def row_bytes(self) -> Mapping[int, int]:
-        """The size of each table's rows in bytes."""
+        """The size in bytes of a row of each table."""
 
     def resume(self, caller: "Caller") -> None:
-        """Resume over a new connection: answer the caller, or raise the reason for refusing it."""
+        """Resume on a new connection: answer the caller, or raise the reason for refusing it."""
 
     def refused(self) -> None:
         """Record that the trainer has received an error."""
 
 
 class Caller:
-    """A trainer that has sent its greeting and waits for the server's answer.
+    """A trainer that has sent its greeting and is waiting for the server's answer.
 
     Parameters
     ----------
@@ -207,7 +207,7 @@ class Caller:
         self._receiving = receiving
 
     def check_waiting(self) -> None:
-        """Check that the trainer is still waiting, because an earlier frame may have delayed its answer.
+        """Check that the trainer is still waiting, because an earlier frame may have delayed the answer.
 
         Raises
         ------
@@ -224,7 +224,7 @@ class Caller:
         descriptors: Sequence[int],
         row_bytes: Mapping[int, int] = NO_TABLES,
     ) -> Directions:
-        """Send the server's greeting, with the descriptor of the server's memory if the memory is shared.
+        """Send the server's greeting, with the descriptor of the server's memory if it is shared.
 
         Raises
         ------
@@ -241,7 +241,7 @@ class Caller:
 def accept(
     connected: socket.socket, find: Callable[[Identity], Resumable], half_open: HalfOpen, key: bytes
 ) -> None:
-    """Perform a server's part of the handshake, and resume a session over the connection.
+    """Perform a server's side of the handshake, and resume a session on the connection.
 
     Parameters
     ----------
@@ -288,7 +288,7 @@ def accept(
 
 
 class DataPorts:
-    """A server's TCP port and, for processes on its host, a Unix socket; each handshake has its own thread.
+    """A server's TCP port and its Unix socket for processes on the same host.
 
     Parameters
     ----------
@@ -335,7 +335,7 @@ class DataPorts:
         self._closing = False
 
     def start(self) -> None:
-        """Bind the ports, and start accepting connections.
+        """Bind the ports and start accepting connections.
 
         Raises
         ------
@@ -452,7 +452,7 @@ def receive_with(connection: socket.socket, destination: memoryview) -> list[int
 
 
 def _prove_to_server(connected: socket.socket, key: bytes) -> None:
-    """Prove that this trainer has the key, and check the server's proof before sending anything else."""
+    """Prove that this trainer has the key; check the server's proof before sending any other data."""
     challenge, answer = _receive(connected, CHALLENGE_BYTES), secrets.token_bytes(CHALLENGE_BYTES)
     send_all(connected, [answer, greeting_mac(key, Side.TRAINER, challenge, answer)])
     expected = greeting_mac(key, Side.SERVER, challenge, answer)
@@ -461,7 +461,7 @@ def _prove_to_server(connected: socket.socket, key: bytes) -> None:
 
 
 def _check_caller(connected: socket.socket, key: bytes) -> None:
-    """Check the caller's proof that it has the key, and prove to the caller that this server has it."""
+    """Check the caller's proof that it has the key, then prove that this server has it too."""
     challenge = secrets.token_bytes(CHALLENGE_BYTES)
     send_all(connected, [challenge])
     answer, mac = _receive(connected, CHALLENGE_BYTES), _receive(connected, MAC_BYTES)
@@ -477,7 +477,7 @@ def _receive(connected: socket.socket, count: int) -> bytes:
 
 
 def _first_header(connected: socket.socket) -> Header:
-    """Receive a header; detect a peer that uses another protocol by its first bytes."""
+    """Receive a header; recognize a peer with another protocol by its first bytes."""
     buffer = memoryview(bytearray(HEADER_BYTES))
     receive_exactly(connected, buffer[:4])
     read_header(buffer[:4])
@@ -490,7 +490,7 @@ def _first_header(connected: socket.socket) -> Header:
 
 @contextlib.contextmanager
 def _payload_of(connected: socket.socket, header: Header) -> Iterator[tuple[bytes, Sequence[int]]]:
-    """Receive a payload and the descriptors that come with it; close the descriptors at the end."""
+    """Receive a payload and its descriptors; close the descriptors at the end of the block."""
     payload = memoryview(bytearray(header.payload_bytes))
     descriptors = receive_with(connected, payload)
     try:

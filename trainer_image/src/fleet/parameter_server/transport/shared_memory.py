@@ -1,4 +1,4 @@
-"""Memory that two processes on one host share, with a region for each block of one server.
+"""Memory shared by two processes on one host, with a region for each block of a server.
 
 The memory is an anonymous file (memfd). One process passes its descriptor to the other over a Unix socket.
 The file is sealed against shrinking, so that no later access to the mapping can fail. Both ends compute the
@@ -25,7 +25,7 @@ _ALIGNMENT_BYTES: Final = 64
 
 
 class SharedBlocks:
-    """Mapped memory with a region for each block; unmapped once no reference to it remains.
+    """Mapped memory with a region for each block, unmapped once nothing refers to it.
 
     Parameters
     ----------
@@ -54,7 +54,7 @@ class SharedBlocks:
 
     @classmethod
     def create(cls, block_bytes: Mapping[int, int]) -> "SharedBlocks":
-        """Return zeroed memory that another process may map; the returned object owns the descriptor.
+        """Return zeroed memory that another process may map; the object owns the descriptor.
 
         Raises
         ------
@@ -102,7 +102,7 @@ class SharedBlocks:
         return self._regions[block]
 
     def tensors(self, extents: Mapping[int, Extent]) -> dict[int, Tensor]:
-        """Return the blocks as tensors that use this memory, which must be writable."""
+        """Return the blocks as tensors in this memory, which must be writable."""
         return {
             block: torch.frombuffer(self._regions[block], dtype=extent.dtype).view(extent.shape)
             if self._regions[block]
@@ -112,7 +112,7 @@ class SharedBlocks:
 
 
 def _lay_out(block_bytes: Mapping[int, int]) -> tuple[dict[int, int], int]:
-    """Return the offset of each block, and the size of the memory."""
+    """Return each block's offset and the size of the memory."""
     begins: dict[int, int] = {}
     end = 0
     for block, length in sorted(block_bytes.items()):

@@ -1,4 +1,4 @@
-"""The sockets of the data plane: opening, tuning, ending, and closing in forked children.
+"""The sockets of the data plane: opening, configuring, ending, and closing them in forked children.
 
 A connection's socket is blocking, with timeouts, until the end of the handshake; then an event loop serves it
 without blocking. Any thread may end a connection with `hang_up`, which wakes a thread or an event loop that
@@ -55,18 +55,18 @@ _log = logging.getLogger(__name__)
 
 
 class ConnectionEndedError(ConnectionError):
-    """The peer closed the connection, or its host did."""
+    """The peer or its host closed the connection."""
 
 
 class BytesMoved(NamedTuple):
-    """The numbers of bytes that a connection's peer has acknowledged and that were received from the peer."""
+    """The number of bytes that a connection's peer has acknowledged, and the number received from it."""
 
     acknowledged: int
     received: int
 
 
 def bind_address(host: str) -> str:
-    """Return the address to bind so that peers reach this process by `host`; empty for every interface.
+    """Return the address to bind so that peers can reach this process at `host`; empty for all interfaces.
 
     An address of this machine is returned unchanged. Traffic to a name, or to an address of another machine,
     may be redirected on its way into this container, so the result is then every interface.
@@ -84,7 +84,7 @@ def bind_address(host: str) -> str:
 
 
 def reachable_address(host: str, *, by_all: bool) -> str:
-    """Return the result of `bind_address`, or a loopback address if unauthenticated hosts could reach it.
+    """Return the result of `bind_address`, or a loopback address if that would admit unauthenticated hosts.
 
     Parameters
     ----------
@@ -105,7 +105,7 @@ def reachable_address(host: str, *, by_all: bool) -> str:
 
 
 def listen(address: str, port: int = 0) -> socket.socket:
-    """Open a listening socket at an address from `bind_address`; with port 0 the system chooses the port."""
+    """Listen on an address from `bind_address`; for port 0, the system chooses a port."""
     if address:
         return own(socket.create_server((address, port), family=_family(address), backlog=_BACKLOG))
     if socket.has_dualstack_ipv6():
@@ -130,7 +130,7 @@ def dial(host: str, port: int, *, timeout_seconds: float, buffer_bytes: int | No
 
 
 def tune(connection: socket.socket, buffer_bytes: int | None) -> None:
-    """Configure a connected socket: disable delay, set buffer sizes, and close it in forked children."""
+    """Configure a connected socket: no delay, buffer sizes, and closing in forked children."""
     own(connection)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     if _stays_on_this_machine(connection):
@@ -143,7 +143,7 @@ def tune(connection: socket.socket, buffer_bytes: int | None) -> None:
 
 
 def listen_here() -> tuple[socket.socket, str]:
-    """Open a Unix socket that only processes on this host can reach; return the socket and its name.
+    """Listen on a Unix socket that only this host's processes can reach; return the socket and its name.
 
     Raises
     ------
@@ -162,7 +162,7 @@ def listen_here() -> tuple[socket.socket, str]:
 
 
 def dial_here(name: str, *, timeout_seconds: float, buffer_bytes: int | None) -> socket.socket:
-    """Connect to a Unix socket on this host by its name.
+    """Connect to a Unix socket on this host by name.
 
     Raises
     ------
@@ -234,7 +234,7 @@ def receive_exactly(connection: socket.socket, destination: memoryview) -> None:
 
 
 def send_all(connection: socket.socket, buffers: Sequence[bytes | memoryview]) -> None:
-    """Send every byte of the buffers, in order, without joining them first.
+    """Send every byte of the buffers in order, without joining the buffers.
 
     Raises
     ------
@@ -253,13 +253,13 @@ def send_all(connection: socket.socket, buffers: Sequence[bytes | memoryview]) -
 
 
 def hang_up(connection: socket.socket) -> None:
-    """End both directions, which wakes a thread or loop that waits for the socket; safe to repeat."""
+    """End both directions, which wakes any thread or loop that waits for the socket; safe to repeat."""
     with contextlib.suppress(OSError):
         connection.shutdown(socket.SHUT_RDWR)
 
 
 def is_given_up(connection: socket.socket) -> bool:
-    """Return, without waiting, whether a connection has been closed by the peer and has no unread data."""
+    """Return, without waiting, whether the peer has closed a connection that has no unread data."""
     timeout_seconds = connection.gettimeout()
     connection.setblocking(False)
     try:
@@ -273,7 +273,7 @@ def is_given_up(connection: socket.socket) -> bool:
 
 
 def bytes_moved(connection: socket.socket) -> BytesMoved | None:
-    """Return the bytes that a connection has moved, within frames too; None if the system has no count."""
+    """Return the bytes that a connection has transferred, including partial frames, or None if unknown."""
     option = getattr(socket, "TCP_INFO", None)
     if option is None:
         return None

@@ -1,4 +1,4 @@
-"""TLS over a connected socket; one thread may send while another one receives.
+"""TLS over a connected socket; one thread may send while another receives.
 
 Two threads must not use OpenSSL's state of a connection concurrently, and a thread that waits inside OpenSSL
 would block the other one. So OpenSSL never uses the socket: it encrypts and decrypts in memory, under a lock.
@@ -45,11 +45,11 @@ _NO_TLS: Final = frozenset(
 
 
 class TlsError(ConnectionError):
-    """An encrypted connection to the other end is not possible; the message gives the reason."""
+    """No encrypted connection to the peer is possible; the message gives the reason."""
 
 
 class TlsSocket(socket.socket):
-    """An encrypted connection, which takes over a connected socket.
+    """An encrypted connection over a connected socket, which it owns.
 
     Call `handshake` first, and then only `recv_into` and `sendmsg`: the other methods of a socket would send
     and receive plaintext.
@@ -85,7 +85,7 @@ class TlsSocket(socket.socket):
             self._tls = loaded.client.wrap_bio(self._arrived, self._leaving, server_hostname=name)
 
     def handshake(self) -> None:
-        """Perform the TLS handshake, and check the other end's certificate.
+        """Perform the TLS handshake and check the peer's certificate.
 
         Raises
         ------
@@ -112,7 +112,7 @@ class TlsSocket(socket.socket):
                 return
 
     def recv_into(self, buffer: Any, nbytes: int = 0, flags: int = 0) -> int:
-        """Receive available bytes into a buffer; return their number, 0 at the end. Flags are ignored."""
+        """Receive available bytes into a buffer; return their number, or 0 at the end. Flags are ignored."""
         del flags
         wanted = memoryview(buffer)[: nbytes or None]
         while True:
@@ -145,7 +145,7 @@ class TlsSocket(socket.socket):
         return taken
 
     def flush(self) -> None:
-        """Send the encrypted bytes that are left.
+        """Send the remaining encrypted bytes.
 
         Raises
         ------
@@ -156,7 +156,7 @@ class TlsSocket(socket.socket):
             self._unsent = self._unsent[super().send(self._unsent) :]
 
     def _decrypt(self, wanted: memoryview) -> int | None:
-        """Decrypt received bytes; return None if more must arrive first."""
+        """Decrypt received bytes; return None if more bytes must arrive first."""
         count = 0
         with self._lock:
             try:
@@ -175,7 +175,7 @@ class TlsSocket(socket.socket):
         return count
 
     def _take(self) -> int:
-        """Receive encrypted bytes; return their number, 0 at the end."""
+        """Receive encrypted bytes; return their number, or 0 at the end."""
         count = super().recv_into(self._scratch)
         with self._lock:
             if count:
@@ -189,7 +189,7 @@ class TlsSocket(socket.socket):
 
 
 def explain(error: ssl.SSLError) -> str:
-    """Return a description of the problem with the other end, as far as OpenSSL reports it."""
+    """Describe the problem with the peer, as far as OpenSSL reports it."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"its certificate is refused: {error.verify_message} (ca.crt in FLEET_TLS_DIR)"
     reason = error.reason or str(error)

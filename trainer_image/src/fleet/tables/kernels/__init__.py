@@ -1,4 +1,4 @@
-"""Loops in C over ids and rows, used if they were compiled when the package was installed.
+"""Loops over ids and rows in C, used if they were compiled when the package was installed.
 
 Each has a NumPy or torch equivalent with bitwise-identical results, which is used if the library is missing.
 Arguments are addresses: a check of an array in each call would take longer than most loops. So callers pass
@@ -35,7 +35,7 @@ _PROTOTYPES: Final[dict[str, tuple[Any, ...]]] = {
 
 
 class RowAddresses(ctypes.Structure):
-    """The addresses of one table's rows and index, for the compiled loops.
+    """The addresses of a table's rows and index, for the compiled loops.
 
     Attributes
     ----------
@@ -65,7 +65,7 @@ class RowAddresses(ctypes.Structure):
 
 
 def library(*, keeps_lock: bool = False) -> Any:
-    """Return the compiled library; None if there is none for this machine.
+    """Return the compiled library, or None if there is none for this machine.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Data sets as readers."""
+"""Data sets, provided as readers."""
 
 from typing import TYPE_CHECKING
 

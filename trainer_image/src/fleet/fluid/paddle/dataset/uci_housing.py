@@ -1,4 +1,4 @@
-"""A regression data set with 13 normalised features: one reader of 80 % of the samples, and one of the rest.
+"""A regression data set with 13 normalised features: one reader for 80 % of the samples, one for the rest.
 
 Paddle's data, house prices in Boston, is neither shipped nor downloaded. If the folder ``FLEET_DATASET_DIR``
 contains Paddle's file ``uci_housing/housing.data``, that file is read; Paddle downloads it to
@@ -88,7 +88,7 @@ def _reader(samples: NDArray[np.float64]) -> Callable[[], Iterator[Sample]]:
 
 @cache
 def _samples(folder: Path | None) -> NDArray[np.float64]:
-    """Return all samples, float64[n, 14], with the price in the last column."""
+    """Return all samples, float64[n, 14]; the last column is the price."""
     samples = _patients() if folder is None else _houses(folder / _FILE)
     features = samples[:, :_FEATURES]
     samples[:, :_FEATURES] = (features - features.mean(axis=0)) / np.ptp(features, axis=0)

@@ -1,1 +1,1 @@
-"""The control protocol: the service between trainers and parameter servers, and its generated modules."""
+"""The control protocol between trainers and parameter servers: its service and its generated modules."""
