@@ -120,11 +120,19 @@ def why_not_admitted(workload: Mapping[str, Any]) -> str | None:
     """Return why Kueue has not admitted a Workload; None if it has, or if it has given no reason yet."""
     if workload["spec"].get("active") is False:
         return "the Workload is deactivated (spec.active is false)"
-    conditions = {each["type"]: each for each in (workload.get("status") or {}).get("conditions") or ()}
-    for kind in ("QuotaReserved", "Admitted"):
-        condition = conditions.get(kind)
-        if condition is not None and condition["status"] == "False":
-            return str(condition.get("message") or condition.get("reason"))
-    checks = (workload.get("status") or {}).get("admissionChecks") or ()
-    pending = [each["name"] for each in checks if each.get("state") != "Ready"]
-    return f"admission checks are pending: {', '.join(pending)}" if pending else None
+    status = workload.get("status") or {}
+    conditions = {each["type"]: each for each in status.get("conditions") or ()}
+    if (said := _why_not(conditions.get("QuotaReserved"))) is not None:
+        return said
+    # Kueue's sentence in Admitted does not say which.
+    pending = [each["name"] for each in status.get("admissionChecks") or () if each.get("state") != "Ready"]
+    if pending:
+        return f"admission checks are pending: {', '.join(pending)}"
+    return _why_not(conditions.get("Admitted"))
+
+
+def _why_not(condition: Mapping[str, Any] | None) -> str | None:
+    """Return what a condition says if it is False."""
+    if condition is None or condition["status"] != "False":
+        return None
+    return str(condition.get("message") or condition.get("reason"))

@@ -49,6 +49,20 @@ RESERVED = ("QuotaReserved", "True", "Quota reserved")
             id="checks",
         ),
         pytest.param(
+            workload(
+                RESERVED,
+                ("Admitted", "False", "The workload has not all checks ready"),
+                admissionChecks=[{"name": "a", "state": "Pending"}],
+            ),
+            "admission checks are pending: a",
+            id="checks-by-name-before-kueues-sentence",
+        ),
+        pytest.param(
+            workload(RESERVED, ("Admitted", "False", "a topology is pending")),
+            "a topology is pending",
+            id="topology",
+        ),
+        pytest.param(
             {"spec": {"active": False}},
             "the Workload is deactivated (spec.active is false)",
             id="deactivated-in-the-queue",
