@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import contextmanager
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -11,45 +13,70 @@ from fleet_operator.settings import FEATURES
 from tests.support.controlplane import ControlPlane
 from tests.support.digits_job import SERVERS, TRAINERS
 from tests.support.jobs import manifest
-from tests.support.kube import attempt, client_for, fresh_namespace, is_running, told_of
+from tests.support.kube import attempt, client_for, fresh_namespace, is_running, told_of, uids
 from tests.support.kueue import API, Kueue, definitions
 from tests.support.operator_process import CRD, NAMESPACE, POD_GROUPS, OperatorProcess, install, refusals
 from tools import assets
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
+    from pathlib import Path
 
     from tests.support.kube import Manifest, Namespace
 
 pytestmark = [pytest.mark.programs, pytest.mark.on_request, pytest.mark.timeout(300)]
 
 ALL = (*SERVERS, *TRAINERS)
+LACKING = "insufficient unused quota for cpu in flavor"
+RACK = "example.com/rack"
 
 
-@pytest.fixture(scope="module")
-def kueue(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kueue]:
-    """Kueue and the operator, on a control plane of their own: Kueue's webhooks see every pod."""
+@contextmanager
+def kueue_and_operator(folder: Path, **configuration: Any) -> Iterator[tuple[Kueue, OperatorProcess]]:
+    """Run Kueue and the operator on a control plane of their own: Kueue's webhooks see every pod."""
     try:
         program, components = assets.find(["kueue"])["kueue"], definitions()
     except assets.MissingError as missing:
         pytest.skip(str(missing))
-    folder = tmp_path_factory.mktemp("kueue")
     plane = ControlPlane(folder / "plane", definitions=[CRD, POD_GROUPS])
     plane.start()
-    started = Kueue(plane, folder, program, components)
+    kueue = Kueue(plane, folder, program, components, **configuration)
     try:
-        started.start()
+        kueue.start()
         token = install(plane, FEATURES)
         kubeconfig = plane.admin.write_kubeconfig(folder / "operator.kubeconfig", token, NAMESPACE)
         operator = OperatorProcess(folder, kubeconfig, FLEET_OPERATOR_FEATURES=",".join(FEATURES))
         operator.start()
-        yield started
+        yield kueue, operator
         operator.stop()
         log = operator.log.read_text()
         assert not refusals(log)
         assert "Traceback" not in log
     finally:
         plane.stop()
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Kueue, OperatorProcess]]:
+    with kueue_and_operator(tmp_path_factory.mktemp("kueue")) as both:
+        yield both
+
+
+@pytest.fixture
+def kueue(both: tuple[Kueue, OperatorProcess]) -> Kueue:
+    return both[0]
+
+
+@pytest.fixture
+def operator(both: tuple[Kueue, OperatorProcess]) -> OperatorProcess:
+    return both[1]
+
+
+@pytest.fixture
+def impatient(tmp_path: Path) -> Iterator[Kueue]:
+    """Kueue that gives the pods of a group ten seconds to be ready."""
+    with kueue_and_operator(tmp_path, waitForPodsReady={"timeout": "10s"}) as (kueue, _):
+        yield kueue
 
 
 @pytest.fixture
@@ -92,8 +119,7 @@ async def test_a_job_above_the_quota_waits_until_there_is_room_and_its_deadlines
     await namespace.until_running("digits", *ALL)
     limits = {"pendingDeadlineSeconds": 4, "activeDeadlineSeconds": 30}
     await namespace.create_job(asking("1", name="second", runPolicy=limits))
-    lacking = "insufficient unused quota for cpu in flavor"
-    await namespace.until_job("second", lacking, lambda job: lacking in why_waiting(job))
+    await namespace.until_job("second", LACKING, lambda job: LACKING in why_waiting(job))
     await asyncio.sleep(limits["pendingDeadlineSeconds"] + 2)  # the time that must have no effect
     await namespace.end(*TRAINERS)
     await namespace.until_state("digits", "Succeeded")
@@ -177,6 +203,96 @@ async def test_a_deactivated_job_stays_without_pods_until_somebody_resumes_it(
     await namespace.until_state("digits", "Suspended")
     await namespace.client.merge_patch(mine, {"spec": {"suspend": False}})
     await namespace.until_running("digits", *ALL)
+
+
+async def test_a_job_that_was_deactivated_while_no_operator_ran_holds_as_well(
+    kueue: Kueue, operator: OperatorProcess, namespace: Namespace
+):
+    kueue.make_queue(namespace.name, "4")
+    await namespace.create_job(asking("1"))
+    await namespace.until_running("digits", *ALL)
+    await namespace.until_state("digits", "Running")
+    [(name, workload)] = (await workloads(namespace)).items()
+    path = f"/apis/{API}/namespaces/{namespace.name}/workloads/{name}"
+    finalizers = [*workload["metadata"].get("finalizers", ()), "fleet.test/kept"]
+    operator.stop()
+    try:
+        # Else the garbage collector may be faster than the operator's start.
+        await namespace.client.merge_patch(
+            path, {"metadata": {"finalizers": finalizers}, "spec": {"active": False}}
+        )
+        await namespace.until_pods("digits", "none", lambda pods: not pods)
+    finally:
+        operator.start()
+    job = await namespace.until_job("digits", "Deactivated", lambda job: "deactivated" in why_waiting(job))
+    assert told_of(job, "Running")["reason"] == "Deactivated"
+    assert list(await workloads(namespace)) == [name]
+    await namespace.client.merge_patch(path, {"metadata": {"finalizers": None}})
+
+
+async def test_an_operator_that_starts_again_leaves_a_queued_job_in_its_place(
+    kueue: Kueue, operator: OperatorProcess, namespace: Namespace
+):
+    kueue.make_queue(namespace.name, "4")
+    await namespace.create_job(asking("1"))
+    await namespace.until_running("digits", *ALL)
+    await namespace.create_job(asking("1", name="second"))
+    await namespace.until_job("second", LACKING, lambda job: LACKING in why_waiting(job))
+    before = uids(await namespace.until_pods("second", "its pods", lambda pods: len(pods) == 4))
+    queued = {each["metadata"]["uid"] for each in (await workloads(namespace)).values()}
+    operator.stop()
+    operator.start()
+    await operator.until_leading()
+    await namespace.end(*TRAINERS)
+    await namespace.until_state("digits", "Succeeded")
+    assert {each["metadata"]["uid"] for each in (await workloads(namespace)).values()} == queued
+    await namespace.end(*SERVERS)
+    assert uids(await namespace.until_running("second", *names("second"))) == before
+    job = await namespace.until_state("second", "Running")
+    assert (job["status"]["jobRestarts"], job["status"]["restarts"]) == (0, 0)
+
+
+async def test_a_job_waits_for_an_admission_check_and_says_which(kueue: Kueue, namespace: Namespace):
+    check = f"budget-{namespace.name}"
+    kueue.make_check(check)
+    kueue.make_queue(namespace.name, "4", check=check)
+    await namespace.create_job(asking("1"))
+    await namespace.until_job("digits", "the check", lambda job: check in why_waiting(job))
+    (name,) = await workloads(namespace)
+    path = f"/apis/{API}/namespaces/{namespace.name}/workloads/{name}/status"
+    passed = {"name": check, "state": "Ready", "message": "yes"}
+    now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    patch = {"status": {"admissionChecks": [{**passed, "lastTransitionTime": now}]}}
+    await namespace.client.merge_patch(path, patch)
+    await namespace.until_running("digits", *ALL)
+
+
+async def test_the_pods_of_a_role_are_placed_in_one_rack(kueue: Kueue, namespace: Namespace):
+    kueue.make_topology("racks", RACK)
+    kueue.make_queue(namespace.name, "120", node_labels={"kubernetes.io/os": "linux"}, topology="racks")
+    job = asking("30")
+    annotations = {"kueue.x-k8s.io/podset-required-topology": RACK}
+    job["spec"]["template"].setdefault("metadata", {})["annotations"] = annotations
+    await namespace.create_job(job)
+    pods = await namespace.until_running("digits", *ALL)
+    for role in (SERVERS, TRAINERS):
+        assert len({pods[each]["spec"]["nodeSelector"][RACK] for each in role}) == 1
+
+
+async def test_pods_that_are_not_ready_in_time_send_their_job_back_to_the_queue(impatient: Kueue):
+    async with (
+        client_for(impatient.plane.admin.kubeconfig) as client,
+        fresh_namespace(client) as namespace,
+    ):
+        impatient.make_queue(namespace.name, "4")
+        job = asking("1")
+        job["spec"]["template"].setdefault("metadata", {})["annotations"] = {"fleet.test/hold": "yes"}
+        await namespace.create_job(job)
+        job = await namespace.until_job(
+            "digits", "the next group", lambda job: job.get("status", {}).get("jobRestarts", 0) >= 1
+        )
+        assert "Exceeded the PodsReady timeout" in job["status"]["lastFailure"]["message"]
+        assert job["status"].get("failures", 0) == 0
 
 
 async def test_a_failed_trainer_brings_a_new_group_and_a_namesake_has_another(

@@ -78,10 +78,15 @@ class Kueue:
         The manager.
     components : Path
         The folder of its definitions.
+    **configuration
+        Further fields of its configuration.
     """
 
-    def __init__(self, plane: ControlPlane, folder: Path, program: Path, components: Path) -> None:
+    def __init__(
+        self, plane: ControlPlane, folder: Path, program: Path, components: Path, **configuration: Any
+    ) -> None:
         self.plane = plane
+        self._more = configuration
         self._folder = folder
         self._program = program
         self._components = components
@@ -128,6 +133,7 @@ class Kueue:
             "clientConnection": {"qps": 100, "burst": 200},
             "integrations": {"frameworks": ["pod"]},
             "managedJobsNamespaceSelector": {"matchExpressions": [selector]},
+            **self._more,
         }
 
     def _webhooks(self, certificates: Path) -> list[Any]:
@@ -156,14 +162,21 @@ class Kueue:
         *,
         name: str = "research",
         node_labels: Mapping[str, str] | None = None,
+        topology: str | None = None,
+        check: str | None = None,
     ) -> None:
-        """Create a queue in a namespace, with its own quota and flavor, that orders jobs by priority."""
+        """Make a queue in a namespace, with a quota and a flavor of its own; it lets the urgent go first.
+
+        Its pods may have to be close in a topology, and its jobs may have to pass an admission check.
+        """
         own = f"{name}-{namespace}"
         flavor: dict[str, Any] = {"apiVersion": API, "kind": "ResourceFlavor", "metadata": {"name": own}}
         if node_labels:
             flavor["spec"] = {"nodeLabels": dict(node_labels)}
+        if topology:
+            flavor["spec"]["topologyName"] = topology
         quota = {"name": own, "resources": [{"name": "cpu", "nominalQuota": cpu}]}
-        cluster = {
+        cluster: dict[str, Any] = {
             "apiVersion": API,
             "kind": "ClusterQueue",
             "metadata": {"name": own},
@@ -173,6 +186,8 @@ class Kueue:
                 "resourceGroups": [{"coveredResources": ["cpu"], "flavors": [quota]}],
             },
         }
+        if check:
+            cluster["spec"]["admissionChecksStrategy"] = {"admissionChecks": [{"name": check}]}
         local = {
             "apiVersion": API,
             "kind": "LocalQueue",
@@ -180,6 +195,38 @@ class Kueue:
             "spec": {"clusterQueue": own},
         }
         self.plane.admin.kubectl("create", "-f", "-", stdin=yaml.safe_dump_all([flavor, cluster, local]))
+
+    def make_check(self, name: str) -> None:
+        """Make an admission check that a test decides."""
+        spec = {"controllerName": "example.com/test"}
+        manifest = {"apiVersion": API, "kind": "AdmissionCheck", "metadata": {"name": name}, "spec": spec}
+        self.plane.admin.kubectl("create", "-f", "-", stdin=yaml.safe_dump(manifest))
+        active = {
+            "type": "Active",
+            "status": "True",
+            "reason": "Active",
+            "message": "a test decides",
+            "lastTransitionTime": "2026-01-01T00:00:00Z",
+        }
+        patch = json.dumps({"status": {"conditions": [active]}})
+        self.plane.admin.kubectl(
+            "patch", "admissioncheck", name, "--subresource=status", "--type=merge", f"--patch={patch}"
+        )
+
+    def make_topology(self, name: str, label: str) -> None:
+        """Put each half of the nodes into a rack of its own, by a label, and make the topology of racks."""
+        nodes = [
+            each["metadata"]["name"] for each in self.plane.admin.request("GET", "/api/v1/nodes")["items"]
+        ]
+        for number, node in enumerate(nodes):
+            self.plane.admin.kubectl("label", "--overwrite", "node", node, f"{label}=rack-{number % 2}")
+        manifest = {
+            "apiVersion": API,
+            "kind": "Topology",
+            "metadata": {"name": name},
+            "spec": {"levels": [{"nodeLabel": label}]},
+        }
+        self.plane.admin.kubectl("create", "-f", "-", stdin=yaml.safe_dump(manifest))
 
     def make_priority(self, name: str, value: int) -> None:
         """Create a priority class with which jobs preempt others."""
