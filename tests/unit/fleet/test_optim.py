@@ -153,6 +153,20 @@ def test_a_rate_that_is_no_number_is_refused():
         optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=float("nan"))
 
 
+@pytest.mark.parametrize("bounds", [(float("nan"), 1.0), (-1.0, float("inf")), (1.0, -1.0)])
+def test_bounds_that_are_no_range_are_refused(bounds):
+    with pytest.raises(ValueError, match=r"SGD: clip_value is .*, expected None, or two finite numbers"):
+        optim.SGD([Parameter(torch.zeros(2))], clip_value=bounds)
+
+
+def test_a_loaded_state_without_an_option_is_refused():
+    optimizer = optim.Momentum([Parameter(torch.zeros(2))])
+    state = optimizer.state_dict()
+    del state["param_groups"][0]["clip_value"]
+    with pytest.raises(ValueError, match=r"Momentum: param group 0 .* has no clip_value; .* clip_value=None"):
+        optimizer.load_state_dict(state)
+
+
 def test_a_closure_recomputes_the_loss():
     parameter = torch.nn.Parameter(torch.ones(1))
     optimizer = optim.SGD([parameter], lr=0.5)

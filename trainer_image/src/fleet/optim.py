@@ -48,7 +48,7 @@ class Optimizer(torch.optim.Optimizer):
     Raises
     ------
     ValueError
-        An option is not a finite number.
+        An option is not a finite number, or the bounds of ``clip_value`` are in descending order.
     """
 
     tensors: ClassVar[Mapping[str, str | None]]
@@ -58,7 +58,36 @@ class Optimizer(torch.optim.Optimizer):
         for name, value in options.items():
             if name != "clip_value" and not isinstance(value, bool) and not math.isfinite(value):
                 raise ValueError(f"{type(self).__name__}: {name} is {value}, expected a finite number")
+        if (bounds := options["clip_value"]) is not None:
+            low, high = bounds
+            if not (math.isfinite(low) and math.isfinite(high) and low <= high):
+                raise ValueError(
+                    f"{type(self).__name__}: clip_value is {bounds}, expected None, or two finite numbers, "
+                    "the smaller first"
+                )
         super().__init__(params, dict(options))
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load the state of an optimizer of the same class.
+
+        Parameters
+        ----------
+        state_dict : dict
+
+        Raises
+        ------
+        ValueError
+            A param group lacks an option of this class.
+        """
+        kind = type(self).__name__
+        for index, group in enumerate(state_dict["param_groups"]):
+            if missing := [name for name in self.defaults if name not in group]:
+                raise ValueError(
+                    f"{kind}: param group {index} of the loaded state has no {', '.join(missing)}; expected "
+                    f"the state_dict() of a fleet.optim.{kind}, or give the group that option, such as "
+                    f"{missing[0]}={self.defaults[missing[0]]}"
+                )
+        super().load_state_dict(state_dict)
 
     @staticmethod
     def update(value: Tensor, grad: Tensor, state: Mapping[str, Tensor], options: Mapping[str, Any]) -> None:
