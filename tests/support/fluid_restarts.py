@@ -1,7 +1,9 @@
 """A built program with state on its trainers, as a replica of a job: a schedule, batch_norm and auc.
 
-As a program, its arguments are the folder for results, the number of steps, and those after which trainer 1
-waits to be killed and trainer 0 saves; 0 for never. Parameter servers or none, as the environment says.
+As a program, its arguments are the folder for results, the number of steps, those after which trainer 1
+waits to be killed and trainer 0 saves (0 for never), and the step after which the script sets the counter of
+the schedule to 10, and from then on leaves the loading of checkpoints to the job. Parameter servers or none,
+as the environment says.
 """
 
 import json
@@ -43,8 +45,8 @@ def batch(step: int) -> dict[str, Any]:
     return {"x": x, "y": (x.sum(1, keepdims=True) > 4).astype("int64")}
 
 
-def main(folder: Path, steps: int, waits: int, saves: int) -> None:
-    """Run a replica."""
+def main(folder: Path, steps: int, waits: int, saves: int, resets: int = 0) -> None:
+    """Run this replica."""
     fleet: Any = served if "PADDLE_PSERVERS_IP_PORT_LIST" in os.environ else collective
     fleet.init()
     loss, counts, optimizer = build(adaptive=fleet is collective)
@@ -56,7 +58,9 @@ def main(folder: Path, steps: int, waits: int, saves: int) -> None:
     executor = fluid.Executor(fluid.CPUPlace())
     executor.run(fleet.startup_program)
     checkpoints = str(folder / "checkpoints")
-    if Path(checkpoints).exists() and fleet is served:
+    if resets:
+        fleet.load_check_point(executor, str(folder / "none"))
+    elif Path(checkpoints).exists() and fleet is served:
         fluid.io.load_persistables(executor, checkpoints, fleet.main_program)
     else:
         fleet.load_check_point(executor, checkpoints)
@@ -64,6 +68,9 @@ def main(folder: Path, steps: int, waits: int, saves: int) -> None:
     while fleet.step < steps:
         step = fleet.step
         losses[step] = float(executor.run(fleet.main_program, feed=batch(step), fetch_list=[loss])[0])
+        scope: Any = fluid.global_scope()
+        if fleet.step == resets:
+            scope.find_var("@LR_DECAY_COUNTER@").get_tensor().set(np.array([10], np.int64))
         if fleet.step == saves:
             if fleet is served:
                 fluid.io.save_persistables(executor, checkpoints, fleet.main_program)
@@ -78,7 +85,6 @@ def main(folder: Path, steps: int, waits: int, saves: int) -> None:
         ):
             print("waits", flush=True)
             time.sleep(600)
-    scope: Any = fluid.global_scope()
     names = [*STATE, *(each.name for each in counts)]
     names += [each for each in scope.values if "w_0" in each or "b_0" in each]  # moments of Adam too
     values = {name: np.array(scope.find_var(name).get_tensor()).tolist() for name in names}

@@ -23,8 +23,8 @@ def results(folder: Path) -> list[dict[str, Any]]:
     return [json.loads((folder / f"trainer-{index}.json").read_text()) for index in range(2)]
 
 
-def arguments(folder: Path, *, waits: int = 0, saves: int = SAVES) -> list[str]:
-    return [str(folder), *map(str, (STEPS, waits, saves))]
+def arguments(folder: Path, *, waits: int = 0, saves: int = SAVES, resets: int = 0) -> list[str]:
+    return [str(folder), *map(str, (STEPS, waits, saves, resets))]
 
 
 def finish(replicas: list[Replica]) -> None:
@@ -32,9 +32,9 @@ def finish(replicas: list[Replica]) -> None:
         replica.expect(0, seconds=120)
 
 
-def until_saved(running: Job, folder: Path) -> tuple[list[Replica], list[Replica]]:
+def until_saved(running: Job, folder: Path, **given: int) -> tuple[list[Replica], list[Replica]]:
     """Start every replica, and return once trainer 1 waits and the checkpoint is complete."""
-    servers, trainers = running.start(SCRIPT, *arguments(folder, waits=SAVES))
+    servers, trainers = running.start(SCRIPT, *arguments(folder, waits=SAVES, **given))
     trainers[1].wait_for_output("waits")
     trainers[0].wait_for_output("saved")
     return servers, trainers
@@ -82,6 +82,20 @@ def test_a_schedule_follows_the_job_without_a_checkpoint(
     assert found[0]["values"] == undisturbed[0]["values"]
     for name in ("@LR_DECAY_COUNTER@", "fc_0.w_0"):
         assert found[1]["values"][name] == undisturbed[1]["values"][name]
+
+
+def test_statistics_and_a_counter_that_the_script_has_set_come_back_when_a_trainer_joins(
+    tmp_path: Path,
+) -> None:
+    with job(tmp_path, 2, 2, PYTHONPATH=ROOT) as running:
+        servers, trainers = until_saved(running, tmp_path, resets=2)
+        trainers[1].kill()
+        (tmp_path / "killed").touch()
+        again = running.trainer(1, SCRIPT, *arguments(tmp_path, resets=2))
+        finish([again, trainers[0], *servers])
+    found = results(tmp_path)
+    assert found[1]["values"] == found[0]["values"]
+    assert found[1]["values"]["@LR_DECAY_COUNTER@"] == [10 + STEPS - 2]
 
 
 def test_a_job_that_restarts_continues_from_its_checkpoint(

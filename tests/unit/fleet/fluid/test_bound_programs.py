@@ -9,6 +9,7 @@ import fleet
 from fleet import fluid
 from fleet.errors import ConfigurationError, TranspileError
 from fleet.fluid import initializer
+from fleet.fluid.computation import Computation
 from fleet.fluid.execution import initialize
 from fleet.fluid.module import ProgramModule
 from fleet.tables import Constant, Normal, Uniform
@@ -65,6 +66,29 @@ def test_a_table_s_rate_counts_its_updates_as_the_schedule_counts_steps() -> Non
     assert rates == pytest.approx([0.8, 0.8, 0.4, 0.4, 0.2])
 
 
+def test_a_table_s_rate_follows_every_counter_of_its_schedule(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = fluid_models.distribute_ctr(ids=20, hidden=4)
+    rate = fluid.layers.exponential_decay(0.8, 1, 0.5)
+    with fluid.default_main_program()._lr_schedule_guard():
+        steps = fluid.layers.autoincreased_step_counter("own", begin=10, step=5)
+        rate = rate * fluid.layers.cast(steps, "float32")
+    fluid.optimizer.Adam(rate).minimize(model.loss)
+    program, _ = transpile().get_pserver_programs("10.0.0.1:6174")
+    assert program.source is not None
+    (table,) = program.source.tables
+    computed: list[Any] = []
+    run = Computation.run
+
+    def counted(*given: Any) -> Any:
+        computed.append(given)
+        return run(*given)
+
+    monkeypatch.setattr(Computation, "run", counted)
+    rates = [table.config.options_at(update)["lr"] for update in (1, 1, 2, 2, 3, 3)]
+    assert rates == pytest.approx([11.2, 11.2, 7.6, 7.6, 4.8, 4.8])
+    assert len(computed) == 3
+
+
 def test_no_lazy_rows_where_gradients_of_whole_tables_are_averaged() -> None:
     fluid.optimizer.Adam(0.1, lazy_mode=True).minimize(fluid_models.word2vec(ids=20).loss)
     transpiler = fluid.DistributeTranspiler(fluid.DistributeTranspilerConfig(mode="nccl2"))
@@ -85,8 +109,8 @@ def test_a_trainer_that_joins_sets_a_counter_to_its_value_at_that_step(
     assert source is not None
     assert isinstance(source.module, ProgramModule)
     initialize(source, "cpu")
-    for step in (0, 3):
-        source.module.count_from(step)
+    for more, step in ((0, 0), (3, 3), (2, 5)):
+        source.module.count_on(more)
         assert fluid.global_scope().values[counter.name].tolist() == [first + step * increment]
 
 

@@ -34,6 +34,7 @@ from fleet.checkpoint.trainer_part import (
     capture_part,
     restore_part,
     restore_states,
+    restore_values,
 )
 from fleet.checkpoint.values import decode, encode
 from fleet.checkpoint.writer import commit, is_written, tidy, write_shard, write_trainer_part
@@ -83,6 +84,7 @@ __all__ = [
     "remove_numbers",
     "restore_part",
     "restore_states",
+    "restore_values",
     "row_files",
     "rows_have_state",
     "tidy",

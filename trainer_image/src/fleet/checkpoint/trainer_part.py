@@ -32,6 +32,7 @@ __all__ = [
     "capture_part",
     "restore_part",
     "restore_states",
+    "restore_values",
 ]
 
 _METADATA: Final = "trainer"
@@ -220,16 +221,37 @@ def capture_part(
     )
 
 
-@torch.no_grad()
 def restore_part(part: TrainerPart, source: Source) -> None:
     """Restore buffers, parameters in no shard, param groups and the trainer's own optimizer state.
 
     Raises
     ------
     CheckpointError
-        Names, shapes or dtypes of buffers or parameters differ, or the numbers of param groups do.
+        As for `restore_values`, or the numbers of param groups differ.
     """
-    module, optimizer = source.module, source.optimizer
+    restore_values(part, source)
+    optimizer = source.optimizer
+    if len(part.groups) != len(optimizer.param_groups):
+        raise CheckpointError(
+            f"the checkpoint has {len(part.groups)} param groups and the optimizer has "
+            f"{len(optimizer.param_groups)}; expected the optimizer that was saved"
+        )
+    for group, options in zip(optimizer.param_groups, part.groups, strict=True):
+        # Kernel flags depend on this process's device, not on the checkpoint.
+        group.update({name: option for name, option in options.items() if name not in KERNEL_FLAGS})
+    restore_states(part.optimizer_state, source)
+
+
+@torch.no_grad()
+def restore_values(part: TrainerPart, source: Source) -> None:
+    """Restore buffers and parameters in no shard.
+
+    Raises
+    ------
+    CheckpointError
+        Names, shapes or dtypes of buffers or parameters differ.
+    """
+    module = source.module
     buffers = _buffers_of(module)
     if module is not None:
         _check_same("buffers", {**buffers, **part.buffers}, buffers, part.buffers)
@@ -244,15 +266,6 @@ def restore_part(part: TrainerPart, source: Source) -> None:
         "the checkpoint has no values of %s: these parameters keep the values that the script gave them",
         [name for name in others if name not in kept],
     )
-    if len(part.groups) != len(optimizer.param_groups):
-        raise CheckpointError(
-            f"the checkpoint has {len(part.groups)} param groups and the optimizer has "
-            f"{len(optimizer.param_groups)}; expected the optimizer that was saved"
-        )
-    for group, options in zip(optimizer.param_groups, part.groups, strict=True):
-        # Kernel flags depend on this process's device, not on the checkpoint.
-        group.update({name: option for name, option in options.items() if name not in KERNEL_FLAGS})
-    restore_states(part.optimizer_state, source)
 
 
 def restore_states(states: Mapping[str, Mapping[str, Any]], source: Source) -> None:

@@ -330,7 +330,7 @@ class Fleet(FleetCalls):
         plan, source = self._ready()
         initialize_once(source, "cpu", tables=role.is_alone)
         self._trainer = start_trainer(plan.trainer(role.index, source, self._strategy.mode), source, role.job)
-        resume(source, self._trainer)
+        resume(source, self._trainer, joined=True)
         if self._optimizer is not None:
             self._optimizer.bind(self._trainer)
 

@@ -167,17 +167,21 @@ def initialize(source: Source, device: torch.device | str, *, tables: bool = Fal
     module.hold_state()
 
 
-def resume(source: Source, trainer: "Trainer") -> None:
-    """Continue a built program after the trainer has joined or loaded a checkpoint.
+def resume(source: Source, trainer: "Trainer", *, joined: bool = False) -> None:
+    """Let a trainer that has joined, or loaded a checkpoint, continue a built program.
 
     Parameters
     ----------
     source : Source
         Of any program; a captured one needs nothing.
     trainer : Trainer
+    joined : bool
+        Whether it has just joined. If training has begun, it gets the values of the newest checkpoint.
     """
     if isinstance(source.module, ProgramModule):
-        source.module.count_from(trainer.current_step)
+        if joined and trainer.current_step:
+            trainer.checkpoints.restore_saved_values()
+        source.module.count_on(trainer.current_step - trainer.checkpoints.restored_step)
 
 
 def initialize_once(source: Source, device: torch.device | str, *, tables: bool = False) -> None:

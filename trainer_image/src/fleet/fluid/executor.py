@@ -289,7 +289,7 @@ class Executor:
         if self._trainer is None:
             initialize(source, self._place.device, tables=serves_within(source))
             self._trainer = start_trainer(trainer_plan(program), source, _job())
-            resume(source, self._trainer)
+            resume(source, self._trainer, joined=True)
         return []
 
     def _run_server(self, program: Program, source: Source) -> list[npt.NDArray[Any]]:

@@ -4,7 +4,7 @@
 of the program, under the same name, and its `forward` computes the program's variables.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -101,7 +101,7 @@ class ProgramModule(nn.Module):
         self.fetched: Collection[str] = ()
         self.plain: torch.optim.Optimizer | None = None
         self._rates: list[tuple[dict[str, Any], str, float]] = []
-        self._counters: dict[str, tuple[float, float]] = {}
+        self._counters: dict[str, float] = {}
         for variable in variables:
             if variable.name in self.tables:
                 continue
@@ -157,17 +157,14 @@ class ProgramModule(nn.Module):
             if name not in self._parameters:
                 value = self.scope.values[name].detach()
                 self._parameters[name] = self.scope.values[name] = nn.Parameter(value, requires_grad=False)
-        for op in self.computation.program.global_block().ops:
-            (counter,) = op.outputs["Out"] if op.type == "increment" else ("",)
-            if counter in self._parameters and op.inputs["X"] == (counter,):
-                value, increment = self.scope.values[counter], op.attrs["step"]
-                number = float if value.is_floating_point() else int
-                self._counters[counter] = number(value), number(increment)  # type: ignore[arg-type]
+        increments = _increments(self.computation.program.global_block().ops)
+        self._counters = {name: each for name, each in increments.items() if name in self._parameters}
 
-    def count_from(self, step: int) -> None:
-        """Set step counters, such as that of a schedule, to their values after `step` steps."""
-        for name, (first, increment) in self._counters.items():
-            self.scope.values[name].fill_(first + step * increment)
+    def count_on(self, steps: int) -> None:
+        """Advance the counters of steps, such as that of a schedule, by steps that others have made."""
+        for name, increment in self._counters.items():
+            value = self.scope.values[name]
+            value.add_(steps * (increment if value.is_floating_point() else int(increment)))
 
     def _look_up_dense(self, name: str, ids: Tensor, padding_idx: int) -> Tensor:
         weight, ids = self.scope.values[name], ids.squeeze(-1)
@@ -200,6 +197,15 @@ class _Loss:
         return {**found, "loss": found[self._loss]}
 
 
+def _increments(ops: Iterable[Operator]) -> dict[str, float]:
+    """Return what operators add to their counters, by the counter's name."""
+    return {
+        op.outputs["Out"][0]: float(op.attrs["step"])  # type: ignore[arg-type]
+        for op in ops
+        if op.type == "increment" and op.inputs["X"] == op.outputs["Out"]
+    }
+
+
 def starts_of(startup: Program | None) -> dict[str, Operator]:
     """Return the operators of a startup program, keyed by the variable that they initialize."""
     ops = startup.global_block().ops if startup is not None else []
@@ -209,20 +215,31 @@ def starts_of(startup: Program | None) -> dict[str, Operator]:
 class _Schedule:
     """The learning rate of a table as a function of the number of its updates."""
 
-    def __init__(self, program: Program, counter: str, rate: str, factor: float, scope: Scope) -> None:
+    def __init__(self, program: Program, rate: str, factor: float, scope: Scope) -> None:
         schedule = program.shallow_copy()
         schedule.global_block().ops[:] = _schedule_of(program)
         self._computation = Computation(schedule)
-        self._counter, self._rate, self._factor, self._scope = counter, rate, factor, scope
-        first: Any = starts_of(program.startup_program)[counter].attrs["value"]
-        self._before_first = int(first)
+        self._rate, self._factor, self._scope = rate, factor, scope
+        starts: dict[str, Any] = starts_of(program.startup_program)
+        self._counters = [
+            (program.global_block().var(name), starts[name].attrs["value"], increment)
+            for name, increment in _increments(_schedule_of(program)).items()
+        ]
+        self._known = 0, 0.0  # an update, which asks twice, and its rate
 
     def __call__(self, update: int) -> float:
-        counted = {self._counter: torch.tensor([self._before_first + update - 1])}
-        values = values_of(self._computation, self._scope, counted)
-        with torch.no_grad():
-            found = self._computation.run(values, {}, {})
-        return float(found[self._rate]) * self._factor
+        known, rate = self._known
+        if update != known:
+            counted = {
+                counter.name: torch.tensor([first + (update - 1) * each], dtype=getattr(torch, counter.dtype))
+                for counter, first, each in self._counters
+            }
+            values = values_of(self._computation, self._scope, counted)
+            with torch.no_grad():
+                found = self._computation.run(values, {}, {})
+            rate = float(found[self._rate]) * self._factor
+            self._known = update, rate
+        return rate
 
 
 def _schedule_of(program: Program) -> list[Operator]:
@@ -245,17 +262,14 @@ def _plain_rates(program: Program, scope: Scope) -> "dict[str, float | _Schedule
     rate = training.optimizer.learning_rate
     if isinstance(rate, int | float):
         return {name: float(rate) * factor for name, factor in found.items()}
-    counters = [op.outputs["Out"][0] for op in _schedule_of(program) if op.type == "increment"]
-    if not counters:
+    if not _increments(_schedule_of(program)):
         raise ConfigurationError(
             f"table {next(iter(found))} has is_distributed=True, so servers step it by SGD as in the "
             f"original, and they do not know the learning rate, which is the variable {rate.name}; expected "
             "a number, a schedule such as layers.exponential_decay, is_sparse=True without is_distributed, "
             "or fluid.optimizer.SGD"
         )
-    return {
-        name: _Schedule(program, counters[0], training.rate, factor, scope) for name, factor in found.items()
-    }
+    return {name: _Schedule(program, training.rate, factor, scope) for name, factor in found.items()}
 
 
 def _table(

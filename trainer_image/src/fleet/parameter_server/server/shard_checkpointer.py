@@ -207,7 +207,7 @@ class ShardCheckpointer:
             self._mode.missing()  # raises if a step has failed since the copy
             self._claims.hold(path)
             commit(path, request.manifest)
-            self._loader.saved.append(save)
+            self._loader.note_saved(save, path)
             self._bases.commit(save)
         return control_pb2.CommitReply()
 

@@ -8,7 +8,7 @@ checkpoint.
 import logging
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 
 from fleet.checkpoint import (
@@ -75,6 +75,8 @@ class ShardLoader:
         """For each trainer, the loaded checkpoint of which the server has informed it."""
         self._loaded: Checkpoint | None = None
         self._folder = self._loaded_from = ""
+        self._saved_in = Path()
+        """The folder of the newest of `saved`."""
         self._damaged: dict[tuple[Path, str], CheckpointError] = {}
         """The errors of earlier reads of checkpoints, by `Checkpoint.key`."""
         self._warned: set[str] = set()
@@ -88,6 +90,11 @@ class ShardLoader:
             return self.saved
         manifest = self._loaded.manifest
         return None if manifest.after is None else [*manifest.after, manifest.save, *self.saved]
+
+    def note_saved(self, save: str, folder: Path) -> None:
+        """Record a save that was committed on this server."""
+        self.saved.append(save)
+        self._saved_in = folder
 
     def inform(self, trainer: int) -> tuple[str, int]:
         """Return the loaded checkpoint, which the trainer then knows, and the trainer's next step."""
@@ -146,7 +153,7 @@ class ShardLoader:
         save : str
             The random name of the checkpoint to load; empty for the newest complete one. If the server has
             already loaded a checkpoint from this directory, it keeps that one. If both arguments are empty,
-            nothing is loaded.
+            nothing is loaded, and the newest checkpoint that was loaded or has been saved is returned.
 
         Returns
         -------
@@ -163,8 +170,10 @@ class ShardLoader:
             Training has begun with other values.
         """
         with self.disk_lock:
+            if not (directory or save):
+                return self._newest()
             self._folder = str(Path(directory)) if directory else self._folder
-            if not self._folder or not (directory or save):
+            if not self._folder:
                 return self._loaded
             folder = Path(self._folder)
             self.claims.renew(folder)
@@ -208,6 +217,16 @@ class ShardLoader:
 
         with self.disk_lock:
             return list_complete_numbers(Path(directory), check)
+
+    def _newest(self) -> Checkpoint | None:
+        """Return the newest checkpoint of this training run: the newest undamaged save, or the loaded one."""
+        if self.saved:
+            for each in list_checkpoints(self._saved_in, self._check_sizes)[0]:
+                if each.manifest.save == self.saved[-1]:
+                    with suppress(CheckpointError):
+                        each.keep_parts()
+                        return each
+        return self._loaded
 
     def _take(self, checkpoint: Checkpoint, is_ours: bool, damage: list[CheckpointError]) -> bool:
         """Load a checkpoint, or only the trainers' parts if `is_ours`; return False if it is damaged."""

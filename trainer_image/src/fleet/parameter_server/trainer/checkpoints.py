@@ -25,6 +25,7 @@ from fleet.checkpoint import (
     capture_part,
     removable_numbers,
     restore_part,
+    restore_values,
 )
 from fleet.errors import CheckpointError, FleetError
 from fleet.parameter_server.control.calls import CHUNK_BYTES
@@ -60,6 +61,8 @@ class TrainerCheckpoints(Saver):
         self._session = session
         self._source = source
         self._steps_locally = steps_locally
+        self.restored_step = 0
+        """The step to which the values that no server holds belong, or belonged when last restored."""
 
     @property
     def current_step(self) -> int:
@@ -109,7 +112,14 @@ class TrainerCheckpoints(Saver):
         other_values = any(reply.restored != self._session.restored for reply in replies)
         if other_values:
             self._session.pull([reply.restored for reply in replies], [reply.step for reply in replies])
+        self.restored_step = self.current_step  # unless there is a trainer's part of another step
         return self._restore(replies), other_values
+
+    def restore_saved_values(self) -> None:
+        """Restore the values that no server holds from the newest checkpoint of this training run, if any."""
+        replies = self._session.calls.ask_all(lambda control, seconds: control.checkpoints.load("", seconds))
+        if (part := self._find_part(replies)) is not None:
+            restore_values(part, self._source)
 
     def restore_own_part(self) -> None:
         """Restore this trainer's part of the checkpoint that the servers loaded before it joined, if any."""
@@ -212,16 +222,12 @@ class TrainerCheckpoints(Saver):
 
     def _restore(self, replies: "Sequence[control_pb2.LoadReply]") -> TrainStatus | None:
         """Restore trainer 0's part, and return this trainer's status."""
-        first_status: TrainStatus | None = None
-        for server, reply in enumerate(replies):
-            if reply.part_bytes:
-                data = self._download_part(server, reply.part_bytes)
-                part = TrainerPart.from_bytes(data, f"the trainer's part of {reply.directory}")
-                restore_part(part, self._source)
-                if self._session.local_rows is not None:
-                    self._session.local_rows.resume(part.own_rows)
-                first_status = part.status
-                break
+        part = self._find_part(replies)
+        if part is not None:
+            restore_part(part, self._source)
+            if self._session.local_rows is not None:
+                self._session.local_rows.resume(part.own_rows)
+        first_status = part.status if part is not None else None
         trainer = self._session.plan.trainer_id
         if trainer == 0:
             return first_status
@@ -240,6 +246,16 @@ class TrainerCheckpoints(Saver):
             self.current_step,
         )
         return TrainStatus(step=self.current_step)
+
+    def _find_part(self, replies: "Sequence[control_pb2.LoadReply]") -> TrainerPart | None:
+        """Fetch trainer 0's part of the checkpoint that the servers have found, and note its step."""
+        for server, reply in enumerate(replies):
+            if reply.part_bytes:
+                data = self._download_part(server, reply.part_bytes)
+                part = TrainerPart.from_bytes(data, f"the trainer's part of {reply.directory}")
+                self.restored_step = part.status.step
+                return part
+        return None
 
     def _upload_part(self, save: str, part: bytes) -> None:
         """Send trainer 0's part to the first server in chunks; it may exceed the maximum message size."""
