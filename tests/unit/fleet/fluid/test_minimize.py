@@ -129,7 +129,6 @@ def test_clipping_is_about_the_new_gradients():
         ),
         (lambda: clip.GradientClipByGlobalNorm(1.0, group_name="other"), "all gradients are one group"),
         (lambda: clip.GradientClipByValue(-1.0), "min 1.0 is larger than max -1.0"),
-        (lambda: clip.ErrorClipByValue(1.0), "ErrorClipByValue is not in fleet.fluid"),
         (lambda: clip.set_gradient_clip(cast("Any", 1.0)), r"clip is 1\.0; expected fluid\.clip"),
         (
             lambda: clip.set_gradient_clip(clip.GradientClipByNorm(1.0), param_list=["w"]),

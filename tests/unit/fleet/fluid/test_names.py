@@ -21,6 +21,7 @@ ROWS = re.findall(
         pytest.param("layers", "dynamic_gru", r"; use torch\.nn\.GRU ", id="a-class-of-pytorch"),
         pytest.param("layers", "chunk_eval", r" \(docs", id="nothing"),
         pytest.param("optimizer", "DGCMomentumOptimizer", r"; use strategy\.power_sgd", id="compression"),
+        pytest.param("clip", "ErrorClipByValue", r"; use fluid\.clip\.GradientClipByValue", id="clipping"),
         pytest.param("", "dygraph", "; use PyTorch itself", id="a-module"),
         pytest.param("paddle.dataset", "mnist", r"; use torchvision\.datasets", id="a-data-set"),
     ],

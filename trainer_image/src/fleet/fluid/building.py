@@ -161,10 +161,6 @@ def create_variable(
     dtype : str
     **facts
         Other fields of `Variable`.
-
-    Returns
-    -------
-    ProgramVariable
     """
     variable = ProgramVariable(name, tuple(int(size) for size in shape), dtype, **facts)
     variable.block = block
@@ -349,10 +345,6 @@ class Layer:
             Whether the default name ends with ``.b`` and the default value is 0.
         default : Initializer, optional
             The initializer, unless `given` has one.
-
-        Returns
-        -------
-        ProgramVariable
 
         Raises
         ------

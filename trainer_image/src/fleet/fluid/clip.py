@@ -7,7 +7,7 @@ servers (see `fleet.plan.clipping`). Like ``torch.nn.utils.clip_grad_norm_``, bo
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from fleet.errors import ConfigurationError
 from fleet.fluid import unique_name
@@ -18,7 +18,6 @@ from fleet.fluid.program import Program, default_main_program
 from fleet.plan.clipping import ClipGradByGlobalNorm, ClipGradByNorm, ClipGradByValue, GradClip
 
 __all__ = [
-    "ErrorClipByValue",
     "GradientClipByGlobalNorm",
     "GradientClipByNorm",
     "GradientClipByValue",
@@ -187,17 +186,6 @@ class GradientClipByGlobalNorm(GradientClip):
         made = _append("fill_constant", {}, like, "LOD_TENSOR", **attrs)
         made.stop()
         return made
-
-
-class ErrorClipByValue:
-    """Paddle's clipping of gradients between operators, which is not supported."""
-
-    def __init__(self, *_: Any, **__: Any) -> NoReturn:
-        raise ConfigurationError(
-            "fluid.clip.ErrorClipByValue is not in fleet.fluid: autograd computes the gradients between "
-            "operators, and nothing clips them; clip those of the parameters with fluid.clip."
-            "GradientClipByValue(max)"
-        )
 
 
 def set_gradient_clip(

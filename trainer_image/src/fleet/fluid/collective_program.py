@@ -82,13 +82,7 @@ def collective_program(plan: CollectivePlan, origin: Program | None = None) -> P
 
 
 def collective_startup(plan: CollectivePlan, origin: Program | None = None) -> Program:
-    """Return the startup program of a collective trainer, which connects it to the other trainers.
-
-    Parameters
-    ----------
-    plan, origin
-        As for `collective_program`.
-    """
+    """Return the startup program of a collective trainer, which connects it to the other trainers."""
     if origin is None:
         program = startup_program(plan.spec)
     else:

@@ -98,10 +98,6 @@ class DataFeeder:
         drop_last : bool
             Has no effect: with one device, no part of a batch is left over.
 
-        Returns
-        -------
-        callable
-
         Raises
         ------
         ConfigurationError

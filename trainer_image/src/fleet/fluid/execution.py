@@ -63,10 +63,6 @@ def compute(
         The variables to return, or gradients if the program has a backward pass.
     device : torch.device or str
 
-    Returns
-    -------
-    list of Tensor
-
     Raises
     ------
     ConfigurationError

@@ -201,10 +201,6 @@ def create_lod_tensor(data: Any, recursive_seq_lens: Lengths, place: object = No
     place : CPUPlace or CUDAPlace, optional
         Has no effect: an executor moves what it is fed to its own place.
 
-    Returns
-    -------
-    LoDTensor
-
     Raises
     ------
     ConfigurationError

@@ -2,8 +2,8 @@
 
 It relies on `fleet.fluid.optimizer`, `regularizer` and `clip`:
 
-- A subclass of `Optimizer` defines the `type` of its operator, its `accumulators`, the operator's
-  `attributes` and, with `torch_class` and `options`, the class of `fleet.optim` that computes the updates.
+- A subclass of `Optimizer` declares its operator (`type`, `accumulators`, `renamed`, `constants`) and, with
+  `torch_class` and `options`, the class of `fleet.optim` that computes the updates.
 - A regularizer has ``term(parameter, block)``, which appends operators and returns the variable to add to the
   gradient, and ``options``, the options of `fleet.optim` for it: ``{"weight_decay": 0.1}``.
 - A clip has ``append(params_grads, as_attribute=...)``, which appends operators and returns the parameters
@@ -40,14 +40,15 @@ class Accumulator:
         The operator's input; the output has the suffix ``Out``.
     suffix : str
         The suffix of the variable's name, after the parameter's name.
-    initial : float
+    initial : float or str
+        The initial value, or the option that has it.
     scalar : bool
         Whether it has one element instead of the parameter's shape.
     """
 
     slot: str
     suffix: str
-    initial: float = 0.0
+    initial: float | str = 0.0
     scalar: bool = False
 
 
@@ -76,6 +77,12 @@ class Optimizer:
     type: ClassVar[str]
     torch_class: ClassVar[Any]
     """The class of `fleet.optim` that computes the updates."""
+    accumulators: ClassVar[Sequence[Accumulator]] = ()
+    """The state of each parameter."""
+    renamed: ClassVar[Mapping[str, str]] = {}
+    """The options whose attributes have another name; empty for an option that programs do not show."""
+    constants: ClassVar[Mapping[str, Attribute]] = {}
+    """The attributes that are not options."""
 
     def __init__(
         self,
@@ -100,14 +107,10 @@ class Optimizer:
         self.options: Mapping[str, Any] = options
 
     @property
-    def accumulators(self) -> Sequence[Accumulator]:
-        """The state of each parameter."""
-        return ()
-
-    @property
     def attributes(self) -> Mapping[str, Attribute]:
         """The attributes of the operator."""
-        return self.options
+        named = {self.renamed.get(name, name): value for name, value in self.options.items()}
+        return {name: value for name, value in named.items() if name} | self.constants
 
     def minimize(
         self,
@@ -260,7 +263,9 @@ class Optimizer:
         name = unique_name.generate(f"{parameter.name}_{accumulator.suffix}")
         shape = (1,) if accumulator.scalar else parameter.shape
         start = default_startup_program()
-        start_with(start, name, shape, parameter.dtype, Constant(accumulator.initial))
+        initial = accumulator.initial
+        value = self.options[initial] if isinstance(initial, str) else initial
+        start_with(start, name, shape, parameter.dtype, Constant(value))
         return create_variable(parameter.block, name, shape, parameter.dtype, persistable=True)
 
     def _global_rate(self, program: Program) -> ProgramVariable:

@@ -133,10 +133,6 @@ class ProgramModule(nn.Module):
         ----------
         feed : mapping of str to (Tensor, sequence of Tensor)
             The data by name, with the lengths of its sequences at each level.
-
-        Returns
-        -------
-        dict of str to Tensor
         """
         if self.plain is not None:
             self.plain.zero_grad()
@@ -472,12 +468,6 @@ def _not_started(name: str) -> ConfigurationError:
 
 def feed_of(computation: Computation, feed: Mapping[str, Any], device: torch.device | str) -> Fed:
     """Convert an executor's feed to tensors on a device, with the lengths of sequences.
-
-    Parameters
-    ----------
-    computation : Computation
-    feed : mapping of str to array, tensor or LoDTensor
-    device : torch.device or str
 
     Raises
     ------

@@ -219,7 +219,8 @@ _REST: Final = {
     a term of the loss: L1Decay L1DecayRegularizer
     """,
     "clip": """
-    fleet.ClipGradByValue: ErrorClipByValue GradientClipByValue
+    fleet.ClipGradByValue: GradientClipByValue
+    fluid.clip.GradientClipByValue, for the gradients of parameters: ErrorClipByValue
     fleet.ClipGradByNorm: GradientClipByNorm
     fleet.ClipGradByGlobalNorm: GradientClipByGlobalNorm
     grad_clip of fleet.Program.capture: set_gradient_clip

@@ -31,13 +31,7 @@ __all__ = [
 
 
 class SGDOptimizer(Optimizer):
-    """Stochastic gradient descent: ``w -= lr * g``. Paddle's ``fluid.optimizer.SGD``.
-
-    Parameters
-    ----------
-    learning_rate, parameter_list, regularization, grad_clip, name
-        See `Optimizer`.
-    """
+    """Stochastic gradient descent: ``w -= lr * g``. Paddle's ``fluid.optimizer.SGD``."""
 
     type: ClassVar[str] = "sgd"
     torch_class: ClassVar[Any] = optim.SGD
@@ -58,6 +52,8 @@ class MomentumOptimizer(Optimizer):
 
     type: ClassVar[str] = "momentum"
     torch_class: ClassVar[Any] = optim.Momentum
+    accumulators: ClassVar[Sequence[Accumulator]] = (Accumulator("Velocity", "velocity"),)
+    renamed: ClassVar[Mapping[str, str]] = {"momentum": "mu"}
 
     def __init__(
         self,
@@ -69,25 +65,8 @@ class MomentumOptimizer(Optimizer):
         grad_clip: Any = None,
         name: str | None = None,
     ) -> None:
-        super().__init__(
-            learning_rate,
-            parameter_list,
-            regularization,
-            grad_clip,
-            name,
-            momentum=float(momentum),
-            use_nesterov=bool(use_nesterov),
-        )
-
-    @property
-    def accumulators(self) -> Sequence[Accumulator]:
-        """See `Optimizer`."""
-        return (Accumulator("Velocity", "velocity"),)
-
-    @property
-    def attributes(self) -> Mapping[str, Attribute]:
-        """See `Optimizer`."""
-        return {"mu": self.options["momentum"], "use_nesterov": self.options["use_nesterov"]}
+        options = {"momentum": float(momentum), "use_nesterov": bool(use_nesterov)}
+        super().__init__(learning_rate, parameter_list, regularization, grad_clip, name, **options)
 
 
 class AdagradOptimizer(Optimizer):
@@ -105,6 +84,10 @@ class AdagradOptimizer(Optimizer):
 
     type: ClassVar[str] = "adagrad"
     torch_class: ClassVar[Any] = optim.Adagrad
+    accumulators: ClassVar[Sequence[Accumulator]] = (
+        Accumulator("Moment", "moment", "initial_accumulator_value"),
+    )
+    renamed: ClassVar[Mapping[str, str]] = {"initial_accumulator_value": ""}
 
     def __init__(
         self,
@@ -116,25 +99,8 @@ class AdagradOptimizer(Optimizer):
         name: str | None = None,
         initial_accumulator_value: float = 0.0,
     ) -> None:
-        super().__init__(
-            learning_rate,
-            parameter_list,
-            regularization,
-            grad_clip,
-            name,
-            epsilon=float(epsilon),
-            initial_accumulator_value=float(initial_accumulator_value),
-        )
-
-    @property
-    def accumulators(self) -> Sequence[Accumulator]:
-        """See `Optimizer`."""
-        return (Accumulator("Moment", "moment", self.options["initial_accumulator_value"]),)
-
-    @property
-    def attributes(self) -> Mapping[str, Attribute]:
-        """See `Optimizer`."""
-        return {"epsilon": self.options["epsilon"]}
+        options = {"epsilon": float(epsilon), "initial_accumulator_value": float(initial_accumulator_value)}
+        super().__init__(learning_rate, parameter_list, regularization, grad_clip, name, **options)
 
 
 class AdamOptimizer(Optimizer):
@@ -153,6 +119,13 @@ class AdamOptimizer(Optimizer):
 
     type: ClassVar[str] = "adam"
     torch_class: ClassVar[Any] = optim.Adam
+    accumulators: ClassVar[Sequence[Accumulator]] = (
+        Accumulator("Moment1", "moment1"),
+        Accumulator("Moment2", "moment2"),
+        Accumulator("Beta1Pow", "beta1_pow_acc", "beta1", scalar=True),
+        Accumulator("Beta2Pow", "beta2_pow_acc", "beta2", scalar=True),
+    )
+    constants: ClassVar[Mapping[str, Attribute]] = {"min_row_size_to_use_multithread": 1000}
 
     def __init__(
         self,
@@ -166,32 +139,13 @@ class AdamOptimizer(Optimizer):
         name: str | None = None,
         lazy_mode: bool = False,
     ) -> None:
-        super().__init__(
-            learning_rate,
-            parameter_list,
-            regularization,
-            grad_clip,
-            name,
-            beta1=float(beta1),
-            beta2=float(beta2),
-            epsilon=float(epsilon),
-            lazy_mode=bool(lazy_mode),
-        )
-
-    @property
-    def accumulators(self) -> Sequence[Accumulator]:
-        """See `Optimizer`."""
-        return (
-            Accumulator("Moment1", "moment1"),
-            Accumulator("Moment2", "moment2"),
-            Accumulator("Beta1Pow", "beta1_pow_acc", self.options["beta1"], scalar=True),
-            Accumulator("Beta2Pow", "beta2_pow_acc", self.options["beta2"], scalar=True),
-        )
-
-    @property
-    def attributes(self) -> Mapping[str, Attribute]:
-        """See `Optimizer`."""
-        return {**self.options, "min_row_size_to_use_multithread": 1000}
+        options = {
+            "beta1": float(beta1),
+            "beta2": float(beta2),
+            "epsilon": float(epsilon),
+            "lazy_mode": bool(lazy_mode),
+        }
+        super().__init__(learning_rate, parameter_list, regularization, grad_clip, name, **options)
 
 
 class RMSPropOptimizer(Optimizer):
@@ -208,6 +162,12 @@ class RMSPropOptimizer(Optimizer):
 
     type: ClassVar[str] = "rmsprop"
     torch_class: ClassVar[Any] = optim.RMSProp
+    accumulators: ClassVar[Sequence[Accumulator]] = (
+        Accumulator("Moment", "momentum"),
+        Accumulator("MeanSquare", "mean_square"),
+        Accumulator("MeanGrad", "mean_grad"),
+    )
+    renamed: ClassVar[Mapping[str, str]] = {"rho": "decay"}
 
     def __init__(
         self,
@@ -221,31 +181,13 @@ class RMSPropOptimizer(Optimizer):
         grad_clip: Any = None,
         name: str | None = None,
     ) -> None:
-        super().__init__(
-            learning_rate,
-            parameter_list,
-            regularization,
-            grad_clip,
-            name,
-            rho=float(rho),
-            epsilon=float(epsilon),
-            momentum=float(momentum),
-            centered=bool(centered),
-        )
-
-    @property
-    def accumulators(self) -> Sequence[Accumulator]:
-        """See `Optimizer`."""
-        return (
-            Accumulator("Moment", "momentum"),
-            Accumulator("MeanSquare", "mean_square"),
-            Accumulator("MeanGrad", "mean_grad"),
-        )
-
-    @property
-    def attributes(self) -> Mapping[str, Attribute]:
-        """See `Optimizer`."""
-        return {"decay" if name == "rho" else name: value for name, value in self.options.items()}
+        options = {
+            "rho": float(rho),
+            "epsilon": float(epsilon),
+            "momentum": float(momentum),
+            "centered": bool(centered),
+        }
+        super().__init__(learning_rate, parameter_list, regularization, grad_clip, name, **options)
 
 
 SGD = SGDOptimizer

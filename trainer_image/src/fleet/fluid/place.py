@@ -10,12 +10,7 @@ __all__ = ["CPUPlace", "CUDAPlace", "Place", "check_place"]
 
 @dataclass(frozen=True, slots=True)
 class CPUPlace:
-    """The CPU of this machine.
-
-    Notes
-    -----
-    Paddle's ``fluid.CPUPlace``.
-    """
+    """The CPU of this machine. Paddle's ``fluid.CPUPlace``."""
 
     @property
     def device(self) -> str:

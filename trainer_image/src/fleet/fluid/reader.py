@@ -286,10 +286,6 @@ class DataLoader:
         drop_last : bool
             Has no effect: it concerns the batches of several devices.
 
-        Returns
-        -------
-        GeneratorLoader
-
         Raises
         ------
         ConfigurationError
@@ -309,17 +305,7 @@ def PyReader(  # noqa: N802 - a class in Paddle
     iterable: bool = True,
     return_list: bool = False,
 ) -> GeneratorLoader:
-    """Return a loader; see `DataLoader.from_generator`.
-
-    Parameters
-    ----------
-    feed_list, capacity, use_double_buffer, iterable, return_list
-        As for `DataLoader.from_generator`.
-
-    Notes
-    -----
-    Paddle's ``fluid.io.PyReader``.
-    """
+    """Return a loader, by the name of Paddle's ``fluid.io.PyReader``; see `DataLoader.from_generator`."""
     return DataLoader.from_generator(feed_list, capacity, use_double_buffer, iterable, return_list)
 
 
@@ -345,10 +331,6 @@ def py_reader(
     name : str, optional
     use_double_buffer : bool
         Has no effect: a thread always reads ahead.
-
-    Returns
-    -------
-    GeneratorLoader
 
     Raises
     ------
@@ -383,10 +365,6 @@ def create_py_reader_by_data(
     use_double_buffer : bool
         Has no effect: a thread always reads ahead.
 
-    Returns
-    -------
-    GeneratorLoader
-
     Notes
     -----
     Paddle's ``fluid.layers.create_py_reader_by_data``.
@@ -397,10 +375,6 @@ def create_py_reader_by_data(
 
 def read_file(reader: GeneratorLoader) -> Any:
     """Return the variables that a program reads from a `py_reader`.
-
-    Parameters
-    ----------
-    reader : GeneratorLoader
 
     Returns
     -------

@@ -29,12 +29,7 @@ class DataGenerator:
         self.batch_size_ = 32
 
     def set_batch(self, batch_size: int) -> None:
-        """Set the number of samples in each call of `generate_batch` (default 32).
-
-        Parameters
-        ----------
-        batch_size : int
-        """
+        """Set the number of samples in each call of `generate_batch` (default 32)."""
         self.batch_size_ = batch_size
 
     def generate_sample(self, line: str | None) -> Callable[[], Iterable[Sample | None]]:
@@ -63,10 +58,6 @@ class DataGenerator:
         ----------
         samples : list of samples
             The samples that `generate_sample` yielded.
-
-        Returns
-        -------
-        callable
         """
         return lambda: iter(samples)
 

@@ -105,10 +105,6 @@ def data(
         Has no effect.
     stop_gradient : bool
         Whether gradients end here.
-
-    Returns
-    -------
-    ProgramVariable
     """
     sizes = [-1 if size is None else int(size) for size in shape]
     if append_batch_size and -1 not in sizes:

@@ -2,6 +2,7 @@
 
 The counter is a variable of the program, and is incremented before it is used: the first step is step 0, or
 step 1 for `noam_decay`. A trainer computes the rate with the forward operators, before its optimizer steps.
+With `staircase`, a rate changes only every `decay_steps` steps.
 """
 
 import math
@@ -120,10 +121,6 @@ def noam_decay(d_model: int, warmup_steps: int, learning_rate: float | Var = 1.0
     learning_rate : float or ProgramVariable
         A factor.
 
-    Returns
-    -------
-    ProgramVariable
-
     Notes
     -----
     Vaswani et al., "Attention is all you need", 2017, section 5.3.
@@ -139,20 +136,7 @@ def noam_decay(d_model: int, warmup_steps: int, learning_rate: float | Var = 1.0
 def exponential_decay(
     learning_rate: float, decay_steps: int, decay_rate: float, staircase: bool = False
 ) -> Var:
-    """Decay exponentially: ``learning_rate * decay_rate ** (step / decay_steps)``.
-
-    Parameters
-    ----------
-    learning_rate : float
-    decay_steps : int
-    decay_rate : float
-    staircase : bool
-        Whether to change the rate only every `decay_steps` steps.
-
-    Returns
-    -------
-    ProgramVariable
-    """
+    """Decay exponentially: ``learning_rate * decay_rate ** (step / decay_steps)``."""
     with _schedule():
         return learning_rate * (decay_rate ** _periods(decay_steps, staircase))
 
@@ -160,20 +144,7 @@ def exponential_decay(
 def natural_exp_decay(
     learning_rate: float, decay_steps: int, decay_rate: float, staircase: bool = False
 ) -> Var:
-    """Decay by ``learning_rate * exp(-decay_rate * step / decay_steps)``.
-
-    Parameters
-    ----------
-    learning_rate : float
-    decay_steps : int
-    decay_rate : float
-    staircase : bool
-        Whether to change the rate only every `decay_steps` steps.
-
-    Returns
-    -------
-    ProgramVariable
-    """
+    """Decay by ``learning_rate * exp(-decay_rate * step / decay_steps)``."""
     with _schedule():
         return learning_rate * exp(-1 * decay_rate * _periods(decay_steps, staircase))
 
@@ -181,20 +152,7 @@ def natural_exp_decay(
 def inverse_time_decay(
     learning_rate: float, decay_steps: int, decay_rate: float, staircase: bool = False
 ) -> Var:
-    """Decay by ``learning_rate / (1 + decay_rate * step / decay_steps)``.
-
-    Parameters
-    ----------
-    learning_rate : float
-    decay_steps : int
-    decay_rate : float
-    staircase : bool
-        Whether to change the rate only every `decay_steps` steps.
-
-    Returns
-    -------
-    ProgramVariable
-    """
+    """Decay by ``learning_rate / (1 + decay_rate * step / decay_steps)``."""
     with _schedule():
         return learning_rate / (1 + decay_rate * _periods(decay_steps, staircase))
 
@@ -222,10 +180,6 @@ def polynomial_decay(
     cycle : bool
         Whether to stretch the decay to the next multiple of `decay_steps` after it has ended, instead of
         keeping the end rate.
-
-    Returns
-    -------
-    ProgramVariable
     """
     with _schedule():
         step = _decay_step_counter()
@@ -251,10 +205,6 @@ def piecewise_decay(boundaries: list[int], values: list[float]) -> Var:
         Numbers of steps, ascending. A rate applies to the steps below its boundary.
     values : list of float
         One more than boundaries.
-
-    Returns
-    -------
-    ProgramVariable
 
     Raises
     ------
@@ -290,10 +240,6 @@ def cosine_decay(learning_rate: float, step_each_epoch: int, epochs: int) -> Var
         The number of steps per epoch.
     epochs : int
         The number of epochs until the rate is 0.
-
-    Returns
-    -------
-    ProgramVariable
     """
     with _schedule():
         epoch = floor(_decay_step_counter() / step_each_epoch)
@@ -309,10 +255,6 @@ def linear_lr_warmup(learning_rate: float | Var, warmup_steps: int, start_lr: fl
         The rate after the warm-up.
     warmup_steps : int
     start_lr, end_lr : float
-
-    Returns
-    -------
-    ProgramVariable
     """
     with _schedule():
         rate = create_global_var([1], 0.0, "float32", persistable=True, name="learning_rate_warmup")
