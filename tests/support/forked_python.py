@@ -207,7 +207,7 @@ def _forker(preloaded: Sequence[str]) -> socket.socket:
 
 
 def _serve(requests: socket.socket, listener: socket.socket) -> dict[str, Any] | None:
-    """Fork a process for each request; return it in that process, and None in this one at the end."""
+    """Fork a process for each request; return the request in that process, and None here at the end."""
     waiting = select.poll()
     for each in (requests, listener):
         waiting.register(each, select.POLLIN)
@@ -283,7 +283,7 @@ def _become(request: dict[str, Any]) -> NoReturn:
 
 
 def _run(what: str, *more: str) -> int:
-    """Run a script; return its exit status, once it was said what Python says of an exception."""
+    """Run a script and report exceptions as Python does; return the exit status."""
     if what == "-u":
         del sys.argv[0]
         return _run(*more)

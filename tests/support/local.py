@@ -220,7 +220,7 @@ class LocalRun:
         return document
 
     def says(self, text: str, seconds: float = 60) -> str:
-        """Wait until a line that holds `text` was said, and return it."""
+        """Wait for a line that contains `text`; return the line."""
 
         def line() -> str | None:
             return next((line for line in self.stderr.splitlines() if text in line), None)
@@ -233,7 +233,7 @@ class LocalRun:
         return found
 
     def pid(self, replica: str, seconds: float = 60) -> int:
-        """Return the process id of a replica's newest life, once it has started."""
+        """Return the process id of a replica's latest life, once it has started."""
         self.says(f"{replica} has started", seconds)
         lines = [line for line in self.stderr.splitlines() if f"{replica} has started" in line]
         return int(lines[-1].partition("process ")[2].partition(",")[0])

@@ -254,7 +254,7 @@ class OperatorProcess:
         return None if found is None else float(found[1]) == 1
 
     async def until_leading(self, *, holds: bool = True, seconds: float = READY_SECONDS) -> None:
-        """Wait until it reports that it is the leader, or that it is not."""
+        """Wait until the operator reports that it is, or is not, the leader."""
         async with asyncio.timeout(seconds):
             while await asyncio.to_thread(self.leads) is not holds:  # noqa: ASYNC110 there is only the asking
                 await asyncio.sleep(0.05)

@@ -83,7 +83,7 @@ class RunningServer:
     failure: FleetError | None = None
 
     def join(self, seconds: float = 60.0) -> None:
-        """Wait until it has stopped serving."""
+        """Wait until the server has stopped serving."""
         self.thread.join(seconds)
         assert not self.thread.is_alive(), "the server still serves"
 

@@ -20,7 +20,7 @@ PORTS = range(21000, 31000, CLAIMED)
 
 
 def wait_for(probe: Callable[[], T], what: str, *, seconds: float = 60.0) -> T:
-    """Return the first true value of `probe`, or fail by saying what was awaited."""
+    """Return the first true value of `probe`; on a timeout, fail with a message that names the condition."""
     deadline = time.monotonic() + seconds
     while not (value := probe()):
         if time.monotonic() > deadline:

@@ -22,7 +22,7 @@ def one_torch_thread() -> Iterator[None]:
 
 
 def at_once(*calls: Callable[[], Any], seconds: float = 100.0) -> list[Any]:
-    """Run each call in a thread of its own; return what they return, or raise the first error."""
+    """Run each call in its own thread; return the results, or raise the first error."""
     results: list[Any] = [None] * len(calls)
     errors: list[BaseException] = []
 
