@@ -110,7 +110,7 @@ class Optimizer:
     def attributes(self) -> Mapping[str, Attribute]:
         """The attributes of the operator."""
         named = {self.renamed.get(name, name): value for name, value in self.options.items()}
-        return {name: value for name, value in named.items() if name} | self.constants
+        return {**{name: value for name, value in named.items() if name}, **self.constants}
 
     def minimize(
         self,
