@@ -128,7 +128,7 @@ def printed(output: str) -> list[str]:
 
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("name", WITH_SERVERS)
-def test_an_example_trains_alone_and_as_one_trainer_with_one_server_does(name, tmp_path):
+def test_an_example_trains_as_one_trainer_with_one_server_does(name, tmp_path):
     script, arguments = EXAMPLES / name, WITH_SERVERS[name]
     status, output = alone(tmp_path, script, *arguments)
     assert status == 0, output

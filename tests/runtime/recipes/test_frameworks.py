@@ -47,6 +47,7 @@ def trained(folder: Path, script: str, manifest: str, python: Path) -> dict[str,
     [
         pytest.param("torchrun.py", Path(sys.executable), *TWO_PODS_OF_TWO_SLOTS, id="plain"),
         pytest.param("train_lightning.py", FRAMEWORKS, *TWO_PODS, id="lightning", marks=installed),
+        pytest.param("train_accelerate.py", FRAMEWORKS, *TWO_PODS, id="accelerate", marks=installed),
         pytest.param("train_accelerate.py", FRAMEWORKS, *LAUNCHED, id="accelerate-launch", marks=installed),
     ],
 )

@@ -159,14 +159,16 @@ def start(*flags: str) -> subprocess.Popen[str]:
 @pytest.mark.usefixtures("_can_make_networks")
 class TestOnLimitedLinks:
     def test_a_small_run_measures_traces_and_leaves_nothing(self, tmp_path):
-        process = start("--cases=1+1@50", "--systems=fleet", "--json", f"--trace={tmp_path}/trace.csv")
+        process = start("--cases=2+1@50", "--systems=fleet", "--json", f"--trace={tmp_path}/trace.csv")
         out, err = process.communicate(timeout=110)
         assert process.returncode == 0, err
         (case,) = json.loads(out)["cases"]
         assert set(case["systems"]) == {"fleet"}
         assert case["systems"]["fleet"]["seconds"]["median"] > case["systems"]["fleet"]["limit_seconds"] > 0
         trace = (tmp_path / "trace.csv").read_text().splitlines()
-        assert {row.split(",")[4] for row in trace[1:] if ",fleet," in row} == {"trainer0", "server0"}
+        assert {row.split(",")[4] for row in trace[1:] if ",fleet," in row} == {
+            *("trainer0", "trainer1", "server0")
+        }
         assert own_namespaces(process.pid) == []
 
     def test_ctrl_c_removes_the_network_and_ends_every_process(self):
