@@ -55,7 +55,7 @@ def _count(counted: Counted) -> None:
 
 
 def main(transport: str, rounds: int) -> None:
-    """Run a replica; a trainer prints the seconds per step, and per step's checks, for each round."""
+    """Run a replica; for each round, a trainer prints the seconds per step and those of the step's checks."""
     torch.set_num_threads(1)
     fleet.init()
     model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS)))

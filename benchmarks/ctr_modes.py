@@ -67,7 +67,7 @@ def _auc(who: str, status: int, said: str, more: str) -> float:
 
 
 def run(modes: Sequence[str], lines: int, batch_size: int, lr: float, seed: int) -> dict[str, Any]:
-    """Train the single process and every mode; return the AUC of each."""
+    """Train in a single process and in every mode; return the AUC of each."""
     with tempfile.TemporaryDirectory() as made:
         files = [Path(made) / "train.gz", Path(made) / "test.gz"]
         best = [

@@ -109,7 +109,7 @@ class Training:
 
 
 def zipf_ranks(random: np.random.Generator, num_rows: int) -> Ids:
-    """Return a batch of ids ranked by frequency; 0 is the most frequent."""
+    """Return a batch of ids drawn from a Zipf distribution; id 0 is the most frequent."""
     share = 1.0 - SKEW
     drawn = random.random(SAMPLES * SLOTS) * (num_rows**share - 1.0) + 1.0
     ranks: Ids = np.minimum((drawn ** (1.0 / share)).astype(np.int64) - 1, num_rows - 1)

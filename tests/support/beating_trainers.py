@@ -17,7 +17,7 @@ HEARTBEAT = 1.0
 
 
 class NotingStore(CountedStore):
-    """A store that records whose heartbeats were read together."""
+    """A store that records which trainers' heartbeats were read together."""
 
     def __init__(self) -> None:
         super().__init__()

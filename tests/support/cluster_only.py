@@ -1,4 +1,4 @@
-"""Job cases that need features only a cluster has: the other half of the table of behaviours.
+"""Test cases for features of jobs that only a cluster has; they complete the table of behaviours.
 
 A case says what its pods and what is beside them look like on a cluster, and what `fleetjob run` says
 instead: it refuses the job by the field, or says once that it does not apply it. What takes time to

@@ -43,7 +43,7 @@ class Reading:
 
 
 class LogServer:
-    """Pods, a job, and logs; each request for a log gets the pod's next prepared answer."""
+    """An API server with pods, a job and logs; each request for a pod's log gets the next prepared answer."""
 
     def __init__(self) -> None:
         self.version = 1

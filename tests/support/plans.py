@@ -37,7 +37,7 @@ T0 = datetime(2026, 11, 21, 10, 0, 0, tzinfo=UTC)
 
 
 def at(seconds: float) -> datetime:
-    """Return the time some seconds after the start of the test."""
+    """Return the time that is the given number of seconds after the start of the test."""
     return T0 + timedelta(seconds=seconds)
 
 
@@ -112,7 +112,7 @@ def _describe_action(action: Action) -> str:
 
 
 class Story:
-    """A job whose status is passed from one plan to the next, as the engine does.
+    """A job whose status is passed from one plan to the next, as in the engine.
 
     Each plan is made twice: with the status written and nothing else changed, the second must ask for the
     same actions and have nothing new to say.
@@ -147,7 +147,7 @@ class Story:
         self.job = self.job.model_copy(update={"metadata": metadata})
 
     def edit(self, *, suspend: bool | None = None, **run_policy: Any) -> None:
-        """Suspend or resume the job or change its run policy, like a person."""
+        """Suspend or resume the job or change its run policy, as a user would."""
         spec = self.job.spec
         changes: dict[str, Any] = {"run_policy": spec.run_policy.model_copy(update=run_policy)}
         if suspend is not None:

@@ -167,7 +167,7 @@ class DistributedStrategy:
             object.__setattr__(self, name, value)
 
     def check(self) -> None:
-        """Check the fields together.
+        """Check that the fields are consistent with each other.
 
         Raises
         ------

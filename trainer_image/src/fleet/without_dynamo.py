@@ -57,7 +57,7 @@ def step_directly(optimizer: Optimizer) -> None:
 
 @cache  # keyed by function, because torch replaces it when the first optimizer of a class is made
 def _unwrapped(step: Callable[..., Any]) -> tuple[Any, bool]:
-    """Return the function below the hooks of a class's step, if any, and whether torch defines it."""
+    """Return a class's `step` without the hooks around it, or None, and whether torch defines it."""
     layers = [step]
     while (wrapped := getattr(layers[-1], "__wrapped__", None)) is not None:
         layers.append(wrapped)

@@ -78,7 +78,10 @@ def find(document: Mapping[str, Any]) -> Findings:
 def _problems(
     value: Any, kind: str, places: tuple[_Place, ...], types: Types
 ) -> Iterator[tuple[Problem, bool]]:
-    """Yield each problem of a value, and whether it is an unknown field; `places` leads to the value."""
+    """Yield each problem with a value, and whether the problem is an unknown field.
+
+    `places` is the path to the value.
+    """
     path = places[-1].path
     if value is None or kind == "any":  # like the API server, treat null as an absent field
         return

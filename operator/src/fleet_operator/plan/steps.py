@@ -98,7 +98,7 @@ def step(
 
 
 def why_pending(context: Context) -> tuple[str, str, str | None]:
-    """Return why not all replicas are running, a message, and the pod that causes this, if any."""
+    """Return the reason why some replicas are not running, a message, and the pod that causes it, if any."""
     creation = creation_of(context)
     not_created = why_not_created(context, backed_off=creation.backed_off, gated=creation.gated)
     waiting = why_not_running(context, not_created)

@@ -118,7 +118,7 @@ class Steps:
 
     @property
     def account(self) -> Account:
-        """The account that other trainers read if the digests differ."""
+        """The description of this trainer's steps, which other trainers read if the digests differ."""
         return Account(self._count, self.digest, tuple(self._recent))
 
     def compare(self, what: str) -> None:

@@ -104,7 +104,7 @@ class Heartbeats:
         return self._report.aged(now - self._since)
 
     def retire(self) -> None:
-        """Give up the role of observer, if this trainer has it, because it is no longer waiting."""
+        """Give up the role of observer if this trainer has it; called when the trainer stops waiting."""
         if self._report.observer == self._world.rank and not self._report.ended:
             ended = Report(self._world.rank, self._own.number, absences=self._report.absences)
             self._publish(self._text, ended, self._clock.now())

@@ -47,7 +47,7 @@ class DataFeeder:
         self._variables = [_variable(each, program) for each in feed_list]
 
     def feed(self, iterable: Iterable[Sequence[Any]]) -> dict[str, Fed]:
-        """Return one feed.
+        """Convert the samples of a mini-batch to a feed.
 
         Parameters
         ----------

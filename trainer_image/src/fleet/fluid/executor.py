@@ -486,5 +486,5 @@ class FetchedNumber(np.ndarray[Any, Any]):
 
 
 def fetched(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return an array; if its shape is ``()`` or ``(1,)``, as a `FetchedNumber`."""
+    """Return an array, as a `FetchedNumber` if its shape is ``()`` or ``(1,)``."""
     return values.reshape(1).view(FetchedNumber) if values.shape in ((), (1,)) else values

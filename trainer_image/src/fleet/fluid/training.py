@@ -1,4 +1,4 @@
-"""The record that `minimize` makes of a built program's training, used to create its PyTorch objects."""
+"""What `minimize` records about how to train a built program, from which its PyTorch objects are created."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -183,7 +183,7 @@ def node(
 
 
 def _selected(gpus: str, environ: Mapping[str, str]) -> str:
-    """Return the selected GPUs as CUDA_VISIBLE_DEVICES names them; the flag has indexes of visible GPUs."""
+    """Return the names in CUDA_VISIBLE_DEVICES of the GPUs whose indexes the flag selects."""
     limit = environ.get("CUDA_VISIBLE_DEVICES")
     if not gpus or limit is None:
         return gpus

@@ -372,7 +372,7 @@ def _kind_of(value: object) -> str:
 
 
 def _of_arguments(optimizer: "Optimizer", options: _Options) -> str:
-    """Return why servers would lose a constructor argument outside the param groups; empty if none."""
+    """Return the reason why a constructor argument would not reach the servers, or an empty string."""
     kind = type(optimizer)
     rebuilt = build_optimizer(kind, [torch.nn.Parameter(torch.zeros(_SHAPES[0]))], options)
     for name in list(inspect.signature(kind).parameters)[1:]:  # the first argument takes the parameters

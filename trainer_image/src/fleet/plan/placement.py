@@ -104,7 +104,7 @@ def announced_blocks(
 
 
 def _block(own: Mapping[str, PlannedBlock], part: Part, server: int, endpoint: str) -> PlannedBlock:
-    """Convert a part to a trainer's block, given the trainer's own blocks by parameter."""
+    """Convert a part to a block of this trainer; `own` maps each parameter to the trainer's planned block."""
     trained = own.get(part.param)
     if trained is None or trained.dtype != part.dtype:
         found = "which this trainer does not train" if trained is None else f"expected {trained.dtype}"

@@ -589,7 +589,7 @@ _forking = threading.local()
 
 
 def _block_sigterm() -> None:
-    """Block SIGTERM from a fork until the child is reset; until then, it shares the parent's pipe."""
+    """Block SIGTERM while forking; the child unblocks it when it no longer shares the parent's pipe."""
     _forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
 
 

@@ -138,7 +138,7 @@ def build_status(
 
 
 def only_counts_differ(one: FleetJobStatus, other: FleetJobStatus) -> bool:
-    """Return whether two statuses differ only in counts, progress and messages, whose write can wait."""
+    """Return whether two statuses differ only in counts, progress and messages, so the write can wait."""
     return _without_counts(one) == _without_counts(other)
 
 
