@@ -197,7 +197,7 @@ class ParameterServerServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Commit(self, request, context):
-        """Write the manifest, which turns the written files into a complete checkpoint.
+        """Write the manifest, which makes the written files a checkpoint.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
