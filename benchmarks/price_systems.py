@@ -28,7 +28,7 @@ def id_batches(index: int) -> list[Tensor]:
 
 
 class _Dense(nn.Module):
-    """A linear layer with 16 inputs: two parameters."""
+    """A linear layer with 16 inputs, which has a weight and a bias."""
 
     def __init__(self) -> None:
         super().__init__()

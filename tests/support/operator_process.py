@@ -39,7 +39,7 @@ SERVING = "fleetjob.dev:operator"
 """The chart's role for operators."""
 LEASES = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases"
 METRICS_READER = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}
-"""A reader of metrics outside the operator's namespace, for tests that set one."""
+"""A peer of a NetworkPolicy: the pods of another namespace, which may read the operator's metrics."""
 
 TESTS_OWN = (
     "is being terminated",  # the namespace of a test that has ended
