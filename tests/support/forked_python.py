@@ -12,7 +12,7 @@ and, when that has ended, with its exit status.
 
 Programs that others start, such as the launchers and `fleetjob run`, are forked too where `relay` says so: a
 ``python`` that imports nothing has a program forked, passes signals on, and ends as that does. Whoever kills
-it kills the program.
+it kills the program, but a moment later: `program_of` names the program itself.
 """
 
 from __future__ import annotations
@@ -70,6 +70,8 @@ def relayed():
     program = int.from_bytes(os.read(answers, 4), "big", signed=True)
     if program == 0:
         sys.exit("the process that programs are forked from has ended")
+    with open(f"{{os.path.dirname(__file__)}}/{{os.getpid()}}", "w") as file:
+        file.write(str(program))
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, pass_on)
     return int.from_bytes(os.read(answers, 4), "big", signed=True)
@@ -173,14 +175,29 @@ def relay() -> dict[str, str]:
     Linux only: the name of the forker's socket is no file's.
     """
     _forker(PRELOADED)
-    folder = Path(tempfile.mkdtemp(prefix="relay-"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    folder = _relay_folder()
     (folder / "python").write_text(RELAY.format(python=sys.executable))
     (folder / "torchrun").write_text('#!/bin/sh\nexec python -m torch.distributed.run "$@"\n')
-    for program in folder.iterdir():
-        program.chmod(0o755)
+    for name in ("python", "torchrun"):
+        (folder / name).chmod(0o755)
     path = f"{folder}:{Path(sys.executable).parent}:{os.environ['PATH']}"
     return {"PATH": path, "FORKED_PYTHON": _address(PRELOADED)}
+
+
+def program_of(pid: int) -> int:
+    """Return the process id of the program that a ``python`` of `relay` had forked; of any other, its own."""
+    try:
+        return int((_relay_folder() / str(pid)).read_text())
+    except FileNotFoundError:
+        return pid
+
+
+@functools.cache
+def _relay_folder() -> Path:
+    """Return the folder with the programs of `relay`, where each writes which process it had forked."""
+    folder = Path(tempfile.mkdtemp(prefix="relay-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
 
 
 def _address(preloaded: Sequence[str]) -> str:
@@ -247,7 +264,8 @@ def _watched(request: dict[str, Any], output: int, errors: int, answers: int) ->
     if "relay" in request:
         _kill_with_its_relay(program, answers)
     _, status = os.waitpid(program, 0)
-    os.write(answers, os.waitstatus_to_exitcode(status).to_bytes(4, "big", signed=True))
+    with contextlib.suppress(BrokenPipeError):  # its relay was killed
+        os.write(answers, os.waitstatus_to_exitcode(status).to_bytes(4, "big", signed=True))
     os._exit(0)
 
 

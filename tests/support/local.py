@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Self
 import yaml
 
 from fleet_operator.local.log import without_times
-from tests.support.forked_python import relay
+from tests.support.forked_python import program_of, relay
 from tests.support.processes import wait_for
 
 if TYPE_CHECKING:
@@ -240,7 +240,7 @@ class LocalRun:
 
     def kill(self, replica: str, signum: int = signal.SIGKILL) -> None:
         """Send a signal to a replica's main process."""
-        os.kill(self.pid(replica), signum)
+        os.kill(program_of(self.pid(replica)), signum)
 
     def log(self, replica: str) -> str:
         """Return a replica's output, without the headers of its lives."""

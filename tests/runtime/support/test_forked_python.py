@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.forked_python import ForkedPython, relay
+from tests.support.forked_python import ForkedPython, program_of, relay
 from tests.support.processes import alive, wait_for
 
 if TYPE_CHECKING:
@@ -83,5 +83,6 @@ def test_a_relayed_program_gets_signals_and_dies_with_what_stands_for_it():
         pid = int(process.stdout.readline())
         process.terminate()
         assert process.stdout.readline() == "TERM\n"
+        assert program_of(process.pid) == pid == program_of(pid)
         process.kill()
         wait_for(lambda: not alive(pid), "the end of the program")
