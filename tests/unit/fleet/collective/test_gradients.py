@@ -219,13 +219,17 @@ def test_create_graph_is_refused_by_name():
 
 
 def test_a_penalty_on_gradients_may_be_part_of_the_loss():
-    model = linear()
-    optimizer = distributed(torch.optim.SGD(model.parameters(), lr=0.1), model)
-    inputs = torch.ones(1, 2, requires_grad=True)
-    loss = model(inputs).square().sum()
-    (gradient,) = torch.autograd.grad(loss, inputs, create_graph=True)
-    (loss + gradient.square().sum()).backward()
-    optimizer.step()
+    models = linear(), linear()
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in models]
+    optimizers[1] = distributed(optimizers[1], models[1])
+    for model, optimizer in zip(models, optimizers, strict=True):
+        inputs = torch.ones(1, 2, requires_grad=True)
+        loss = model(inputs).square().sum()
+        (gradient,) = torch.autograd.grad(loss, inputs, create_graph=True)
+        (loss + gradient.square().sum()).backward()
+        optimizer.step()
+    assert torch.equal(models[0].weight, models[1].weight)
+    assert not torch.equal(models[0].weight, linear().weight)
 
 
 class Undefined(torch.autograd.Function):
