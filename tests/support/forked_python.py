@@ -290,7 +290,9 @@ def _become(request: dict[str, Any]) -> NoReturn:
     os.chdir(request["cwd"])
     sys.executable = request.get("relay", sys.executable)
     sys.argv[:] = request["argv"]
-    sys.stdout.reconfigure(line_buffering=True, write_through=True)  # type: ignore[union-attr]
+    # With write_through, which PYTHONUNBUFFERED sets, print() writes a line and its end in two calls, and
+    # a line of another thread's log may come between them.
+    sys.stdout.reconfigure(line_buffering=True, write_through=False)  # type: ignore[union-attr]
     time.tzset()
     status = _run(*request["argv"])
     threading._shutdown()  # type: ignore[attr-defined] # waits for threads that are no daemons
