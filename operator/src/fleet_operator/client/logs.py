@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 
 LINE_BYTES = 64 * 1024
 """The maximum length of a line; longer lines are shown in pieces."""
+
+STAMP_BYTES = 64
+"""The length of a line's beginning that contains its timestamp."""
 
 QUEUED_LINES = 256
 RETRY_SECONDS = 1.0
@@ -295,7 +298,8 @@ class Logs:
             problem: Exception | None = None
             position.reopen()
             try:
-                async for line in self._read(pod, params):
+                begin = await after(position, self._session, pod, params)
+                async for line in self._read(pod, begin):
                     if unseen := position.unseen(line):
                         reading.lines += 1
                         await self._lines.put(LogLine(replica_of(pod), unseen))
@@ -315,10 +319,6 @@ class Logs:
                 if tries_left == 0:
                     self._tell_unread(pod, problem)
                     return
-            if position.since_time:
-                params = {**params, "sinceTime": position.since_time}
-                params.pop("tailLines", None)
-                params.pop("sinceSeconds", None)
             await asyncio.sleep(RETRY_SECONDS)
 
     async def _lives_on(self, pod: Mapping[str, Any]) -> bool:
@@ -333,7 +333,7 @@ class Logs:
     async def _read(
         self, pod: Mapping[str, Any], params: Mapping[str, str], *, silence_seconds: float | None = None
     ) -> AsyncIterator[bytes]:
-        path = f"{collection('pods', self._session.namespace)}/{pod['metadata']['name']}/log"
+        path = log_path(self._session, pod)
         opened = self._session.client.chunks(path, params, silence_seconds=silence_seconds)
         async with opened as chunks:
             self._opened.add(pod["metadata"]["uid"])
@@ -359,10 +359,11 @@ async def lines_of(chunks: AsyncIterator[bytes], limit: int = LINE_BYTES) -> Asy
 
 @dataclass(slots=True)
 class Position:
-    """How far a log has been read, so that another reading of it repeats nothing.
+    """How far a log has been read, so that another reading of it repeats nothing and misses nothing.
 
     The API server ignores fractions of a second in sinceTime, so the next reading begins with lines that are
-    known. A long line comes in pieces, of which only the first has the timestamp.
+    known. A long line comes in pieces, of which only the first has the timestamp. Timestamps may decrease,
+    because a node's clock may be set back, and because a runtime reads stdout and stderr side by side.
 
     Attributes
     ----------
@@ -370,21 +371,30 @@ class Position:
         The timestamp of the last line, as `stamp_of` returns it; empty before the first.
     length : int
         The number of bytes known of the lines with this timestamp.
+    peaks : tuple of str
+        The later timestamps of earlier lines, each of the last line before a decrease.
     """
 
     stamp: str = ""
     length: int = 0
+    peaks: tuple[str, ...] = ()
     _line: str = ""  # the timestamp of the line that this reading has reached
     _read: int = 0  # the number of bytes that it has read of lines with this timestamp
+    _ahead: list[str] = field(default_factory=list)  # the peaks, then the stamp, that it has yet to pass
 
     @classmethod
     def parse(cls, text: str) -> Position:
         """Return the position that ``str`` has written; that before the first line if `text` is none."""
-        stamp, _, length = text.partition(" ")
-        return cls(stamp_of(stamp.encode()), int(length)) if _LENGTH.fullmatch(length) else cls()
+        stamp, length, *peaks = text.split(" ") if " " in text else ("", "")
+        if not _LENGTH.fullmatch(length):
+            return cls()
+        stamp, *peaks = (stamp_of(each.encode()) for each in (stamp, *peaks))
+        position = cls(stamp, int(length), tuple(peaks))
+        position.reopen()
+        return position
 
     def __str__(self) -> str:
-        return f"{self.stamp} {self.length}" if self.stamp else ""
+        return " ".join((self.stamp, str(self.length), *self.peaks)) if self.stamp else ""
 
     @property
     def since_time(self) -> str | None:
@@ -394,19 +404,67 @@ class Position:
     def reopen(self) -> None:
         """Begin another reading, at `since_time` or earlier."""
         self._line, self._read = "", 0
+        self._ahead = [*self.peaks, self.stamp] if self.stamp else []
 
     def unseen(self, piece: bytes) -> bytes:
         """Return what no earlier reading has given of the next line, or of the next piece of a long one."""
         if (stamp := stamp_of(piece)) and stamp != self._line:
-            self._line, self._read = stamp, 0
-        if self._line < self.stamp:
+            self._go_to(stamp)
+        if len(self._ahead) > 1 or (self._ahead and self._line != self.stamp):
             return b""
-        if self._line > self.stamp:
+        if self._line != self.stamp:
+            higher = (*self.peaks, self.stamp) if self._line < self.stamp else self.peaks
+            self.peaks = tuple(each for each in higher if each > self._line)
             self.stamp, self.length = self._line, 0
         known = max(0, self.length - self._read)
         self._read += len(piece)
         self.length = max(self.length, self._read)
         return piece[known:]
+
+    def _go_to(self, stamp: str) -> None:
+        ahead = self._ahead
+        if ahead and self._line == ahead[0]:
+            del ahead[0]
+        if stamp in ahead:
+            del ahead[: ahead.index(stamp)]  # the lines before may have been rotated away
+        elif ahead and stamp > ahead[0]:
+            ahead.clear()  # so have those at the position
+        self._line, self._read = stamp, 0
+
+
+async def after(
+    position: Position, session: Session, pod: Mapping[str, Any], params: Mapping[str, str]
+) -> dict[str, str]:
+    """Return the query parameters for requesting a pod's log after a position.
+
+    The node leaves out all lines before sinceTime. If its clock has been set back while nobody read the log,
+    the whole log is requested instead.
+
+    Parameters
+    ----------
+    position : Position
+        How far the log has been read; before the first line, `params` apply as they are.
+    session : Session
+        The API server.
+    pod : Mapping
+        The pod.
+    params : Mapping
+        The parameters for reading the log from its beginning.
+    """
+    if position.since_time is None:
+        return dict(params)
+    resumed = {key: params[key] for key in params.keys() - {"tailLines", "sinceSeconds"}}
+    latest = {key: resumed[key] for key in resumed.keys() - {"follow"}}
+    latest |= {"tailLines": "1", "limitBytes": str(STAMP_BYTES)}
+    asked = session.client.chunks(log_path(session, pod), latest, silence_seconds=REQUEST_SECONDS)
+    async with asked as chunks:
+        stamp = stamp_of(b"".join([chunk async for chunk in chunks]))
+    return resumed if "" < stamp < position.stamp else {**resumed, "sinceTime": position.since_time}
+
+
+def log_path(session: Session, pod: Mapping[str, Any]) -> str:
+    """Return the path of a pod's log."""
+    return f"{collection('pods', session.namespace)}/{pod['metadata']['name']}/log"
 
 
 def replica_of(pod: Mapping[str, Any]) -> str:

@@ -181,6 +181,58 @@ def test_lines_of_one_instant_are_told_apart_by_the_bytes_before_them():
     assert again.since_time == "2026-01-01T00:00:01Z"
 
 
+CLOCKS = {
+    "set-back-by-an-hour": ("12:00:01.5", "12:00:02.5", "11:00:00.5", "11:00:01.5", "12:00:03.5"),
+    "set-back-twice": ("12:00:05.5", "12:00:01.5", "12:00:02.5", "11:00:00.5", "12:00:01.7", "12:00:06"),
+    "set-back-twice-the-second-time-from-later": ("12:00:05", "12:00:01", "12:00:09", "12:00:00", "12:00:06"),
+    "of-two-streams": ("12:00:00.7", "12:00:00.6", "12:00:01.1", "12:00:00.9", "12:00:00.9", "12:00:01.2"),
+}
+
+
+def since(log: list[bytes], position: Position) -> list[bytes]:
+    """Return what the kubelet sends of a log: it leaves out every line before sinceTime, wherever it is."""
+    second = position.since_time
+    if second is None or stamp_of(log[-1]) < position.stamp:
+        return log
+    return [line for line in log if stamp_of(line)[:19] >= second[:19]]
+
+
+@pytest.mark.parametrize("clock", CLOCKS.values(), ids=CLOCKS)
+@pytest.mark.parametrize("rotated", [False, True], ids=["kept", "rotated"])
+def test_lines_of_a_clock_that_was_set_back_are_given_once(clock: tuple[str, ...], *, rotated: bool):
+    log = [f"2026-01-01T{time}Z line {number}".encode() for number, time in enumerate(clock)]
+    for first in range(1, len(log)):
+        cursor, given = "", list[bytes]()
+        for end in range(first, len(log) + 1):
+            position = Position.parse(cursor)
+            start = len(given) - 1 if rotated and given else 0  # the last known line is always kept
+            kept = log[start:end]
+            given += filter(None, map(position.unseen, since(kept, position)))
+            cursor = str(position)
+        assert given == log
+
+
+@pytest.mark.parametrize("while_read", [True, False], ids=["while-it-is-read", "while-nobody-reads"])
+async def test_a_log_goes_on_after_its_node_s_clock_was_set_back(world: LogServer, *, while_read: bool):
+    before, after = at(50, "one", "two"), at(10, "three")
+    world.latest = at(11, "four")
+
+    async def breaks(response: web.StreamResponse) -> None:
+        await response.write(before + after if while_read else before)
+        await world.until_shown(3 if while_read else 2)
+        await cut(response)
+
+    world.put(0, breaks, before + after + at(11, "four"))
+    async with world.session() as session:
+        following = asyncio.create_task(world.reading(session).follow())
+        await world.until_shown(4)
+        world.put(0, phase="Succeeded")
+        world.set_job("Succeeded")
+        assert await following == 0
+    assert world.shown == [f"[trainer-0] {each}" for each in ("one", "two", "three", "four")]
+    assert world.asked[1].get("sinceTime") == ("2026-01-01T00:00:10Z" if while_read else None)
+
+
 @pytest.mark.parametrize("text", ["", "x", "2026-01-01T00:00:01Z", "2026-01-01T00:00:01Z -1", " 7"])
 def test_a_position_that_nobody_wrote_is_the_beginning(text: str):
     assert Position.parse(text).since_time is None

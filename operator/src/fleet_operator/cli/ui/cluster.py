@@ -11,7 +11,15 @@ import aiohttp
 
 from fleet_operator.api.names import LABEL_ATTEMPT, METRICS_PORT
 from fleet_operator.cli.ui.series import Series
-from fleet_operator.client.logs import LogLine, Position, lines_of, replica_of, stamp_of
+from fleet_operator.client.logs import (
+    LogLine,
+    Position,
+    after,
+    lines_of,
+    log_path,
+    replica_of,
+    stamp_of,
+)
 from fleet_operator.client.session import ClusterRefusal, Session, last_time, open_session
 from fleet_operator.client.summary import Summary
 from fleet_operator.kubernetes.client import ApiError, collection
@@ -166,11 +174,14 @@ class ClusterJobs:
         if pod is None:
             return {"lines": [], "next": cursor, "note": "this replica has no pod at present"}
         lines, position = list[str](), Position.parse(cursor)
-        since = position.since_time
-        begin = {"tailLines": str(FIRST_LINES)} if since is None else {"sinceTime": since}
-        params = {"container": main_container(pod), "timestamps": "true", **begin}
-        path = f"{collection('pods', namespace)}/{pod['metadata']['name']}/log"
+        params = {
+            "container": main_container(pod),
+            "timestamps": "true",
+            "tailLines": str(FIRST_LINES),
+        }
+        path = log_path(session, pod)
         try:
+            params = await after(position, session, pod, params)
             async with session.client.chunks(path, params, silence_seconds=SILENCE_SECONDS) as chunks:
                 async for line in lines_of(chunks):
                     if unseen := position.unseen(line):
