@@ -19,6 +19,7 @@ from fleet_operator.client import (
     JobNotFoundError,
     NotInTimeError,
 )
+from fleet_operator.client.session import Where, open_session
 from fleet_operator.errors import InvalidJob
 from tests.support.digits_job import TRAINERS
 from tests.support.documents import block
@@ -127,15 +128,18 @@ async def test_a_job_is_scaled_suspended_resumed_and_deleted(
         await client.get(name)
 
 
-async def test_a_deletion_ends_the_waiting(namespace: Namespace, client: AsyncFleetJobClient):
+async def test_a_deletion_ends_the_waiting(
+    control_plane: ControlPlane, namespace: Namespace, client: AsyncFleetJobClient
+):
     await client.submit(without_namespace(manifest()))
-    await namespace.until_state("digits", "Running")
-    waiting = asyncio.create_task(client.wait("digits"))
-    async for _ in client.watch("digits"):
-        break
-    await client.delete("digits")
-    with pytest.raises(JobNotFoundError, match="was deleted before it had finished"):
-        await waiting
+    heard = asyncio.Event()
+    where = Where(control_plane.admin.kubeconfig, namespace=namespace.name)
+    async with open_session(where) as session:
+        waiting = asyncio.create_task(session.wait("digits", say=lambda _: heard.set()))
+        await heard.wait()  # a job that is deleted before the first look has never existed for who waits
+        await client.delete("digits")
+        with pytest.raises(JobNotFoundError, match="was deleted before it had finished"):
+            await waiting
 
 
 async def test_logs_are_lines_with_their_replica_and_time(
