@@ -1,16 +1,19 @@
 """Operators that start quickly because they are forked from a process with all imports loaded.
 
-Each is a separate process that tests may kill. It can run with a wrong clock, or with a shorter time limit
-for silent watches.
+Each is a separate process that tests may kill. It can run with a wrong clock, with a shorter time limit for
+silent watches, or with timers that take longer while it stops.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import multiprocessing
 import os
+import signal
 import subprocess
+import time
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
@@ -37,6 +40,9 @@ class ForkedOperator(OperatorProcess):
     quota_patience = quota.PATIENCE
     """How long a job keeps its pods while a quota refuses others."""
 
+    slowness_of_stopping = 1.0
+    """How many times as long each timer takes once the operator is told to stop."""
+
     def _spawn(self) -> _Forked:
         arguments = (
             self._environment,
@@ -44,6 +50,7 @@ class ForkedOperator(OperatorProcess):
             self.clock_offset,
             self.silence_seconds,
             self.quota_patience,
+            self.slowness_of_stopping,
         )
         process = _forks.Process(target=_run, args=arguments, daemon=True)
         process.start()
@@ -83,11 +90,16 @@ class _Forked:
 
 
 def _run(
-    environment: dict[str, str], log: Path, offset: timedelta, silence_seconds: float, patience: timedelta
+    environment: dict[str, str],
+    log: Path,
+    offset: timedelta,
+    silence_seconds: float,
+    patience: timedelta,
+    slowness: float,
 ) -> None:
+    from fleet_operator import startup
     from fleet_operator.engine import SystemClock
     from fleet_operator.kubernetes import reflector as watch
-    from fleet_operator.startup import run_operator
 
     with log.open("ab", buffering=0) as file:
         os.dup2(file.fileno(), 1)
@@ -95,6 +107,20 @@ def _run(
     if offset:
         SystemClock.now = lambda _: datetime.now(UTC) + offset  # type: ignore[method-assign, assignment]
     logging.getLogger("kopf._core.reactor.running").setLevel(logging.DEBUG)  # says which tasks did not end
+
+    def catch_signals(stop: asyncio.Event) -> None:
+        loop = asyncio.get_running_loop()
+
+        def caught() -> None:
+            told = time.monotonic()
+            loop.time = lambda: told + (time.monotonic() - told) / slowness  # type: ignore[method-assign]
+            stop.set()
+
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, caught)
+
+    if slowness > 1:
+        startup._catch_signals = catch_signals
     watch.SILENCE_SECONDS = silence_seconds
     quota.PATIENCE = patience
-    raise SystemExit(run_operator(environment))
+    raise SystemExit(startup.run_operator(environment))

@@ -18,6 +18,8 @@ import socket
 import sys
 from typing import TYPE_CHECKING, Any
 
+from aiohttp import ClientConnectionError
+
 from fleet_operator.engine import Election
 from fleet_operator.errors import OperatorError
 from fleet_operator.http_server import HttpServer
@@ -199,12 +201,13 @@ def _collect_rarely() -> None:
 
 
 def _tell_of_loop(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """Log the event loop's exceptions like asyncio, except those of generators closed at shutdown.
+    """Log the event loop's exceptions like asyncio, except those of what kopf leaves behind.
 
     If kopf is stopped during an event, it leaves the generator of its watch open, and closing that generator
-    raises an exception. Nothing is lost, but a traceback would suggest otherwise.
+    raises an exception. If it is stopped during concurrent requests, or one of them fails, the errors of the
+    other requests are never retrieved. Nothing is lost, but a traceback would suggest otherwise.
     """
-    if "asyncgen" in context:
+    if "asyncgen" in context or isinstance(context.get("exception"), ClientConnectionError):
         logger.debug("%s: %s", context["message"], context.get("exception"))
     else:
         loop.default_exception_handler(context)

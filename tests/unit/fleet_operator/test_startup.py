@@ -6,6 +6,7 @@ import signal
 import socket
 from typing import TYPE_CHECKING, Any
 
+import aiohttp
 import kopf
 import pytest
 
@@ -131,7 +132,7 @@ async def test_a_term_in_which_kopf_does_not_begin_to_watch_ends(monkeypatch: py
         term.logger.removeHandler(handler)
 
 
-def test_a_generator_that_is_left_open_makes_no_traceback_at_the_end(caplog: pytest.LogCaptureFixture):
+def test_what_kopf_leaves_behind_makes_no_traceback_at_the_end(caplog: pytest.LogCaptureFixture):
     caplog.set_level(logging.DEBUG)
     left = []
 
@@ -141,14 +142,21 @@ def test_a_generator_that_is_left_open_makes_no_traceback_at_the_end(caplog: pyt
         finally:
             raise RuntimeError("it does not stop")
 
+    async def answer() -> None:
+        raise aiohttp.ClientConnectionError("Connection closed")
+
     async def work() -> None:
         asyncio.get_running_loop().set_exception_handler(startup._tell_of_loop)
         left.append(watch())
         await anext(left[0])
+        request = asyncio.create_task(answer())
+        await asyncio.wait({request})
+        del request
         asyncio.get_running_loop().call_exception_handler({"message": "a task was never awaited"})
 
     asyncio.run(work())
     assert "it does not stop" in caplog.text
+    assert "Connection closed" in caplog.text
     assert "Traceback" not in caplog.text
     assert [each.levelname for each in caplog.records if "never awaited" in each.message] == ["ERROR"]
 
