@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import functools
 import json
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,10 @@ if TYPE_CHECKING:
 
 Manifest = dict[str, Any]
 
-COLLECTIONS = {"pods", "services", "fleetjobs", "workloads", *(each.plural for each in FEATURES.values())}
+COLLECTIONS = {
+    *("pods", "services", "events", "fleetjobs", "workloads"),
+    *(each.plural for each in FEATURES.values()),
+}
 
 
 class FakeApi(ApiClient):
@@ -110,7 +114,12 @@ class FakeApi(ApiClient):
             raise ApiError(404, "NotFound", f"{path} not found")
         params = params or {}
         self.selectors["GET", path] = params.get("labelSelector")
-        found = sorted(each for each in self.objects if _within(each, path))
+        fields = [each.split("=") for each in params.get("fieldSelector", "").split(",") if each]
+        found = sorted(
+            each
+            for each, held in self.objects.items()
+            if _within(each, path) and all(_field(held, field) == value for field, value in fields)
+        )
         start, limit = int(params.get("continue") or 0), int(params.get("limit") or 500)
         more = str(start + limit) if start + limit < len(found) else ""
         return {
@@ -224,6 +233,11 @@ class FakeApi(ApiClient):
         self.requests.append((verb, path))
         if (refusal := self.refusals.pop((verb, path), None)) is not None:
             raise refusal
+
+
+def _field(manifest: Mapping[str, Any], path: str) -> Any:
+    """Return a field of an object by its path, as a field selector names it."""
+    return functools.reduce(lambda held, name: held[name], path.split("."), manifest)
 
 
 def _within(path: str, collection: str) -> bool:

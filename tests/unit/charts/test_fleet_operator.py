@@ -195,7 +195,7 @@ CHANGING = {"get", "list", "watch", "create", "delete"}
         ("podDisruptionBudgets", {("policy", "poddisruptionbudgets"): CHANGING}),
         ("volcano", {("scheduling.volcano.sh", "podgroups"): CHANGING}),
         ("coscheduling", {("scheduling.x-k8s.io", "podgroups"): CHANGING}),
-        ("kueue", {("kueue.x-k8s.io", "workloads"): {"list"}}),
+        ("kueue", {("kueue.x-k8s.io", "workloads"): {"list"}, ("", "events"): {"list"}}),
     ],
 )
 def test_each_feature_is_a_right_of_its_own_and_a_setting(helm, feature, granted):

@@ -170,8 +170,9 @@ class KubernetesCluster:
             return NOTHING_SAID
         kept = [pod for pod in pods if pod.deleted_at is None]
         is_gated = any(gate.startswith(KUEUE) for pod in kept for gate in pod.gates)
-        begun = any(each.created for each in job.status.ledger.roles.values())
-        is_lost = begun and not kept and not job.status.finished and not job.spec.suspend
+        status, begun = job.status, any(each.created for each in job.status.ledger.roles.values())
+        is_over = status.finished or job.spec.suspend or status.ledger.deactivated is not None
+        is_lost = begun and not kept and not is_over
         if not is_gated and not is_lost:
             self._view.admissions.forget(key)
             return NOTHING_SAID

@@ -3,7 +3,8 @@
 Pods only show that they are gated, and pods that are gone show nothing. Kueue creates a Workload with the
 name of the group; its conditions give the reason. Workloads of groups have neither our labels nor an owner of
 ours, and a watch would deliver all Workloads of the cluster for good. Instead, a namespace's Workloads are
-listed while one of its groups is of interest.
+listed while one of its groups is of interest. The garbage collector removes a Workload after its pods; the
+event of its deactivation stays for the API server's --event-ttl, an hour by default.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from fleet_operator.kubernetes.client import ApiError
+from fleet_operator.kubernetes.client import ApiError, collection
 from fleet_operator.kubernetes.reflector import ExpiredError, list_pages
 
 if TYPE_CHECKING:
@@ -29,6 +30,9 @@ WORKLOADS = "/apis/kueue.x-k8s.io/v1beta2"
 LOOK_SECONDS = 10.0
 """How often the Workloads of a namespace are listed while one of its groups is of interest."""
 
+DEACTIVATED = "EvictedDueToDeactivated"
+"""The reason of Kueue's event; Kueue appends the cause, if the deactivation was its own decision."""
+
 TICK_SECONDS = 0.5
 """How often the loop looks for namespaces that are due."""
 
@@ -42,7 +46,7 @@ class Admission:
     message : str, optional
         Why Kueue has not admitted it; None if it has, or has given no reason yet.
     active : bool
-        False if the Workload is deactivated. A Workload that does not exist is active.
+        False if the Workload is, or was when it was deleted, deactivated.
     """
 
     message: str | None = None
@@ -106,14 +110,22 @@ class Admissions:
                     if (name := each["metadata"]["name"]) in names:
                         active = each["spec"].get("active") is not False
                         said[name] = Admission(why_not_admitted(each), active)
+            for name in names - said.keys():
+                said[name] = Admission(active=not await self._was_deactivated(namespace, name))
         except (ApiError, ExpiredError) as error:
             logger.warning("looking at the Workloads of Kueue in namespace %s: %s", namespace, error)
             # A job is not kept waiting for an answer that may never be given.
-            said = {group.name: group.said or NOTHING_SAID for group in groups.values()}
+            said = {group.name: group.said or NOTHING_SAID for group in groups.values()} | said
         for key, group in groups.items():
-            before, group.said = group.said, said.get(group.name, NOTHING_SAID)
+            before, group.said = group.said, said[group.name]
             if group.said != before and self._groups.get(key) is group:
                 self._on_change(key)
+
+    async def _was_deactivated(self, namespace: str, group: str) -> bool:
+        """Return whether a group's Workload, which does not exist, was deactivated before it was deleted."""
+        about = {"fieldSelector": f"involvedObject.kind=Workload,involvedObject.name={group}"}
+        events = await self._client.get(collection("events", namespace), about)
+        return any((each.get("reason") or "").startswith(DEACTIVATED) for each in events["items"])
 
 
 def why_not_admitted(workload: Mapping[str, Any]) -> str | None:

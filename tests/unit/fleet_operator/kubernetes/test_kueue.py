@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -18,12 +19,13 @@ from tests.support.jobs import manifest
 from tests.support.seen_cluster import JOB, SeenCluster
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import AsyncIterator, Mapping
 
 KEY = Key("default", "digits")
 GROUP = "digits-11111111-0"
 COLLECTION = f"{WORKLOADS}/namespaces/default/workloads"
 PATH = f"{COLLECTION}/{GROUP}"
+EVENTS = "/api/v1/namespaces/default/events"
 LACKING = "insufficient unused quota for cpu in flavor a, 2 more needed"
 
 
@@ -112,7 +114,7 @@ async def test_a_group_is_looked_at_until_it_is_forgotten_and_its_job_hears_of_n
         assert await heard.get() == Key("other", "digits")
         api.looks = asyncio.Queue()
         looked = {await api.looks.get() for _ in range(5)}
-    assert looked == {COLLECTION.replace("default", "other")}
+    assert looked == {each.replace("default", "other") for each in (COLLECTION, EVENTS)}
     looking.cancel()
 
 
@@ -141,9 +143,50 @@ def is_active(admissions: Admissions, number: int) -> bool:
     return said.active
 
 
-async def test_a_job_that_has_lost_its_group_waits_until_its_workload_was_read(
+def event(group: str, reason: str) -> dict[str, Any]:
+    """Return an event of Kueue about the Workload of a group."""
+    return {"involvedObject": {"kind": "Workload", "name": group}, "reason": reason}
+
+
+@pytest.mark.parametrize(
+    ("reason", "stays"),
+    [
+        pytest.param(None, True, id="its-workload-is-there"),
+        pytest.param("EvictedDueToDeactivated", False, id="its-workload-is-gone"),
+        pytest.param("EvictedDueToDeactivatedDueToRequeuingLimitExceeded", False, id="by-kueue-itself"),
+    ],
+)
+async def test_a_job_that_has_lost_its_group_waits_until_it_is_known_why(
+    monkeypatch: pytest.MonkeyPatch, reason: str | None, *, stays: bool
+):
+    async with lost_group(monkeypatch) as (world, api, group):
+        if stays:
+            api.put(f"{COLLECTION}/{group}", {"spec": {"active": False}})
+        else:
+            api.put(f"{EVENTS}/{group}.1", event(group, "EvictedDueToPreempted"))
+            api.put(f"{EVENTS}/{group}.2", event(group, str(reason)))
+        await world.view.start()
+        assert world.cluster.observe(world.job) is None
+        await world.until(lambda: world.cluster.observe(world.job) is not None)
+        assert world.observe().deactivated
+        await world.cluster.apply(world.job, world.pod())
+        assert not world.observe().deactivated  # it is not of interest while there are pods
+
+
+async def test_a_job_whose_workload_is_gone_without_a_deactivation_queues_again(
     monkeypatch: pytest.MonkeyPatch,
 ):
+    async with lost_group(monkeypatch) as (world, api, group):
+        api.put(f"{EVENTS}/{group}.1", event(group, "EvictedDueToPreempted"))
+        api.put(f"{EVENTS}/other.1", event(f"{group[:-1]}1", "EvictedDueToDeactivated"))
+        await world.view.start()
+        await world.until(lambda: world.cluster.observe(world.job) is not None)
+        assert not world.observe().deactivated
+
+
+@asynccontextmanager
+async def lost_group(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[SeenCluster, FakeApi, str]]:
+    """Give a cluster in which a job's first group had pods, the API, and the name of the group."""
     monkeypatch.setattr(kueue, "TICK_SECONDS", 0.001)
     api = FakeApi()
     job = manifest(podGroupPolicy={"kueue": {"queueName": "research"}})
@@ -151,19 +194,7 @@ async def test_a_job_that_has_lost_its_group_waits_until_its_workload_was_read(
     status = FleetJobStatus(state=JobState.RUNNING, ledger=stored)
     api.put(JOB, {**job, "metadata": {"generation": 1}, "status": status.to_manifest()})
     world = SeenCluster(api, features=("kueue",))
-    group = world_group(api)
-    api.put(f"{COLLECTION}/{group}", {"spec": {"active": False}})
     try:
-        await world.view.start()
-        assert world.cluster.observe(world.job) is None
-        await world.until(lambda: world.cluster.observe(world.job) is not None)
-        assert world.observe().deactivated
-        await world.cluster.apply(world.job, world.pod())
-        assert not world.observe().deactivated  # it is not of interest while there are pods
+        yield world, api, f"digits-{api.objects[JOB]['metadata']['uid'][:8]}-0"
     finally:
         await world.view.close()
-
-
-def world_group(api: FakeApi) -> str:
-    """Return the name of the group of the job's first life."""
-    return f"digits-{api.objects[JOB]['metadata']['uid'][:8]}-0"
