@@ -437,36 +437,24 @@ def plan_job(
     else:
         mode = custom.programs
         config.check_options(mode, custom=True)
-    if not spec.parameters and not spec.tables:
-        raise TranspileError(
-            "no optimizer: the program has no optimize operators; "
-            "make it with Program.capture(model, loss_fn, optimizer) before it is transpiled"
-        )
-    _check_clipping(spec, mode, custom)
-    if custom is None:
-        refuse_forward_writes(source, steps_alone=mode is DistributedMode.GEO)
-    _check_tables(spec, config, mode, custom)
-    geo = mode is DistributedMode.GEO
-    if not geo:  # in GEO the trainers step
-        for parameter in spec.by_name:
-            if refusal := spec.group(parameter.group).refusal:
-                raise TranspileError(refusal)
-    blocks = _cut(spec, config, endpoints, geo=geo)
-    shown = _shown_blocks(spec, config, endpoints, geo=geo)
+    _check(spec, source, config, mode, custom)
     if config.slice_var_up:
         seed = None
-    servers = _dispatched((*blocks, *shown), config, endpoints, seed)
-
-    def placed(each: PlannedBlock) -> PlannedBlock:
-        return replace(each, server=endpoints.index(servers[each.name]), endpoint=servers[each.name])
-
+    geo = mode is DistributedMode.GEO
+    blocks, table_blocks = _placed(
+        _cut(spec, config, endpoints, geo=geo),
+        _table_blocks(spec, config, endpoints, geo=geo),
+        config.split_method(endpoints),
+        endpoints,
+        seed,
+    )
     plan = JobPlan(
         spec=spec,
         mode=mode,
         own_mode=custom.name if custom is not None else "",
         endpoints=tuple(endpoints),
         trainers=trainers,
-        blocks=tuple(map(placed, blocks)),
+        blocks=blocks,
         agreement=spec.agreement()
         | _mode_agreement(config, mode, custom)
         | {"trainers": str(trainers), "endpoints": ",".join(endpoints)},
@@ -475,7 +463,7 @@ def plan_job(
         and mode in (DistributedMode.ASYNC, DistributedMode.HALF_ASYNC),
         dc_asgd=config.enable_dc_asgd,
         wait_port=config.wait_port,
-        table_blocks=tuple(map(placed, shown)),
+        table_blocks=table_blocks,
         shuffle_seed=seed,
     )
     if config.print_log:
@@ -497,27 +485,30 @@ def _mode_agreement(
     return agreement
 
 
-def _check_clipping(spec: TrainingSpec, mode: DistributedMode, custom: TrainingMode | None) -> None:
-    """Raise an error if gradients are clipped in a mode that does not average them over the trainers."""
-    built_in = custom is None and mode is DistributedMode.SYNC
-    name = mode.name.lower().replace("_", "-") if custom is None else repr(custom.name)
-    if not built_in and spec.clip is not None:
-        raise TranspileError(
-            f"clipping gradients on the servers needs synchronous training, and the mode is "
-            f"{name}; set sync_mode=True, or clip in the loop before "
-            "optimizer.step(), with DistributedStrategy(overlap=False)"
-        )
-
-
-def _check_tables(
+def _check(
     spec: TrainingSpec,
+    source: Source | None,
     config: DistributeTranspilerConfig,
     mode: DistributedMode,
     custom: TrainingMode | None,
 ) -> None:
-    """Raise an error that names an option if tables do not support it."""
+    """Raise an error if servers cannot train this model, with these options, in this mode."""
+    if not spec.parameters and not spec.tables:
+        raise TranspileError(
+            "no optimizer: the program has no optimize operators; "
+            "make it with Program.capture(model, loss_fn, optimizer) before it is transpiled"
+        )
+    name = mode.name.lower().replace("_", "-") if custom is None else repr(custom.name)
+    if spec.clip is not None and (custom is not None or mode is not DistributedMode.SYNC):
+        raise TranspileError(  # the servers of other modes do not average over the trainers
+            f"clipping gradients on the servers needs synchronous training, and the mode is "
+            f"{name}; set sync_mode=True, or clip in the loop before "
+            "optimizer.step(), with DistributedStrategy(overlap=False)"
+        )
+    if custom is None:
+        refuse_forward_writes(source, steps_alone=mode is DistributedMode.GEO)
     refused = {
-        f"the mode {custom.name if custom is not None else mode.name.lower()!r}": custom is not None,
+        f"the mode {name}": custom is not None,
         "enable_dc_asgd": mode is DistributedMode.ASYNC and config.enable_dc_asgd,
         "strategy.grad_clip": spec.clip is not None,
     }
@@ -530,6 +521,10 @@ def _check_tables(
                 "without clipping on the servers, or torch.nn.Embedding in place of the table, with "
                 "sparse=False"
             )
+    if mode is not DistributedMode.GEO:  # in GEO the trainers step
+        for parameter in spec.by_name:
+            if refusal := spec.group(parameter.group).refusal:
+                raise TranspileError(refusal)
 
 
 def _cut(
@@ -572,7 +567,7 @@ def _cut(
     return tuple(blocks)
 
 
-def _shown_blocks(
+def _table_blocks(
     spec: TrainingSpec, config: DistributeTranspilerConfig, endpoints: Sequence[str], *, geo: bool
 ) -> list[PlannedBlock]:
     """Return the blocks that stand for tables in dispatching."""
@@ -591,31 +586,36 @@ def _shown_blocks(
     return found
 
 
-def _dispatched(
+def _placed(
     blocks: Sequence[PlannedBlock],
-    config: DistributeTranspilerConfig,
+    table_blocks: Sequence[PlannedBlock],
+    dispatcher: PSDispatcher,
     endpoints: Sequence[str],
     seed: int | None,
-) -> dict[str, str]:
-    """Return the dispatcher's server for each block, by the block's name.
+) -> tuple[tuple[PlannedBlock, ...], tuple[PlannedBlock, ...]]:
+    """Return the blocks on the servers that the dispatcher chooses.
 
     The dispatcher sees the blocks by parameter name, or by names that are shuffled with the seed.
     """
-    names = sorted({block.param for block in blocks})
+    names = sorted({block.param for block in (*blocks, *table_blocks)})
     if seed is not None:
         names = shuffled(names, seed)
     place = {name: at for at, name in enumerate(names)}
-    ordered = sorted(blocks, key=lambda block: (place[block.param], block.index))
-    dispatcher: PSDispatcher = config.split_method(endpoints)
-    servers = tuple(dispatcher.dispatch(ordered))
-    unknown = [server for server in servers if server not in endpoints]
-    if unknown or len(servers) != len(blocks):
+    ordered = sorted((*blocks, *table_blocks), key=lambda block: (place[block.param], block.index))
+    chosen = tuple(dispatcher.dispatch(ordered))
+    unknown = [server for server in chosen if server not in endpoints]
+    if unknown or len(chosen) != len(ordered):
         raise TranspileError(
-            f"{type(dispatcher).__name__}.dispatch gave {len(servers)} endpoints"
+            f"{type(dispatcher).__name__}.dispatch gave {len(chosen)} endpoints"
             f"{f', {unknown[0]!r} among them' if unknown else ''}; "
-            f"expected one of {', '.join(endpoints)} for each of {len(blocks)} blocks"
+            f"expected one of {', '.join(endpoints)} for each of {len(ordered)} blocks"
         )
-    return {block.name: server for block, server in zip(ordered, servers, strict=True)}
+    servers = {block.name: server for block, server in zip(ordered, chosen, strict=True)}
+
+    def placed(block: PlannedBlock) -> PlannedBlock:
+        return replace(block, server=endpoints.index(servers[block.name]), endpoint=servers[block.name])
+
+    return tuple(map(placed, blocks)), tuple(map(placed, table_blocks))
 
 
 def _print_blocks(plan: JobPlan) -> None:
