@@ -36,7 +36,6 @@ __all__ = [
     "as_reason",
     "given_back_sentence",
     "trouble",
-    "why_gang_waits",
     "why_in_doubt",
     "why_not_created",
     "why_not_running",
@@ -195,20 +194,52 @@ def _is_gang_incomplete(context: Context) -> bool:
 
 
 def _why_gang_waits(context: Context) -> PendingReason | None:
-    if context.job.gang is Gang.NONE:
+    """Return why a gang's pods have no node, or None if the gang is not the cause."""
+    pods = context.replicas.present.values()
+    waiting = [pod for pod in pods if pod.node is None and pod.phase is PodPhase.PENDING]
+    if context.job.gang is Gang.NONE or not waiting:
         return None
-    found = (context.observed.objects.get(ObjectRef.of(each.manifest)) for each in context.extras)
-    held_back = (each.held_back for each in found if each is not None)
-    why = why_gang_waits(
-        context.job.gang,
-        context.job.gang_name(context.ledger.job_restarts),
-        context.job.metadata.namespace,
-        pods=context.replicas.present.values(),
-        wanted=context.job.min_member,
-        queue=context.job.queue_name,
-        held_back=context.observed.queue_message or next(filter(None, held_back), None),
+    why_not = _not_admitted if context.job.gang is Gang.KUEUE else _not_placed
+    return why_not(context, context.job.gang_name(context.ledger.job_restarts), waiting)
+
+
+def _not_admitted(context: Context, name: str, waiting: Sequence[ObservedPod]) -> PendingReason | None:
+    """Return why Kueue holds back a group, if it does; pods report other problems."""
+    gated = [pod for pod in waiting if any(gate.startswith(KUEUE) for gate in pod.gates)]
+    if not gated:
+        return None
+    begin = f"Kueue's queue {context.job.queue_name} has not admitted the gang {name}"
+    if context.observed.queue_message:
+        return PendingReason("SchedulingGated", f"{begin}: {context.observed.queue_message}")
+    pod, namespace = gated[0], context.job.metadata.namespace
+    gates = ", ".join(gate for gate in pod.gates if gate.startswith(KUEUE))
+    said = f": {pod.message}" if pod.message else ""
+    return PendingReason(
+        "SchedulingGated",
+        f"{begin}: {some([each.name for each in gated])}"
+        f" is gated by {gates}{said}; kubectl describe workload {name} -n {namespace} shows why",
     )
-    return None if why is None else PendingReason(*why)
+
+
+def _not_placed(context: Context, name: str, waiting: Sequence[ObservedPod]) -> PendingReason:
+    """Return the scheduler's message about the pod that delays the others, or else about the group."""
+    with_reasons = sorted(
+        (pod for pod in waiting if pod.reason), key=lambda pod: pod.reason in WAITS_FOR_OTHERS
+    )
+    wanted = context.job.min_member
+    places = "a node for 1 pod" if wanted == 1 else f"nodes for {wanted} pods together"
+    without = "1 has" if len(waiting) == 1 else f"{len(waiting)} have"
+    begin = f"the gang {name} needs {places}, but {without} none"
+    if with_reasons:
+        pod = with_reasons[0]
+        said = f": {pod.message}" if pod.message else ""
+        reason = "GangWaiting" if pod.reason in WAITS_FOR_OTHERS else as_reason(pod.reason, "GangWaiting")
+        return PendingReason(reason, advised(reason, f"{begin}; {pod.name} is waiting, {pod.reason}{said}"))
+    groups = (context.observed.objects.get(ObjectRef.of(each.manifest)) for each in context.extras)
+    if held_back := next((each.held_back for each in groups if each is not None and each.held_back), None):
+        return PendingReason("GangWaiting", advised("GangWaiting", f"{begin}; its PodGroup is {held_back}"))
+    silent = f"the scheduler {waiting[0].scheduler or 'of the gang'} has not reported on them yet"
+    return PendingReason("GangWaiting", advised("GangWaiting", f"{begin}; {silent}"))
 
 
 def why_unended(context: Context, pods: Iterable[ObservedPod]) -> PendingReason | None:
@@ -262,81 +293,6 @@ def _starting(context: Context) -> str:
         return sentence
     # The kubelet reports a missing Secret only in an event, which the operator may not read.
     return f"{sentence}, for example about a missing Secret {tls.secret_name} (spec.network.tls)"
-
-
-def why_gang_waits(
-    gang: Gang,
-    name: str,
-    namespace: str,
-    *,
-    pods: Iterable[ObservedPod],
-    wanted: int,
-    queue: str | None = None,
-    held_back: str | None = None,
-) -> tuple[str, str] | None:
-    """Return why a gang's pods have no node, or None if the gang is not the cause.
-
-    Parameters
-    ----------
-    gang : Gang
-        The gang scheduler.
-    name, namespace : str
-        The name and namespace of the job.
-    pods : iterable of ObservedPod
-        The pods of the gang.
-    wanted : int
-        How many of the pods must be scheduled together.
-    queue : str, optional
-        The queue of the gang.
-    held_back : str, optional
-        The message of the pending PodGroup or of Kueue's Workload, if any.
-    """
-    waiting = [pod for pod in pods if pod.node is None and pod.phase is PodPhase.PENDING]
-    if gang is Gang.NONE or not waiting:
-        return None
-    if gang is Gang.KUEUE:
-        return _not_admitted(name, namespace, waiting, queue, held_back)
-    return _not_placed(name, waiting, wanted, held_back)
-
-
-def _not_admitted(
-    name: str, namespace: str, waiting: Sequence[ObservedPod], queue: str | None, said_by_kueue: str | None
-) -> tuple[str, str] | None:
-    """Return why Kueue holds back a group, if it does; pods report other problems."""
-    gated = [pod for pod in waiting if any(gate.startswith(KUEUE) for gate in pod.gates)]
-    if not gated:
-        return None
-    begin = f"Kueue's queue {queue} has not admitted the gang {name}"
-    if said_by_kueue:
-        return "SchedulingGated", f"{begin}: {said_by_kueue}"
-    pod = gated[0]
-    gates = ", ".join(gate for gate in pod.gates if gate.startswith(KUEUE))
-    said = f": {pod.message}" if pod.message else ""
-    return "SchedulingGated", (
-        f"{begin}: {some([each.name for each in gated])}"
-        f" is gated by {gates}{said}; kubectl describe workload {name} -n {namespace} shows why"
-    )
-
-
-def _not_placed(
-    name: str, waiting: Sequence[ObservedPod], wanted: int, held_back: str | None
-) -> tuple[str, str]:
-    """Return the scheduler's message about the pod that delays the others, or else about the group."""
-    with_reasons = sorted(
-        (pod for pod in waiting if pod.reason), key=lambda pod: pod.reason in WAITS_FOR_OTHERS
-    )
-    places = "a node for 1 pod" if wanted == 1 else f"nodes for {wanted} pods together"
-    without = "1 has" if len(waiting) == 1 else f"{len(waiting)} have"
-    begin = f"the gang {name} needs {places}, but {without} none"
-    if with_reasons:
-        pod = with_reasons[0]
-        said = f": {pod.message}" if pod.message else ""
-        reason = "GangWaiting" if pod.reason in WAITS_FOR_OTHERS else as_reason(pod.reason, "GangWaiting")
-        return reason, advised(reason, f"{begin}; {pod.name} is waiting, {pod.reason}{said}")
-    if held_back:
-        return "GangWaiting", advised("GangWaiting", f"{begin}; its PodGroup is {held_back}")
-    silent = f"the scheduler {waiting[0].scheduler or 'of the gang'} has not reported on them yet"
-    return "GangWaiting", advised("GangWaiting", f"{begin}; {silent}")
 
 
 def advised(reason: str, sentence: str) -> str:

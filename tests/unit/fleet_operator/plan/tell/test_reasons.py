@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from fleet_operator.api import ConditionType, Gang
+from fleet_operator.api import ConditionType
 from fleet_operator.plan.decide.failure_policy import FailReason
 from fleet_operator.plan.model import ObjectRef, ObservedObject
-from fleet_operator.plan.tell.reasons import ADVICE, why_gang_waits
+from fleet_operator.plan.tell.reasons import ADVICE
 from tests.support import jobs
 from tests.support.plans import Story, at, ended, pending, pserver, trainer
 
@@ -160,7 +160,6 @@ def test_pods_with_places_wait_for_what_they_say_themselves():
     on_nodes = [replace(pending(each, "ImagePullBackOff", "no such image"), node="gpu-1") for each in ALL]
     line = running(Story(podGroupPolicy={"volcano": {}}).sees(*on_nodes, **THERE))
     assert line.startswith("Running False ImagePullBackOff: digits-pserver-0 is waiting")
-    assert why_gang_waits(Gang.NONE, "digits-0", "default", pods=[pending(ALL[0])], wanted=4) is None
 
 
 KUEUE = {"kueue": {"queueName": "research"}}
