@@ -173,12 +173,12 @@ class ClusterJobs:
         pod = next((each for each in await session.pods(job) if replica_of(each) == replica), None)
         if pod is None:
             return {"lines": [], "next": cursor, "note": "this replica has no pod at present"}
-        lines, position = list[str](), Position.parse(cursor)
-        params = {
-            "container": main_container(pod),
-            "timestamps": "true",
-            "tailLines": str(FIRST_LINES),
-        }
+        lines, uid = list[str](), pod["metadata"]["uid"]
+        known, _, seen = cursor.partition(" ")
+        position = Position.parse(seen if known == uid else "")  # another pod's clock may be behind
+        params = {"container": main_container(pod), "timestamps": "true"}
+        if known in ("", uid):  # of a next life, all lines are new
+            params["tailLines"] = str(FIRST_LINES)
         path = log_path(session, pod)
         try:
             params = await after(position, session, pod, params)
@@ -187,11 +187,10 @@ class ClusterJobs:
                     if unseen := position.unseen(line):
                         stamp, text = stamp_of(unseen), printable(LogLine(replica, unseen).text)
                         lines.append(f"{stamp[:23]}Z {text}" if stamp else text)
-        except ApiError as error:
-            return {"lines": lines, "next": str(position), "note": str(error)}
-        except (aiohttp.ClientError, TimeoutError) as error:
-            return {"lines": lines, "next": str(position), "note": str(error) or type(error).__name__}
-        return {"lines": lines, "next": str(position)}
+        except (ApiError, aiohttp.ClientError, TimeoutError) as error:
+            note = str(error) or type(error).__name__
+            return {"lines": lines, "next": f"{uid} {position}", "note": note}
+        return {"lines": lines, "next": f"{uid} {position}"}
 
     async def _connected(self) -> Session:
         async with self._connecting:

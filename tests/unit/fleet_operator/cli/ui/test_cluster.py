@@ -150,6 +150,17 @@ async def test_a_log_is_followed_into_the_next_life_without_repetition(api: Api,
         assert "no pod" in (await jobs.log("default", "digits", "trainer-7", ""))["note"]
 
 
+async def test_the_log_of_the_next_life_is_whole_though_its_node_s_clock_is_behind(api: Api, tmp_path: Path):
+    api.put(0, at(50, "one"))
+    async with jobs_of(api, tmp_path) as jobs:
+        first = await jobs.log("default", "digits", "trainer-0", "")
+        api.put(0, at(10, "two"), life=1)
+        second = await jobs.log("default", "digits", "trainer-0", first["next"])
+    told = [line.partition(" ")[2] for line in (*first["lines"], *second["lines"])]
+    assert told == ["one", "two"]
+    assert not {"sinceTime", "tailLines"} & api.asked[1].keys()
+
+
 async def test_a_log_with_its_node_s_time_zone_is_followed_without_repetition(api: Api, tmp_path: Path):
     one, two = b"2026-01-01T02:00:01+02:00 one\n", b"2026-01-01T02:00:01.5+02:00 two\n"
     api.put(0, one, one + two)
