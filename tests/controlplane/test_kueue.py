@@ -129,10 +129,15 @@ async def test_a_job_above_the_quota_waits_until_there_is_room_and_its_deadlines
     assert job["status"]["jobRestarts"] == 0
 
 
-async def test_the_flavor_that_kueue_chooses_reaches_the_pods(kueue: Kueue, namespace: Namespace):
+async def test_the_flavor_that_kueue_chooses_reaches_the_pods_of_a_job_with_kueues_label(
+    kueue: Kueue, namespace: Namespace
+):
     labels = {"kubernetes.io/os": "linux"}
     kueue.make_queue(namespace.name, "4", node_labels=labels)
-    await namespace.create_job(asking("1"))
+    job = asking("1")
+    del job["spec"]["podGroupPolicy"]
+    job["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "research"}
+    await namespace.create_job(job)
     pods = await namespace.until_running("digits", *ALL)
     assert all(pod["spec"]["nodeSelector"] == labels for pod in pods.values())
 

@@ -303,6 +303,19 @@ def test_a_job_that_kueue_has_deactivated_makes_no_group_until_it_was_suspended(
         assert any(line.startswith("create digits-") for line in lines)
 
 
+def test_a_job_that_is_never_ready_in_time_for_kueue_ends_by_its_own_limit():
+    story = Story(**QUEUED, failurePolicy={"disruptionLimit": 0})
+    story.sees(*(pending(each) for each in RUNNING))
+    late: dict[str, Any] = {
+        "disruption": "WorkloadEvicted",
+        "disruption_message": "Exceeded the PodsReady timeout",
+        "deleted_at": at(40),
+    }
+    story.sees(*(replace(ended(each, 143), **late) for each in RUNNING), after=10)
+    assert story.job.status.state == "Failed"
+    assert "exceeds failurePolicy.disruptionLimit, 0" in str(story.job.status.conditions)
+
+
 def test_a_job_whose_deactivation_nobody_saw_holds_as_its_workload_says():
     story = Story(**QUEUED, runPolicy=LIMIT)
     story.sees(*RUNNING)
