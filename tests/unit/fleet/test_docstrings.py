@@ -4,7 +4,6 @@ import dataclasses
 import enum
 import inspect
 import re
-import types
 from collections.abc import Iterator
 
 import pytest
@@ -20,7 +19,7 @@ from fleet.tables.rules import RowRule
 ORDER = ["Parameters", "Attributes", "Returns", "Yields", "Raises", "Notes", "Examples"]
 SECTIONS = re.compile(rf"^({'|'.join(ORDER)})\n(-+)\n", re.MULTILINE)
 INTERFACES = {kind.__name__: kind for kind in (Admission, Eviction, FirstValues, RowRule, RowType)}
-"""What the policies of tables are written to; a method of theirs may say `See` and its name."""
+"""The interfaces of table policies. An implementation may refer to their methods: ``see `RowRule.step`.``"""
 
 
 def public() -> dict[str, object]:
@@ -83,9 +82,9 @@ def documentation(each: object) -> str:
         bases = (base for base in each.__mro__[:-1] if "__init__" in vars(base))
         each = next((base for base in bases if base.__module__.startswith("fleet.")), each)
     doc = inspect.getdoc(each) or ""
-    if same := re.fullmatch(r"See `(\w+)`\.", doc):
-        assert isinstance(each, types.FunctionType)
-        return documentation(getattr(INTERFACES[same[1]], each.__name__))
+    same = re.fullmatch(r".*; see `(\w+)\.(\w+)`\.", doc)
+    if same and same[1] in INTERFACES:
+        return documentation(getattr(INTERFACES[same[1]], same[2]))
     return doc
 
 

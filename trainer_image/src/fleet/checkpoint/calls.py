@@ -20,7 +20,7 @@ __all__ = ["Savable", "SavingCalls"]
 
 
 class Savable(Protocol):
-    """The part of a training run that saving, loading and exporting need."""
+    """A training run that can be saved, loaded and exported."""
 
     @property
     def current_step(self) -> int:
@@ -33,7 +33,7 @@ class Savable(Protocol):
         """Save a checkpoint under the next number in a folder; see `Saver.save_numbered`."""
 
     def submit_status(self, status: TrainStatus) -> None:
-        """Submit the status of a trainer other than trainer 0, to be stored in later checkpoints."""
+        """Submit the script status of a trainer other than trainer 0, for later checkpoints."""
 
     def clean(self, folder: str, keep: int) -> None:
         """Remove all checkpoints in a folder except the newest ones; see `Saver.clean`."""
@@ -46,7 +46,7 @@ class Savable(Protocol):
 
 
 class SavingCalls(ABC):
-    """Saves, loads and exports this process's training run."""
+    """The methods of a ``fleet`` object that save, load and export this process's training run."""
 
     @abstractmethod
     def _checkpoint_root(self) -> str | None:
@@ -54,14 +54,14 @@ class SavingCalls(ABC):
 
     @abstractmethod
     def _training(self, program: "Program | None") -> Savable:
-        """Return this trainer's training run; raise ConfigurationError if there is none for this program."""
+        """Return this trainer's training run; raise ConfigurationError if the program has none."""
 
     @abstractmethod
     def is_first_worker(self) -> bool:
         """Return whether this process is trainer 0, which saves for all trainers."""
 
     def _before_export(self, call: str) -> None:  # noqa: B027 (optional: servers hold a single model)
-        """Average the trainers' models if they can differ; every trainer must make the same `call`."""
+        """Average the trainers' models if they may differ; a collective call of all trainers."""
 
     def _load(self, directory: str, program: "Program | None") -> TrainStatus | None:
         return self._training(program).load(directory)
@@ -200,7 +200,7 @@ class SavingCalls(ABC):
         fs: object = None,
         ignore_empty: bool = True,
     ) -> TrainStatus:
-        """Load the newest checkpoint in a folder, if there is one, like `load_persistables`.
+        """Load the newest checkpoint in a folder, if there is one; see `load_persistables`.
 
         Parameters
         ----------
@@ -291,7 +291,7 @@ class SavingCalls(ABC):
         *,
         table_ids: Mapping[str, Any] | None = None,
     ) -> None:
-        """Write the model, without optimizer state, to ``model.safetensors`` in a directory on this trainer.
+        """Write the model without optimizer state to ``model.safetensors`` in a local directory.
 
         ``model.load_state_dict(safetensors.torch.load_file(path))`` loads it in one process. Trainer 0
         writes. On another trainer the call does nothing, except with LocalSGD, as in `export_state_dict`. The
@@ -329,7 +329,7 @@ class SavingCalls(ABC):
 
 
 def _directory_of(call: str, executor: Any, dirname: Any, default: str | None = "") -> str:
-    """Return the directory in ``(executor, dirname)`` or ``(dirname)``.
+    """Return the directory from Paddle's arguments, ``(executor, dirname)`` or ``(dirname)``.
 
     Parameters
     ----------
@@ -363,7 +363,7 @@ def _directory_of(call: str, executor: Any, dirname: Any, default: str | None = 
 
 
 def _status_of(call: str, status: object) -> TrainStatus:
-    """Return a call's status, or a new one for None; raise ConfigurationError if it cannot be read back."""
+    """Return the given status, or a new one for None; raise ConfigurationError if it cannot be restored."""
     if status is None:
         return TrainStatus()
     if not isinstance(status, TrainStatus):

@@ -1,4 +1,4 @@
-"""Export for other programs: a model's state dict, and a checkpoint's tables as files of ids and rows.
+"""Export for other programs: a model's state dict, or a checkpoint's tables as files of ids and rows.
 
 Only a table's ids are read all at once, because its rows may be larger than memory.
 """
@@ -213,7 +213,7 @@ def read_table_file(path: Path) -> tuple[TableRows, Tensor]:
 
 
 class _SavedTable:
-    """The rows of a table in a checkpoint, with the same interface as `Snapshot`."""
+    """A table in a checkpoint, with the same interface as `Snapshot`."""
 
     def __init__(self, checkpoint: Checkpoint, table: str, earlier: Checkpoint | None = None) -> None:
         self._checkpoint = checkpoint
@@ -272,7 +272,7 @@ class _SavedTable:
 
 
 def _check_earlier(earlier: Checkpoint, found: Checkpoint) -> None:
-    """Raise an error unless the manifests show an earlier checkpoint of the same training run."""
+    """Raise an error unless `earlier` is an earlier checkpoint of the same training run."""
     if earlier.manifest.step > found.manifest.step:
         raise CheckpointError(
             f"{earlier.directory} is of step {earlier.manifest.step}, and {found.directory} of step "
@@ -300,7 +300,7 @@ def _check_earlier(earlier: Checkpoint, found: Checkpoint) -> None:
 
 @cache
 def _warn_of_extra_state(names: str) -> None:
-    """Warn once about state dict entries that cannot be stored in a file of tensors."""
+    """Warn once that a safetensors file cannot store some entries of the state dict."""
     _log.warning(
         "the exported state dict leaves out %s, which get_extra_state() returns and which is not a tensor; "
         "load it with load_state_dict(..., strict=False)",

@@ -1,4 +1,4 @@
-"""Atomic file writes: files are written under a temporary name, flushed, and then renamed.
+"""Atomic file writes: each file is written under a temporary name, flushed, and then renamed.
 
 Every file gets the mode of any new file of this process (its umask).
 """
@@ -128,7 +128,7 @@ def write_parts(
     parts: Iterable[Mapping[str, Tensor]],
     metadata: Mapping[str, str],
 ) -> int:
-    """Write a safetensors file whose columns arrive in parts, with one part in memory at a time.
+    """Write a safetensors file whose columns arrive in parts; only one part is in memory at a time.
 
     Parameters
     ----------
@@ -182,7 +182,7 @@ def sha256_of(path: Path) -> str:
 
 @contextlib.contextmanager
 def disk_errors(path: Path) -> Iterator[None]:
-    """Convert disk errors to errors that name the file; after an error, remove the temporary files.
+    """Convert disk errors to errors that name the file; after an error, remove temporary files.
 
     Raises
     ------

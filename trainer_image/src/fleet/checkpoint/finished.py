@@ -29,7 +29,7 @@ _log = logging.getLogger(__name__)
 
 
 def leave_mark(environ: Mapping[str, str], completed: Collection[int]) -> None:
-    """Record that these trainers have completed the training run; log a warning if the write fails."""
+    """Write the marker that these trainers have completed; log a warning if the write fails."""
     training = _training(environ)
     if training is None:
         return
@@ -44,7 +44,7 @@ def leave_mark(environ: Mapping[str, str], completed: Collection[int]) -> None:
 
 
 def read_mark(environ: Mapping[str, str]) -> tuple[int, ...] | None:
-    """Return the trainers that completed this training run; return None if there is no valid marker."""
+    """Return the trainers that completed this training run, or None if there is no valid marker."""
     training = _training(environ)
     if training is None:
         return None
@@ -62,7 +62,7 @@ def read_mark(environ: Mapping[str, str]) -> tuple[int, ...] | None:
 
 
 def end_if_finished(environ: Mapping[str, str], trainer: int | None = None) -> None:
-    """End this process successfully if its training run has finished; `lifecycle` must have started.
+    """Exit successfully if this process's training run has finished; requires a started `lifecycle`.
 
     Parameters
     ----------
@@ -88,7 +88,7 @@ def end_if_finished(environ: Mapping[str, str], trainer: int | None = None) -> N
 
 
 def _training(environ: Mapping[str, str]) -> tuple[Path, dict[str, Any]] | None:
-    """Return the folder and the identity of this training run; return None outside a job of the operator."""
+    """Return the folder and the identity of this training run; None if no operator started the job."""
     folder, uid, life = (
         environ.get(name) for name in ("FLEET_CHECKPOINT_DIR", "FLEET_JOB_UID", "FLEET_LIFE")
     )

@@ -1,4 +1,4 @@
-"""Folders of numbered checkpoints, ``checkpoint-0``, ``checkpoint-1``, …, and the claims of their writers.
+"""Folders of numbered checkpoints, ``checkpoint-0``, ``checkpoint-1``, …, and the jobs that claim them.
 
 The checkpoint with the highest number is the newest. A claim keeps a replaced process from writing: when the
 pod on a lost node is replaced, the old pod may still run, with the same folder mounted. Each writer records
@@ -47,13 +47,13 @@ _STALE_SECONDS: Final = 60.0
 
 
 def list_numbers(folder: Path) -> list[int]:
-    """Return the numbers in use, in ascending order, including those of incomplete checkpoints."""
+    """Return the numbers of all checkpoints, complete or not, in ascending order."""
     matches = (_NUMBERED.fullmatch(name) for name in _names_in(folder))
     return sorted(int(match[1]) for match in matches if match)
 
 
 def find_checkpoint(folder: Path, read: Callable[[Checkpoint], object] = bool) -> Checkpoint | None:
-    """Return the newest complete checkpoint in a folder, or the folder itself if it is a checkpoint, or None.
+    """Return a folder's newest complete checkpoint, the folder if it is itself a checkpoint, or None.
 
     Parameters
     ----------
@@ -131,7 +131,7 @@ def list_checkpoints(
 def no_complete_checkpoint(
     folder: Path, damage: Sequence[CheckpointError | str], read: Callable[[Checkpoint], object]
 ) -> CheckpointError:
-    """Return the error for a folder in which no checkpoint is complete.
+    """Return an error that explains why a folder has no complete checkpoint.
 
     Parameters
     ----------
@@ -158,7 +158,7 @@ def no_complete_checkpoint(
 
 
 def warn_of_skipped(damage: Sequence[CheckpointError | str], used: str) -> None:
-    """Log one warning that names any damaged checkpoints and the checkpoint that is used instead."""
+    """Log a warning that names the damaged checkpoints, and the one that is used instead."""
     if damage:
         reasons = "; ".join(map(str, damage))
         _log.warning("skipped a damaged checkpoint: %s. Training continues from %s", reasons, used)
@@ -191,7 +191,7 @@ def list_complete_numbers(folder: Path, check: Callable[[Checkpoint], object]) -
 
 
 def removable_numbers(numbers: Sequence[int], complete: Sequence[int], keep: int) -> list[int]:
-    """Return the numbers to remove so that only the newest `keep` complete checkpoints remain.
+    """Return the numbers to remove if the newest `keep` complete checkpoints are kept.
 
     Numbers above the newest complete one stay, as those checkpoints may be in progress. If none is complete,
     all stay.
@@ -201,7 +201,7 @@ def removable_numbers(numbers: Sequence[int], complete: Sequence[int], keep: int
 
 
 def remove_numbers(folder: Path, numbers: Iterable[int]) -> None:
-    """Remove numbered checkpoints unless other checkpoints need their rows; see `remove_checkpoint`."""
+    """Remove numbered checkpoints, except those that other checkpoints need; see `remove_checkpoint`."""
     numbers = set(numbers)
     needed = _numbers_needed_by(folder, set(list_numbers(folder)) - numbers)
     for number in sorted(numbers):
@@ -215,7 +215,7 @@ def remove_numbers(folder: Path, numbers: Iterable[int]) -> None:
 
 
 class Claims:
-    """The claims of one process on checkpoint folders.
+    """One process's claims on the checkpoint folders that it writes to.
 
     Parameters
     ----------
@@ -232,7 +232,7 @@ class Claims:
         self._held: set[Path] = set()
 
     def hold(self, directory: Path) -> None:
-        """Claim the folder before writing a checkpoint, or check that the claim is still valid.
+        """Claim a folder before writing a checkpoint to it, or check that the claim is still valid.
 
         Parameters
         ----------
@@ -252,7 +252,7 @@ class Claims:
         self._write(folder)
 
     def renew(self, directory: Path) -> None:
-        """Claim the folder before reading from it, if this job has written there.
+        """Claim a folder before reading from it, if this job has written to it.
 
         From then on, no earlier attempt can add a checkpoint. If the disk is full or read-only, the
         checkpoints are read anyway: `hold` claims the folder before the first write.
@@ -304,7 +304,7 @@ class Claims:
                     left.unlink()
 
     def _read(self, folder: Path) -> JobIdentity | None:
-        """Return the job and attempt that claim a folder; return None if the folder is unclaimed.
+        """Return the job and attempt that claim a folder, or None if the folder is unclaimed.
 
         Raises
         ------
@@ -347,7 +347,7 @@ def _names_in(folder: Path) -> list[str]:
 
 
 def _numbers_needed_by(folder: Path, numbers: Iterable[int]) -> set[int]:
-    """Return the numbers of checkpoints whose rows are needed by other checkpoints."""
+    """Return the numbers of the base checkpoints that the given incremental checkpoints need."""
     names: set[str] = set()
     for number in numbers:
         with contextlib.suppress(CheckpointError):

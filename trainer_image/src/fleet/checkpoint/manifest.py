@@ -1,4 +1,4 @@
-"""The manifest of a checkpoint: its files, their contents, and the digests that verify them."""
+"""The manifest of a checkpoint, which lists its files with their contents and digests."""
 
 import hashlib
 import json
@@ -39,7 +39,7 @@ _READABLE: Final = {"fleet-checkpoint-1", FORMAT}
 
 @dataclass(frozen=True, slots=True)
 class BlockRecord:
-    """One `Piece` of a parameter, as stored in a file."""
+    """The record of a part of a parameter that a file contains."""
 
     param: str
     begin: int
@@ -66,7 +66,7 @@ class BlockRecord:
 
 @dataclass(frozen=True, slots=True)
 class BaseRecord:
-    """The full checkpoint on which an incremental file of rows is based."""
+    """The record of the full checkpoint that an incremental file of rows refers to."""
 
     directory: str
     """Its directory name, in the same folder."""
@@ -82,7 +82,7 @@ class BaseRecord:
 
 @dataclass(frozen=True, slots=True)
 class RowsRecord:
-    """Rows of a table stored in a file."""
+    """The record of the rows of a table that a file contains."""
 
     table: str
     shards: tuple[int, ...]
@@ -110,7 +110,7 @@ class RowsRecord:
 
 @dataclass(frozen=True, slots=True)
 class FileRecord:
-    """One file of a checkpoint."""
+    """The record of one file of a checkpoint."""
 
     name: str
     bytes: int
@@ -222,7 +222,7 @@ class Manifest:
 
     @classmethod
     def from_bytes(cls, data: bytes, path: str) -> "Manifest":
-        """Parse the content of a manifest file, as `parse` does."""
+        """Parse the bytes of a manifest file; see `parse`."""
         return cls.parse(data.decode("utf-8", errors="backslashreplace"), path)
 
     @classmethod

@@ -1,4 +1,4 @@
-"""Reads any range of a parameter from a checkpoint, regardless of how the parameter was sliced when saved.
+"""A reader of checkpoints: returns any range of a parameter, however the parameter was sliced when saved.
 
 A process reads only the files that it needs, and verifies size and digest of each before it uses the content.
 Every error names the file.
@@ -95,7 +95,7 @@ def join_pieces(pieces: Sequence[Piece]) -> Sequence[Piece]:
 
 
 class Checkpoint:
-    """A checkpoint in a directory.
+    """A saved checkpoint, opened for reading.
 
     Parameters
     ----------
@@ -133,7 +133,7 @@ class Checkpoint:
         return any(block.state for records in self._records.values() for block, _ in records)
 
     def check(self, facts: Mapping[str, str], *, trainers_step: bool = False) -> None:
-        """Check that the checkpoint was saved from the same model and optimizer.
+        """Check that the checkpoint belongs to the same model and optimizer.
 
         Parameters
         ----------
@@ -200,7 +200,7 @@ class Checkpoint:
             ) from error
 
     def part_of(self, trainer: int) -> bytes | None:
-        """Return a trainer's part; return None if this directory does not contain it.
+        """Return a trainer's part, or None if this directory does not contain it.
 
         The result is kept, because the file may be gone when a restarted trainer requests the part.
 
@@ -217,7 +217,7 @@ class Checkpoint:
         return self._parts.get(trainer)
 
     def keep_parts(self) -> None:
-        """Read all trainers' parts now, because the files may be gone when a trainer requests its part.
+        """Read all trainers' parts into memory, because another save may delete the files.
 
         Raises
         ------
@@ -228,7 +228,7 @@ class Checkpoint:
             self.part_of(trainer)
 
     def files_with(self, spans: Iterable[tuple[str, int, int]]) -> list[FileRecord]:
-        """Return the files with the given elements of parameters, and this directory's trainer parts.
+        """Return the files that contain the given ranges of parameters, and the trainers' parts here.
 
         Parameters
         ----------
@@ -258,7 +258,7 @@ class Checkpoint:
     def verify(
         self, known: MutableMapping[tuple[int, ...], str], spans: Iterable[tuple[str, int, int]]
     ) -> None:
-        """Verify the digests of the files from `files_with`, and of the table rows in this directory.
+        """Verify the digests of the files that `files_with` returns, and of the table rows here.
 
         Parameters
         ----------
@@ -369,7 +369,7 @@ class Checkpoint:
         shape: tuple[int, ...],
         found: list[tuple[BlockRecord, Piece]],
     ) -> Piece:
-        """Slice the requested elements from each piece and join them."""
+        """Slice the requested range from the pieces and join the slices."""
         values: list[Tensor] = []
         states = []
         for block, piece in found:
@@ -393,7 +393,7 @@ class Checkpoint:
 def check_files(
     files: Iterable[tuple[Checkpoint, FileRecord]], check: Callable[[Checkpoint, FileRecord], object]
 ) -> None:
-    """Check each file in the checkpoint that contains it.
+    """Apply a check to each file; if any fail, raise one error with all messages.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Table rows in checkpoints: one file per table and server.
+"""Files of table rows in checkpoints: one for each table and server.
 
 Files are written and read in parts, so neither needs as much memory as the table. An incremental file has
 only the rows that have changed since another checkpoint, its base, and the ids of the rows that were removed.
@@ -34,7 +34,7 @@ def write_rows(
     snapshot: Snapshot,
     parts: Iterable[TableRows],
 ) -> FileRecord:
-    """Write rows to a file.
+    """Write rows of a table to a file.
 
     Parameters
     ----------
@@ -103,7 +103,7 @@ def read_rows(checkpoint: Checkpoint, config: TableConfig, shards: Collection[in
 
 
 def rows_have_state(checkpoint: Checkpoint, table: str, shards: Collection[int]) -> bool:
-    """Return whether rows of the given shards have optimizer state; raises the same errors as `read_rows`."""
+    """Return whether the rows of given shards have optimizer state; raises like `read_rows`."""
     for found, file, _ in row_files(checkpoint, table, shards):
         found.check_size(file)
         try:
@@ -120,7 +120,7 @@ def rows_have_state(checkpoint: Checkpoint, table: str, shards: Collection[int])
 def row_files(
     checkpoint: Checkpoint, table: str, shards: Collection[int]
 ) -> list[tuple[Checkpoint, FileRecord, RowsRecord]]:
-    """Return the files that contain the given shards of a table, in reading order: the base's files first.
+    """Return the files that contain the given shards, in reading order: files of the base come first.
 
     Raises
     ------
@@ -186,7 +186,7 @@ def parts_of(
     *,
     with_policies: bool = False,
 ) -> Iterator[tuple[NDArray[np.int64], TableRows]]:
-    """Read a file of rows in chunks.
+    """Yield the rows in a file, in chunks.
 
     Parameters
     ----------
@@ -236,7 +236,7 @@ def parts_of(
 
 
 def _columns_of(rows: TableRows) -> dict[str, Tensor]:
-    """Convert rows to the columns of a file."""
+    """Convert rows to columns of a file."""
     return {
         "ids": torch.from_numpy(rows.ids),
         "values": rows.values,
@@ -246,7 +246,7 @@ def _columns_of(rows: TableRows) -> dict[str, Tensor]:
 
 
 def _rows_of(columns: Mapping[str, Tensor]) -> TableRows:
-    """Convert the columns of a file to rows; the inverse of `_columns_of`."""
+    """Convert columns of a file to rows; the inverse of `_columns_of`."""
     groups: dict[str, dict[str, Tensor]] = {"state": {}, "marks": {}, "policies": {}}
     for name, tensor in columns.items():
         group, _, entry = name.partition(".")

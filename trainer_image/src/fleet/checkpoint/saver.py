@@ -1,4 +1,4 @@
-"""Saving during training: values are copied first, and a background thread writes the copies.
+"""Saving during training: the values are copied, and a background thread writes the copy.
 
 The trainers of both runtimes save through this flow. A full disk never ends the training run: the save is
 skipped with a warning, the previous checkpoint stays, and the next save tries again.
@@ -23,7 +23,7 @@ _LONG_SECONDS = 1.0
 
 
 class Saver(ABC):
-    """Saves the checkpoints of one training run, one at a time.
+    """Saves checkpoints of one training run, one at a time.
 
     A subclass makes the copy, and lists and removes the checkpoints of a folder. Its methods may raise a
     FleetError. The save raises it; if the error occurs in the background, the next call raises it.
@@ -50,14 +50,14 @@ class Saver(ABC):
 
     @abstractmethod
     def _remove(self, folder: str, number: int) -> None:
-        """Remove a numbered checkpoint that could not be finished."""
+        """Remove a numbered checkpoint whose save failed."""
 
     @abstractmethod
     def _keep_newest(self, folder: str, keep: int) -> None:
         """Remove all checkpoints in a folder except the newest `keep` complete ones."""
 
     def save(self, directory: str, status: TrainStatus) -> None:
-        """Save a checkpoint; it is durable on return, unless the disk is full.
+        """Save a checkpoint; unless the disk is full, it is durable when the call returns.
 
         Parameters
         ----------
@@ -140,7 +140,7 @@ class Saver(ABC):
             raise failure
 
     def finish(self) -> None:
-        """Wait for the last save at the end of the training run; log an error if the disk was full."""
+        """Wait for the last save; if the disk was full, log an error instead of raising it."""
         self.wait()
         if self._skipped:
             _log.error("training ends without its last checkpoint: there was no room for %s", self._skipped)
@@ -155,7 +155,7 @@ class Saver(ABC):
         return began
 
     def _start(self, directory: str, began: float, copy: Callable[[], Callable[[], None]]) -> None:
-        """Copy the values, and start writing them in the background."""
+        """Copy the content, then write it in a background thread."""
         step = self.current_step
         write: Callable[[], None] | None = None
         with self._skip_if_full(directory):
@@ -189,7 +189,7 @@ class Saver(ABC):
 
     @contextlib.contextmanager
     def _skip_if_full(self, directory: str) -> Iterator[None]:
-        """Skip the save in the block, with a warning, if the disk is full or no file descriptor is left."""
+        """Skip the save within the block, with a warning, if disk space or file descriptors run out."""
         try:
             with for_saves.lent():
                 yield

@@ -1,4 +1,4 @@
-"""A trainer's part of a checkpoint: everything that is not in a server's shard.
+"""A trainer's part of a checkpoint: all data that the servers' shards do not contain.
 
 The script's status, the module's buffers, parameters that no server steps, and the options of the param
 groups. Trainers that have their own optimizers add the optimizer state.
@@ -46,7 +46,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class TrainStatus:
-    """The data that a script needs, besides the parameter values, to resume from a checkpoint.
+    """The data, besides parameter values, that a script needs to resume from a checkpoint.
 
     Attributes
     ----------
@@ -68,13 +68,13 @@ class TrainStatus:
     state: Mapping[str, Any] = field(default_factory=dict)
 
     def next(self) -> int:
-        """Return the epoch to resume with."""
+        """Return the number of the epoch at which to resume."""
         return self.epoch_no + 1
 
 
 @dataclass(frozen=True, slots=True)
 class OwnRows:
-    """The optimizer state of rows that the trainer updates itself, as in GEO mode."""
+    """Optimizer state of rows that the trainer updates itself, as in GEO mode."""
 
     steps: int = 0
     """The number of steps run."""
@@ -84,7 +84,7 @@ class OwnRows:
 
 @dataclass(frozen=True, slots=True)
 class GradientOrder:
-    """The order in which gradients are reduced; with three or more trainers, it can affect the sums."""
+    """The order in which gradients are reduced; it affects the sums if there are three or more trainers."""
 
     names: tuple[str | None, ...]
     """The parameters; None stands for the trainers' control data."""
@@ -94,7 +94,7 @@ class GradientOrder:
 
 @dataclass(frozen=True, slots=True)
 class TrainerPart:
-    """The content of a trainer's part."""
+    """The contents of a trainer's part of a checkpoint."""
 
     status: TrainStatus = field(default_factory=TrainStatus)
     buffers: Mapping[str, Tensor] = field(default_factory=dict)
@@ -187,7 +187,7 @@ def capture_part(
     loop: tuple[int, int, int] | None = None,
     own_rows: OwnRows | None = None,
 ) -> TrainerPart:
-    """Collect this process's part.
+    """Collect this trainer's part.
 
     Parameters
     ----------
@@ -222,7 +222,7 @@ def capture_part(
 
 
 def restore_part(part: TrainerPart, source: Source) -> None:
-    """Restore buffers, parameters in no shard, param groups and the trainer's own optimizer state.
+    """Restore buffers, parameters that no shard contains, param groups and local optimizer state.
 
     Raises
     ------
@@ -244,7 +244,7 @@ def restore_part(part: TrainerPart, source: Source) -> None:
 
 @torch.no_grad()
 def restore_values(part: TrainerPart, source: Source) -> None:
-    """Restore buffers and parameters in no shard.
+    """Restore buffers and the parameters that no shard contains.
 
     Raises
     ------
@@ -269,7 +269,7 @@ def restore_values(part: TrainerPart, source: Source) -> None:
 
 
 def restore_states(states: Mapping[str, Mapping[str, Any]], source: Source) -> None:
-    """Set the optimizer state of parameters, placing each entry on the device where torch expects it.
+    """Set the optimizer state of parameters, with each tensor on the device that torch expects.
 
     That is the parameter's device. Only the step count stays on the CPU, unless a fused or capturable kernel
     needs it on the device; see ``torch.optim.Optimizer.load_state_dict``.
@@ -293,7 +293,7 @@ def restore_states(states: Mapping[str, Mapping[str, Any]], source: Source) -> N
 
 
 def _laid_out_as(parameter: Tensor, kept: Any) -> Any:
-    """Return an entry with its tensors on the parameter's device and in its memory format."""
+    """Return an entry whose tensors have the parameter's device and memory format."""
     if isinstance(kept, Tensor):
         if kept.shape != parameter.shape:
             return kept.to(parameter.device)
@@ -307,7 +307,7 @@ def _laid_out_as(parameter: Tensor, kept: Any) -> Any:
 
 
 def _encode_rows(rows: OwnRows, tensors: dict[str, Tensor]) -> dict[str, list[str]]:
-    """Add rows to the tensors of a file; return the names of each table's entries."""
+    """Add row state to a file's tensors; return the names of the state entries of each table."""
     for name, found in rows.tables.items():
         tensors[f"rows.{name}.ids"] = torch.from_numpy(found.ids)
         tensors.update({f"rows.{name}.state.{entry}": state for entry, state in found.state.items()})
@@ -364,7 +364,7 @@ def _buffers_of(module: Module | None) -> dict[str, Tensor]:
 
 
 def _parameters_in_no_shard(source: Source) -> dict[str, Tensor]:
-    """Return the parameters that are in the module's state dict but on no server.
+    """Return the parameters that the module's state dict contains and no server stores.
 
     A script may leave parameters out of the state dict, such as a large model that it loads from elsewhere;
     the checkpoint leaves them out as well.

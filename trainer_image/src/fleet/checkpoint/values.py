@@ -1,4 +1,4 @@
-"""JSON values: lossless encoding of script and optimizer values, and validation of parsed fields.
+"""JSON encoding of values that scripts and optimizers save, without loss, and validation of parsed fields.
 
 JSON has no tensors, tuples, infinities or integer keys. `encode` tags them, and collects the tensors for the
 safetensors file that carries the JSON in its metadata.
@@ -33,7 +33,7 @@ PARSE_ERRORS: Final = (
 
 
 def encode(value: object, tensors: dict[str, Tensor], path: str) -> Any:
-    """Encode a value so that it can be written as JSON.
+    """Encode a value for JSON.
 
     Parameters
     ----------
@@ -83,7 +83,7 @@ def encode(value: object, tensors: dict[str, Tensor], path: str) -> Any:
 
 
 def decode(value: Any, tensors: Mapping[str, Tensor]) -> Any:
-    """Return the value that was passed to `encode`.
+    """Return the value that `encode` encoded.
 
     Raises
     ------
@@ -111,7 +111,7 @@ def decode(value: Any, tensors: Mapping[str, Tensor]) -> Any:
 
 
 def as_count(name: str, value: object, least: int = 0) -> int:
-    """Return `value`; raise ValueError unless it is an integer (not a boolean) from `least` to `LARGEST`."""
+    """Return `value`; raise ValueError unless it is an integer from `least` to `LARGEST` and not a bool."""
     if type(value) is not int or not least <= value <= LARGEST:
         raise ValueError(f"{name} is {_shown(value)}; expected a whole number from {least} to {LARGEST}")
     return value
@@ -150,7 +150,7 @@ def _tensor_of(array: npt.NDArray[Any], path: str) -> Tensor:
 
 
 def _add(tensors: dict[str, Tensor], path: str, tensor: Tensor) -> str:
-    """Add a tensor under a unique name; return the name."""
+    """Add a tensor under a unique name, and return that name."""
     # Paths may coincide: {"a": {"b": …}, "a.b": …}.
     name, count = path, 1
     while name in tensors:

@@ -1,4 +1,4 @@
-"""Writing the directory of one checkpoint, and removing files from it.
+"""Writing and removing the files in a checkpoint's directory.
 
 A save announces each file in a separate small manifest (``….begun``), then writes the file, and writes the
 manifest last. An interrupted save therefore leaves the previous checkpoint intact, and all files that it
@@ -93,7 +93,7 @@ def write_shard(directory: Path, save_name: str, shard: str, pieces: list[Piece]
 def write_trainer_part(
     directory: Path, save_name: str, data: bytes | bytearray, trainer: int = 0
 ) -> FileRecord:
-    """Write a trainer's part, given as the bytes of a safetensors file, like `write_shard`."""
+    """Write a trainer's part, given as the bytes of a safetensors file; see `write_shard`."""
     path = directory / f"trainer-{f'{trainer}-' if trainer else ''}{save_name}.safetensors"
     with disk_errors(path):
         announce(path, save_name)
@@ -102,13 +102,13 @@ def write_trainer_part(
 
 
 def announce(path: Path, save_name: str) -> None:
-    """Record a file in a separate manifest, so that cleanup can find it if the save is interrupted."""
+    """Record a file in its own manifest before writing it, so that cleanup finds it after an interruption."""
     begun = Manifest(save_name, 0, {}, (FileRecord(path.name, 0, ""),)).to_json()
     write_bytes(path.with_name(path.name + BEGUN_SUFFIX), begun.encode())
 
 
 def commit(directory: Path, manifest: str) -> None:
-    """Write the manifest, which turns the written files into a complete checkpoint.
+    """Write the manifest, which completes the checkpoint.
 
     The replaced manifest and its files are kept under `REPLACED_NAME` until `tidy`. The new manifest records
     which of its files are in this directory; if the servers share it, all of them are.
@@ -142,7 +142,7 @@ def is_written(directory: Path, file: FileRecord) -> bool:
 
 
 def tidy(directory: Path) -> None:
-    """Remove files that the manifest does not name: those of the replaced save and of interrupted saves.
+    """Remove files that the manifest does not list: files of the replaced save and of interrupted saves.
 
     Raises
     ------
@@ -166,7 +166,7 @@ def tidy(directory: Path) -> None:
 
 
 def remove_checkpoint(directory: Path) -> str:
-    """Remove a checkpoint, and its directory if that is then empty.
+    """Remove a checkpoint's files, and its directory if it becomes empty.
 
     Returns
     -------
@@ -202,7 +202,7 @@ def remove_checkpoint(directory: Path) -> str:
 
 
 def _save_in(manifest: Path) -> str:
-    """Return the save that a manifest belongs to, or an empty string if it is missing or damaged."""
+    """Return the name of the save in a manifest, or an empty string if the manifest is missing or damaged."""
     try:
         with open_file(manifest) as file:
             return Manifest.from_bytes(file.read(), str(manifest)).save
@@ -228,7 +228,7 @@ def _demote_replaced(folder: int, path: str) -> None:
 
 
 def _remove(folder: int, path: str, kept: set[str]) -> None:
-    """Remove all files named by the manifests of an open directory, except those in `kept`.
+    """Remove all files that the manifests in an open directory list, except those in `kept`.
 
     The manifests are removed last: if this process is killed, the next one can still find the files.
     """
@@ -247,13 +247,13 @@ def _names_in(folder: int) -> list[str]:
 
 
 def _final_name(name: str) -> str:
-    """Return the name that a temporary file gets once it is complete."""
+    """Return the final name of a temporary file."""
     match = _TEMPORARY.fullmatch(name)
     return match[1] if match else name
 
 
 def _files_named_by(folder: int, name: str, path: str) -> set[str]:
-    """Return the files that a manifest names, including the manifest; empty if the file is not a manifest."""
+    """Return the files that a manifest lists, and the manifest itself; empty if it is not a manifest."""
     if name not in _MANIFESTS and not name.endswith(BEGUN_SUFFIX):
         return set()
     try:

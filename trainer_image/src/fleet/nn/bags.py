@@ -1,4 +1,4 @@
-"""Embedding bags whose tables are on the parameter servers: of one table, or of many features.
+"""Embedding bags with tables on the parameter servers: one table, or a collection for many features.
 
 A collection has TorchRec's interface.
 """
@@ -100,7 +100,7 @@ class DistributedEmbeddingBag(DistributedEmbedding):
     def forward(
         self, ids: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None
     ) -> Tensor:
-        """Return a vector for each bag of ids.
+        """Return one vector for each bag of ids.
 
         Parameters
         ----------
@@ -138,7 +138,7 @@ class DistributedEmbeddingBag(DistributedEmbedding):
 
 
 def _row_of(ids: Tensor, positions: Tensor, padding_idx: int | None) -> int | None:
-    """Return the position of the padding id's row in a batch, or None if the batch does not contain it."""
+    """Return the position of the padding id's row among a batch's rows, or None if it is not in the batch."""
     if padding_idx is None or not (padded := ids == padding_idx).any():
         return None
     return int(positions[padded][0])
@@ -210,7 +210,7 @@ def offsets_of(lengths: Tensor) -> Tensor:
 
 
 class _Sum(torch.autograd.Function):
-    """Sums of bags; the backward pass, unlike torch's, does not sort the ids again."""
+    """Sums rows by bag; unlike torch's, the backward pass does not sort the ids again."""
 
     @staticmethod
     def forward(
@@ -305,7 +305,7 @@ class KeyedTensor:
         return self._lengths
 
     def offset_per_key(self) -> list[int]:
-        """Return the start of each name's vectors, followed by the end of the last."""
+        """Return the start of each name's vectors, followed by the end of the last name's."""
         return [0, *torch.tensor(self._lengths).cumsum(0).tolist()]
 
     def to_dict(self) -> dict[str, Tensor]:
@@ -427,7 +427,7 @@ class EmbeddingBagCollection(Module):
         return tuple(self._tables)
 
     def embedding_bag_configs(self) -> list[Any]:
-        """Return the configs of the collection."""
+        """Return the configurations of the collection's tables."""
         return self._configs
 
     def is_weighted(self) -> bool:
@@ -435,7 +435,7 @@ class EmbeddingBagCollection(Module):
         return self._is_weighted
 
     def forward(self, features: KeyedIds) -> KeyedTensor:
-        """Return a vector for each bag of each feature.
+        """Return one vector for each bag of each feature.
 
         Parameters
         ----------
@@ -491,7 +491,7 @@ class EmbeddingBagCollection(Module):
 
 
 class _Batch:
-    """A batch of ids by feature, to be split among the tables."""
+    """A batch of ids by feature, which is split among the tables."""
 
     def __init__(self, features: Any, is_weighted: bool) -> None:
         self._values: Tensor = features.values()
@@ -551,7 +551,7 @@ class _Batch:
 
 
 def _table_of(config: Any) -> DistributedTable:
-    """Return the table described by a config of this module or of TorchRec."""
+    """Create the table that a config, of this module or of TorchRec, describes."""
     if (given := getattr(config, "table", None)) is not None:
         return given  # type: ignore[no-any-return]
     first_values: FirstValues | None = getattr(config, "first_values", None)

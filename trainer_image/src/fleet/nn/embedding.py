@@ -1,4 +1,4 @@
-"""Embedding tables of a model: a handle for each, with its look-ups and gradients, and embeddings over them.
+"""Embedding modules, and handles of their tables that look up rows and accumulate gradients.
 
 The rows are on the parameter servers. A forward pass looks up the distinct rows of its batch, once; they
 become a leaf of autograd, from which modules select by position. Autograd therefore sums the gradient of each
@@ -50,7 +50,7 @@ _order = itertools.count()
 
 
 class LookedUp(NamedTuple):
-    """The rows that were looked up for a batch.
+    """The rows of a batch, as looked up from a table.
 
     Attributes
     ----------
@@ -66,7 +66,7 @@ class LookedUp(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Touched:
-    """Rows of a look-up that have a gradient.
+    """The rows of a look-up that received a gradient.
 
     Attributes
     ----------
@@ -92,7 +92,7 @@ class Touched:
         return self._at(self.rows.grad.detach())
 
     def values(self) -> Tensor:
-        """Return the ids' rows as they were looked up, in host memory."""
+        """Return the values that the look-up returned for these ids, in host memory."""
         return self._at(self.rows.detach())
 
     def _at(self, whole: Tensor) -> Tensor:
@@ -100,7 +100,7 @@ class Touched:
 
 
 class RowSource(Protocol):
-    """The part of a trainer's session that serves rows of tables and receives their gradients."""
+    """A source of table rows, which also accepts their gradients: a part of a trainer's session."""
 
     def fetch(self, name: str, ids: NDArray[np.int64]) -> Tensor:
         """Return the rows of ids.
@@ -130,7 +130,7 @@ class RowSource(Protocol):
         """
 
     def touched(self, name: str, touched: Touched) -> None:
-        """Accept the gradient of a look-up; called once per look-up, in the backward pass.
+        """Accept the gradient of a look-up in the backward pass; called once per look-up.
 
         Parameters
         ----------
@@ -362,7 +362,7 @@ def to_device(values: Tensor, device: torch.device) -> Tensor:
 
 
 def to_host(values: Tensor) -> Tensor:
-    """Copy values from any device to host memory, once they have been computed."""
+    """Copy values from any device to host memory, after waiting for their computation."""
     if not values.is_cuda:
         return values.cpu()
     return torch.empty(values.shape, dtype=values.dtype, pin_memory=True).copy_(values)
@@ -517,7 +517,7 @@ def take(rows: Tensor, positions: Tensor) -> Tensor:
 
 
 def sums_here(rows: Tensor) -> bool:
-    """Return whether to sum gradients with the C extension instead of torch."""
+    """Return whether the C extension, instead of torch, sums the gradients."""
     return rows.requires_grad and rows.is_cpu and not torch.compiler.is_compiling()
 
 

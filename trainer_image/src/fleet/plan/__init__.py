@@ -1,4 +1,4 @@
-"""Plans: descriptions of the work of a job's replicas, which pure functions compute from a specification.
+"""Plans: data that describes the work of a job's replicas, computed from a specification by pure functions.
 
 A plan assigns the blocks of each parameter to servers, and describes how they are stepped. The runtime
 follows a plan. This package opens no socket, starts no thread and reads no clock, and importing it does not

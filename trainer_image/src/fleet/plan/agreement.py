@@ -16,7 +16,7 @@ _OF_TRAINING = ("parameter ", "optimizer of ", "table ")
 
 
 def facts_of_training(agreement: Mapping[str, str]) -> dict[str, str]:
-    """Return the facts in an agreement that concern the model and its optimizer, not the cluster."""
+    """Return the part of an agreement that describes the model and its optimizer, not the cluster."""
     return {fact: text for fact, text in agreement.items() if fact.startswith(_OF_TRAINING)}
 
 

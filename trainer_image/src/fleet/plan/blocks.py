@@ -1,4 +1,4 @@
-"""Blocks: contiguous runs of a parameter's elements in row-major order, which are sent and updated.
+"""Blocks: contiguous ranges of a parameter's elements, the units that are sent and updated.
 
 A parameter is sliced along its first dimension, so that several servers share the work. Each slice is one
 block; a parameter that is not sliced is a single block.
@@ -124,7 +124,7 @@ def plan_block(
     server: int,
     endpoint: str,
 ) -> PlannedBlock:
-    """Create the block for a slice of a parameter.
+    """Create a block from a slice of a parameter.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Capture: derives the training specification from a PyTorch script's objects without running them."""
+"""Capture: derives a training specification from a script's PyTorch objects without running them."""
 
 import inspect
 from collections import Counter
@@ -119,7 +119,7 @@ def _kind(value: object) -> str:
 
 
 def _feeds(loss_fn: Callable[..., Any]) -> tuple[str, ...]:
-    """Return the names of the arguments of `loss_fn` after the model."""
+    """Return the names of the arguments of `loss_fn` that follow the model."""
     if not callable(loss_fn) or isinstance(loss_fn, torch.nn.Module):
         raise TranspileError(
             f"loss_fn must be a function called as loss_fn(model, **feed), found {_kind(loss_fn)}: a program "
@@ -203,7 +203,7 @@ def _trainable(
     placeholders: frozenset[int],
     trained: Collection[torch.nn.Parameter] | None,
 ) -> dict[torch.nn.Parameter, int]:
-    """Return the param group of each trained parameter; `placeholders` represent tables."""
+    """Return the param group of each trained parameter, skipping the placeholders of tables."""
     group_of: dict[torch.nn.Parameter, int] = {}
     for index, group in enumerate(optimizer.param_groups):
         for position, parameter in enumerate(group["params"]):

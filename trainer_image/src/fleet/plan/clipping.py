@@ -1,4 +1,4 @@
-"""Gradient clipping, as users request it and as servers apply it.
+"""Gradient clipping: the options that users set, and the plan by which servers clip.
 
 The mathematics is that of ``torch.nn.utils``: `clip_grad_value_` and `clip_grad_norm_` on the gradient that
 is averaged over the trainers. Clipping comes before weight decay, as in PyTorch and in Paddle.
@@ -58,7 +58,7 @@ class ClipGradByValue:
 
     @property
     def low(self) -> float:
-        """The lower bound: `min`, which is not None after construction."""
+        """The lower bound as a float; equals `min`, which construction always sets."""
         return -self.max if self.min is None else self.min
 
 
@@ -105,7 +105,7 @@ GradClip = ClipGradByValue | ClipGradByNorm | ClipGradByGlobalNorm
 
 @dataclass(frozen=True, slots=True)
 class NormPlan:
-    """A norm over the gradients of several blocks, by which servers clip them before the update."""
+    """A gradient norm over several blocks. Servers clip these blocks by it before the update."""
 
     key: str
     """The parameter's name; empty for the norm over all parameters."""
@@ -117,7 +117,7 @@ class NormPlan:
 
     @property
     def name(self) -> str:
-        """The norm's name for messages."""
+        """The name of the norm in messages."""
         return f"the gradient of {self.key}" if self.key else "all gradients"
 
 
@@ -132,7 +132,7 @@ class ClippingPlan:
 
 
 def in_floats(clip: GradClip) -> GradClip:
-    """Return an equal object whose bounds are floats, so that its text is the same in all processes."""
+    """Return a copy with float bounds, so that its text is the same in all processes."""
     if isinstance(clip, ClipGradByValue):
         return ClipGradByValue(float(clip.max), float(clip.low))
     return type(clip)(float(clip.clip_norm))

@@ -19,7 +19,7 @@ _log = logging.getLogger(__name__)
 
 
 class DistributedMode(IntEnum):
-    """The synchronization of trainers and servers; numbers are those of ``distributed_mode`` in Paddle.
+    """How trainers and servers synchronize; the values are those of Paddle's ``distributed_mode``.
 
     Notes
     -----
@@ -41,10 +41,10 @@ class TrainingMode(Protocol):
 
     @property
     def programs(self) -> DistributedMode:
-        """The built-in mode that determines the programs."""
+        """The built-in mode whose programs describe this mode."""
 
     def agreement(self) -> Mapping[str, str]:
-        """Return the options, besides the name, that must be equal in every process."""
+        """Return the mode's options that must be equal in every process."""
 
 
 @dataclass(slots=True)
@@ -122,7 +122,7 @@ class DistributeTranspilerConfig:
     remote_prefetch: bool = True
 
     def __new__(cls, *_: object, **given: object) -> "DistributeTranspilerConfig":
-        """Report unknown fields as attribute assignment does."""
+        """Raise the same error for unknown keyword arguments as for assigning unknown attributes."""
         known = [field.name for field in fields(cls)]
         if unknown := [name for name in given if name not in known]:
             raise TypeError(_unknown(unknown[0], known))
@@ -139,7 +139,7 @@ class DistributeTranspilerConfig:
             object.__setattr__(self, name, value)
 
     def check(self) -> None:
-        """Check every field.
+        """Check the value of every field.
 
         Raises
         ------
@@ -173,7 +173,7 @@ class DistributeTranspilerConfig:
             )
 
     def check_collective(self) -> None:
-        """Check that collective training supports every field that differs from its default.
+        """Raise an error if collective training does not support a field that was changed.
 
         Raises
         ------
@@ -194,7 +194,7 @@ class DistributeTranspilerConfig:
             raise TranspileError(f"config.{name} is {value!r}; expected True or False")
 
     def distributed_mode(self, sync_mode: bool) -> DistributedMode:
-        """Return the mode that follows from these fields and the `sync_mode` argument of ``transpile``.
+        """Return the mode selected by these fields and by the `sync_mode` argument of ``transpile``.
 
         Parameters
         ----------
@@ -216,17 +216,17 @@ class DistributeTranspilerConfig:
         return mode
 
     def asks_for(self) -> DistributedMode | None:
-        """Return the mode that these fields request, or None if they request none."""
+        """Return the mode that these fields select, or None if they do not select one."""
         return self._mode(sync_mode=False) if self.mode_flags() else None
 
     def mode_flags(self) -> str:
-        """Return the fields that request a mode, formatted as in a script; empty if there are none."""
+        """Return the fields that select a mode, formatted as in a script; empty if there are none."""
         set_fields = ["config.sync_mode = False"] if not self.sync_mode else []
         set_fields += [f"config.{name} = True" for name in _MODE_FLAGS if getattr(self, name)]
         return ", ".join(set_fields)
 
     def check_options(self, mode: DistributedMode, *, custom: bool = False) -> None:
-        """Raise an error if a field belongs to another mode, or a user-defined mode is not the only one.
+        """Raise an error if a field that is set does not apply to the job's mode.
 
         Parameters
         ----------

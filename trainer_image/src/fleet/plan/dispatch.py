@@ -15,7 +15,7 @@ __all__ = ["HashName", "Named", "PSDispatcher", "RoundRobin", "shuffled"]
 
 
 class Named(Protocol):
-    """The part of a block that dispatchers see."""
+    """A block as dispatchers see it: an object with a name."""
 
     @property
     def name(self) -> str:
@@ -65,7 +65,7 @@ class PSDispatcher(ABC):
 
 
 class RoundRobin(PSDispatcher):
-    """Assigns blocks to the servers in turn.
+    """A dispatcher that assigns blocks to the servers in turn.
 
     Notes
     -----
@@ -73,7 +73,7 @@ class RoundRobin(PSDispatcher):
     """
 
     def dispatch(self, varlist: Sequence[Named]) -> list[str]:
-        """Return the next endpoints in turn.
+        """Return the servers' endpoints in turn, one per block.
 
         Parameters
         ----------
@@ -90,7 +90,7 @@ class RoundRobin(PSDispatcher):
 
 
 class HashName(PSDispatcher):
-    """Assigns each block by a hash of its name, so that adding a parameter moves no other block.
+    """A dispatcher that assigns each block by a hash of its name, so a new parameter moves no other block.
 
     The hash is CRC-32, which is the same in every process; Python's built-in hash is salted per process.
 
@@ -100,7 +100,7 @@ class HashName(PSDispatcher):
     """
 
     def dispatch(self, varlist: Sequence[Named]) -> list[str]:
-        """Return the endpoints that the names hash to.
+        """Return, for each block, the endpoint selected by the hash of its name.
 
         Parameters
         ----------

@@ -74,7 +74,7 @@ def read_plan(where: str, value: object) -> Plan:
 
 
 def refuse(where: str, found: object, expected: str) -> NoReturn:
-    """Raise a TranspileError with a location in the text and the value found there."""
+    """Raise a TranspileError that names the location in the document, the value found and the expectation."""
     raise TranspileError(f"the program is damaged: {where} is {describe(found)}; expected {expected}")
 
 
@@ -99,7 +99,7 @@ def _write(value: Any) -> Any:
 
 
 def _read(where: str, value: Any, kind: Any) -> Any:
-    """Convert a value to the type of a field; raise an error if this is impossible."""
+    """Convert a JSON value to the type of a field; raise an error if this is impossible."""
     if kind == HyperParameter:
         return _hyper_parameter(where, value)
     if isinstance(kind, UnionType):
@@ -135,7 +135,7 @@ def _read_one_of(where: str, value: Any, kinds: tuple[Any, ...]) -> Any:
 
 
 def _read_fields(where: str, value: Any, kind: Any) -> Any:
-    """Build an object of a class from text that has exactly its fields."""
+    """Build a dataclass instance from a mapping that has exactly its fields."""
     _expect(where, value, dict)
     hints = get_type_hints(kind)
     names = {field.name for field in fields(kind)} | ({"kind"} if kind.__name__ in _NAMED else set())
@@ -190,7 +190,7 @@ def _check_job(where: str, plan: JobPlan) -> None:
 
 
 def _ends(blocks: Iterable[Any]) -> int:
-    """Return the end of blocks that are contiguous from 0, or -1 if they are not."""
+    """Return the end of the last block if the blocks are contiguous from 0, otherwise -1."""
     end = 0
     for block in blocks:
         if block.begin != end:

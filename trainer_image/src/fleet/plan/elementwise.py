@@ -1,4 +1,4 @@
-"""Trials of an optimizer, which show whether parameter servers can run its step, and on slices.
+"""Trials of an optimizer, which show whether servers can run its step, and whether they can do so on slices.
 
 A server steps each parameter, or each slice of it, with a separate optimizer, which it builds from the
 options of the param group. The trials therefore test three things: whether stepping slices gives the same
@@ -116,7 +116,7 @@ def _is_rate(name: str, value: object) -> bool:
 
 
 def _layout(trained: Mapping[int, int]) -> tuple[int, ...]:
-    """Return the sizes of the trial's param groups: the user's, limited to three parameters in total."""
+    """Return the number of parameters in each param group of the trial: at most three in total."""
     counts = [count for count in trained.values() if count]
     if sum(counts) < 2:
         return (1,)
@@ -154,7 +154,7 @@ def _try_out(
     layout: tuple[int, ...],
     dtypes: tuple[torch.dtype, ...],
 ) -> Findings:
-    """Run the trial for `try_out`; groups that differ only in the learning rate share its result."""
+    """Run the trial for `try_out`, which caches the result for all learning rates."""
     elementwise = True
     for dtype in dtypes:
         for number, (rate, size) in enumerate(_RUNS):
@@ -255,7 +255,7 @@ class _Outcome:
         )
 
     def changed(self, options: _Options) -> list[str]:
-        """Return the options of the first group that the steps have changed."""
+        """Return the names of the given options that the steps changed in the first param group."""
         return [name for name, value in options.items() if not _same(self.groups[0][name], value)]
 
 
@@ -276,7 +276,7 @@ def _train(
     *,
     served: bool = False,
 ) -> _Outcome:
-    """Run a trial; with `served`, options are set again before each step, as on a server."""
+    """Run a trial; if `served` is True, set the options again before each step, as a server does."""
     parameters = [torch.nn.Parameter(start.clone()) for start in starts]
     groups, remaining = [], list(parameters)
     for count in layout:
@@ -317,7 +317,7 @@ def _same(one: Any, other: Any) -> bool:
 
 
 def _number_types(kind: "type[Optimizer]", group: _Options, options: _Options) -> tuple[dict[str, str], str]:
-    """Return the dtypes of tensor options, and the reason if servers cannot preserve an option's type."""
+    """Return the dtypes of tensor options, and an error message if a server would change an option's type."""
     tensors: dict[str, str] = {}
     for name in options:
         value = group[name]
@@ -372,7 +372,7 @@ def _kind_of(value: object) -> str:
 
 
 def _of_arguments(optimizer: "Optimizer", options: _Options) -> str:
-    """Return the reason why a constructor argument would not reach the servers, or an empty string."""
+    """Return an error message if a constructor argument would not reach the servers, otherwise ""."""
     kind = type(optimizer)
     rebuilt = build_optimizer(kind, [torch.nn.Parameter(torch.zeros(_SHAPES[0]))], options)
     for name in list(inspect.signature(kind).parameters)[1:]:  # the first argument takes the parameters

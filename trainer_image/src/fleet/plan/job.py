@@ -1,4 +1,4 @@
-"""The plan of a job: its blocks, the server of each block, and the work of every replica.
+"""The plan of a job: its blocks, the server of each block, and the work of each replica.
 
 `plan_job` computes it from the training specification and the configuration. The plan of each trainer and
 server follows from it. All processes of a job number the blocks in the same way: a block's id is its position
@@ -31,7 +31,7 @@ __all__ = ["CollectivePlan", "GroupPlan", "JobPlan", "ServerPlan", "TrainerPlan"
 
 @dataclass(frozen=True, slots=True)
 class GroupPlan:
-    """The updates of the parameters in one param group."""
+    """A param group: its optimizer, its options, and whether its blocks may be updated in pieces."""
 
     index: int
     optimizer_class: "type[Optimizer]"
@@ -47,7 +47,7 @@ class GroupPlan:
 
 @dataclass(frozen=True, slots=True)
 class TrainerPlan:
-    """The blocks, tables and mode that determine a trainer's step."""
+    """The blocks, tables and mode that one trainer trains with."""
 
     mode: DistributedMode
     trainer_id: int
@@ -81,7 +81,7 @@ class TrainerPlan:
         return fingerprint_of(self.agreement)
 
     def placed(self, announced: Sequence[Placement]) -> "TrainerPlan":
-        """Return this plan with the blocks announced by the servers; see `announced_blocks`."""
+        """Return this plan with the blocks that the servers have announced; see `announced_blocks`."""
         runs = announced_blocks(self.blocks, self.endpoints, announced)
         param_of = {block.id: block.param for block in self.blocks}
         sent = (runs[param] for param in dict.fromkeys(param_of[number] for number in self.send_order))
@@ -96,7 +96,7 @@ class TrainerPlan:
         return tuple(block for block in self.blocks if block.param == param)
 
     def blocks_on(self, server: int) -> tuple[PlannedBlock, ...]:
-        """Return the blocks that one server owns, in order."""
+        """Return the blocks on one server, in order."""
         return tuple(block for block in self.blocks if block.server == server)
 
 
@@ -133,12 +133,12 @@ class ServerPlan:
 
     @property
     def dc_asgd(self) -> bool:
-        """True if gradients are compensated for their delay."""
+        """True if the server compensates gradients for their delay, as in DC-ASGD."""
         return self.agreement.get("enable_dc_asgd") == str(True)
 
     @property
     def endpoint(self) -> str:
-        """The endpoint at which other replicas reach this server."""
+        """The server's endpoint, at which other replicas reach it."""
         return self.endpoints[self.server]
 
     @property
@@ -148,7 +148,7 @@ class ServerPlan:
 
     @property
     def fingerprint(self) -> str:
-        """See `TrainerPlan`."""
+        """The hex digest of `agreement`; see `TrainerPlan.fingerprint`."""
         return fingerprint_of(self.agreement)
 
     @property
@@ -209,7 +209,7 @@ class JobPlan:
 
     @property
     def geo(self) -> bool:
-        """True if trainers update their own copies and exchange changes."""
+        """True in GEO mode, in which trainers update their own copies and exchange the changes."""
         return self.mode is DistributedMode.GEO
 
     @property
@@ -362,13 +362,13 @@ class JobPlan:
         )
 
     def holders(self, param: str) -> tuple[int, ...]:
-        """Return the servers that store a part of a parameter or, if `param` is empty, of any; sorted."""
+        """Return, sorted, the servers with a part of `param`, or of any parameter if `param` is empty."""
         return tuple(sorted({block.server for block in (self.by_param[param] if param else self.blocks)}))
 
 
 @dataclass(frozen=True)
 class CollectivePlan:
-    """The plan of a collective job that is trained by an executor.
+    """The plan of a collective job that an executor trains.
 
     Attributes
     ----------
@@ -530,7 +530,7 @@ def _check(
 def _cut(
     spec: TrainingSpec, config: DistributeTranspilerConfig, endpoints: Sequence[str], *, geo: bool
 ) -> tuple[PlannedBlock, ...]:
-    """Slice the parameters into blocks, which belong to the first server until they are dispatched."""
+    """Slice the parameters into blocks and assign all to the first server, until they are dispatched."""
     blocks: list[PlannedBlock] = []
     for parameter in spec.by_name:
         group = spec.group(parameter.group)
@@ -570,7 +570,7 @@ def _cut(
 def _table_blocks(
     spec: TrainingSpec, config: DistributeTranspilerConfig, endpoints: Sequence[str], *, geo: bool
 ) -> list[PlannedBlock]:
-    """Return the blocks that stand for tables in dispatching."""
+    """Return the blocks that represent tables when a dispatcher assigns blocks to servers."""
     found: list[PlannedBlock] = []
     for table in (each for each in spec.tables if each.placed):
         parameter = ParameterSpec(table.name, (table.num_embeddings, table.dimension), "float32", 0)
@@ -619,7 +619,7 @@ def _placed(
 
 
 def _print_blocks(plan: JobPlan) -> None:
-    """Print a line for each block and the share of each server, as Paddle does."""
+    """Print each block and the share of each server, as Paddle does."""
     for block in plan.blocks:
         shape = list(block.shape)
         print(f"{block.name} {shape} elements {block.begin} to {block.end} on {block.endpoint}")

@@ -63,7 +63,7 @@ def kind_of(path: str, options: Mapping[str, HyperParameter]) -> str:
 
 
 def has_coupled_decay(path: str, options: Mapping[str, HyperParameter]) -> bool:
-    """Return whether weight decay, if any, is added to the gradient before the gradient is used."""
+    """Return whether any weight decay is added to the gradient before the optimizer uses it."""
     return path in _COUPLED and not options.get("decoupled_weight_decay", False)
 
 
@@ -137,7 +137,7 @@ def build_optimizer(
     parameters: "Iterable[Tensor] | Iterable[dict[str, Any]]",
     options: Mapping[str, Any],
 ) -> "Optimizer":
-    """Build an optimizer as the user built it.
+    """Build an optimizer from the user's class and the options of a param group.
 
     Parameters
     ----------

@@ -38,7 +38,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """The parts on one server.
+    """The blocks and pieces on one server.
 
     Attributes
     ----------
@@ -52,7 +52,7 @@ class Placement:
 
 
 def part_of(block: PlannedBlock) -> Part:
-    """Return the part that announces a block."""
+    """Return the part that announces a block to trainers."""
     return Part(block.id, block.name, block.index, block.param, block.dtype, block.begin, block.shape)
 
 
@@ -104,7 +104,7 @@ def announced_blocks(
 
 
 def _block(own: Mapping[str, PlannedBlock], part: Part, server: int, endpoint: str) -> PlannedBlock:
-    """Convert a part to a block of this trainer; `own` maps each parameter to the trainer's planned block."""
+    """Convert a part to a block of this trainer; `own` contains the trainer's planned blocks by parameter."""
     trained = own.get(part.param)
     if trained is None or trained.dtype != part.dtype:
         found = "which this trainer does not train" if trained is None else f"expected {trained.dtype}"

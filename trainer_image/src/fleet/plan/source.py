@@ -128,7 +128,7 @@ def find_module(optimizer: "Optimizer") -> "Module | None":
 
 
 def _modules_around(children: "Sequence[Module | Parameter]") -> "list[Module]":
-    """Return the modules that contain one of the given objects as their own parameter or child."""
+    """Return the modules that contain one of the given objects as their own parameter or submodule."""
     from torch.nn import Module
 
     # gc.get_objects() would be shorter. It would also hold the tuples that other threads are building, which
@@ -174,7 +174,7 @@ def parameter_names(optimizer: "Optimizer", model: "Module | None") -> "tuple[di
 
 
 class LeftOut:
-    """Detects parameters that a script trains without exchanging their gradients.
+    """A check for parameters that a script trains without exchanging their gradients.
 
     Parameters
     ----------
@@ -203,7 +203,7 @@ class LeftOut:
         self._number = self._count()
 
     def check(self) -> None:
-        """Check that a step changes only parameters whose gradients are exchanged.
+        """Raise an error if a step would change a parameter whose gradient is not exchanged.
 
         Raises
         ------

@@ -1,4 +1,4 @@
-"""Training specifications: plain data that describes a process's training, from which plans are made.
+"""Training specifications: plain data that describes a process's training; plans are derived from it.
 
 `fleet.plan.capture` derives a specification from the PyTorch objects. It holds no PyTorch object, so it can
 be written as text, and processes can compare their specifications.
@@ -19,7 +19,7 @@ LOSS: Final = "loss"
 
 @dataclass(frozen=True, slots=True)
 class ParameterSpec:
-    """A trained parameter."""
+    """The specification of a trained parameter."""
 
     name: str
     shape: tuple[int, ...]
@@ -36,7 +36,7 @@ class ParameterSpec:
 
 @dataclass(frozen=True, slots=True)
 class GroupSpec:
-    """The updates of the parameters in one param group."""
+    """The specification of a param group: its optimizer, its options, and whether servers can run it."""
 
     index: int
     optimizer: str
@@ -62,7 +62,7 @@ class GroupSpec:
 
     @property
     def fact(self) -> str:
-        """The class and the options that must be equal in every process: all that are not numbers."""
+        """The class and the non-numeric options, which must be equal in every process."""
         # Kernel flags depend on the device, and servers and trainers may have different devices.
         structural = {
             name: value
@@ -75,7 +75,7 @@ class GroupSpec:
 
 @dataclass(frozen=True, slots=True)
 class TableSpec:
-    """A table whose rows the parameter servers update."""
+    """The specification of a table whose rows the parameter servers update."""
 
     name: str
     num_embeddings: int
@@ -119,7 +119,7 @@ class TrainingSpec:
         return tuple(sorted(self.parameters, key=lambda parameter: parameter.name))
 
     def group(self, index: int) -> GroupSpec:
-        """Return a param group."""
+        """Return the param group with an index."""
         return next(group for group in self.groups if group.index == index)
 
     def agreement(self) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""The plans of tables, and detection of the tables in a model."""
+"""Plans of tables, and the search for the tables of a model."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -90,7 +90,7 @@ def find_tables(
 
 
 def placeholders_of(tables: Iterable[CapturedTable]) -> frozenset[int]:
-    """Return the `id` of each parameter that is a table's placeholder."""
+    """Return the `id()` of each parameter that is a table's placeholder."""
     return frozenset(id(table.declared.placeholder) for table in tables)
 
 
@@ -170,7 +170,7 @@ def table_plans(names: "Sequence[str]", source: Source | None) -> tuple[TablePla
 
 
 def served(plans: "Sequence[TablePlan]", mode: DistributedMode) -> tuple[TablePlan, ...]:
-    """Return the plans of tables for servers; in GEO mode, servers add the trainers' changes.
+    """Return the servers' plans of tables; in GEO mode, the servers' rule adds the trainers' changes.
 
     Raises
     ------
@@ -191,7 +191,7 @@ def table_spec(table: CapturedTable) -> TableSpec:
 
 
 def _named(option: object) -> object:
-    """Return an option for use in text; schedules get a name, as their addresses differ between processes."""
+    """Return an option in a form whose text is equal in all processes: a schedule is replaced by its name."""
     if not callable(option):
         return option
     return f"{option.__module__}.{getattr(option, '__qualname__', type(option).__qualname__)}"

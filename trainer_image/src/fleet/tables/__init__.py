@@ -1,4 +1,4 @@
-"""Embedding tables: rows by id, their initial values, and rules that update, admit and evict rows."""
+"""Embedding tables: rows by id, their initial values, and the rules that update, admit and evict rows."""
 
 from fleet.tables.admission import BloomFilter, CountFilter, Probability
 from fleet.tables.config import BFloat16, Float32, TableConfig

@@ -1,4 +1,4 @@
-"""Admission rules, which select the ids that get rows. A custom rule needs the members of `Admission`."""
+"""Admission rules, which decide when an id gets a row. A custom rule implements `Admission`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ _MAX_COUNT: Final = 255
 
 
 class Candidates(Protocol):
-    """The state of an admission rule for the ids of a table that have no row.
+    """An admission rule's state for one table: what it knows about ids that have no row.
 
     The state and the decision for an id depend only on updates of that id's virtual shard.
     """
@@ -45,7 +45,7 @@ class Candidates(Protocol):
         """
 
     def saved(self) -> Mapping[str, NDArray[Any]]:
-        """Return copies of the state; empty if there is none.
+        """Return copies of the state; empty if the rule has no state.
 
         All arrays have the same length. One of them identifies the owner of each entry: ``ids``, or
         ``shards`` if entries belong to virtual shards.
@@ -56,10 +56,10 @@ class Candidates(Protocol):
 
 
 class Admission(Protocol):
-    """Selects the ids that get a row. Other ids keep their initial values; their gradients are dropped."""
+    """Decides when an id gets a row. Until then, its values stay initial and its gradients are dropped."""
 
     def candidates(self, key: tuple[int, int]) -> Candidates:
-        """Return the initial state of a table.
+        """Return the rule's initial state for a table.
 
         Parameters
         ----------
@@ -87,13 +87,13 @@ class CountFilter:
             raise ConfigurationError(f"CountFilter: count is {self.count}, expected at least 1")
 
     def candidates(self, key: tuple[int, int]) -> "_Counts":
-        """See `Admission`."""
+        """Return the rule's initial state; see `Admission.candidates`."""
         del key
         return _Counts(self.count)
 
 
 class _Counts:
-    """Exact update counts by id; see `Candidates`."""
+    """Exact numbers of updates by id; implements `Candidates`."""
 
     def __init__(self, count: int) -> None:
         self._count = count
@@ -147,14 +147,14 @@ class BloomFilter:
             raise ConfigurationError(f"BloomFilter: error is {self.error}, expected 1e-6 to 1")
 
     def candidates(self, key: tuple[int, int]) -> "_Filters":
-        """See `Admission`."""
+        """Return the rule's initial state; see `Admission.candidates`."""
         hashes = max(1, round(log2(1.0 / self.error)))
         width = max(8, ceil(self.num_ids / SHARDS / log(2)))
         return _Filters(self.count, hashes, width, key)
 
 
 class _Filters:
-    """Counting Bloom filters, with a row of counters per shard and hash function; see `Candidates`."""
+    """Counting Bloom filters, with counters for each shard and hash function; implements `Candidates`."""
 
     def __init__(self, count: int, hashes: int, width: int, key: tuple[int, int]) -> None:
         self._count = count
@@ -230,12 +230,12 @@ class Probability:
             )
 
     def candidates(self, key: tuple[int, int]) -> "_Draws":
-        """See `Admission`."""
+        """Return the rule's initial state; see `Admission.candidates`."""
         return _Draws(self.probability, key)
 
 
 class _Draws:
-    """Random decisions, which need no state; see `Candidates`."""
+    """Random decisions without state; implements `Candidates`."""
 
     nbytes = 0
 

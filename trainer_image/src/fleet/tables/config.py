@@ -27,10 +27,10 @@ __all__ = ["BFloat16", "Float32", "RowType", "TableConfig"]
 
 
 class RowType(Protocol):
-    """How values are stored in 32-bit words."""
+    """A format in which the values of a row are stored in 32-bit words."""
 
     def num_words(self, dimension: int) -> int:
-        """Return the number of words in a row.
+        """Return the number of 32-bit words in a row.
 
         Parameters
         ----------
@@ -68,7 +68,7 @@ class RowType(Protocol):
         """
 
     def round_update(self, values: Tensor, ids: NDArray[np.int64], step: int, key: tuple[int, int]) -> Tensor:
-        """Return updated values as float32[n, dimension], rounded to values that the row type can store.
+        """Return updated values, rounded to values that the row type can store: float32[n, dimension].
 
         Parameters
         ----------
@@ -85,27 +85,27 @@ class Float32:
     """Single-precision values, stored unchanged."""
 
     def num_words(self, dimension: int) -> int:
-        """See `RowType`."""
+        """Return the number of 32-bit words in a row; see `RowType.num_words`."""
         return dimension
 
     def unpack(self, words: Tensor, dimension: int) -> Tensor:
-        """See `RowType`."""
+        """Return the words themselves, which are the values; see `RowType.unpack`."""
         del dimension
         return words
 
     def pack(self, values: Tensor) -> Tensor:
-        """See `RowType`."""
+        """Return the values themselves, which are the words; see `RowType.pack`."""
         return values
 
     def round_update(self, values: Tensor, ids: NDArray[np.int64], step: int, key: tuple[int, int]) -> Tensor:
-        """See `RowType`."""
+        """Return the values unchanged; see `RowType.round_update`."""
         del ids, step, key
         return values
 
 
 @dataclass(frozen=True)
 class BFloat16:
-    """Values rounded to bfloat16: half the memory, 8 bits of precision. Rules compute in float32.
+    """Values rounded to bfloat16, with 8 bits of precision and half the memory. Rules compute in float32.
 
     Attributes
     ----------
@@ -118,22 +118,22 @@ class BFloat16:
     stochastic: bool = False
 
     def num_words(self, dimension: int) -> int:
-        """See `RowType`."""
+        """Return the number of words, each of which contains two values; see `RowType.num_words`."""
         return (dimension + 1) // 2
 
     def unpack(self, words: Tensor, dimension: int) -> Tensor:
-        """See `RowType`."""
+        """Return the values packed in words; see `RowType.unpack`."""
         return words.view(torch.bfloat16)[:, :dimension].float()
 
     def pack(self, values: Tensor) -> Tensor:
-        """See `RowType`."""
+        """Round the values and pack them in words; see `RowType.pack`."""
         rows, dimension = values.shape
         packed = torch.zeros(rows, 2 * self.num_words(dimension), dtype=torch.bfloat16)
         packed[:, :dimension] = values
         return packed.view(torch.float32)
 
     def round_update(self, values: Tensor, ids: NDArray[np.int64], step: int, key: tuple[int, int]) -> Tensor:
-        """See `RowType`."""
+        """Return the values rounded to bfloat16; see `RowType.round_update`."""
         if not self.stochastic:
             return values
         words = random_words(ids, self.num_words(values.shape[1]), key, ROUNDING, step)
@@ -223,7 +223,7 @@ class TableConfig:
 
     @property
     def steps_every_row(self) -> bool:
-        """True if the rule changes every row in each update, with the options known in advance."""
+        """True if the rule, with the options set in advance, changes every row in each update."""
         return steps_every_row(self.rule, {**self.rule.defaults(), **self.options})
 
     def options_at(self, step: int) -> dict[str, Any]:
@@ -251,7 +251,7 @@ class TableConfig:
         return options
 
     def check_ids(self, ids: NDArray[np.int64]) -> None:
-        """Check that ids are in range.
+        """Raise an error if an id is out of range.
 
         Parameters
         ----------

@@ -1,4 +1,4 @@
-"""Eviction rules, which select the rows to remove. A custom rule needs the members of `Eviction`.
+"""Eviction rules, which decide when rows are removed. A custom rule implements `Eviction`.
 
 Rows are evicted after an update, and only from the virtual shards that the update touched. The content of a
 shard therefore depends only on the shard's own updates, whatever the number of servers.
@@ -34,7 +34,7 @@ Marks = Mapping[str, NDArray[np.float32]]
 
 @dataclass(frozen=True, slots=True)
 class TouchedShards:
-    """The virtual shards that an update touched.
+    """The virtual shards that contain rows of an update.
 
     Attributes
     ----------
@@ -52,7 +52,7 @@ class TouchedShards:
 
 @dataclass(frozen=True, slots=True)
 class ShardRows:
-    """The rows of one virtual shard.
+    """The rows of one virtual shard, from which a rule selects the rows to evict.
 
     Attributes
     ----------
@@ -71,13 +71,13 @@ class ShardRows:
 
 
 class Eviction(Protocol):
-    """Selects the rows to evict. A table applies all of its eviction rules."""
+    """Selects rows to evict. A table applies each of its eviction rules in turn."""
 
     marks: ClassVar[tuple[str, ...]]
     """Names of the numbers that the rule keeps for each row, besides the last step; 0 in a new row."""
 
     def touch(self, marks: Marks, last: NDArray[np.int32], step: int) -> Marks:
-        """Return the new marks of updated rows.
+        """Return the new marks of updated rows, which the rule uses to select rows.
 
         Parameters
         ----------
@@ -90,7 +90,7 @@ class Eviction(Protocol):
         """
 
     def due(self, touched: TouchedShards, step: int) -> NDArray[np.bool_]:
-        """Return which of the touched shards `leaving` must search.
+        """Return which of the updated shards may contain rows to evict.
 
         Parameters
         ----------
@@ -106,7 +106,7 @@ class Eviction(Protocol):
         """
 
     def leaving(self, rows: ShardRows, step: int) -> NDArray[np.bool_]:
-        """Return which rows of a shard to evict.
+        """Return which rows of a shard to evict, as a mask.
 
         Parameters
         ----------
@@ -142,26 +142,26 @@ class TimeToLive:
             raise ConfigurationError(f"TimeToLive: steps is {self.steps}, expected at least 1")
 
     def touch(self, marks: Marks, last: NDArray[np.int32], step: int) -> Marks:
-        """See `Eviction`."""
+        """Return no marks, because this rule uses none; see `Eviction.touch`."""
         del marks, last, step
         return {}
 
     def due(self, touched: TouchedShards, step: int) -> NDArray[np.bool_]:
-        """See `Eviction`."""
+        """Return which of the updated shards may contain rows to evict; see `Eviction.due`."""
         period = max(1, self.steps // _SEARCHES)
         offset = touched.shards * period // SHARDS
         due: NDArray[np.bool_] = (step + offset) // period > (touched.previous + offset) // period
         return due
 
     def leaving(self, rows: ShardRows, step: int) -> NDArray[np.bool_]:
-        """See `Eviction`."""
+        """Return which rows of a shard to evict; see `Eviction.leaving`."""
         leaving: NDArray[np.bool_] = rows.last < step - self.steps
         return leaving
 
 
 @dataclass(frozen=True)
 class LeastRecentlyUsed:
-    """Keeps at most `capacity` rows; evicts those that were updated least recently.
+    """Keeps at most `capacity` rows; evicts the least recently updated rows.
 
     A virtual shard holds a 256th of the capacity. A shard with more rows after an update also evicts a
     sixteenth of its share, so that few updates have to evict. Among rows of the same step, those with the
@@ -180,17 +180,17 @@ class LeastRecentlyUsed:
         _check_capacity("LeastRecentlyUsed", self.capacity)
 
     def touch(self, marks: Marks, last: NDArray[np.int32], step: int) -> Marks:
-        """See `Eviction`."""
+        """Return no marks, because this rule uses none; see `Eviction.touch`."""
         del marks, last, step
         return {}
 
     def due(self, touched: TouchedShards, step: int) -> NDArray[np.bool_]:
-        """See `Eviction`."""
+        """Return which of the updated shards may contain rows to evict; see `Eviction.due`."""
         del step
         return _over_capacity(self.capacity, touched)
 
     def leaving(self, rows: ShardRows, step: int) -> NDArray[np.bool_]:
-        """See `Eviction`."""
+        """Return which rows of a shard to evict; see `Eviction.leaving`."""
         del step
         order = np.argsort(-rows.last.astype(np.int64), kind="stable")
         return _beyond_capacity(self.capacity, rows.shard, order)
@@ -198,7 +198,7 @@ class LeastRecentlyUsed:
 
 @dataclass(frozen=True)
 class LowestScore:
-    """Keeps at most `capacity` rows; evicts those with the lowest scores.
+    """Keeps at most `capacity` rows; evicts the rows with the lowest scores.
 
     The score of a row is its number of updates, where an update that is n steps old counts ``decay ** n``. A
     virtual shard holds a 256th of the capacity. A shard with more rows after an update also evicts a
@@ -225,22 +225,22 @@ class LowestScore:
             )
 
     def touch(self, marks: Marks, last: NDArray[np.int32], step: int) -> Marks:
-        """See `Eviction`."""
+        """Return the new marks of updated rows; see `Eviction.touch`."""
         return {"score": self._scores(marks, last, step) + np.float32(1.0)}
 
     def due(self, touched: TouchedShards, step: int) -> NDArray[np.bool_]:
-        """See `Eviction`."""
+        """Return which of the updated shards may contain rows to evict; see `Eviction.due`."""
         del step
         return _over_capacity(self.capacity, touched)
 
     def leaving(self, rows: ShardRows, step: int) -> NDArray[np.bool_]:
-        """See `Eviction`."""
+        """Return which rows of a shard to evict; see `Eviction.leaving`."""
         scores = self._scores(rows.marks, rows.last, step)
         order = np.lexsort((rows.ids, -rows.last.astype(np.int64), -scores))
         return _beyond_capacity(self.capacity, rows.shard, order)
 
     def _scores(self, marks: Marks, last: NDArray[np.int32], step: int) -> NDArray[np.float32]:
-        """Return the scores at a step, which decay from each row's last update."""
+        """Return the rows' scores at a step; a score decays from its row's last update."""
         if self.decay == 1.0:
             return marks["score"]
         ages = (step - last).astype(np.float32)
@@ -257,18 +257,18 @@ def _check_capacity(rule: str, capacity: int) -> None:
 
 
 def capacity_of(capacity: int, shard: Any) -> Any:
-    """Return the capacity of one shard or of an array of shards; the shards' sum is the table's capacity."""
+    """Return each shard's share of a table's capacity; the shares add up to the capacity."""
     return capacity // SHARDS + (shard < capacity % SHARDS)
 
 
 def _over_capacity(capacity: int, touched: TouchedShards) -> NDArray[np.bool_]:
-    """Return which shards exceed their share of the capacity; bool[n]."""
+    """Return which shards have more rows than their share of the capacity; bool[n]."""
     over: NDArray[np.bool_] = touched.num_rows > capacity_of(capacity, touched.shards)
     return over
 
 
 def _beyond_capacity(capacity: int, shard: int, order: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Return which rows of a shard to evict, given the order of preference for keeping rows; bool[n]."""
+    """Return which rows of a shard to evict, given all rows in order of priority; bool[n]."""
     share = int(capacity_of(capacity, shard))
     leaving = np.zeros(order.size, dtype=np.bool_)
     if order.size > share:

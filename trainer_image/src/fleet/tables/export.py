@@ -1,4 +1,4 @@
-"""Tables as plain tensors, for serving or for training in other programs."""
+"""Conversion of tables to plain tensors, for serving or for training in other programs."""
 
 from dataclasses import replace
 from typing import Final

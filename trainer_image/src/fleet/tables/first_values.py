@@ -1,4 +1,4 @@
-"""The initial values of rows: a function of the seed, the table and the id.
+"""Initial values of rows, computed from the seed, the table's name and the id.
 
 Reading a row therefore stores nothing, and the values do not depend on the number of servers or threads.
 """
@@ -18,7 +18,7 @@ __all__ = ["Constant", "FirstValues", "Normal", "Uniform", "generator_key"]
 
 
 class FirstValues(Protocol):
-    """The distribution of initial values."""
+    """A distribution of initial values."""
 
     def of(self, ids: NDArray[np.int64], dimension: int, key: tuple[int, int]) -> NDArray[np.float32]:
         """Return the initial values of each id's row.
@@ -37,14 +37,14 @@ class FirstValues(Protocol):
 
 
 def generator_key(seed: int, table: str) -> tuple[int, int]:
-    """Return the key of a table's random numbers, which depends on the seed and the name."""
+    """Return the key of a table's random number generator, derived from the seed and the name."""
     digest = hashlib.sha256(f"{seed}/{table}".encode()).digest()
     return int.from_bytes(digest[:4], "little"), int.from_bytes(digest[4:8], "little")
 
 
 @dataclass(frozen=True)
 class Constant:
-    """The same initial value for all elements.
+    """An initializer that sets every element to the same value.
 
     Attributes
     ----------
@@ -63,7 +63,7 @@ class Constant:
         _check_finite(self)
 
     def of(self, ids: NDArray[np.int64], dimension: int, key: tuple[int, int]) -> NDArray[np.float32]:
-        """See `FirstValues`."""
+        """Return the initial values of each id's row; see `FirstValues.of`."""
         del key
         return np.full((ids.size, dimension), self.value, dtype=np.float32)
 
@@ -94,7 +94,7 @@ class Uniform:
         _check_finite(self)
 
     def of(self, ids: NDArray[np.int64], dimension: int, key: tuple[int, int]) -> NDArray[np.float32]:
-        """See `FirstValues`."""
+        """Return the initial values of each id's row; see `FirstValues.of`."""
         unit = _unit(random_words(ids, dimension, key))
         return (self.low + (self.high - self.low) * unit).astype(np.float32)
 
@@ -126,7 +126,7 @@ class Normal:
         _check_finite(self)
 
     def of(self, ids: NDArray[np.int64], dimension: int, key: tuple[int, int]) -> NDArray[np.float32]:
-        """See `FirstValues`."""
+        """Return the initial values of each id's row; see `FirstValues.of`."""
         unit = _unit(
             random_words(ids, dimension + dimension % 2, key)
         )  # each Box-Muller transform yields two numbers
@@ -147,5 +147,5 @@ def _check_finite(distribution: "Constant | Uniform | Normal") -> None:
 
 
 def _unit(words: NDArray[np.uint64]) -> NDArray[np.float64]:
-    """Return the upper 24 bits of each word as a number in [0, 1)."""
+    """Convert the upper 24 bits of each word to a number in [0, 1)."""
     return (words >> np.uint64(8)).astype(np.float64) * 2.0**-24

@@ -32,7 +32,7 @@ _NO_STATE: Final = TableRows(np.zeros(0, dtype=np.int64), torch.empty(0, 0, dtyp
 
 
 class Added:
-    """The rule of the servers' tables, which adds the trainers' changes."""
+    """The row rule on servers in GEO mode, which adds the trainers' changes to the values."""
 
     slots: ClassVar[tuple[Slot, ...]] = ()
 
@@ -41,13 +41,13 @@ class Added:
         return {}
 
     def step(self, rows: Rows, options: Mapping[str, Any], step: int) -> None:
-        """See `RowRule`; the gradient is the change to add."""
+        """Add the change, passed as the gradient, to each row; see `RowRule.step`."""
         del options, step
         rows.value.add_(rows.gradient)
 
 
 class GeoRows:
-    """A trainer's copies of the rows that it has touched.
+    """A trainer's copies of the rows that it has updated.
 
     Parameters
     ----------
@@ -82,7 +82,7 @@ class GeoRows:
         return own
 
     def learn(self, ids: NDArray[np.int64], values: Tensor) -> None:
-        """Add copies of rows with the servers' values, float32[n, dim]."""
+        """Add copies of rows, given the servers' values; float32[n, dim]."""
         self._own.add(ids)
         self._agreed.load(TableRows(ids, values, {}))
         known, at = find_among(ids, self._restored.ids)
@@ -91,11 +91,11 @@ class GeoRows:
                 self._local.load(TableRows(ids[some], values[torch.from_numpy(some)], state))
 
     def resume(self, restored: TableRows) -> None:
-        """Initialize the state of newly touched rows from a checkpoint that contains it."""
+        """Keep the row state from a checkpoint until the trainer copies those rows."""
         self._restored = restored
 
     def state(self) -> TableRows:
-        """Return the state of all rows that have one, without values, sorted by id."""
+        """Return the optimizer state of all rows that have any, without values, sorted by id."""
         others = rows_at(self._restored, np.flatnonzero(~self.has(self._restored.ids)))
         parts = [_without_values(each) for each in (self._local.rows(), others) if each.ids.size]
         return join(parts) if parts else _NO_STATE
@@ -107,7 +107,7 @@ class GeoRows:
     def update(
         self, ids: NDArray[np.int64], gradient: Tensor, step: int, options: Mapping[str, Any] | None = None
     ) -> None:
-        """Update rows with the trainer's rule; see `Table.update`."""
+        """Update this trainer's copies of rows with its rule; see `Table.update`."""
         self._own.find_or_add(ids)
         self._local.update(ids, gradient, step, options)
         self._touched.append(ids)
@@ -118,11 +118,11 @@ class GeoRows:
 
     @property
     def most_leaving(self) -> int:
-        """An upper bound on the rows in an exchange after the next update, if batches do not grow."""
+        """An upper bound on the rows in the exchange after another update, if batches do not grow."""
         return sum(each.size for each in self._touched) + self._largest
 
     def leaving(self, step: int) -> RowGradients:
-        """Return the changes to send to the servers: those of all ids touched since the last call, sorted.
+        """Return the changes to all rows updated since the last call, sorted by id, for the servers.
 
         Parameters
         ----------
@@ -135,7 +135,7 @@ class GeoRows:
         return RowGradients(ids, change)
 
     def arrived(self, ids: NDArray[np.int64], values: Tensor, step: int) -> None:
-        """Add other trainers' changes, and record the servers' values as the base of the next changes.
+        """Add other trainers' changes to the copies; later changes are relative to the servers' values.
 
         Parameters
         ----------
@@ -151,7 +151,7 @@ class GeoRows:
         self._agreed.load(TableRows(ids, values, {}))
 
     def _all_touched(self) -> NDArray[np.int64]:
-        """Return the distinct ids touched since the last exchange, sorted."""
+        """Return the distinct ids updated since the last exchange, sorted."""
         return np.unique(np.concatenate(self._touched))
 
 
@@ -160,7 +160,7 @@ def _without_values(rows: TableRows) -> TableRows:
 
 
 def server_config(config: TableConfig) -> TableConfig:
-    """Return the configuration of the servers' tables, whose updates are changes to add.
+    """Return the configuration of a table on the servers, which add the changes that they receive.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Row gradients, and their sum over the positions of a batch or over trainers."""
+"""Gradients of rows, and their sums over the positions of a batch or over trainers."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ class RowGradients:
 
     @classmethod
     def of(cls, ids: NDArray[np.int64], values: NDArray[np.float32]) -> "RowGradients":
-        """Return gradients that share memory with a NumPy array.
+        """Build row gradients that share memory with a NumPy array.
 
         Parameters
         ----------
@@ -72,7 +72,7 @@ def merge(parts: Sequence[RowGradients]) -> RowGradients:
 
 
 def add_rows(totals: Tensor, places: Tensor, rows: Tensor) -> Tensor:
-    """Add each row, in order, to the total at its position; return the totals.
+    """Add each row, in order, to the total at the row's position; return the totals.
 
     Parameters
     ----------
@@ -96,5 +96,5 @@ def add_rows(totals: Tensor, places: Tensor, rows: Tensor) -> Tensor:
 
 
 def add_rows_by_torch(totals: Tensor, places: Tensor, rows: Tensor) -> Tensor:
-    """Return the result of `add_rows` without using compiled code."""
+    """Compute the result of `add_rows` without compiled code."""
     return totals.index_add_(0, places, rows)

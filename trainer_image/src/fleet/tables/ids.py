@@ -32,7 +32,7 @@ Ids = NDArray[np.int64]
 
 
 def distinct_ids(ids: Ids) -> tuple[Ids, NDArray[np.int64]]:
-    """Return the sorted distinct ids, and the position of each given id among them.
+    """Return the sorted distinct ids, and the index of each given id among them.
 
     Parameters
     ----------
@@ -54,13 +54,13 @@ def distinct_ids(ids: Ids) -> tuple[Ids, NDArray[np.int64]]:
 
 
 def distinct_by_numpy(ids: Ids) -> tuple[Ids, NDArray[np.int64]]:
-    """Return the result of `distinct_ids` without using compiled code."""
+    """Compute the result of `distinct_ids` without compiled code."""
     distinct, positions = np.unique(ids, return_inverse=True)
     return distinct, positions.astype(np.int64, copy=False)
 
 
 def shard_of(ids: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the virtual shards of ids as int64[n], 0 to 255.
+    """Return the virtual shard of each id, 0 to 255; int64[n].
 
     Notes
     -----
@@ -98,12 +98,12 @@ class Placement:
 
     @cached_property
     def _server_of(self) -> NDArray[np.uint16]:
-        """The server of each shard, in the narrow dtype that NumPy sorts fastest."""
+        """The server of each shard, in the smallest dtype, which NumPy sorts fastest."""
         return np.array(self.servers, dtype=np.uint16)
 
     @classmethod
     def over(cls, num_servers: int) -> "Placement":
-        """Return a job's initial placement: contiguous runs of shards, as even as possible.
+        """Return the initial placement of a job: contiguous ranges of shards, as equal as possible.
 
         Parameters
         ----------
@@ -142,7 +142,7 @@ class Placement:
         return tuple(shard for shard, of in enumerate(self.servers) if of == server)
 
     def positions(self, ids: NDArray[np.int64]) -> dict[int, NDArray[np.int64]]:
-        """Return the positions of each server's ids, omitting servers without any.
+        """Return, for each server that holds any of the ids, the positions of these ids.
 
         Parameters
         ----------

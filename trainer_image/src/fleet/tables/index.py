@@ -56,7 +56,7 @@ Rows = NDArray[np.int64]
 
 
 class RowNumbers:
-    """Allocates row numbers from 0 and stores the id of each row. Not thread-safe."""
+    """An allocator of row numbers from 0, which records the id of each row. Not thread-safe."""
 
     def __init__(self) -> None:
         self._ids = PagedArray(_MIN_ROWS, np.int64)
@@ -66,7 +66,7 @@ class RowNumbers:
 
     @property
     def ids(self) -> Ids:
-        """The id of each row by number; a released row keeps its last id."""
+        """The id of each row, by row number; released row numbers keep their last id."""
         return self._ids.values
 
     def __len__(self) -> int:
@@ -79,7 +79,7 @@ class RowNumbers:
         return self.ids.nbytes + self._unused.nbytes
 
     def allocate(self, ids: Ids) -> Rows:
-        """Return a row number for each id, reusing released numbers first."""
+        """Return a row number for each id; released numbers are reused first."""
         left = max(0, self._unused.size - ids.size)
         again, self._unused = self._unused[left:], self._unused[:left].copy()
         rows = np.concatenate([again, np.arange(self.end, self.end + ids.size - again.size)])
@@ -90,11 +90,11 @@ class RowNumbers:
         return rows
 
     def release(self, rows: Rows) -> None:
-        """Free row numbers for reuse."""
+        """Release row numbers, which can then be reused."""
         self._unused = np.concatenate([self._unused, rows])
 
     def chunks(self) -> Iterator[Rows]:
-        """Yield the allocated rows in ascending chunks."""
+        """Yield the allocated row numbers in ascending order, in chunks."""
         used = np.ones(self.end, dtype=np.bool_)
         used[self._unused] = False
         for begin in range(0, self.end, _ROWS_AT_ONCE):
@@ -131,7 +131,7 @@ class RowIndex:
         return self._entries.nbytes + self.numbers.nbytes
 
     def find(self, ids: Ids) -> Rows:
-        """Return the row numbers of ids.
+        """Return the row number of each id.
 
         Parameters
         ----------
@@ -146,7 +146,7 @@ class RowIndex:
         return self.find_by_numpy(ids) if rows is None else rows
 
     def find_by_numpy(self, ids: Ids) -> Rows:
-        """Return the result of `find` without using compiled code."""
+        """Compute the result of `find` without compiled code."""
         buckets, marks = self._hash(ids)
         entries = self._read(buckets)
         rows, marked = self._candidates(entries, marks)
@@ -162,7 +162,7 @@ class RowIndex:
         return rows
 
     def find_or_add(self, ids: Ids) -> tuple[Rows, NDArray[np.bool_]]:
-        """Return the row numbers of ids, after allocating rows for ids that have none.
+        """Return the row number of each id; allocate rows for ids that have none.
 
         Parameters
         ----------
@@ -207,14 +207,14 @@ class RowIndex:
         return rows
 
     def _locate(self) -> None:
-        """Update the addresses, because arrays may have moved."""
+        """Update the addresses that compiled code uses, because arrays may have moved."""
         self.addresses.entries = self._entries.ctypes.data
         self.addresses.size = self._buckets.size
         self.addresses.number_bits = int(self._number_bits)
         self.addresses.ids = self.numbers.ids.ctypes.data
 
     def _hash(self, ids: Ids) -> tuple[NDArray[np.int64], NDArray[np.uint32]]:
-        """Return each id's first bucket and its mark: the bits of an entry above the row number."""
+        """Return each id's first bucket, and the mark stored above the row number in its entry."""
         hashed = ids.view(np.uint64) * _GOLDEN
         marks = hashed.view(np.uint32)[_HIGH_HALVES] << self._number_bits
         marks &= _ENTRY
@@ -222,18 +222,18 @@ class RowIndex:
         return hashed.view(np.int64), marks
 
     def _read(self, buckets: NDArray[np.int64]) -> NDArray[np.uint32]:
-        """Return copies of the entries of buckets as uint32[n, 4]."""
+        """Return copies of the entries in buckets as uint32[n, 4]."""
         # All are in range; in mode "wrap" NumPy overlaps the reads best.
         return self._buckets.take(buckets, mode="wrap").view(np.uint32).reshape(buckets.size, _BUCKET)
 
     def _numbers_at(self, places: NDArray[np.int64]) -> Rows:
-        """Return the row numbers of the entries that have one."""
+        """Return the row numbers in the entries that are in use."""
         return (self._entries[places] & (self._num_numbers - np.uint32(1))).astype(np.int64)
 
     def _candidates(
         self, entries: NDArray[np.uint32], marks: NDArray[np.uint32]
     ) -> tuple[Rows, NDArray[np.bool_]]:
-        """Return, per bucket, the lowest row number with the given mark and whether there is one.
+        """Return, for each bucket, the lowest row number with the given mark, and whether there is one.
 
         Parameters
         ----------
@@ -269,7 +269,7 @@ class RowIndex:
         return result
 
     def _insert(self, ids: Ids, rows: Rows) -> None:
-        """Write rows into the first free entries for their ids."""
+        """Write each row number to the first free entry for its id."""
         self._used += rows.size
         buckets, entries = self._hash(ids)
         entries |= rows.astype(np.uint32)
@@ -285,7 +285,7 @@ class RowIndex:
             buckets, entries = (buckets[lost] + ~has_room[lost]) & (self._buckets.size - 1), entries[lost]
 
     def _rehash(self) -> None:
-        """Rebuild the index at the size that its rows need, which also frees removed entries."""
+        """Rebuild the index for its current number of rows; this also frees removed entries."""
         size = _MIN_ENTRIES
         while len(self.numbers) > _FULL * size * 0.75:
             size *= 2
@@ -294,7 +294,7 @@ class RowIndex:
             self._insert(self.numbers.ids[rows], rows)
 
     def _clear(self, size: int) -> None:
-        """Replace all entries with `size` free ones."""
+        """Replace the index by one with `size` free entries."""
         self._pages = PagedArray(size // _BUCKET, _BUCKET_TYPE)
         self._buckets = self._pages.values
         self._entries = self._buckets.view(np.uint32)
@@ -309,7 +309,7 @@ class RowIndex:
 
 
 class DirectIndex:
-    """An index that uses 4 bytes for each possible id. Not thread-safe.
+    """An index with a 4-byte entry for every possible id. Not thread-safe.
 
     A look-up costs one random read, because there is nothing to compare.
 
@@ -336,12 +336,12 @@ class DirectIndex:
         return self._rows.values.nbytes + self.numbers.nbytes
 
     def find(self, ids: Ids) -> Rows:
-        """Return the row numbers of ids, or `MISSING` for ids without a row."""
+        """Return the row number of each id, or `MISSING` for an id without a row."""
         rows = _found(self.addresses, ids)
         return self.find_by_numpy(ids) if rows is None else rows
 
     def find_by_numpy(self, ids: Ids) -> Rows:
-        """Return the result of `find` without using compiled code."""
+        """Compute the result of `find` without compiled code."""
         rows = self._rows.values.take(ids, mode="clip").astype(np.int64)
         rows[ids.view(np.uint64) >= np.uint64(self._rows.values.size)] = MISSING
         return rows
@@ -362,7 +362,7 @@ class DirectIndex:
 
 
 def _found(addresses: RowAddresses, ids: Ids) -> Rows | None:
-    """Return the row numbers of ids, using compiled code, or None if there is none."""
+    """Return the row numbers of ids, found by compiled code, or None without compiled code."""
     if (compiled := library(keeps_lock=ids.size <= FEW)) is None:
         return None
     ids, rows = np.ascontiguousarray(ids, np.int64), np.empty(ids.size, np.int64)
@@ -387,7 +387,7 @@ class IdMap:
         return self._index.nbytes + self._values.nbytes
 
     def add(self, ids: Ids, amount: int) -> NDArray[np.int32]:
-        """Add to the values of distinct ids and return the sums; a new id starts at 0."""
+        """Add a number to the value of each distinct id and return the sums; new ids start at 0."""
         rows = self._rows_of(ids)
         sums = self._values[rows] + np.int32(amount)
         self._values[rows] = sums

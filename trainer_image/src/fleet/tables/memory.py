@@ -72,15 +72,15 @@ class RowMemory:
 
     @property
     def is_in_memory(self) -> bool:
-        """True if rows are in memory that compiled loops can access."""
+        """True if compiled code can access all rows in memory."""
         return bool(self._index.addresses.words)
 
     def find(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the row numbers of ids, or `fleet.tables.index.MISSING` for ids without a row."""
+        """Return the row number of each id, or `fleet.tables.index.MISSING` for an id without a row."""
         return self._index.find(ids)
 
     def read(self, ids: NDArray[np.int64], num_words: int) -> tuple[Tensor, NDArray[np.bool_] | None]:
-        """Return copies of the first words of the ids' rows.
+        """Return copies of the rows of ids, or of the first words of these rows.
 
         Parameters
         ----------
@@ -122,7 +122,7 @@ class RowMemory:
         before: Tensor | None,
         options: tuple[float, float, int],
     ) -> bool:
-        """Update rows in compiled code if every id has one; return whether they were updated.
+        """Update rows in compiled code if every id has a row; return whether the rows were updated.
 
         Parameters
         ----------
@@ -151,7 +151,7 @@ class RowMemory:
         return not missing
 
     def add(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Allocate rows for distinct ids that have none; return their numbers. New words are undefined.
+        """Allocate rows, with undefined content, for distinct ids that have none; return the row numbers.
 
         Raises
         ------
@@ -187,11 +187,11 @@ class RowMemory:
         self._shards.values[rows] = 0
 
     def _locate(self) -> None:
-        """Update the addresses, because the index or the rows may have moved."""
+        """Update the addresses that compiled code uses, because the index or the rows may have moved."""
         self._index.addresses.words, self._index.addresses.width = self.store.address, self._width
 
     def exist(self, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Return whether each row number belongs to an existing row."""
+        """Return which of the row numbers belong to existing rows."""
         existing: NDArray[np.bool_] = self._shards.values[rows] > 0
         return existing
 
@@ -236,7 +236,7 @@ class TableStatistics:
 
     @property
     def on_disk(self) -> int:
-        """The number of rows on disk, including removed rows whose number has not been reused."""
+        """The number of rows on disk, including removed rows whose numbers have not been reused."""
         return self._memory.store.num_on_disk
 
     @property
@@ -245,7 +245,7 @@ class TableStatistics:
         return int(self._memory.num_rows.max())
 
     def skew(self, num_shards: int) -> float:
-        """Return the largest virtual shard's rows divided by the mean; 1 for an empty table.
+        """Return the ratio of the largest virtual shard's rows to the mean; 1 for an empty table.
 
         Parameters
         ----------

@@ -43,14 +43,14 @@ class PagedArray:
         self.resize(size)
 
     def resize(self, size: int) -> None:
-        """Grow to `size` elements."""
+        """Grow the array to `size` elements."""
         num_bytes = size * self._dtype.itemsize
         if num_bytes > self._room.size:
             self._move(num_bytes)
         self.values: NDArray[Any] = self._room[:num_bytes].view(self._dtype)
 
     def _move(self, num_bytes: int) -> None:
-        """Move to a larger mapping chunk by chunk, so that at most one chunk is duplicated."""
+        """Move the array to a larger mapping; only one chunk at a time exists twice."""
         before, pages = self._room, self._pages
         self._room, self._pages = _allocate(num_bytes)
         used = self.values.nbytes if before.size else 0
@@ -62,7 +62,7 @@ class PagedArray:
 
 
 def _allocate(num_bytes: int) -> tuple[NDArray[np.uint8], mmap.mmap | None]:
-    """Return zeroed memory with spare addresses after it, and the mapping that contains it."""
+    """Return zeroed memory with unused address space after it, and its mapping."""
     if num_bytes < _SMALL:
         return np.zeros(num_bytes, np.uint8), None
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
@@ -76,5 +76,5 @@ def _allocate(num_bytes: int) -> tuple[NDArray[np.uint8], mmap.mmap | None]:
 
 
 def _border(pages: mmap.mmap) -> int:
-    """Return the offset of the first large page in a mapping."""
+    """Return the offset of the first huge page in a mapping."""
     return int(-np.frombuffer(pages, np.uint8, 1).ctypes.data % _LARGE_PAGE)

@@ -1,4 +1,4 @@
-"""Counter-based random numbers: a stateless function of key and counter.
+"""The Philox generator of random numbers: a stateless function of a key and a counter.
 
 Philox4x32-10 of Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
 """
@@ -27,7 +27,7 @@ Words = NDArray[np.uint64]
 
 
 def philox(counter: Sequence[Words], key: tuple[int, int]) -> tuple[Words, ...]:
-    """Return four random words of 32 bits for each counter.
+    """Return four random 32-bit words for each counter.
 
     Parameters
     ----------

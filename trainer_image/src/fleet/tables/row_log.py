@@ -1,4 +1,4 @@
-"""A log-structured file of rows: written sequentially and read at random.
+"""A log-structured file of rows, with sequential writes and random reads.
 
 The file consists of segments, and a segment of places, one per record. When a row returns to memory, its
 place becomes dead. If more places are dead than live, the owner rewrites the live rows of the emptiest
@@ -86,11 +86,11 @@ class RowLog:
 
     @property
     def num_places(self) -> int:
-        """The number of records that the file has space for."""
+        """The number of records, live or dead, that fit in the file."""
         return self._live.size * self._per_segment
 
     def append(self, numbers: NDArray[np.int64], records: NDArray[np.void]) -> Places:
-        """Write the records of rows; return their positions in the file.
+        """Append the records of rows; return their positions in the file.
 
         Raises
         ------
@@ -111,11 +111,11 @@ class RowLog:
         return np.concatenate(places)
 
     def release(self, places: Places) -> None:
-        """Mark records as dead."""
+        """Mark the records at these positions as dead."""
         self._live -= np.bincount(places // self._per_segment, minlength=self._live.size)
 
     def read(self, places: Places) -> NDArray[np.void]:
-        """Return copies of records.
+        """Return copies of the records at these positions.
 
         Raises
         ------
@@ -141,7 +141,7 @@ class RowLog:
         return found
 
     def emptiest(self) -> tuple[Places, NDArray[np.int64]] | None:
-        """Return the places of the segment with the fewest live records, and the rows' numbers.
+        """Return the segment with the fewest live records: its positions and their row numbers.
 
         Return None if more than half of the places in segments with live records are live, because rewriting
         would free too little.
@@ -156,7 +156,7 @@ class RowLog:
         return self._segment(int(np.flatnonzero(candidates)[np.argmin(self._live[candidates])]))
 
     def segments(self) -> Iterator[tuple[Places, NDArray[np.int64]]]:
-        """Yield the places of each segment, and the rows' numbers."""
+        """Yield each segment's positions and their row numbers."""
         return (self._segment(segment) for segment in range(self._live.size))
 
     def _segment(self, segment: int) -> tuple[Places, NDArray[np.int64]]:
@@ -190,7 +190,7 @@ class RowLog:
         return places
 
     def _begin_segment(self) -> None:
-        """Continue in a segment without live records, or else in a new one."""
+        """Continue writing in a segment without live records, or in a new segment if there is none."""
         if self._live.size:
             self._flush((self._next - 1) // self._per_segment)
         if (dead := np.flatnonzero(self._live == 0)).size:
@@ -206,7 +206,7 @@ class RowLog:
         self._next = segment * self._per_segment
 
     def _allocate(self, end: int) -> None:
-        """Extend the file by a segment, to the size `end`."""
+        """Extend the file by a segment, to `end` bytes."""
         # Space is allocated now, because a full disk during a write to mapped memory would kill the process.
         os.posix_fallocate(self._file.fileno(), end - self._segment_bytes, self._segment_bytes)
         if end > len(self._map):
@@ -216,7 +216,7 @@ class RowLog:
             self._map.madvise(mmap.MADV_RANDOM)
 
     def _flush(self, segment: int) -> None:
-        """Start writing a full segment to disk, after waiting for the previous one to be written."""
+        """Start writing a full segment to disk, after the previous segment has been written."""
         if self._direct is None:
             return
         self._direct.drop_cache(segment * self._segment_bytes, self._segment_bytes)
@@ -262,7 +262,7 @@ def _write_at(descriptor: int, array: NDArray[np.generic], begin: int) -> None:
 
 
 class _Calls(NamedTuple):
-    """The numbers of the asynchronous I/O system calls, which neither Python nor the C library wraps."""
+    """The numbers of the asynchronous I/O system calls, which Python and the C library do not wrap."""
 
     io_setup: int
     io_destroy: int
@@ -288,7 +288,7 @@ _WRITE_AND_WAIT: Final = 7
 
 
 class DirectReads:
-    """Reads small records of one file concurrently, bypassing the page cache. Not thread-safe.
+    """Reads small records of a file concurrently, bypassing the page cache. Not thread-safe.
 
     Parameters
     ----------
@@ -361,7 +361,7 @@ class DirectReads:
         return records
 
     def flush(self, begin: int, num_bytes: int) -> None:
-        """Wait until a range of the file is on disk, then drop it from the page cache.
+        """Wait until a range of the file is on disk, then drop the range from the page cache.
 
         Raises
         ------
@@ -374,7 +374,7 @@ class DirectReads:
         self.drop_cache(begin, num_bytes)
 
     def drop_cache(self, begin: int, num_bytes: int) -> None:
-        """Drop a range's clean pages from the page cache; start writing dirty ones to disk."""
+        """Drop a range's clean pages from the page cache, and start writing its dirty pages to disk."""
         os.posix_fadvise(self._file, begin, num_bytes, os.POSIX_FADV_DONTNEED)
 
     def _begin_context(self) -> None:
@@ -404,13 +404,13 @@ class DirectReads:
         return slots
 
     def _records_at(self, offsets: NDArray[np.int64]) -> NDArray[np.void]:
-        """Return copies of the records at arbitrary byte offsets of the buffer."""
+        """Return copies of the records at the given byte offsets of the buffer."""
         count = len(self._buffer) - self._record.itemsize + 1
         overlapping: NDArray[np.void] = np.ndarray((count,), self._record, self._buffer, 0, (1,))
         return overlapping[offsets]
 
     def _call(self, number: int, *arguments: Any) -> int:
-        """Make a system call; repeat it if a signal interrupts it."""
+        """Make a system call; retry it if a signal interrupts it."""
         while (result := int(self._library.syscall(ctypes.c_long(number), *arguments))) < 0:
             if ctypes.get_errno() != errno.EINTR:
                 raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))

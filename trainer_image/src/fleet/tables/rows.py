@@ -1,4 +1,4 @@
-"""Rows of a table with their state: as objects to save, move and load, and as words in memory."""
+"""Rows of a table with their state, as tensors to save and load, and as packed words in memory."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,7 +18,7 @@ __all__ = ["RowLayout", "TableRows", "join", "part", "rows_at", "warm_start"]
 
 @dataclass(frozen=True, slots=True)
 class TableRows:
-    """Rows with their state.
+    """Rows of a table, with their state.
 
     Attributes
     ----------
@@ -42,7 +42,7 @@ class TableRows:
 
 
 def part(rows: TableRows, shards: Collection[int]) -> TableRows:
-    """Return the rows and policies of some virtual shards."""
+    """Return the rows in some virtual shards, with their admission and eviction state."""
     wanted = np.zeros(SHARDS, dtype=np.bool_)
     wanted[list(shards)] = True
     policies = {}
@@ -54,7 +54,7 @@ def part(rows: TableRows, shards: Collection[int]) -> TableRows:
 
 
 def rows_at(rows: TableRows, at: NDArray[np.int64]) -> TableRows:
-    """Return the rows at the given positions, without policies."""
+    """Return the rows at the given positions, without admission and eviction state."""
     positions = torch.from_numpy(at)
     return TableRows(
         rows.ids[at],
@@ -65,7 +65,7 @@ def rows_at(rows: TableRows, at: NDArray[np.int64]) -> TableRows:
 
 
 def join(parts: Sequence[TableRows]) -> TableRows:
-    """Return the rows of disjoint parts, sorted by id.
+    """Concatenate disjoint sets of rows, sorted by id.
 
     Parameters
     ----------
@@ -89,7 +89,7 @@ def join(parts: Sequence[TableRows]) -> TableRows:
 
 
 def warm_start(config: TableConfig, ids: Any, vectors: Any) -> TableRows:
-    """Return rows with the given vectors for `Table.load`; `part` selects the rows of a server.
+    """Build rows with pretrained vectors for `Table.load`; `part` selects the rows of a server.
 
     Parameters
     ----------
@@ -129,7 +129,7 @@ def warm_start(config: TableConfig, ids: Any, vectors: Any) -> TableRows:
 
 
 class RowLayout:
-    """The layout of rows in memory: values, optimizer state, last step and marks, in 32-bit words.
+    """The layout of a row in 32-bit words: values, optimizer state, step of the last update, and marks.
 
     Words are float32[n, width] with any bits.
 
@@ -161,7 +161,7 @@ class RowLayout:
         return self._type.unpack(words[:, : self.value_words], self._dimension).contiguous()
 
     def state(self, words: Tensor) -> dict[str, Tensor]:
-        """Return copies of the optimizer state by slot, which are contiguous for fast arithmetic."""
+        """Return copies of the optimizer state by slot, contiguous for fast arithmetic."""
         return {name: words[:, columns].contiguous() for name, columns in self._columns.items()}
 
     def last(self, words: Tensor) -> NDArray[np.int32]:
@@ -169,13 +169,13 @@ class RowLayout:
         return words[:, self._last].numpy().view(np.int32)
 
     def marks(self, words: Tensor) -> dict[str, NDArray[np.float32]]:
-        """Return the marks of eviction rules by name, as float32[n]."""
+        """Return the marks of the eviction rules by name, as float32[n]."""
         return {name: words[:, column].numpy() for name, column in self._marks.items()}
 
     def table_rows(
         self, ids: NDArray[np.int64], words: Tensor, policies: Mapping[str, NDArray[Any]] | None = None
     ) -> TableRows:
-        """Convert words to rows in the form in which they are saved."""
+        """Convert packed words to rows that can be saved."""
         marks = {"last": self.last(words), **self.marks(words)}
         return TableRows(
             ids,
@@ -192,7 +192,7 @@ class RowLayout:
         last: int | Tensor,
         marks: Mapping[str, NDArray[np.float32] | Tensor],
     ) -> Tensor:
-        """Convert rows to words.
+        """Convert rows to packed words.
 
         Parameters
         ----------

@@ -1,4 +1,4 @@
-"""Row rules: the optimizers of tables. A custom rule is a class with the members of `RowRule`.
+"""Row rules: the optimizers of tables. A custom rule implements `RowRule`.
 
 `kernels/table_rows.c` steps rows by SGD in one loop, where torch makes a pass over all rows for each
 operation. It is used where `compiled_step` finds that its bits are those of the rule.
@@ -44,7 +44,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Slot:
-    """A part of the optimizer state of a row.
+    """A named part of a row's optimizer state.
 
     Attributes
     ----------
@@ -62,7 +62,7 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """The rows of an update: copies that the table writes back.
+    """The rows of an update, as copies; the table stores the copies after the update.
 
     Attributes
     ----------
@@ -79,7 +79,7 @@ class Rows:
 
 
 class RowRule(Protocol):
-    """Updates rows. A row's result must depend only on that row and the options."""
+    """An optimizer of rows. A row's result must depend only on that row and the options."""
 
     slots: ClassVar[tuple[Slot, ...]]
 
@@ -100,32 +100,32 @@ class RowRule(Protocol):
 
 
 class SGD:
-    """``torch.optim.SGD`` without momentum; rows without a gradient do not decay."""
+    """The rule of ``torch.optim.SGD`` without momentum; rows without a gradient do not decay."""
 
     slots: ClassVar[tuple[Slot, ...]] = ()
 
     def defaults(self) -> Mapping[str, float]:
-        """Return the options of torch's class."""
+        """Return the default options of torch's class."""
         return {"lr": 0.001, "weight_decay": 0.0}
 
     def step(self, rows: Rows, options: Mapping[str, Any], step: int) -> None:
-        """See `RowRule`."""
+        """Update rows in place; see `RowRule.step`."""
         del step
         _decay(rows, options)
         rows.value.add_(rows.gradient, alpha=-options["lr"])
 
 
 class Momentum:
-    """``torch.optim.SGD`` with momentum; rows without a gradient keep their momentum."""
+    """The rule of ``torch.optim.SGD`` with momentum; rows without a gradient keep their momentum."""
 
     slots: ClassVar[tuple[Slot, ...]] = (Slot("momentum_buffer"),)
 
     def defaults(self) -> Mapping[str, float]:
-        """Return the options of torch's class."""
+        """Return the default options of torch's class."""
         return {"lr": 0.001, "momentum": 0.9, "nesterov": False, "weight_decay": 0.0}
 
     def step(self, rows: Rows, options: Mapping[str, Any], step: int) -> None:
-        """See `RowRule`."""
+        """Update rows in place; see `RowRule.step`."""
         del step
         _decay(rows, options)
         buffer = rows.state["momentum_buffer"]
@@ -135,12 +135,12 @@ class Momentum:
 
 
 class Adagrad:
-    """``torch.optim.Adagrad``, with a sum of squares for each element."""
+    """The rule of ``torch.optim.Adagrad``, with one sum of squares for each element."""
 
     slots: ClassVar[tuple[Slot, ...]] = (Slot("sum", initial_option="initial_accumulator_value"),)
 
     def defaults(self) -> Mapping[str, float]:
-        """Return the options of torch's class."""
+        """Return the default options of torch's class."""
         return {
             "lr": 0.01,
             "lr_decay": 0.0,
@@ -150,7 +150,7 @@ class Adagrad:
         }
 
     def step(self, rows: Rows, options: Mapping[str, Any], step: int) -> None:
-        """See `RowRule`."""
+        """Update rows in place; see `RowRule.step`."""
         _decay(rows, options)
         total = self._accumulate(rows)
         rate = options["lr"] / (1.0 + (step - 1) * options["lr_decay"])
@@ -161,7 +161,7 @@ class Adagrad:
 
 
 class RowwiseAdagrad(Adagrad):
-    """Adagrad with one sum per row, of its gradients' mean squares, as in FBGEMM."""
+    """Adagrad with one sum per row, which accumulates mean squared gradients, as in FBGEMM."""
 
     slots: ClassVar[tuple[Slot, ...]] = (
         Slot("sum", per_element=False, initial_option="initial_accumulator_value"),
@@ -172,16 +172,16 @@ class RowwiseAdagrad(Adagrad):
 
 
 class Adam:
-    """``torch.optim.SparseAdam`` with weight decay; rows without a gradient keep their moments."""
+    """The rule of ``torch.optim.SparseAdam`` and weight decay; rows without a gradient keep their moments."""
 
     slots: ClassVar[tuple[Slot, ...]] = (Slot("exp_avg"), Slot("exp_avg_sq"))
 
     def defaults(self) -> Mapping[str, Any]:
-        """Return the options of torch's class and weight decay."""
+        """Return the default options of torch's class, and weight decay."""
         return {"lr": 0.001, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0}
 
     def step(self, rows: Rows, options: Mapping[str, Any], step: int) -> None:
-        """See `RowRule`."""
+        """Update rows in place; see `RowRule.step`."""
         _decay(rows, options)
         first, second = options["betas"]
         mean, square = rows.state["exp_avg"], rows.state["exp_avg_sq"]
@@ -192,16 +192,16 @@ class Adam:
 
 
 class RMSprop:
-    """``torch.optim.RMSprop`` without momentum and not centered."""
+    """The rule of ``torch.optim.RMSprop`` without momentum and centering."""
 
     slots: ClassVar[tuple[Slot, ...]] = (Slot("square_avg"),)
 
     def defaults(self) -> Mapping[str, float]:
-        """Return the options of torch's class."""
+        """Return the default options of torch's class."""
         return {"lr": 0.01, "alpha": 0.99, "eps": 1e-8, "weight_decay": 0.0}
 
     def step(self, rows: Rows, options: Mapping[str, Any], step: int) -> None:
-        """See `RowRule`."""
+        """Update rows in place; see `RowRule.step`."""
         del step
         _decay(rows, options)
         average = rows.state["square_avg"]
@@ -210,7 +210,7 @@ class RMSprop:
 
 
 class FTRL:
-    """FTRL-Proximal: McMahan et al., "Ad click prediction: a view from the trenches", KDD 2013, algorithm 1.
+    """The FTRL-Proximal rule of McMahan et al., "Ad click prediction", KDD 2013, algorithm 1.
 
     A weight whose ``linear`` is within `l1` is exactly 0.
     """
@@ -221,11 +221,11 @@ class FTRL:
     )
 
     def defaults(self) -> Mapping[str, float]:
-        """Return the options; `lr` is the paper's alpha."""
+        """Return the default options; `lr` is the paper's alpha."""
         return {"lr": 0.05, "beta": 1.0, "l1": 0.0, "l2": 0.0, "initial_accumulator_value": 0.0}
 
     def step(self, rows: Rows, options: Mapping[str, Any], step: int) -> None:
-        """See `RowRule`."""
+        """Update rows in place; see `RowRule.step`."""
         del step
         linear, squared = rows.state["linear"], rows.state["squared"]
         root = squared.sqrt()
@@ -241,7 +241,7 @@ class FTRL:
 
 
 class _PaddleRule:
-    """The base of the rules for `fleet.optim` classes: Paddle's formulas, clipping and regularization.
+    """The base class of the rules for `fleet.optim`: Paddle's formulas, clipping and regularization.
 
     A regularizer makes every row decay in each update, those without a gradient too.
     """
@@ -250,62 +250,62 @@ class _PaddleRule:
     slots: ClassVar[tuple[Slot, ...]] = ()
 
     def defaults(self) -> Mapping[str, Any]:
-        """Return the options of the `fleet.optim` class."""
+        """Return the default options of the `fleet.optim` class."""
         parameters = inspect.signature(self.optimizer).parameters
         return {name: each.default for name, each in parameters.items() if name != "params"}
 
     def every_row(self, options: Mapping[str, Any]) -> bool:
-        """Return whether rows without a gradient, or their state, also change; see `steps_every_row`."""
+        """Return whether an update changes rows without a gradient, or their state."""
         return self.optimizer.dense(options)
 
     def step(self, rows: Rows, options: Mapping[str, Any], step: int) -> None:
-        """See `RowRule`."""
+        """Update rows in place; see `RowRule.step`."""
         del step
         gradient = optim.regularized(optim.clipped(rows.gradient, options), rows.value, options)
         self.optimizer.update(rows.value, gradient, rows.state, options)
 
 
 class PaddleSGD(_PaddleRule):
-    """The rule of `fleet.optim.SGD`: SGD with Paddle's formula."""
+    """The rule of `fleet.optim.SGD`, with Paddle's formula."""
 
     optimizer: ClassVar[type[optim.Optimizer]] = optim.SGD
 
 
 class PaddleMomentum(_PaddleRule):
-    """The rule of `fleet.optim.Momentum`: every row changes, as in Paddle's dense table."""
+    """The rule of `fleet.optim.Momentum`; an update changes every row, as in Paddle's dense table."""
 
     optimizer: ClassVar[type[optim.Optimizer]] = optim.Momentum
     slots: ClassVar[tuple[Slot, ...]] = (Slot("velocity"),)
 
 
 class PaddleAdagrad(_PaddleRule):
-    """The rule of `fleet.optim.Adagrad`: Adagrad with Paddle's formula."""
+    """The rule of `fleet.optim.Adagrad`, with Paddle's formula."""
 
     optimizer: ClassVar[type[optim.Optimizer]] = optim.Adagrad
     slots: ClassVar[tuple[Slot, ...]] = (Slot("moment", initial_option="initial_accumulator_value"),)
 
 
 class PaddleAdam(_PaddleRule):
-    """The rule of `fleet.optim.Adam`: every row changes unless ``lazy_mode`` is set."""
+    """The rule of `fleet.optim.Adam`; an update changes every row unless ``lazy_mode`` is set."""
 
     optimizer: ClassVar[type[optim.Optimizer]] = optim.Adam
     slots: ClassVar[tuple[Slot, ...]] = (Slot("moment1"), Slot("moment2"))
 
     def step(self, rows: Rows, options: Mapping[str, Any], step: int) -> None:
-        """See `RowRule`."""
+        """Update rows in place; see `RowRule.step`."""
         powers = (optim.float32(options[name]) ** step for name in ("beta1", "beta2"))
         super().step(rows, {**options, "rate": optim.adam_rate(options["lr"], *powers)}, step)
 
 
 class PaddleRMSProp(_PaddleRule):
-    """The rule of `fleet.optim.RMSProp`: every row or its means of squares change."""
+    """The rule of `fleet.optim.RMSProp`; an update changes every row or its mean squares."""
 
     optimizer: ClassVar[type[optim.Optimizer]] = optim.RMSProp
     slots: ClassVar[tuple[Slot, ...]] = (Slot("momentum"), Slot("mean_square"), Slot("mean_grad"))
 
 
 def steps_every_row(rule: RowRule, options: Mapping[str, Any]) -> bool:
-    """Return whether each update changes all rows; rows without a gradient get a gradient of zeros.
+    """Return whether an update changes all rows; a row without a gradient then gets a zero gradient.
 
     Parameters
     ----------
@@ -319,13 +319,13 @@ def steps_every_row(rule: RowRule, options: Mapping[str, Any]) -> bool:
 
 
 def _decay(rows: Rows, options: Mapping[str, Any]) -> None:
-    """Add weight decay to the gradient, like torch's optimizers."""
+    """Add weight decay to the gradient, as torch's optimizers do."""
     if weight_decay := options["weight_decay"]:
         rows.gradient.add_(rows.value, alpha=weight_decay)
 
 
 def compiled_step(rule: type) -> str | None:
-    """Return the name of a loop in `fleet.tables.kernels` with results bitwise equal to a rule's.
+    """Return the name of a compiled loop whose results are bitwise equal to those of a rule.
 
     Parameters
     ----------
@@ -350,7 +350,7 @@ def _loop_of_sgd() -> str | None:
 
 
 def _steps_alike(step_rows: Callable[..., int]) -> bool:
-    """Return whether a loop and `SGD` update sample rows bitwise equally, after thousands of roundings."""
+    """Test, in thousands of rounding operations, whether a loop and `SGD` have bitwise-equal results."""
     num_rows, dimension, step = 64, 37, 3  # vectors of any width have a remainder
     value, gradient = torch.randn(2, num_rows, dimension, generator=torch.Generator().manual_seed(0))
     ids = torch.arange(num_rows)
@@ -394,7 +394,7 @@ _REMEDY: Final = "give the table its own rule: rule=fleet.tables.rules.…"
 
 
 def rule_of(table: str, optimizer_class: type, group: Mapping[str, Any]) -> tuple[RowRule, dict[str, Any]]:
-    """Return the rule that updates rows like a torch.optim class, and its options.
+    """Return the row rule that corresponds to a torch.optim class, with its options.
 
     Parameters
     ----------
@@ -431,5 +431,5 @@ def rule_of(table: str, optimizer_class: type, group: Mapping[str, Any]) -> tupl
 
 
 def options_of(rule: RowRule, group: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of a rule that a param group sets."""
+    """Return the options of a rule, as set in a param group."""
     return {name: group[name] for name in rule.defaults() if name in group}

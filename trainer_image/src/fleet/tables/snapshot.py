@@ -29,7 +29,7 @@ _MIN_REMOVED: Final = 1 << 16
 
 
 class Snapshot:
-    """The content of a table as of one step. No other thread may use the table during a call.
+    """A table's content as of one step. No other thread may use the table during a call.
 
     `Table.snapshot` creates it. It copies rows before they change until it is read to the end or closed.
 
@@ -71,12 +71,12 @@ class Snapshot:
 
     @property
     def nbytes(self) -> int:
-        """The memory of copied rows, in bytes."""
+        """The memory of the copied rows, in bytes."""
         return self._copies.nbytes
 
     @property
     def none(self) -> TableRows:
-        """An empty set of rows with the dtypes and shapes of the parts."""
+        """An empty set of rows, with the dtypes and shapes of `parts`."""
         return self._layout.table_rows(
             np.zeros(0, dtype=np.int64), torch.empty(0, self._layout.width, dtype=torch.float32)
         )
@@ -89,7 +89,7 @@ class Snapshot:
         return self._num_rows
 
     def count_on(self) -> bool:
-        """Count the rows of the next part; return whether parts remain to be counted.
+        """Count the rows of the next part; return whether there are further parts to count.
 
         With `since`, counting reads all rows. Updates may run between two calls, as between two parts; all
         calls come before the first part.
@@ -97,12 +97,12 @@ class Snapshot:
         return next(self._counting, False)
 
     def close(self) -> None:
-        """Free the copied rows; rows that have not been returned are lost."""
+        """Free the copied rows; rows that have not been returned yet are lost."""
         self.is_done = True
         self._copies = RowMemory(self._layout.width + _EXTRA)
 
     def parts(self) -> Iterator[TableRows]:
-        """Yield all rows in parts, in arbitrary order, without policies. Call this once."""
+        """Yield all rows in parts, in any order, without admission and eviction state. Call this once."""
         for numbers in self._runs():
             numbers = numbers[~self._returned[numbers]]
             ids, existed, words = self._read(numbers)
@@ -113,7 +113,7 @@ class Snapshot:
         self.close()
 
     def keep(self, rows: NDArray[np.int64], *, existed: bool = True) -> None:
-        """Copy rows that are about to change.
+        """Copy rows before they change.
 
         Parameters
         ----------
@@ -136,7 +136,7 @@ class Snapshot:
         self._copies.store.write(self._copies.add(rows), words)
 
     def _read(self, numbers: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.bool_], Tensor]:
-        """Return the ids, whether each had a row, and the rows' words, as of the snapshot's step."""
+        """Return the ids, whether each row existed, and the rows' words, as of the snapshot's step."""
         ids, existed = self._memory.numbers.ids[numbers], self._memory.exist(numbers)
         words = self._memory.store.read(numbers)
         if len(self._copies):
@@ -162,13 +162,13 @@ class Snapshot:
             yield True
 
     def _runs(self) -> Iterator[NDArray[np.int64]]:
-        """Yield all row numbers in storage order, in chunks of the size of a part."""
+        """Yield all row numbers in storage order, in chunks of one part each."""
         at_once = max(1, PART_BYTES // (4 * self._layout.width))
         return self._memory.store.runs(self._returned.size, at_once)
 
 
 class RemovedIds:
-    """Ids whose rows were removed since the last snapshot of the whole table, with the steps.
+    """The ids of rows removed since the last full snapshot, with the step of each removal.
 
     No ids are recorded before the first such snapshot. If the ids outnumber the rows of that snapshot, all
     are dropped: a delta would be no smaller than another snapshot of the whole table.
@@ -187,11 +187,11 @@ class RemovedIds:
         return self._steps.nbytes
 
     def begin(self, step: int, num_rows: int) -> None:
-        """Start again from a snapshot of the whole table, which has `num_rows` rows."""
+        """Discard the record, and start again from a full snapshot with `num_rows` rows."""
         self._steps, self._base, self._most = IdMap(), step, max(_MIN_REMOVED, num_rows)
 
     def add(self, ids: NDArray[np.int64], step: int) -> None:
-        """Record ids whose rows were removed."""
+        """Record the ids of removed rows."""
         if self._base is None:
             return
         self._steps.put(ids, step)
@@ -199,11 +199,11 @@ class RemovedIds:
             self._steps, self._base = IdMap(), None
 
     def knows(self, since: int | None) -> bool:
-        """Return whether all ids whose rows were removed after a step are still recorded."""
+        """Return whether the record includes all removals after a step."""
         return since is not None and self._base is not None and since >= self._base
 
     def since(self, since: int, memory: RowMemory, table: str) -> NDArray[np.int64]:
-        """Return the sorted ids whose rows were removed after a step and that have no row now.
+        """Return, sorted, the ids whose rows were removed after a step and that have no row now.
 
         Raises
         ------

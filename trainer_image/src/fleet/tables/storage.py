@@ -1,4 +1,4 @@
-"""Storage of a table's rows: in memory, or divided between memory and a file on a local disk."""
+"""Storage of a table's rows, in memory or partly in a file on a local disk."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ Records = NDArray[np.void]
 
 
 class RowStore(Protocol):
-    """Rows of 32-bit words by number, which are zero before they are written."""
+    """Rows of 32-bit words by row number. Unwritten rows are zero."""
 
     @property
     def nbytes(self) -> int:
@@ -41,7 +41,7 @@ class RowStore(Protocol):
 
     @property
     def address(self) -> int | None:
-        """The address of the array of all rows, valid until `resize`, or None if not all are in memory."""
+        """The address of the array of all rows, valid until `resize`; None if some rows are not in memory."""
 
     @property
     def num_on_disk(self) -> int:
@@ -63,7 +63,7 @@ class RowStore(Protocol):
         """
 
     def runs(self, end: int, at_once: int) -> Iterator[Numbers]:
-        """Yield all row numbers below `end`, `at_once` at a time, in the order that is fastest to read.
+        """Yield all row numbers below `end`, in chunks of `at_once`, in the fastest order to read.
 
         Rows may be written between two yields. A number may be yielded more than once.
         """
@@ -71,7 +71,7 @@ class RowStore(Protocol):
 
 @dataclass(frozen=True)
 class Memory:
-    """Stores all rows in memory."""
+    """Storage of all rows in memory."""
 
     def rows(self, width: int) -> RowStore:
         """Return an empty store.
@@ -91,7 +91,7 @@ class Memory:
 
 @dataclass(frozen=True)
 class LocalDisk:
-    """Stores the most frequently updated rows in memory, and the others in a temporary file.
+    """Storage that keeps the most frequently updated rows in memory, and the others in a temporary file.
 
     The file is deleted when the process ends, and no other process reads it; only checkpoints are durable.
 
@@ -145,7 +145,7 @@ IN_MEMORY: Final = Memory()
 
 
 class _InMemory:
-    """A `RowStore` in memory. A row is a NumPy record, which is faster to copy than its elements."""
+    """A `RowStore` in memory. Rows are NumPy records, because copying records is faster."""
 
     num_on_disk = 0
 
@@ -240,7 +240,7 @@ class _OnDisk:
             self._write(numbers[begin : begin + at_once], records[begin : begin + at_once])
 
     def runs(self, end: int, at_once: int) -> Iterator[Numbers]:
-        """Yield rows in the file, in file order, then rows in memory, and rows that moved meanwhile."""
+        """Yield rows in file order, then the rows in memory, then rows that moved in the meantime."""
         yielded = np.zeros(end, dtype=np.bool_)
         for places, numbers in self._log.segments():
             numbers = numbers[self._is_at(numbers, places)]
@@ -252,7 +252,7 @@ class _OnDisk:
             yield part[~yielded[part]]
 
     def _read_file(self, numbers: Numbers, places: Numbers, keeps: bool) -> Records:
-        """Return copies of rows in the file; if `keeps`, also store them for the following update."""
+        """Return copies of rows in the file; if `keeps` is True, cache them for the following update."""
         records = np.empty(numbers.size, self._type)
         kept, records_kept = self._recent.find(numbers)
         records[kept] = records_kept
@@ -282,7 +282,7 @@ class _OnDisk:
             self._place(numbers[coming], records[coming], before[coming])
 
     def _place(self, numbers: Numbers, records: Records, before: NDArray[np.int32]) -> None:
-        """Write rows that are not in memory to slots or directly to the file."""
+        """Write rows that are not in memory to slots or to the file."""
         fresh = self._fresh_slots(numbers.size)
         slots, direct = self._evicted(
             fresh[0] if fresh.size else self._used, before, numbers.size - fresh.size
@@ -302,7 +302,7 @@ class _OnDisk:
         self._before.values[slots] = before[~direct]
 
     def _fresh_slots(self, count: int) -> Numbers:
-        """Return up to `count` unused slots."""
+        """Return up to `count` memory slots that have never been used."""
         begin, self._used = self._used, min(self._used + count, self._num_slots)
         if self._used > self._slots.values.size:
             size = min(self._num_slots, max(self._used, int(self._slots.values.size * 1.125)))
@@ -311,7 +311,7 @@ class _OnDisk:
         return np.arange(begin, self._used)
 
     def _evicted(self, used: int, coming: NDArray[np.int32], count: int) -> tuple[Numbers, NDArray[np.bool_]]:
-        """Select `count` rows to move to the file, among the rows in memory and those being written.
+        """Select `count` rows to move to the file, from the rows in memory and those being written.
 
         Parameters
         ----------
@@ -338,7 +338,7 @@ class _OnDisk:
         return slots[chosen[:window]], chosen[window:]
 
     def _compact(self) -> None:
-        """Rewrite the live rows of a segment if the file has more dead places than live ones."""
+        """Rewrite the live records of a segment if more than half of the file's records are dead."""
         found = self._log.emptiest()
         if found is None:
             return
@@ -348,7 +348,7 @@ class _OnDisk:
         self._log.release(places[live])
 
     def _is_at(self, numbers: Numbers, places: Numbers) -> NDArray[np.bool_]:
-        """Return which rows are still at the given places of the file; dead places have stale row numbers."""
+        """Return which rows are still at the given file positions; a dead record has a stale row number."""
         at: NDArray[np.bool_] = self._where.values.take(numbers, mode="clip") == _FIRST - places
         return at
 
@@ -357,7 +357,7 @@ class _OnDisk:
 
 
 class RecentReads:
-    """A direct-mapped cache of records read from disk for the update that follows a look-up.
+    """A direct-mapped cache of records read from disk, for the update that follows a look-up.
 
     Parameters
     ----------
@@ -377,20 +377,20 @@ class RecentReads:
         return self._numbers.nbytes + self._records.nbytes
 
     def keep(self, numbers: Numbers, records: Records) -> None:
-        """Store as many records as the cache can hold, because more would evict each other."""
+        """Cache the records, unless there are so many that they would evict each other."""
         if numbers.size <= self._numbers.size:
             places = numbers % self._numbers.size
             self._numbers[places] = numbers
             self._records[places] = records
 
     def find(self, numbers: Numbers) -> tuple[NDArray[np.bool_], Records]:
-        """Return which rows are in the cache, and copies of their records."""
+        """Return which rows are cached, and copies of their records."""
         places = numbers % self._numbers.size
         kept = self._numbers[places] == numbers
         return kept, self._records[places[kept]]
 
     def forget(self, numbers: Numbers) -> None:
-        """Drop the cached records of rows that are about to change."""
+        """Drop rows from the cache before they change."""
         places = numbers % self._numbers.size
         self._numbers[places[self._numbers[places] == numbers]] = -1
 

@@ -28,7 +28,7 @@ __all__ = ["Table"]
 
 
 class Table:
-    """The rows of a table, or of one server's part of it. Not thread-safe.
+    """An embedding table, or the part of it on one server. Not thread-safe.
 
     Parameters
     ----------
@@ -66,7 +66,7 @@ class Table:
 
     @property
     def nbytes(self) -> int:
-        """The memory of rows, state, index, admission and removed ids, in bytes."""
+        """The memory of rows, state, index, admission state and removed ids, in bytes."""
         candidates = self._candidates.nbytes if self._candidates else 0
         return self._memory.nbytes + self.removed.nbytes + candidates
 
@@ -109,7 +109,7 @@ class Table:
         rule: RowRule | None = None,
         keeps: bool = False,
     ) -> Tensor | None:
-        """Update rows: admit new ids first, and evict rows last.
+        """Update rows: admit new ids before the update, and evict rows after it.
 
         Parameters
         ----------
@@ -169,7 +169,7 @@ class Table:
         return before
 
     def load(self, loaded: TableRows) -> None:
-        """Replace rows; slots and marks that are not given are initialized.
+        """Replace rows; missing slots and marks get their initial values.
 
         State of admission and eviction is replaced for the ids or shards that were saved.
 
@@ -221,7 +221,7 @@ class Table:
         self._memory.remove(ids)
 
     def rows(self) -> TableRows:
-        """Return a copy of all rows, sorted by id, with their state and that of admission and eviction."""
+        """Return a copy of all rows, sorted by id, with optimizer, admission and eviction state."""
         ids, rows = self._memory.numbers.items()
         return self._layout.table_rows(ids, self._memory.store.read(rows), self._policies())
 
@@ -258,7 +258,7 @@ class Table:
         return self._snapshot
 
     def _is_stepped_at_once(self, gradient: Tensor) -> bool:
-        """Return whether compiled code may update existing rows, because only the rows' words change."""
+        """Return whether compiled code may update existing rows without further processing."""
         return (
             self._memory.is_in_memory
             and not self.config.eviction
@@ -269,7 +269,7 @@ class Table:
     def _admit(
         self, ids: NDArray[np.int64], rows: NDArray[np.int64], new: NDArray[np.bool_], step: int
     ) -> NDArray[np.bool_] | None:
-        """Allocate rows for ids that are admitted now, without initializing the rows.
+        """Allocate uninitialized rows for the ids that are admitted now.
 
         Parameters
         ----------
@@ -308,7 +308,7 @@ class Table:
         rule: RowRule,
         keeps: bool,
     ) -> Tensor | None:
-        """Update existing rows; if `keeps`, return their previous values."""
+        """Update existing rows; if `keeps` is True, return their previous values."""
         first = self._layout.words(self._first_values(ids[new]), {}, step, {}) if new.any() else None
         words = self._read(rows, new, first)
         values, state = self._layout.values(words), self._layout.state(words)
@@ -330,7 +330,7 @@ class Table:
         return before
 
     def _read(self, rows: NDArray[np.int64], new: NDArray[np.bool_], first: Tensor | None) -> Tensor:
-        """Return the words of rows, using `first` for new rows."""
+        """Return rows as packed words; new rows have the values `first`."""
         if first is None:
             return self._memory.store.read(rows)
         words, at = first.new_empty(rows.size, first.shape[1]), torch.from_numpy(new)
@@ -340,13 +340,13 @@ class Table:
         return words
 
     def _first_values(self, ids: NDArray[np.int64]) -> Tensor:
-        """Return initial values in the form in which the row type stores them."""
+        """Return initial values, rounded to values that the row type can store."""
         row_type, dimension = self.config.row_type, self.config.dimension
         values = self.config.first_values.of(ids, dimension, self._key)
         return row_type.unpack(row_type.pack(torch.from_numpy(values)), dimension)
 
     def _evict(self, ids: NDArray[np.int64], step: int) -> None:
-        """Apply each eviction rule in turn to an update's shards, on the rows that earlier rules left."""
+        """Apply each eviction rule to the updated shards; each rule sees the rows that earlier rules kept."""
         shards = np.flatnonzero(np.bincount(shard_of(ids), minlength=SHARDS))
         for policy in self.config.eviction:
             touched = TouchedShards(shards, self._memory.num_rows[shards], self._touched[shards])
@@ -363,12 +363,12 @@ class Table:
         return np.concatenate(leaving)
 
     def _keep(self, rows: NDArray[np.int64], *, existed: bool = True) -> None:
-        """Make a snapshot copy rows that are about to change, because new rows may reuse their numbers."""
+        """Copy rows into the current snapshot, if any, before their content changes."""
         if self._snapshot is not None and not self._snapshot.is_done:
             self._snapshot.keep(rows, existed=existed)
 
     def _policies(self) -> dict[str, NDArray[Any]]:
-        """Return copies of the state of admission and eviction, as in `TableRows`."""
+        """Return copies of the admission and eviction state; see `TableRows`."""
         policies = {}
         if self._candidates is not None:
             policies = {f"admission.{name}": array for name, array in self._candidates.saved().items()}

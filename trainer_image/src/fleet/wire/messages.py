@@ -61,7 +61,7 @@ _ERRORS: Final[dict[str, type[FleetError]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """The payload of HELLO, the greeting.
+    """The payload of a HELLO frame, which greets the peer.
 
     Attributes
     ----------
@@ -116,7 +116,7 @@ def read_hello(payload: bytes) -> Hello:
 
 
 def pack_hyper(groups: Sequence[dict[str, Any]]) -> bytes:
-    """Encode the hyper-parameters of a step exactly: floats are decoded without loss.
+    """Encode the hyper-parameters of a step as JSON that preserves every float exactly.
 
     Raises
     ------

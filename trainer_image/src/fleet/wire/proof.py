@@ -35,7 +35,7 @@ _LONGEST: Final = 200
 
 
 class Proof(NamedTuple):
-    """The proof that a call carries."""
+    """A caller's proof that it has the job's key, sent with each call."""
 
     seconds: int
     nonce: str
@@ -101,7 +101,7 @@ def _mac(key: bytes, server: int, method: str, seconds: int, nonce: str) -> str:
 
 
 class ReplayWindow:
-    """A record of used proofs that are still valid, which prevents replays of intercepted proofs.
+    """The proofs that were used and have not expired; detects the replay of an intercepted proof.
 
     Parameters
     ----------

@@ -211,7 +211,7 @@ class Header(NamedTuple):
 
 
 class Identity(NamedTuple):
-    """The fields that every frame of a connection repeats: the job, the trainer and the trainer's attempt."""
+    """The fields that are equal in all frames of a connection: the job, the trainer and its attempt."""
 
     job: int
     trainer: int
@@ -404,7 +404,7 @@ class Conversation:
             self.over = not self._transitions[following]
 
     def _check_payload(self, header: Header) -> None:
-        """Validate the block or table that a frame names, and the size of its payload."""
+        """Validate the block or table that a frame refers to, and the size of the payload."""
         kind, block, found = header.kind, header.block, header.payload_bytes
         if header.shared and not (self.shares and kind in TENSORS):
             raise self._error(
@@ -431,7 +431,7 @@ class Conversation:
             raise self._error(f"a {kind.name} frame carries {found} bytes, expected {expected}")
 
     def _check_rows(self, kind: Kind, table: int, found: int) -> None:
-        """Validate the payload size of a frame about a table; decoding checks the number of ids."""
+        """Validate the payload size of a frame about a table; decoding validates the number of ids."""
         if table not in self._row_bytes:
             raise self._error(
                 f"a {kind.name} frame names table {table}, "

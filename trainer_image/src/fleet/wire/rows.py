@@ -1,4 +1,4 @@
-"""The payloads of frames about tables: ids, and rows of float32, all little endian.
+"""The payloads of frames about tables: ids and float32 rows, all in little-endian byte order.
 
 Ids are distinct and ascending. They are encoded as the first id and the gaps between consecutive ids. All
 gaps in a frame have the width that the largest gap needs, so that vectorized code can encode and decode them.
@@ -123,13 +123,13 @@ def read_ids(payload: memoryview, row_bytes: int, *, with_rows: bool = False) ->
 
 
 def pack_rows(rows: Rows) -> memoryview:
-    """Encode rows of shape (n, dimension), if possible without a copy; they must not change until sent."""
+    """Encode rows of shape (n, dimension), without a copy if possible; rows must not change until sent."""
     contiguous = np.ascontiguousarray(rows)
     return (contiguous.byteswap() if _SWAPS else contiguous).reshape(-1).view(np.uint8).data
 
 
 def read_rows(payload: memoryview, dimension: int) -> Rows:
-    """Decode rows; the caller must have checked that the payload's size is a multiple of a row's."""
+    """Decode rows; the caller must have checked that the payload size is a multiple of the row size."""
     rows: Rows = np.frombuffer(payload, dtype="<f4").astype(np.float32, copy=False)
     return rows.reshape(-1, dimension)
 

@@ -1,4 +1,4 @@
-"""Loops over ids and rows in C, used if they were compiled when the package was installed.
+"""Loops over ids and rows in C, used if they could be compiled when the package was installed.
 
 Each has a NumPy or torch equivalent with bitwise-identical results, which is used if the library is missing.
 Arguments are addresses: a check of an array in each call would take longer than most loops. So callers pass
@@ -65,7 +65,7 @@ class RowAddresses(ctypes.Structure):
 
 
 def library(*, keeps_lock: bool = False) -> Any:
-    """Return the compiled library, or None if there is none for this machine.
+    """Return the compiled library, or None if it is not available on this machine.
 
     Parameters
     ----------
@@ -88,7 +88,7 @@ def _opened(kind: Callable[[str], ctypes.CDLL]) -> ctypes.CDLL | None:
 
 
 def is_plain(tensor: Tensor, dtype: torch.dtype) -> bool:
-    """Return whether a tensor is a contiguous array in host memory."""
+    """Return whether a tensor is a contiguous array of the given dtype in host memory."""
     return (
         tensor.is_cpu and tensor.dtype is dtype and tensor.layout is torch.strided and tensor.is_contiguous()
     )
