@@ -1,4 +1,4 @@
-"""Training with parameter servers. A script runs ``from fleet.parameter_server import fleet``.
+"""Training with parameter servers: scripts run ``from fleet.parameter_server import fleet``.
 
 A trainer sends each gradient as soon as it is computed. The servers step the blocks that they own with the
 user's torch.optim class, and ``optimizer.step()`` copies the new values into the parameters. Control calls

@@ -1,4 +1,4 @@
-"""The certificates in ``FLEET_TLS_DIR``, with which replicas authenticate each other and encrypt connections.
+"""TLS certificates from ``FLEET_TLS_DIR``, for mutual authentication and encryption between replicas.
 
 ``tls.crt``, ``tls.key`` and ``ca.crt`` are reloaded when they change, so a job need not restart when they are
 renewed: later connections use the new files. If the new files are unusable, a warning is logged and the old
@@ -31,7 +31,7 @@ Version = tuple[tuple[str, int, int], ...]
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """The TLS contexts of one version of the files."""
+    """TLS contexts made from one version of the certificate files."""
 
     certificate: bytes
     key: bytes = field(repr=False)
@@ -43,7 +43,7 @@ class Loaded:
 
 
 class Certificates:
-    """The certificates in one folder.
+    """The certificates in a directory, reloaded when their files change.
 
     Parameters
     ----------
@@ -60,7 +60,7 @@ class Certificates:
         self._loaded: Loaded | None = None
 
     def current(self) -> Loaded:
-        """Return the TLS contexts for the current files; the object is the same until the files change.
+        """Return TLS contexts for the current files; returns the same object until the files change.
 
         Raises
         ------
@@ -139,7 +139,7 @@ class Certificates:
             )
 
     def _check(self, server: ssl.SSLContext, client: ssl.SSLContext) -> None:
-        """Perform a handshake in memory, which fails as it would with a peer that uses the same files."""
+        """Perform a TLS handshake in memory, to find errors that would also occur with a peer."""
         client.check_hostname = False  # the host is not known before a connection is opened
         there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
         ends = [client.wrap_bio(back, there), server.wrap_bio(there, back, server_side=True)]
@@ -169,7 +169,7 @@ class Certificates:
 
 
 class _EncryptedError(Exception):
-    """The key has a passphrase, for which OpenSSL would prompt at the terminal."""
+    """The private key has a passphrase, so OpenSSL would prompt for it on the terminal."""
 
 
 def _no_password() -> str:
@@ -177,7 +177,7 @@ def _no_password() -> str:
 
 
 def certificates_of(settings: "Settings") -> Certificates | None:
-    """Return the certificates named by the settings, or None if connections are not encrypted.
+    """Return the certificates that the settings name, or None if connections are not encrypted.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Facts that a job's processes must agree on, in addition to those of the job's program.
+"""Facts about a replica that all processes of a job must agree on, besides those in the plan.
 
 The number of trainers in an elastic job may change while the job runs, and a replica knows only the number at
 its own start. The processes must therefore agree on the maximum instead (``FLEET_MAX_TRAINERS``).
@@ -19,7 +19,7 @@ _TRAINERS: Final = "trainers"
 
 
 def elastic_facts(mode: Mode, num_trainers: int, max_trainers: int | None) -> dict[str, str]:
-    """Return the facts that an elastic job must agree on, instead of the number of trainers.
+    """Return the fact that replaces the number of trainers in the agreement of an elastic job.
 
     Parameters
     ----------
@@ -52,11 +52,11 @@ def elastic_facts(mode: Mode, num_trainers: int, max_trainers: int | None) -> di
 
 
 def state_of(source: Source) -> dict[str, Mapping[str, Any]]:
-    """Return the state of this process's own optimizer by parameter."""
+    """Return the state of this process's optimizer, by parameter name."""
     return {name: source.optimizer.state.get(parameter, {}) for name, parameter in source.parameters.items()}
 
 
 def initial_state_fact(state: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
-    """Return the facts that a job must agree on about optimizer state loaded by the script."""
+    """Return the fact that the script has loaded optimizer state; empty if it has loaded none."""
     count = sum(1 for entries in state.values() if entries)
     return {INITIAL_STATE: f"of {count} parameters"} if count else {}

@@ -26,7 +26,7 @@ _VECTOR: Final = 64
 
 
 def in_pieces(plan: ServerPlan, settings: Settings) -> ServerPlan:
-    """Return a server's plan with its blocks sliced into pieces, which trainers receive when they join.
+    """Return a server's plan in which blocks are sliced into pieces; trainers receive it when they join.
 
     Parameters
     ----------
@@ -67,14 +67,14 @@ def lead_bytes(plan: ServerPlan, settings: Settings) -> int | None:
 
 
 def _most_bytes(plan: ServerPlan, settings: Settings) -> int | None:
-    """Return the maximum size of a piece, or None if blocks are not sliced."""
+    """Return the maximum size of a piece in bytes, or None if blocks are not sliced."""
     if settings.piece_bytes is None and all(_is_loopback(endpoint) for endpoint in plan.endpoints):
         return None
     return settings.piece_bytes or max(_LEAST_BYTES, min(_MOST_BYTES, _OF_ALL_BYTES // plan.trainers))
 
 
 def by_block(pieces: Iterable[PlannedBlock]) -> list[list[PlannedBlock]]:
-    """Group pieces by block; a block's pieces are adjacent in a plan."""
+    """Group pieces by block; the plan lists the pieces of a block consecutively."""
     return [list(of_block) for _, of_block in groupby(pieces, key=lambda piece: piece.name)]
 
 
@@ -83,7 +83,7 @@ def _is_cuttable(plan: ServerPlan, block: PlannedBlock) -> bool:
 
 
 def _cut(block: PlannedBlock, num_blocks: int, most_bytes: int) -> tuple[PlannedBlock, ...]:
-    """Slice a block into runs of whole rows, with piece numbers that are unique within the job."""
+    """Slice a block into pieces of whole rows, with piece numbers that are unique within the job."""
     if not block.shape or not block.numel:
         return (block,)
     rows, row = block.shape[0], prod(block.shape[1:])

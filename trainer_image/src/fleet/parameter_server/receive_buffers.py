@@ -1,4 +1,4 @@
-"""The receive buffers of a server: bounded memory for arriving gradients, and a sum buffer per block.
+"""A server's receive buffers: bounded memory for arriving gradients, and one sum buffer for each block.
 
 Each block has one sum buffer. The gradient that begins a sum lands there; between two sums the sync mode
 keeps the previous value there. Later gradients of the block, and gradients that arrive before their turn,
@@ -32,7 +32,7 @@ _ALIGNMENT_BYTES: Final = 64
 
 
 class Turn(Enum):
-    """When to use an arriving gradient."""
+    """When an arriving gradient is to be added to its block's sum."""
 
     FIRST = auto()
     """Immediately: the gradient begins the block's sum."""
@@ -44,7 +44,7 @@ class Turn(Enum):
 
 @dataclass(slots=True, eq=False)
 class Buffer:
-    """The memory of a gradient or a sum."""
+    """Memory for a gradient or a sum."""
 
     block: int
     tensor: Tensor
@@ -58,7 +58,7 @@ class Buffer:
 
 
 class _Region:
-    """Memory of fixed size, allocated on first use and divided into contiguous runs."""
+    """A memory region of fixed size from which buffers are allocated."""
 
     def __init__(self, num_bytes: int) -> None:
         self._num_bytes = num_bytes
@@ -67,7 +67,7 @@ class _Region:
         """The end of each run by its start, in ascending order."""
 
     def take(self, num_bytes: int) -> Tensor | None:
-        """Allocate the first free run that is large enough, or return None."""
+        """Allocate the first free range that is large enough; return None if there is none."""
         begin, size = 0, _aligned(num_bytes)
         for taken, end in self._taken.items():
             if taken - begin >= size:
@@ -81,12 +81,12 @@ class _Region:
         return self._memory[begin : begin + num_bytes]
 
     def free(self, run: Tensor) -> None:
-        """Free a run."""
+        """Free an allocated range."""
         del self._taken[int(run.storage_offset()) * run.element_size()]
 
 
 class _Changes(threading.Condition):
-    """A condition variable that also resumes connections waiting for a buffer."""
+    """A condition variable that also resumes connections that wait for a buffer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -94,14 +94,14 @@ class _Changes(threading.Condition):
         """For each trainer that waits for a buffer, the function that resumes its connection."""
 
     def notify_all(self) -> None:
-        """Wake all waiting threads and resume all waiting connections."""
+        """Wake all waiting threads, and resume all connections that wait for a buffer."""
         super().notify_all()
         for trainer in list(self.resumes):
             self.resumes.pop(trainer)()
 
 
 class ReceiveBuffers:
-    """The buffers of one server.
+    """All receive buffers and sum buffers of one server.
 
     Parameters
     ----------
@@ -128,7 +128,7 @@ class ReceiveBuffers:
         """The buffer of the gradient that each trainer is sending."""
 
     def share(self, trainer: int, memory: SharedBlocks | None) -> None:
-        """Receive a trainer's gradients in memory that it shares or, for None, in the server's buffers."""
+        """Use a trainer's shared memory for its gradients or, for None, the server's own buffers."""
         with self.changed:
             self.forget(trainer)
             if memory is not None:
@@ -138,13 +138,13 @@ class ReceiveBuffers:
 
     @property
     def held(self) -> Set[int]:
-        """The trainers that are waiting for a buffer; the caller holds the lock."""
+        """The trainers that wait for a buffer; the caller holds the lock."""
         return self.changed.resumes.keys()
 
     def land(
         self, trainer: int, block: int, turn: Callable[[int, int], Turn], resume: Callable[[], None]
     ) -> memoryview | NotYet:
-        """Return a buffer for a gradient that a trainer is about to send, or `NotYet` if none is free.
+        """Return a buffer for a gradient that a trainer is about to send, or `NotYet` if no buffer is free.
 
         Parameters
         ----------
@@ -169,11 +169,11 @@ class ReceiveBuffers:
             return landing.bytes
 
     def landing(self, trainer: int) -> Buffer:
-        """Return the buffer into which a trainer is sending a gradient."""
+        """Return the buffer of the gradient that a trainer is sending or has just sent."""
         return self._landing[trainer]
 
     def take(self, trainer: int) -> Buffer:
-        """Return the buffer of a gradient that a trainer has sent; the caller must release it."""
+        """Return the buffer of a gradient that has arrived completely; the caller must release it."""
         return self._landing.pop(trainer)
 
     def release(self, buffer: Buffer) -> None:
@@ -185,7 +185,7 @@ class ReceiveBuffers:
         self.changed.notify_all()
 
     def begin_sum(self, first: Buffer) -> Buffer:
-        """Begin a block's sum: copy a gradient to the sum buffer and free its own buffer."""
+        """Copy a gradient to the block's sum buffer as the first summand, and free its own buffer."""
         with self.changed:
             total = self.sum_buffer(first.block)
         total.tensor.copy_(first.tensor)
@@ -194,7 +194,7 @@ class ReceiveBuffers:
         return total
 
     def sum_buffer(self, block: int) -> Buffer:
-        """Return the block's sum buffer, or new memory if that is in use; the caller holds the lock."""
+        """Return the block's sum buffer, or new memory while that buffer is in use."""
         if block in self.begun:
             return self._buffer(block, self._new(block), stays=True)
         if block not in self._sums:
@@ -203,7 +203,7 @@ class ReceiveBuffers:
         return self._sums[block]
 
     def forget(self, trainer: int) -> None:
-        """Free the buffer of a gradient that will not arrive; the caller holds the lock."""
+        """Free the buffer of a gradient that will not arrive. The caller holds the lock."""
         landing = self._landing.pop(trainer, None)
         if landing is not None:
             self.release(landing)

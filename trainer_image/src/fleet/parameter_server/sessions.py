@@ -1,4 +1,4 @@
-"""Training sessions of this process, identified by the PyTorch objects that they train.
+"""The training sessions of this process; the PyTorch objects that a session trains identify it.
 
 An `Executor` that runs a program and a loop that calls ``optimizer.step()`` share one session: either finds
 the session that the other started.
@@ -54,12 +54,12 @@ _threads_within: "weakref.WeakKeyDictionary[Trainer, threading.Thread]" = weakre
 
 
 def find_trainer(source: Source) -> Trainer | None:
-    """Return the session that trains the given PyTorch objects, or None."""
+    """Return the trainer of the given PyTorch objects, or None if there is none."""
     return _trainers.get(source)
 
 
 def train_as(source: Source, strategy: DistributedStrategy, server_within: ServerPlan | None = None) -> None:
-    """Set the strategy for sessions that train the given PyTorch objects, in a loop or by an Executor.
+    """Set the strategy of the session that will train the given PyTorch objects.
 
     Parameters
     ----------
@@ -72,12 +72,12 @@ def train_as(source: Source, strategy: DistributedStrategy, server_within: Serve
 
 
 def serves_within(source: Source) -> bool:
-    """Return whether a session for these PyTorch objects starts a server in the trainer's process."""
+    """Return whether the session of these PyTorch objects starts a server in the trainer's process."""
     return source in _choices and _choices[source][1] is not None
 
 
 def start_trainer(plan: TrainerPlan, source: Source, job: JobIdentity) -> Trainer:
-    """Join the servers of a plan and load their values.
+    """Start a trainer: join the servers in a plan and load their values.
 
     Parameters
     ----------
@@ -137,7 +137,7 @@ def _steps_made(find: Callable[[], Trainer | None]) -> int:
 
 
 def _end_if_completed(trainer: int, completed: Collection[int]) -> None:
-    """End this trainer successfully if the servers report that its previous process completed.
+    """Exit successfully if the servers report that an earlier process of this trainer completed.
 
     Raises
     ------
@@ -153,7 +153,7 @@ def _end_if_completed(trainer: int, completed: Collection[int]) -> None:
 
 
 def _remind(find: Callable[[], Trainer | None], deadline_seconds: float) -> None:
-    """Warn at exit that the servers will wait for this trainer, unless it has completed or failed."""
+    """Warn at exit if the trainer has neither completed nor failed, because the servers will wait for it."""
     trainer = find()
     if trainer is not None and not trainer.completed and not lifecycle.failed():
         _log.warning(
@@ -166,7 +166,7 @@ def _remind(find: Callable[[], Trainer | None], deadline_seconds: float) -> None
 
 
 def start_server(whole: ServerPlan, source: Source, job: JobIdentity, model_dir: str | None = None) -> Server:
-    """Start a plan's server, which then accepts trainers.
+    """Start the server in a plan, which then accepts trainers.
 
     Parameters
     ----------
@@ -209,7 +209,7 @@ def start_server(whole: ServerPlan, source: Source, job: JobIdentity, model_dir:
 def _make_server(
     whole: ServerPlan, source: Source, job: JobIdentity, settings: Settings, model_dir: str | None = None
 ) -> Server:
-    """Create a server with the values of a checkpoint, or else of the module, before it accepts trainers."""
+    """Create a server with the values of a checkpoint, if there is one, or else of the module."""
     for block in whole.blocks:
         check_dtype(block.param, source.parameters[block.param], dtype_of(block.dtype))
     server = Server(in_pieces(whole, settings), source.parameters, job, settings, state_of(source))
@@ -225,7 +225,7 @@ def _make_server(
 
 
 def _serve_within(server: Server) -> threading.Thread:
-    """Serve this process's trainer in a thread, until the trainer has completed or the process exits."""
+    """Run this process's own server in a thread, until the trainer completes or the process exits."""
 
     def run() -> None:
         try:
@@ -242,7 +242,7 @@ def _serve_within(server: Server) -> threading.Thread:
 
 
 def complete(trainer: Trainer) -> None:
-    """Complete a trainer and write its final progress.
+    """Complete a trainer, and write the process's final progress.
 
     Raises
     ------
@@ -274,7 +274,7 @@ def serve(server: Server) -> None:
 
 
 def _strategy_of(source: Source, plan: TrainerPlan | ServerPlan) -> DistributedStrategy:
-    """Return a session's strategy; log it if the script's mode overrides FLEET_SYNC_MODE."""
+    """Return a session's strategy; log a message if the script's mode overrides FLEET_SYNC_MODE."""
     if source in _choices:
         return _choices[source][0]
     asked = sync_mode_of(Variables(os.environ))
@@ -302,7 +302,7 @@ def _settings(strategy: DistributedStrategy) -> Settings:
 
 @cache
 def _log_unused_setting(name: str, value: str) -> None:
-    """Log, once per process, that Paddle's setting for the number of threads has no effect."""
+    """Log once that Paddle's setting for the number of threads has no effect."""
     _log.info(
         "%s is %s, but has no effect: one connection with each server carries all dense parameters, and one "
         "thread serves all connections",

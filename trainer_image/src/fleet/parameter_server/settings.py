@@ -1,4 +1,4 @@
-"""Settings of the runtime, from the environment and the strategy.
+"""The settings of a job's processes, from the environment and the strategy.
 
 ``fleet.init`` validates them. They are read when a session or a server starts.
 """
@@ -17,7 +17,7 @@ THREAD_NUMS: Final = ("FLAGS_rpc_send_thread_num", "FLAGS_rpc_get_thread_num")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Bounds(Deadlines):
-    """Limits on the data that a trainer has in flight."""
+    """Limits on a trainer's data in flight."""
 
     send_queue_size: int = 2
     """Half-async: the maximum number of gradients of one block that may be in flight before a step waits."""
@@ -29,7 +29,7 @@ class _Bounds(Deadlines):
 
 @dataclass(frozen=True, slots=True)
 class Settings(_Bounds):
-    """The deadlines of the job, and all other settings."""
+    """All settings of a process, including the job's deadlines."""
 
     socket_buffer_bytes: int | None = None
     """The size of the socket buffers of data connections; None lets the kernel tune them."""
@@ -54,17 +54,17 @@ class Settings(_Bounds):
 
     @property
     def glance_seconds(self) -> float:
-        """The maximum seconds between two checks of a watchdog: two heartbeats, or one failed call."""
+        """The longest time between two checks of a watchdog: two heartbeats, or one failed call."""
         return min(2 * self.heartbeat_seconds + 1.0, self.deadline_seconds / 2)
 
     @property
     def agreement(self) -> Mapping[str, str]:
-        """The settings, by name, that must be equal in all processes."""
+        """The settings that must be equal in all processes, by name."""
         return {"wire_dtype": self.wire_dtype} if self.wire_dtype else {}
 
     @property
     def stalled_seconds(self) -> float:
-        """The seconds for which a live peer may keep other processes waiting.
+        """The longest time for which a live peer may keep others waiting, in seconds.
 
         It is long because the peer may itself be waiting for another peer that has not started yet.
         """

@@ -1,4 +1,4 @@
-"""A server's shard: its part of the model, with the buffers and norm parts that a mode uses."""
+"""A server's shard: its blocks and tables, with the buffers and norm parts that modes use."""
 
 import logging
 import zlib
@@ -39,7 +39,7 @@ SendNormPart = Callable[[NormPart, Sequence[int]], None]
 
 
 def release(source: Source) -> None:
-    """Free the memory of a module and an optimizer after a shard has copied their values.
+    """Free the memory of a module and an optimizer whose values a shard has copied.
 
     Parameters
     ----------
@@ -53,11 +53,11 @@ def release(source: Source) -> None:
 
 
 def _send_to_none(part: NormPart, servers: Sequence[int]) -> None:
-    """Discard this server's part of a norm; used if the norm covers no other server's blocks."""
+    """Discard a part of a norm, because no other server's blocks are covered by that norm."""
 
 
 class Shard:
-    """The blocks and tables of one server, with the receive buffers for gradients.
+    """The blocks and tables of one server, and the receive buffers for their gradients.
 
     Parameters
     ----------
@@ -98,7 +98,7 @@ class Shard:
         self.initial_checksums = {number: zlib.crc32(self.store.view(number)) for number in self.blocks}
 
     def write(self, block: int, value: bytes) -> None:
-        """Replace a block's value without changing its optimizer state.
+        """Replace a block's value without changing the optimizer state.
 
         Raises
         ------
@@ -118,7 +118,7 @@ class Shard:
 
 
 def _share(block_bytes: Mapping[int, int]) -> SharedBlocks | None:
-    """Return memory for values that other processes can map, or None if that is unsupported."""
+    """Return memory for values that other processes can map, or None if the system does not support it."""
     try:
         return SharedBlocks.create(block_bytes)
     except OSError as error:

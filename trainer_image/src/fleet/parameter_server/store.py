@@ -1,4 +1,4 @@
-"""The dense part of a server's model: each block's value and optimizer, changed only by updates.
+"""The blocks of a server: their values and optimizers, which only update records change.
 
 Only `DenseStore.apply` changes a value. Each record has a gradient or value, its origins (trainers and steps)
 and a sequence number. Records for one block are applied one at a time in ascending order, so that they could
@@ -47,7 +47,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """The trainer, attempt and step that a gradient comes from."""
+    """The origin of a gradient: a trainer, its attempt and its step."""
 
     trainer: int
     attempt: int
@@ -57,7 +57,7 @@ class Origin:
 
 @dataclass(slots=True)
 class Update:
-    """An update of a block with the gradients of one or more trainers.
+    """A record that updates a block with the gradients of one or more trainers.
 
     Attributes
     ----------
@@ -86,7 +86,7 @@ class Update:
 
 @dataclass(slots=True)
 class Put:
-    """A new value for a block, from a checkpoint or set by a script.
+    """A record that replaces a block's value, with a value from a checkpoint or a script.
 
     Attributes
     ----------
@@ -106,7 +106,7 @@ class Put:
 
 
 class FailedStep:
-    """The first step of a block or table that failed on a server, which ends the server.
+    """The first failed step of a block or table; it ends the server.
 
     A failed step may leave its block partly stepped, so training cannot continue from the values. The failure
     therefore concerns every trainer, not only the trainer whose gradient arrived last: the next call of
@@ -136,13 +136,13 @@ class FailedStep:
         return self.error
 
     def check(self) -> None:
-        """Raise the recorded failure, if any."""
+        """Raise the error of the failed step, if a step has failed."""
         if self.error is not None:
             raise self.error
 
 
 class DenseUpdate:
-    """A block and its optimizer; callers must serialize access.
+    """The optimizer of one block; callers must serialize access.
 
     Parameters
     ----------
@@ -194,7 +194,7 @@ class DenseUpdate:
         self._step = direct_step(self._optimizer)
 
     def apply(self, gradient: Tensor, hyper_parameters: Mapping[str, Any]) -> None:
-        """Update the block.
+        """Run one optimizer step on the block.
 
         Parameters
         ----------
@@ -212,7 +212,7 @@ class DenseUpdate:
             self._value.grad = None
 
     def _typed(self, options: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the options, with those that the class expects as tensors converted."""
+        """Return options in which those that the optimizer expects as tensors are converted to tensors."""
         tensors = {
             name: torch.tensor(options[name], dtype=dtype, device="cpu")
             for name, dtype in self._tensors.items()
@@ -221,11 +221,11 @@ class DenseUpdate:
         return {**options, **tensors}
 
     def state(self) -> dict[str, Any]:
-        """Return the optimizer's state by name without copying tensors; empty before the first step."""
+        """Return the optimizer's state by name; empty before the first step. Tensors are not copied."""
         return dict(self._optimizer.state.get(self._value, {}))
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Replace the state with a result of `state`; tensors are copied."""
+        """Replace the optimizer's state by one that `state` returned; tensors are copied."""
         self._optimizer.state[self._value] = {
             name: entry.detach().clone() if isinstance(entry, Tensor) else entry
             for name, entry in state.items()
@@ -242,7 +242,7 @@ def _check_fused(optimizer_class: type[Optimizer]) -> None:
 
 @dataclass(slots=True)
 class _Entry:
-    """A block's value and its optimizer."""
+    """A block with its value and its optimizer."""
 
     block: PlannedBlock
     value: Tensor
@@ -255,7 +255,7 @@ class _Entry:
 
 
 class Target:
-    """The block that an update changes, as passed to the mode's rule.
+    """The block that a mode's rule updates.
 
     Attributes
     ----------
@@ -271,7 +271,7 @@ class Target:
         self._hyper_parameters = hyper_parameters
 
     def step(self, gradient: Tensor) -> None:
-        """Update the value with the user's optimizer and a gradient of the same shape.
+        """Run the user's optimizer on the value, with a gradient of the same shape.
 
         Raises
         ------
@@ -293,12 +293,12 @@ Rule = Callable[[Target, Update], None]
 
 
 def step_by_optimizer(target: Target, update: Update) -> None:
-    """Update a value with its optimizer and an update's gradient, the rule of most modes."""
+    """Update a block with the user's optimizer; the rule of most modes."""
     target.step(update.gradient)
 
 
 class DenseStore:
-    """The blocks of one server. Thread-safe; different blocks can change concurrently.
+    """All blocks of one server. Thread-safe; different blocks can be updated concurrently.
 
     Parameters
     ----------
@@ -355,7 +355,7 @@ class DenseStore:
         }
 
     def apply(self, update: Update | Put) -> None:
-        """Apply an update to its block and assign a sequence number to it.
+        """Apply an update to its block, and assign a sequence number to the update.
 
         Raises
         ------
@@ -384,16 +384,16 @@ class DenseStore:
                 raise self.failed.note(error) from error
 
     def view(self, block: int) -> memoryview:
-        """Return a view of the bytes of a block's value; no update may be applied while the view is used."""
+        """Return a view of the bytes of a block's value, which must not change while the view is used."""
         return self._bytes[block]
 
     def read(self, key: int, into: memoryview, begin: int = 0) -> None:
-        """Copy a block's bytes, from `begin` on, into a buffer; no update is applied meanwhile."""
+        """Copy the bytes of a block's value, from `begin` on, to a buffer, while no update is applied."""
         with self._entries[key].lock:
             copy_bytes(self._bytes[key][begin : begin + len(into)], into)
 
     def snapshot(self) -> list[Piece]:
-        """Return a copy of every block with its optimizer state, with the block's pieces joined."""
+        """Return copies of all blocks with their optimizer state; pieces are joined into blocks."""
         joined: list[Piece] = []
         for pieces in by_block(entry.block for entry in self._entries.values()):
             copies = []
@@ -406,7 +406,7 @@ class DenseStore:
         return joined
 
     def state(self) -> Iterator[tuple[int, dict[str, Any]]]:
-        """Yield a copy of each block's optimizer state by name."""
+        """Yield a copy of each block's optimizer state, by name."""
         for number, entry in sorted(self._entries.items()):
             if entry.optimizer is not None:
                 with entry.lock:

@@ -1,4 +1,4 @@
-"""The tables of a server: rows by id, changed only by updates.
+"""The tables of a server, whose rows only update records change.
 
 As in `DenseStore`, only `apply` changes a row. A row that was never updated can also be read, and has its
 initial value.
@@ -36,7 +36,7 @@ _MOST_ARRAYS: Final = 64
 
 @dataclass(slots=True)
 class RowUpdate:
-    """An update to rows of a table with the gradients of one or more trainers.
+    """A record that updates rows of a table with the gradients of one or more trainers.
 
     Attributes
     ----------
@@ -68,7 +68,7 @@ class RowUpdate:
 
 @dataclass(slots=True)
 class RowPut:
-    """New rows for a whole table, from a checkpoint.
+    """A record that replaces all rows of a table with those of a checkpoint.
 
     Attributes
     ----------
@@ -89,7 +89,7 @@ class RowPut:
 
 @dataclass(frozen=True, slots=True)
 class RowCopy:
-    """A snapshot of a table that is read while updates continue.
+    """A snapshot of a table, which is read while updates continue.
 
     Attributes
     ----------
@@ -107,7 +107,7 @@ class RowCopy:
     lock: threading.Lock
 
     def parts(self) -> Iterator[TableRows]:
-        """Yield all rows in parts, holding the lock for one part at a time."""
+        """Yield all rows in parts; the lock is held only while a part is read."""
         parts = self.snapshot.parts()
         while True:
             with self.lock:
@@ -117,21 +117,21 @@ class RowCopy:
             yield part
 
     def count(self) -> None:
-        """Count the rows in advance, holding the lock for one part at a time, like `parts`."""
+        """Count the rows before reading them; the lock is held only while a part is counted."""
         counting = True
         while counting:
             with self.lock:
                 counting = self.snapshot.count_on()
 
     def close(self) -> None:
-        """Release the unread parts, so that updates no longer preserve their old rows."""
+        """Release the snapshot, so that updates no longer copy rows that it has not returned yet."""
         with self.lock:
             self.snapshot.close()
 
 
 @dataclass(slots=True)
 class _Entry:
-    """A table and its state on this server."""
+    """A table with its lock and its counters."""
 
     plan: TablePlan
     table: Table
@@ -146,7 +146,7 @@ class _Entry:
 
 
 class TableStore:
-    """The tables of one server. Thread-safe.
+    """All tables of one server. Thread-safe.
 
     Parameters
     ----------
@@ -187,11 +187,11 @@ class TableStore:
         return len(self._entries)
 
     def held_by_trainers(self, table: int) -> bool:
-        """Return whether trainers have a copy of the table; servers send every changed row to them."""
+        """Return whether trainers store a copy of the table, so that they need every changed row."""
         return self._entries[table].plan.own is not None
 
     def check_reportable(self, table: int, count: int) -> None:
-        """Check that `count` changed rows fit in one frame to trainers that have a copy of the table.
+        """Raise an error if `count` changed rows do not fit in one frame to trainers with a copy.
 
         Raises
         ------
@@ -207,7 +207,7 @@ class TableStore:
             )
 
     def statistics(self) -> list[dict[str, Any]]:
-        """Return each table's statistics for progress and metrics, as JSON-ready data.
+        """Return the statistics of each table, for progress and metrics, as JSON-ready data.
 
         This takes no lock, because the heartbeat calls it and must not wait for a save that holds the lock.
         """
@@ -231,7 +231,7 @@ class TableStore:
         return f"table{'s' if len(names) > 1 else ''} {', '.join(names)}"
 
     def apply(self, update: RowUpdate | RowPut) -> None:
-        """Apply an update to its rows and assign a sequence number to it.
+        """Apply an update to its rows, and assign a sequence number to the update.
 
         Raises
         ------
@@ -267,7 +267,7 @@ class TableStore:
                 raise self.failed.note(error) from error
 
     def update_bytes(self, table: int, num_bytes: int, hyper_parameters: HyperParameters) -> int:
-        """Return the size of the rows that a gradient of `num_bytes` updates, without taking a lock."""
+        """Return the size of the rows that a gradient of `num_bytes` changes; takes no lock."""
         entry = self._entries[table]
         config = entry.plan.config
         if not hyper_parameters or config.num_embeddings is None or not hasattr(config.rule, "every_row"):
@@ -282,11 +282,11 @@ class TableStore:
         return config.num_embeddings * entry.plan.row_bytes * len(self._shards) // SHARDS
 
     def is_locked(self, table: int) -> bool:
-        """Return whether a thread is using the table's rows, so that another thread would have to wait."""
+        """Return whether a thread is using the table's rows, in which case other threads must wait."""
         return self._entries[table].lock.locked()
 
     def _of_every_row(self, entry: _Entry, gradient: RowGradients) -> RowGradients:
-        """Extend a gradient with zeros to all rows of the table on this server."""
+        """Extend a gradient with zeros to all rows of the table that this server stores."""
         config = entry.plan.config
         if config.num_embeddings is None:
             raise ConfigurationError(
@@ -302,7 +302,7 @@ class TableStore:
         return RowGradients(entry.every_id, values)
 
     def check(self, table: int, ids: NDArray[np.int64]) -> None:
-        """Raise RemoteProtocolError if any of the sorted ids is outside the table's range."""
+        """Raise RemoteProtocolError if any of the sorted ids is out of the table's range."""
         config = self._entries[table].plan.config
         limit = config.num_embeddings
         if limit is not None and ids.size and not 0 <= int(ids[0]) <= int(ids[-1]) < limit:
@@ -311,19 +311,19 @@ class TableStore:
             )
 
     def rows(self, table: int, ids: NDArray[np.int64]) -> Tensor:
-        """Return a copy of the rows for a look-up, and count the look-up in the table's statistics."""
+        """Return a copy of the rows that a look-up requests, and count the look-up."""
         entry = self._entries[table]
         with entry.lock:
             return entry.table.look_up(ids)
 
     def read(self, table: int, ids: NDArray[np.int64]) -> Tensor:
-        """Return a copy of rows, consistent between two updates: float32[n, dimension]."""
+        """Return a consistent copy of rows: float32[n, dimension]."""
         entry = self._entries[table]
         with entry.lock:
             return entry.table.look_up(ids, counted=False)
 
     def snapshot(self, since: Mapping[int, int] | None = None) -> list[RowCopy]:
-        """Return a snapshot of every table, all as of the same moment; read each to its end, or close it.
+        """Return a snapshot of each table, all at the same moment. Read each to its end or close it.
 
         Parameters
         ----------
@@ -341,14 +341,14 @@ class TableStore:
 
 
 def _rows_of(weight: Tensor, shards: Sequence[int]) -> TableRows:
-    """Return the rows of a module's weight that belong to the given virtual shards."""
+    """Return the rows of a module's weight that are in the given virtual shards."""
     ids = np.arange(len(weight), dtype=np.int64)
     ids = ids[np.isin(shard_of(ids), np.array(shards))]
     return TableRows(ids, weight.detach()[torch.from_numpy(ids).to(weight.device)].cpu(), {})
 
 
 def append_ids(pending: list[NDArray[np.int64]], ids: NDArray[np.int64]) -> None:
-    """Append ids to the pending ids, which are occasionally deduplicated to bound their number."""
+    """Append to a list of pending ids, and remove duplicates from time to time to bound its length."""
     pending.append(ids)
     if len(pending) > _MOST_ARRAYS:
         pending[:] = [np.unique(np.concatenate(pending))]

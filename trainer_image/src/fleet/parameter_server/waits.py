@@ -1,4 +1,4 @@
-"""Logging of waits at growing intervals, and names of peers for these messages."""
+"""Log messages about long waits, at growing intervals, and the names of peers in these messages."""
 
 import ipaddress
 import itertools
@@ -34,7 +34,7 @@ _log = logging.getLogger(__name__)
 
 
 class WaitLog:
-    """A log of successive waits.
+    """Logs what a process waits for, at growing intervals.
 
     Parameters
     ----------
@@ -49,7 +49,7 @@ class WaitLog:
         self._next = FIRST_WORD_SECONDS
 
     def note(self, subject: object, describe: Callable[[], str]) -> float:
-        """Log what the process is waiting for, if a message is due.
+        """Log what the process waits for, if a message is due; return the seconds waited so far.
 
         Parameters
         ----------
@@ -75,7 +75,7 @@ class WaitLog:
 
 
 def wait_for_all(events: Iterable[threading.Event], timeout_seconds: float) -> None:
-    """Wait until all events are set or the timeout expires."""
+    """Wait until all events are set, or until a timeout expires."""
     deadline = time.monotonic() + timeout_seconds
     for event in events:
         event.wait(max(0.0, deadline - time.monotonic()))
@@ -127,7 +127,7 @@ def wait_for_ports(
 
 
 def _reason(endpoint: str, error: OSError) -> str:
-    """Return why an endpoint is unreachable, with advice if another host refused the connection."""
+    """Explain why an endpoint is unreachable, with advice if another host refuses the connection."""
     host, _ = split_endpoint(endpoint)
     if not isinstance(error, ConnectionRefusedError) or _is_loopback(host):
         return str(error)
@@ -146,7 +146,7 @@ def _is_loopback(host: str) -> bool:
 
 
 def split_endpoint(endpoint: str) -> tuple[str, int]:
-    """Split ``host:port``; an IPv6 address must be in brackets."""
+    """Split ``host:port`` into host and port; an IPv6 address must be in brackets."""
     host, _, port = endpoint.rpartition(":")
     return host.strip("[]"), int(port)
 

@@ -1,1 +1,1 @@
-"""The control protocol: its gRPC service and client, heartbeats, reductions, and state streams."""
+"""The control protocol: its gRPC service and client, heartbeats, reductions, and streams of state."""

@@ -1,4 +1,4 @@
-"""Single and streamed replies of the control service, and the conversion of errors.
+"""Helpers for control calls: pending replies, reply streams, and conversion of errors to gRPC statuses.
 
 The time limit of a streamed reply applies to each piece, not to the whole reply. gRPC only has a timeout for
 the whole call, and blocks the caller until the next piece arrives. Each stream therefore has a thread that
@@ -49,7 +49,7 @@ _REFUSALS: Final = frozenset(
 
 
 def answer(context: grpc.ServicerContext, call: Callable[[], Reply]) -> Reply:
-    """Return the result of a call, or end the gRPC call with its error."""
+    """Run a handler and return its reply; if it raises, end the gRPC call with a matching status."""
     try:
         return call()
     except FleetError as error:
@@ -59,7 +59,7 @@ def answer(context: grpc.ServicerContext, call: Callable[[], Reply]) -> Reply:
 
 
 def refuse(context: grpc.ServicerContext, error: FleetError) -> NoReturn:
-    """End a call with a status that `error_of` can convert back to the error."""
+    """End a call with a gRPC status from which `error_of` restores the error."""
     code = grpc.StatusCode.ABORTED  # the server failed; the request was valid
     if isinstance(error, PeerLostError):
         code = grpc.StatusCode.OUT_OF_RANGE  # the client would retry UNAVAILABLE
@@ -73,7 +73,7 @@ def refuse(context: grpc.ServicerContext, error: FleetError) -> NoReturn:
 
 
 def error_of(endpoint: str, error: grpc.RpcError) -> FleetError:
-    """Convert a gRPC error of the parameter server at an endpoint to a FleetError."""
+    """Convert a gRPC error from the server at an endpoint to a FleetError."""
     code, details = error.code(), error.details()
     if code in _REFUSALS:
         return ConfigurationError(f"parameter server {endpoint} refused: {details}")
@@ -98,7 +98,7 @@ def error_of(endpoint: str, error: grpc.RpcError) -> FleetError:
 
 
 class Pending(Generic[Reply]):
-    """A reply that may not have arrived yet, which allows concurrent calls to many servers.
+    """The future reply to a call, so that calls to many servers can run concurrently.
 
     Parameters
     ----------
@@ -112,7 +112,7 @@ class Pending(Generic[Reply]):
         self._describe = describe
 
     def arrives_within(self, seconds: float) -> bool:
-        """Wait for the reply up to a time limit; return whether the reply or an error has arrived."""
+        """Wait for the reply up to a time limit; return True if it or an error arrived."""
         try:
             self._future.exception(timeout=seconds)
         except grpc.FutureTimeoutError:
@@ -120,7 +120,7 @@ class Pending(Generic[Reply]):
         return True
 
     def result(self) -> Reply:
-        """Wait for the reply.
+        """Wait for the reply and return it.
 
         Raises
         ------
@@ -138,20 +138,20 @@ class Pending(Generic[Reply]):
 
 
 class StreamCall(Protocol[Arriving]):
-    """The interface of a streaming gRPC call; gRPC's own type is private."""
+    """The interface of a gRPC call with a stream of replies; gRPC's own type is private."""
 
     def __next__(self) -> Arriving:
-        """Wait for the next message; raises grpc.RpcError if the call fails."""
+        """Wait for the next message and return it; raise grpc.RpcError if the call fails."""
 
     def __iter__(self) -> Iterator[Arriving]:
-        """Return self."""
+        """Return this iterator."""
 
     def cancel(self) -> object:
-        """Cancel the call; a waiting thread raises an error."""
+        """Cancel the call; this raises an error in any thread that waits for a message."""
 
 
 class Stream(Generic[Piece]):
-    """The messages of one call, which only `close` can end early.
+    """The messages of one streaming call, which can be closed early.
 
     Parameters
     ----------
@@ -172,7 +172,7 @@ class Stream(Generic[Piece]):
         self._next: Future[Piece | None] | None = None
 
     def arrives_within(self, seconds: float) -> bool:
-        """Wait for a message, the end or an error, up to a time limit; return whether one has arrived."""
+        """Wait up to a time limit; return True if a message, the end or an error has arrived."""
         if self._next is None:
             self._next = self._waiting.submit(next, self._call, None)
         try:
@@ -182,7 +182,7 @@ class Stream(Generic[Piece]):
         return True
 
     def take(self) -> Piece | None:
-        """Return the message that has arrived, or None after the last message.
+        """Return the message that has arrived, or None at the end of the stream.
 
         Raises
         ------
@@ -200,7 +200,7 @@ class Stream(Generic[Piece]):
             raise self._describe(error) from error
 
     def close(self) -> None:
-        """Cancel the call unless it has ended. Safe to repeat."""
+        """Cancel the call unless it has ended. May be called repeatedly."""
         self._call.cancel()
         self._waiting.shutdown()
 
@@ -208,7 +208,7 @@ class Stream(Generic[Piece]):
 def cancel_if_unread(
     pieces: Iterator[Piece], end: Callable[[], object], stalled_seconds: float
 ) -> Iterator[Piece]:
-    """Yield the messages that a server sends; cancel the call if the receiver stops reading.
+    """Yield the messages of a reply stream; cancel the call if the client stops reading.
 
     Otherwise a stalled receiver would block the server's thread in a send, where no exception reaches it.
 
@@ -237,7 +237,7 @@ def pieces_of(
     log: WaitLog | None = None,
     look_seconds: float = _LOOK_SECONDS,
 ) -> Generator[Piece, None, None]:
-    """Yield the messages of a stream; close the stream at the end.
+    """Yield the messages of a stream, and close it when iteration ends.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Channels to a server's control service, with TLS and with proofs that the caller has the job's key."""
+"""Channels to a server's control service, secured by TLS and by proofs of the job's key."""
 
 import contextlib
 import socket
@@ -39,7 +39,7 @@ def open_channel(
     options: Options = (),
     certificates: Certificates | None = None,
 ) -> grpc.Channel:
-    """Open a channel to a parameter server; if the job has a key, calls carry a proof of it."""
+    """Open a channel to a parameter server; if the job has a key, each call carries a proof of it."""
     options = [*_CHANNEL_OPTIONS, *options]
     if certificates is None:
         channel = grpc.insecure_channel(endpoint, options=options)
@@ -53,7 +53,7 @@ def open_channel(
 
 
 def server_credentials(certificates: Certificates) -> grpc.ServerCredentials:
-    """Return a server's credentials, which use the current certificates for each new connection."""
+    """Return a server's TLS credentials, which load the current certificates for each connection."""
     known = certificates.current()
 
     def renewed() -> Any:  # returns None if nothing changed, which gRPC's type stubs do not allow
@@ -74,7 +74,7 @@ def _configuration(loaded: Loaded) -> grpc.ServerCertificateConfiguration:
 
 
 class ServerStub:
-    """The stub for a server's control service; each call uses the current certificates.
+    """The gRPC stub for a server's control service, which always uses the current certificates.
 
     Parameters
     ----------
@@ -124,7 +124,7 @@ class ServerStub:
             channel.close()
 
     def _open(self) -> control_pb2_grpc.ParameterServerStub:
-        """Open a channel; the previous one stays open for its pending calls until the next replacement."""
+        """Open a channel; the previous one stays open for its pending calls until it is replaced again."""
         if self._certificates is not None:
             self._opened_with = self._certificates.current()
         self._channels.append(open_channel(self._endpoint, self._prover, self._options, self._certificates))
@@ -135,7 +135,7 @@ class ServerStub:
 
 
 def check_encrypts(endpoint: str, certificates: Certificates | None) -> None:
-    """Raise an error if a listening server rejects calls because of TLS, since gRPC does not report this.
+    """Raise an error if a server rejects calls because of TLS, which gRPC itself does not report.
 
     A server that does not listen or does not respond raises no error.
 
@@ -159,7 +159,7 @@ def check_encrypts(endpoint: str, certificates: Certificates | None) -> None:
 
 
 def _why_plain(connected: socket.socket) -> str:
-    """Send a TLS ClientHello; return an error message if the server's answer shows that it expects TLS."""
+    """Send a TLS ClientHello; return an error message if the server answers with TLS, otherwise ""."""
     context, leaving = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), ssl.MemoryBIO()
     context.check_hostname = False
     with contextlib.suppress(ssl.SSLWantReadError):
@@ -171,7 +171,7 @@ def _why_plain(connected: socket.socket) -> str:
 
 
 def _why_tls(connected: socket.socket, certificates: Certificates, host: str) -> str:
-    """Perform a handshake and read a byte, which an HTTP/2 server sends once it accepts the certificate."""
+    """Perform a TLS handshake and read one byte; return an error message if the server rejects TLS."""
     try:
         with TlsSocket(connected, certificates, host) as encrypted:
             encrypted.handshake()

@@ -1,4 +1,4 @@
-"""The checkpoint calls of the control service, for client and server, and the encoding of state.
+"""Checkpoint calls of the control service, for client and server, and the encoding of streamed state.
 
 A server's values, or its optimizers' state, travel as a stream of `StatePiece`. The tensors of a block's
 state come first, followed by its entries as JSON, which refers to the tensors by name. An entry that is not a
@@ -36,7 +36,7 @@ Reply = TypeVar("Reply")
 
 
 class CheckpointClient:
-    """A trainer's checkpoint calls to one server. Replies are futures, so servers can work concurrently.
+    """A trainer's checkpoint calls to one server. Replies are futures, so calls can run concurrently.
 
     Parameters
     ----------
@@ -82,7 +82,7 @@ class CheckpointClient:
         return self._pending(self._stub.now.Save.future(request, timeout=timeout_seconds))
 
     def written(self, save: str, timeout_seconds: float) -> Pending[control_pb2.WrittenReply]:
-        """Ask for the files of a save; the server replies once they are durable."""
+        """Ask for the files of a save; the server replies when they are durable."""
         request = control_pb2.WrittenRequest(trainer=self._trainer, save=save)
         return self._pending(self._stub.now.Written.future(request, timeout=timeout_seconds))
 
@@ -96,31 +96,31 @@ class CheckpointClient:
     def numbers(
         self, directory: str, timeout_seconds: float, *, verify: bool = False, remove: Iterable[int] = ()
     ) -> Pending[control_pb2.CheckpointsReply]:
-        """Remove numbered checkpoints; list the remaining numbers and, with `verify`, the complete ones."""
+        """Ask the server to remove numbered checkpoints and to list the remaining ones."""
         request = control_pb2.CheckpointsRequest(
             trainer=self._trainer, directory=directory, verify=verify, remove=remove
         )
         return self._pending(self._stub.now.Checkpoints.future(request, timeout=timeout_seconds))
 
     def load(self, directory: str, timeout_seconds: float, save: str = "") -> Pending[control_pb2.LoadReply]:
-        """Ask the server to load a checkpoint or, if training has begun, to name the one it has loaded."""
+        """Ask the server to load a checkpoint; once training has begun, it only names the loaded one."""
         request = control_pb2.LoadRequest(trainer=self._trainer, directory=directory, save=save)
         return self._pending(self._stub.now.Load.future(request, timeout=timeout_seconds))
 
     def upload_part(
         self, save: str, offset: int, data: bytes, timeout_seconds: float
     ) -> Pending[control_pb2.PartReply]:
-        """Send a chunk of trainer 0's part of the next save."""
+        """Upload a chunk of trainer 0's part for the next save."""
         request = control_pb2.PartRequest(trainer=self._trainer, save=save, offset=offset, data=data)
         return self._pending(self._stub.now.Part.future(request, timeout=timeout_seconds))
 
     def download_part(self, offset: int, timeout_seconds: float) -> Pending[control_pb2.FoundPartReply]:
-        """Ask for a chunk of trainer 0's part of the checkpoint that the last `load` found."""
+        """Download a chunk of trainer 0's part of the checkpoint that the last `load` selected."""
         request = control_pb2.FoundPartRequest(trainer=self._trainer, offset=offset)
         return self._pending(self._stub.now.FoundPart.future(request, timeout=timeout_seconds))
 
     def set_status(self, step: int, part: bytes, timeout_seconds: float) -> Pending[control_pb2.StatusReply]:
-        """Send the status of this trainer's script, to be included in later checkpoints."""
+        """Send this trainer's script status, which later checkpoints include."""
         request = control_pb2.StatusRequest(trainer=self._trainer, step=step, part=part)
         return self._pending(self._stub.now.Status.future(request, timeout=timeout_seconds))
 
@@ -129,7 +129,7 @@ class CheckpointClient:
 
 
 class CheckpointServicer(control_pb2_grpc.ParameterServerServicer):
-    """The handlers for the calls of `CheckpointClient`, and for values that a script sets.
+    """The server's handlers for the calls of `CheckpointClient`, and for writing values.
 
     Parameters
     ----------
@@ -142,55 +142,55 @@ class CheckpointServicer(control_pb2_grpc.ParameterServerServicer):
     def Save(  # noqa: N802 - gRPC's name
         self, request: control_pb2.SaveRequest, context: grpc.ServicerContext
     ) -> control_pb2.SaveReply:
-        """See `ShardCheckpointer.save`."""
+        """Handle a call to save; see `ShardCheckpointer.save`."""
         return answer(context, lambda: self._checkpoints.save(request))
 
     def Written(  # noqa: N802 - gRPC's name
         self, request: control_pb2.WrittenRequest, context: grpc.ServicerContext
     ) -> control_pb2.WrittenReply:
-        """See `ShardCheckpointer.written`."""
+        """Handle a call for the files of a save; see `ShardCheckpointer.written`."""
         return answer(context, lambda: self._checkpoints.written(request))
 
     def Commit(  # noqa: N802 - gRPC's name
         self, request: control_pb2.CommitRequest, context: grpc.ServicerContext
     ) -> control_pb2.CommitReply:
-        """See `ShardCheckpointer.commit`."""
+        """Handle a call to commit a save; see `ShardCheckpointer.commit`."""
         return answer(context, lambda: self._checkpoints.commit(request))
 
     def Checkpoints(  # noqa: N802 - gRPC's name
         self, request: control_pb2.CheckpointsRequest, context: grpc.ServicerContext
     ) -> control_pb2.CheckpointsReply:
-        """See `ShardCheckpointer.numbers`."""
+        """Handle a call to list checkpoints; see `ShardCheckpointer.numbers`."""
         return answer(context, lambda: self._checkpoints.numbers(request))
 
     def Load(  # noqa: N802 - gRPC's name
         self, request: control_pb2.LoadRequest, context: grpc.ServicerContext
     ) -> control_pb2.LoadReply:
-        """See `ShardCheckpointer.load`."""
+        """Handle a call to load a checkpoint; see `ShardCheckpointer.load`."""
         return answer(context, lambda: self._checkpoints.load(request))
 
     def Part(  # noqa: N802 - gRPC's name
         self, request: control_pb2.PartRequest, context: grpc.ServicerContext
     ) -> control_pb2.PartReply:
-        """See `ShardCheckpointer.upload_part`."""
+        """Handle an upload of trainer 0's part; see `ShardCheckpointer.upload_part`."""
         return answer(context, lambda: self._checkpoints.upload_part(request))
 
     def FoundPart(  # noqa: N802 - gRPC's name
         self, request: control_pb2.FoundPartRequest, context: grpc.ServicerContext
     ) -> control_pb2.FoundPartReply:
-        """See `ShardCheckpointer.download_part`."""
+        """Handle a download of trainer 0's part; see `ShardCheckpointer.download_part`."""
         return answer(context, lambda: self._checkpoints.download_part(request))
 
     def Status(  # noqa: N802 - gRPC's name
         self, request: control_pb2.StatusRequest, context: grpc.ServicerContext
     ) -> control_pb2.StatusReply:
-        """See `ShardCheckpointer.set_status`."""
+        """Handle a trainer's status; see `ShardCheckpointer.set_status`."""
         return answer(context, lambda: self._checkpoints.set_status(request))
 
     def Write(  # noqa: N802 - gRPC's name
         self, request: control_pb2.WriteRequest, context: grpc.ServicerContext
     ) -> control_pb2.WriteReply:
-        """See `ShardCheckpointer.write`."""
+        """Handle a call to write a value; see `ShardCheckpointer.write`."""
         return answer(context, lambda: self._checkpoints.write(request))
 
 
@@ -219,7 +219,7 @@ def pieces_of_tensor(block: int, name: str, tensor: Tensor) -> Iterator[control_
 
 
 def pieces_of_state(block: int, state: Mapping[str, object]) -> Iterator[control_pb2.StatePiece]:
-    """Return the messages that carry a block's optimizer state.
+    """Return the messages that carry the optimizer state of a block.
 
     Parameters
     ----------
@@ -239,12 +239,12 @@ def pieces_of_state(block: int, state: Mapping[str, object]) -> Iterator[control
 
 
 def join_values(pieces: Iterable[control_pb2.StatePiece]) -> dict[int, Tensor]:
-    """Join the messages of a stream of values; return each block's value."""
+    """Join the messages of a stream of values; return the value of each block."""
     return {piece.block: tensor for piece, tensor in _tensors_in(pieces)}
 
 
 def join_states(pieces: Iterable[control_pb2.StatePiece]) -> dict[int, dict[str, Any]]:
-    """Join the messages of a stream of optimizer states; return each block's state."""
+    """Join the messages of a stream of optimizer states; return the state of each block."""
     states: dict[int, dict[str, Any]] = {}
     tensors: dict[str, Tensor] = {}
     for piece, tensor in _tensors_in(pieces):
@@ -266,7 +266,7 @@ def _pieces_of(block: int, tensors: Mapping[str, Tensor], entries: str) -> Itera
 def _tensors_in(
     pieces: Iterable[control_pb2.StatePiece],
 ) -> Iterator[tuple[control_pb2.StatePiece, Tensor]]:
-    """Yield each tensor with its last message; yield an empty tensor with every other message of entries."""
+    """Yield each entry's last message with its whole tensor, and its other messages with empty ones."""
     data = bytearray()
     for piece in pieces:
         data += piece.data

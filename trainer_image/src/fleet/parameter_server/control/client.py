@@ -1,4 +1,4 @@
-"""A trainer's calls to the control service of one server."""
+"""A trainer's client for the control service of one server."""
 
 import json
 import time
@@ -28,7 +28,7 @@ _LOOK_SECONDS: Final = 0.5
 
 
 class ControlClient:
-    """The control channel from one trainer to one server.
+    """A trainer's control channel to one server.
 
     Parameters
     ----------
@@ -113,13 +113,13 @@ class ControlClient:
         return Pending(self._stub.now.Completed.future(request, timeout=timeout_seconds), self._describe)
 
     def heartbeat(self, timeout_seconds: float) -> "grpc.Future[control_pb2.HeartbeatReply]":
-        """Send a heartbeat; the reply is a future, so many servers can be called concurrently."""
+        """Send a heartbeat; return the reply as a future, so that calls can run concurrently."""
         return self._stub.now.Heartbeat.future(
             control_pb2.HeartbeatRequest(trainer=self._trainer), timeout=timeout_seconds
         )
 
     def ask_steps_past(self, timeout_seconds: float) -> Pending[control_pb2.HeartbeatReply]:
-        """Ask, with a heartbeat, how many steps this trainer has run since the other trainers' last step."""
+        """Send a heartbeat to ask how many steps this trainer has run after the others completed."""
         return Pending(self.heartbeat(timeout_seconds), self._describe)
 
     def stats(self, timeout_seconds: float) -> "Pending[control_pb2.StatsReply]":
@@ -131,7 +131,7 @@ class ControlClient:
     def barrier(
         self, passed: int, timeout_seconds: float, *, ending: bool = False
     ) -> control_pb2.BarrierReply:
-        """Arrive at the barrier after the first `passed` ones; repeat the call until this barrier completes.
+        """Arrive at the barrier that follows `passed` earlier ones; call again until it completes.
 
         With `ending`, the barrier is the end of training, which is passed once every trainer has run its last
         step.
@@ -142,12 +142,12 @@ class ControlClient:
         ).result()
 
     def state(self, *, values: bool = False) -> Stream[control_pb2.StatePiece]:
-        """Request the server's optimizer state, or its values, as a stream."""
+        """Request the server's optimizer state or values as a stream."""
         call = self._stub.now.State(control_pb2.StateRequest(values=values))
         return Stream(call, self.endpoint, self._describe)
 
     def reduce(self, passed: int, given: Contribution, timeout_seconds: float) -> control_pb2.ReduceReply:
-        """Contribute to the reduction after the first `passed` ones; repeat the call to get the result."""
+        """Contribute to the reduction that follows `passed` earlier ones; call again until it completes."""
         request = control_pb2.ReduceRequest(
             trainer=self._trainer,
             passed=passed,
@@ -171,7 +171,7 @@ class ControlClient:
 
 
 def _retrying(retry_times: int) -> list[tuple[str, int | str]]:
-    """Return channel options that retry calls that failed with UNAVAILABLE."""
+    """Return channel options that make gRPC retry calls that fail with UNAVAILABLE."""
     if retry_times == 0:
         return [("grpc.enable_retries", 0)]
     service = control_pb2.DESCRIPTOR.services_by_name["ParameterServer"]

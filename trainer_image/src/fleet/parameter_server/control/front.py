@@ -1,4 +1,4 @@
-"""The port of a server's control service: a relay to gRPC that limits unauthenticated connections.
+"""A relay in front of a server's gRPC port, which limits unauthenticated connections.
 
 gRPC accepts any number of connections from any host, uses descriptors and memory for each, and does not
 reveal which connection a call uses until the call is served. Therefore, if the job has a key, gRPC listens on
@@ -30,7 +30,7 @@ _log = logging.getLogger(__name__)
 
 
 class _Guest:
-    """An accepted connection."""
+    """A connection that the relay has accepted."""
 
     def __init__(self, connected: socket.socket, host: str) -> None:
         self.connected = connected
@@ -68,12 +68,12 @@ class Front:
         self._loop.call_soon_threadsafe(self._listen)
 
     def proved(self, peer: str) -> None:
-        """Record that a call from this peer (named as in gRPC) has proved the key. Thread-safe."""
+        """Record that a call has proved the key over a connection, identified by gRPC's name for the peer."""
         if peer in self._peers:
             self._loop.call_soon_threadsafe(self._settle, peer)
 
     def close(self) -> None:
-        """Stop accepting; open connections stay open. Safe to repeat."""
+        """Stop accepting connections; open ones stay open. May be called repeatedly."""
         closed = threading.Event()
         self._loop.call_soon_threadsafe(self._close, closed)
         closed.wait(_CLOSE_SECONDS)
@@ -105,7 +105,7 @@ class Front:
                 self._end(surplus)
 
     def _pause(self, error: OSError) -> None:
-        """Stop accepting for a moment: no descriptor is left, and the event loop would retry at once."""
+        """Stop accepting briefly, because no file descriptor is free and a retry would fail at once."""
         self._loop.remove_reader(self._listener)
         self._loop.call_later(_PAUSE_SECONDS, self._listen)
         now = time.monotonic()
@@ -114,7 +114,7 @@ class Front:
             _log.warning("cannot accept a connection of the control service: %s; trying again", error)
 
     def _pass_on(self, guest: _Guest) -> None:
-        """Relay a new connection to gRPC after its first byte; close it if the peer has disconnected."""
+        """Relay a connection to gRPC once its first byte arrives; close it if the peer disconnects."""
         self._loop.remove_reader(guest.connected)
         inner = None
         try:

@@ -1,4 +1,4 @@
-"""Authentication of control calls: only replicas with the job's key, and the kubelet's probes, may call.
+"""Authentication of control calls: accepts only replicas with the job's key, and the kubelet's probes.
 
 The thread that accepts calls checks the proof in their metadata. Separate threads answer a call without a
 valid proof with UNAUTHENTICATED, without reading its message. Health/Check needs no proof. Its message is not
@@ -31,7 +31,7 @@ _log = logging.getLogger(__name__)
 
 
 class _Details(NamedTuple):
-    """The details of a call, in the form that gRPC's interceptors expect."""
+    """The details of a call that gRPC's interceptors expect."""
 
     method: str
     timeout: float | None
@@ -59,7 +59,7 @@ class Prover(grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientInterceptor
     def intercept_unary_unary(
         self, continuation: Callable[..., Any], client_call_details: Any, request: Any
     ) -> Any:
-        """Make a call with a proof; the reply is a message or a stream."""
+        """Make a call with a proof; return its reply or its stream of replies."""
         call = client_call_details
         proof = make_proof(
             self._key,
@@ -78,12 +78,12 @@ class Prover(grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientInterceptor
 
 
 def prover_of(key: bytes, server: int) -> Prover | None:
-    """Return an interceptor that proves the job's key to a server, or None if the job has no key."""
+    """Return an interceptor that adds proofs to calls to a server, or None if the job has no key."""
     return Prover(key, server) if key else None
 
 
 class Guard(grpc.ServerInterceptor):
-    """A server interceptor that admits calls with a valid proof and assigns threads to each kind of call.
+    """A server interceptor that admits calls with a valid proof and assigns them to thread pools.
 
     Parameters
     ----------
@@ -129,7 +129,7 @@ class Guard(grpc.ServerInterceptor):
     def intercept_service(
         self, continuation: Callable[..., Any], handler_call_details: grpc.HandlerCallDetails
     ) -> Any:
-        """Return the handler for a call; this must not block."""
+        """Return the handler for a call, without blocking."""
         method = handler_call_details.method
         if method == _CHECK:
             return self._check
@@ -153,7 +153,7 @@ class Guard(grpc.ServerInterceptor):
         return False
 
     def _log_refusal(self, method: str) -> None:
-        """Log a refusal at most once a minute, because an unauthenticated host may call often."""
+        """Log a refused call, at most once a minute because an unauthenticated host may call often."""
         now = time.monotonic()
         if now - self._logged_at >= _LOG_SECONDS:
             self._logged_at = now
@@ -179,7 +179,7 @@ def _health(
 
 
 class _Pooled:
-    """A handler with its own thread pool, stored in the attribute that gRPC reads."""
+    """A handler with its own thread pool, in the attribute from which gRPC reads it."""
 
     def __init__(self, pool: ThreadPoolExecutor, behavior: Callable[..., Any]) -> None:
         self.experimental_thread_pool = pool
@@ -192,7 +192,7 @@ class _Pooled:
 def _bounded(
     handler: Any, pool: ThreadPoolExecutor | None, most_bytes: int | None, proved: Callable[[str], None]
 ) -> Any:
-    """Return a handler that runs in its own threads and rejects messages that are too large."""
+    """Return a handler that runs in a given thread pool and rejects messages that are too large."""
     answer = handler.unary_stream if handler.response_streaming else handler.unary_unary
     make = (
         grpc.unary_stream_rpc_method_handler

@@ -1,4 +1,4 @@
-"""A trainer's heartbeats to all servers, and the processing of their replies.
+"""A trainer's heartbeats to all servers, and the handling of the replies.
 
 A thread sends them and never waits for a step, so a trainer with a long step keeps sending heartbeats. If a
 server's data connection breaks, the thread also determines whether the server is alive, has restarted without
@@ -42,7 +42,7 @@ class _Peer:
 
 
 class Heartbeat:
-    """The heartbeats to every server, sent by a background thread.
+    """Sends heartbeats to all servers from a background thread.
 
     Parameters
     ----------
@@ -85,27 +85,27 @@ class Heartbeat:
         self._thread = threading.Thread(target=self._run, name="fleet-heartbeat", daemon=True)
 
     def start(self) -> None:
-        """Start the thread."""
+        """Start sending heartbeats."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop the thread."""
+        """Stop sending heartbeats."""
         self._stop = True
         self._wake.set()
         if self._thread.is_alive():
             self._thread.join()
 
     def connection_lost(self, server: int, error: FleetError) -> None:
-        """Record that a server's data connection has broken; heartbeats now determine the server's state."""
+        """Record the loss of a server's data connection; heartbeats now show whether the server is alive."""
         self._peers[server].lost = error
         self._wake.set()
 
     def connection_regained(self, server: int) -> None:
-        """Record that a server's data connection was reopened."""
+        """Record that a server's data connection is open again."""
         self._peers[server].lost = None
 
     def heard(self, server: int) -> None:
-        """Record that data arrived from a server, which shows that it is alive even if busy."""
+        """Record that data arrived from a server, which shows that it is alive even if it is busy."""
         self._peers[server].heard = self._clock.now()
 
     def lived(self, server: int) -> float:
@@ -117,12 +117,12 @@ class Heartbeat:
         return self._peers[server].lived
 
     def waiting_for(self) -> str:
-        """Describe the trainers that the servers wait for, as of their latest replies; empty if none."""
+        """Describe, from the latest replies, the trainers that servers wait for; empty if there are none."""
         clauses = {peer.waiting_for for peer in self._peers if peer.waiting_for}
         return "; ".join(sorted(clauses))
 
     def beat(self) -> None:
-        """Send a heartbeat to every server, and process the replies that arrive within the time limit."""
+        """Send one heartbeat to every server; handle the replies that arrive within the time limit."""
         timeout_seconds = max(1.0, self._settings.heartbeat_seconds)
         sent = time.monotonic()
         replies = [(peer, peer.control.heartbeat(timeout_seconds)) for peer in self._peers]
@@ -188,17 +188,17 @@ class Heartbeat:
 
 
 class TableTotals:
-    """The latest statistics of all servers' tables. Thread-safe."""
+    """The latest statistics of the tables on all servers. Thread-safe."""
 
     def __init__(self) -> None:
         self._latest: dict[int, tuple[control_pb2.TableStatistics, ...]] = {}
 
     def take(self, server: int, tables: Iterable[control_pb2.TableStatistics]) -> None:
-        """Replace the statistics of one server's tables."""
+        """Replace the statistics that one server has reported."""
         self._latest[server] = tuple(tables)
 
     def total(self) -> list[dict[str, str | int | float]]:
-        """Return the statistics of each table, combined over all servers, as JSON-ready data.
+        """Return each table's statistics, combined over all servers, as JSON-ready data.
 
         Returns
         -------

@@ -1,4 +1,4 @@
-"""Reductions of small arrays over all trainers, computed on one server in trainer order."""
+"""Reductions of small arrays over all trainers, which a server computes in trainer order."""
 
 from collections.abc import Collection
 from dataclasses import dataclass, field
@@ -20,7 +20,7 @@ MAX_BYTES: Final = 16 << 20
 
 @dataclass(frozen=True, slots=True)
 class Contribution:
-    """The array that one trainer contributes to a reduction."""
+    """One trainer's input array for a reduction."""
 
     operation: str
     dtype: str
@@ -29,12 +29,12 @@ class Contribution:
 
     @property
     def form(self) -> str:
-        """The operation, dtype and shape, which must be the same on all trainers."""
+        """The operation, dtype and shape, which must be equal on all trainers."""
         return f"{self.operation} of {self.dtype}{list(self.shape)}"
 
     @classmethod
     def of(cls, values: Any, operation: str) -> "Contribution":
-        """Build a contribution from numbers.
+        """Build a contribution from numbers or an array.
 
         Raises
         ------
@@ -47,7 +47,7 @@ class Contribution:
         return given
 
     def check(self) -> None:
-        """Raise ConfigurationError if a server cannot combine this contribution."""
+        """Raise ConfigurationError if a server cannot reduce this array."""
         check_operation(self.operation)
         if np.dtype(self.dtype).kind not in "iuf" or len(self.data) > MAX_BYTES:
             raise ConfigurationError(
@@ -66,7 +66,7 @@ class Contribution:
 
 @dataclass(slots=True)
 class Reductions:
-    """The reductions of one server, one at a time; the caller holds the server's lock.
+    """The reductions that a server performs, one at a time; the caller holds the server's lock.
 
     A trainer can be at most one reduction ahead of the others, so only the last result is kept.
     """
@@ -78,12 +78,12 @@ class Reductions:
     """The bytes of the last reduction."""
 
     def admit(self, trainer: int) -> None:
-        """Admit a trainer that has joined; its first reduction is the one in progress."""
+        """Add a trainer that has joined; its first reduction is the one in progress."""
         self._bases[trainer] = self.passed
         self._given.pop(trainer, None)
 
     def contribute(self, trainer: int, before: int, given: Contribution, live: Collection[int]) -> int:
-        """Add a trainer's contribution to its next reduction, which follows `before` earlier ones.
+        """Add a trainer's contribution to its next reduction, after `before` earlier ones.
 
         Returns
         -------
@@ -110,7 +110,7 @@ class Reductions:
         return number
 
     def release(self, live: Collection[int]) -> None:
-        """Complete the reduction if every live trainer has contributed."""
+        """Complete the reduction in progress if every live trainer has contributed."""
         if not self._given or not self._given.keys() >= set(live):
             return
         first, *others = [self._given[trainer] for trainer in sorted(self._given)]

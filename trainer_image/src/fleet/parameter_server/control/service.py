@@ -1,4 +1,4 @@
-"""The control service of a parameter server: gRPC on the endpoint's port, with the health service."""
+"""The gRPC control service of a parameter server, on the endpoint's port, with gRPC's health service."""
 
 import threading
 from collections.abc import Iterator, Mapping
@@ -37,7 +37,7 @@ _LARGE: Final = frozenset({"Status", "Commit", "Write", "Reduce"})
 
 
 class ControlBackend(Protocol):
-    """The interface of the server behind the service. Thread-safe."""
+    """The server's methods that the control service calls. Thread-safe."""
 
     checkpoints: "ShardCheckpointer"
     """The handler of checkpoint calls."""
@@ -45,10 +45,10 @@ class ControlBackend(Protocol):
     """Barriers and reductions of the trainers."""
 
     def join(self, request: control_pb2.JoinRequest) -> control_pb2.JoinReply:
-        """Admit a trainer; raise ConfigurationError to refuse it."""
+        """Admit a trainer; raise ConfigurationError to reject it."""
 
     def completed_trainers(self, request: control_pb2.CompletedRequest) -> tuple[int, ...]:
-        """Return the trainers that have completed; raise ConfigurationError to refuse the call."""
+        """Return the trainers that have completed; raise ConfigurationError to reject the call."""
 
     def heartbeat(self, trainer: int, attempt: int) -> control_pb2.HeartbeatReply:
         """Record a heartbeat and return the reply."""
@@ -57,17 +57,17 @@ class ControlBackend(Protocol):
         """Return the server's progress and traffic statistics."""
 
     def norm(self, request: control_pb2.NormRequest) -> None:
-        """Add another server's part of a norm; raises ConfigurationError to reject it."""
+        """Add another server's part of a norm; raise ConfigurationError to reject it."""
 
     def optimizer_state(self) -> Iterator[tuple[int, Mapping[str, object]]]:
-        """Yield the optimizer state of each block."""
+        """Yield each block's optimizer state."""
 
     def values(self) -> Iterator[tuple[int, Tensor]]:
-        """Yield the value of each block."""
+        """Yield each block's value."""
 
 
 class ControlService:
-    """The gRPC server of one parameter server.
+    """The gRPC service of one parameter server.
 
     Parameters
     ----------
@@ -169,7 +169,7 @@ class ControlService:
             self._front.proved(peer)
 
     def refuse(self) -> threading.Event:
-        """Stop accepting calls; the returned event is set once calls in progress have ended."""
+        """Stop accepting calls; return an event that is set when the calls in progress have ended."""
         self._set_serving(False)
         if self._front is not None:
             self._front.close()
@@ -180,14 +180,14 @@ class ControlService:
         progress.serves(serving)
 
     def stop(self) -> None:
-        """Stop the service; calls in progress have one second to finish."""
+        """Stop the service; calls in progress have one second to end."""
         self.refuse().wait()
         for pool in self._pools.values():
             pool.shutdown(wait=False)
 
 
 class _Servicer(CheckpointServicer):
-    """The handlers for all calls except those about checkpoints."""
+    """The handlers for all control calls except the checkpoint calls."""
 
     def __init__(self, backend: ControlBackend, stalled_seconds: float) -> None:
         super().__init__(backend.checkpoints)

@@ -1,4 +1,4 @@
-"""Training modes, which coordinate trainers and servers; one module per mode.
+"""Training modes, which synchronize trainers and servers; each module implements one mode.
 
 `Mode` is the public interface: subclass it, and pass an instance as ``DistributedStrategy(mode=…)``.
 Other modes can be built on the halves `ImmediateServer` and `AnsweredTrainer`.
@@ -51,7 +51,7 @@ __all__ = [
 
 
 def mode_of_server(plan: ServerPlan) -> Mode:
-    """Return the mode for a server's plan.
+    """Return the training mode in a server's plan.
 
     Raises
     ------
@@ -72,7 +72,7 @@ def mode_of_server(plan: ServerPlan) -> Mode:
 
 
 def mode_of_trainer(plan: TrainerPlan, settings: Settings) -> Mode:
-    """Return the mode for a trainer's plan.
+    """Return the training mode in a trainer's plan.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Agreement on a sync step: its trainers, their hyper-parameters, and norms that span servers.
+"""The inputs of a sync step that all trainers or servers share: participants, hyper-parameters and norms.
 
 This module does no I/O. Every server adds the parts of a norm in the same order, so that all servers clip by
 the same factor and runs are bitwise reproducible.
@@ -32,7 +32,7 @@ _EPSILON: Final = 1e-6
 
 
 class Participants:
-    """The trainers in the current steps, with their hyper-parameters; the caller holds the lock.
+    """The trainers that take part in the current steps, with their hyper-parameters.
 
     Parameters
     ----------
@@ -49,12 +49,12 @@ class Participants:
         """The hyper-parameters of the current steps, by step and trainer."""
 
     def admit(self, trainer: int, attempt: int) -> None:
-        """Add a trainer that has joined with this attempt to the current steps."""
+        """Add a trainer to the current steps after it has joined with this attempt."""
         self.live |= {trainer}
         self.attempts[trainer] = attempt
 
     def begin(self, trainer: int, step: int, hyper_parameters: HyperParameters, lowest_step: int = 0) -> None:
-        """Record the hyper-parameters of a trainer's step; drop those of steps before `lowest_step`.
+        """Record the hyper-parameters of a trainer's step, and drop those before `lowest_step`.
 
         Raises
         ------
@@ -77,7 +77,7 @@ class Participants:
             )
 
     def hyper_of(self, step: int, trainers: Collection[int]) -> HyperParameters:
-        """Return the hyper-parameters of a step that uses these trainers' gradients.
+        """Return the hyper-parameters of a step, given the trainers whose gradients it uses.
 
         `NO_STEP` if there are no trainers, or if any trainer has announced `NO_STEP` because its gradients
         are not finite: the sum would not be finite either, so a single process would also skip the step.
@@ -99,7 +99,7 @@ def _difference(found: HyperParameters, expected: HyperParameters) -> str:
 
 @dataclass(frozen=True, slots=True)
 class KnownNorm:
-    """A norm whose parts are all known."""
+    """A complete norm, with the factor by which gradients are clipped."""
 
     step: int
     norm: NormPlan
@@ -109,7 +109,7 @@ class KnownNorm:
 
 @dataclass(frozen=True, slots=True)
 class PendingNorm:
-    """A norm that is waiting for other servers' parts; this server's part has been sent."""
+    """A norm that still lacks other servers' parts; this server has sent its own part."""
 
     step: int
     norm: NormPlan
@@ -118,7 +118,7 @@ class PendingNorm:
 
 @dataclass(slots=True)
 class _Parts:
-    """The sums of squares, by block, that have arrived for one norm of one step."""
+    """The sums of squares that have arrived for one norm in one step, by block."""
 
     own: dict[int, float] = field(default_factory=dict)
     sent: bool = False
@@ -126,7 +126,7 @@ class _Parts:
 
 
 class NormBook:
-    """The pending norms that include blocks of one server.
+    """The norms that cover blocks of one server, while their parts arrive.
 
     Parameters
     ----------
@@ -148,7 +148,7 @@ class NormBook:
         self._parts: dict[tuple[int, str], _Parts] = {}
 
     def add(self, step: int, block: int, sum_of_squares: float) -> KnownNorm | None:
-        """Add the sum of squares of one of this server's blocks.
+        """Add the sum of squares of one block of this server.
 
         Returns
         -------
@@ -201,11 +201,11 @@ class NormBook:
             return self._pop_known(part.step, norm)
 
     def first_block(self, key: str) -> int:
-        """Return one of this server's blocks that a norm includes; raise KeyError for an unknown norm."""
+        """Return a block of this server that a norm covers; raise KeyError for an unknown norm."""
         return self._norms[key].blocks[0]
 
     def pending(self) -> PendingNorm | None:
-        """Return a norm that is waiting for other servers' parts, or None."""
+        """Return a norm that lacks other servers' parts, or None if there is no such norm."""
         with self._lock:
             for (step, key), parts in self._parts.items():
                 norm = self._norms[key]
@@ -229,7 +229,7 @@ class NormBook:
 
 
 def sum_of_squares(gradient: Tensor) -> float:
-    """Return the sum of a gradient's squared elements; nan and inf propagate.
+    """Return the sum of a gradient's squared elements; nan and inf are kept.
 
     The sum has double precision, so that neither the slicing of a parameter into blocks nor its dtype changes
     the norm.
@@ -239,12 +239,12 @@ def sum_of_squares(gradient: Tensor) -> float:
 
 
 def total_of(sums: Mapping[int, float]) -> float:
-    """Add the sums in block order, so that the total is bitwise identical on all servers."""
+    """Add the blocks' sums in block order, so that all servers get a bitwise-identical total."""
     return sum((sums[block] for block in sorted(sums)), start=0.0)
 
 
 def clip_coefficient(sum_of_squares: float, max_norm: float) -> float:
-    """Return the factor that scales a norm down to `max_norm`: at most 1, or nan if the norm is nan.
+    """Return the factor, at most 1, that reduces a norm to `max_norm`; nan if the norm is nan.
 
     Parameters
     ----------

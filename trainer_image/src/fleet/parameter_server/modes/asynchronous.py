@@ -1,10 +1,10 @@
-"""Async: a server applies each gradient on arrival, and the trainer continues with the new value.
+"""Async mode: a server applies each gradient on arrival and returns the new value at once.
 
 As in Paddle, a gradient is not divided by the number of trainers, so N trainers make N times as many steps as
 one. Gradients are stale, because other trainers have made steps since the trainer received its values.
 DC-ASGD corrects gradients to first order for these steps.
 
-`ImmediateServer` is the server half of all modes without a barrier.
+`ImmediateServer` is the server side of all modes without a barrier.
 """
 
 import threading
@@ -41,7 +41,7 @@ __all__ = ["Async", "ImmediateServer", "TrainerSteps", "compensate_delay"]
 
 @dataclass(frozen=True)
 class Async(Mode):
-    """The async mode.
+    """Async mode: trainers do not wait for each other.
 
     Attributes
     ----------
@@ -56,27 +56,27 @@ class Async(Mode):
     elastic: ClassVar[bool] = True
 
     def agreement(self) -> Mapping[str, str]:
-        """Return the fact that all processes must agree on: whether delay is compensated."""
+        """Return the option that must be equal in all processes: whether delay is compensated."""
         return {"dc_asgd": str(self.dc_asgd)}
 
     def rule(self, target: Target, update: Update) -> None:
-        """Update a block with one gradient."""
+        """Update a block with one gradient, compensated for its delay if configured."""
         gradient = update.gradient
         if update.seen is not None:
             gradient = compensate_delay(gradient, target.value, update.seen)
         target.step(gradient)
 
     def make_server(self, shard: Shard, num_trainers: int) -> ServerMode:
-        """Create the mode's server half."""
+        """Create the server side of the mode."""
         return ImmediateServer(shard, num_trainers, keeps_seen=self.dc_asgd)
 
     def make_trainer(self, session: Session) -> TrainerMode:
-        """Create the mode's trainer half."""
+        """Create the trainer side of the mode."""
         return AnsweredTrainer(session)
 
 
 class TrainerSteps:
-    """The steps of independent trainers, for each part of the model on a server.
+    """The step counts of trainers that do not wait for each other, by block and table.
 
     Parameters
     ----------
@@ -103,26 +103,26 @@ class TrainerSteps:
         return max((self.of(trainer) for trainer in list(self._next)), default=0)
 
     def of(self, trainer: int) -> int:
-        """Return a trainer's next step, which follows its last complete step."""
+        """Return a trainer's next step: the one after its last complete step."""
         return max(self._entered.get(trainer, 0), min(self._next[trainer].values(), default=0))
 
     def parts(self, trainer: int) -> Mapping[int, int]:
-        """Return, for each part, the step that a trainer's next gradient belongs to."""
+        """Return, for each block and table, the step of a trainer's next gradient."""
         return self._next[trainer]
 
     def resume(self, step: int) -> None:
-        """Make every trainer continue at the step in a checkpoint."""
+        """Set every trainer's next step to the step of a checkpoint."""
         for trainer in list(self._next):
             self._next[trainer] = dict.fromkeys(self._parts, step)
 
     def resume_each(self, steps: Mapping[int, int]) -> None:
-        """Make each of these trainers continue at its own step, even if it joins late."""
+        """Set the next step of each given trainer, including trainers that join later."""
         self._resumed = dict(steps)
         for trainer in steps.keys() & self._next.keys():
             self._next[trainer] = dict.fromkeys(self._parts, steps[trainer])
 
     def admit(self, trainer: int, attempt: int) -> bool:
-        """Reset the state of a trainer that joins; return whether it is new on this server.
+        """Reset the state of a trainer that joins; return True if it is new to this server.
 
         A new trainer continues at the step of the most advanced trainer, so that it shares the remaining
         work. Other servers may have admitted the trainer at other steps, and it starts at the lowest of
@@ -137,20 +137,20 @@ class TrainerSteps:
         return True
 
     def is_due(self, trainer: int, part: int, step: int) -> bool:
-        """Return whether the gradient of a step still has to be applied."""
+        """Return whether the gradient of a step has not been applied yet."""
         return step >= self._next[trainer][part]
 
     def advance(self, trainer: int, part: int, step: int) -> None:
-        """Record that a trainer's gradient for a step was applied or does not exist."""
+        """Record that a trainer's gradient for a step was applied, or that it has none."""
         self._next[trainer][part] = max(self._next[trainer][part], step + 1)
 
     def origin(self, trainer: int, step: int) -> Origin:
-        """Return the step and trainer from which a gradient originates."""
+        """Return the trainer and step that a gradient comes from."""
         return Origin(trainer, self._attempts[trainer], step)
 
 
 class ImmediateServer(ServerMode):
-    """The server half of a mode without barriers, in which each gradient is applied on arrival.
+    """The server side of modes without barriers, which apply each gradient on arrival.
 
     `Mode.rule` determines the effect of a gradient on its block.
 
@@ -199,7 +199,7 @@ class ImmediateServer(ServerMode):
 
     @property
     def step(self) -> int:
-        """The number of steps that the fastest trainer has completed."""
+        """The number of steps completed by the fastest trainer."""
         return self._steps.ahead
 
     def step_of(self, trainer: int) -> int:
@@ -207,15 +207,15 @@ class ImmediateServer(ServerMode):
         return self._steps.of(trainer)
 
     def resume(self, step: int) -> None:
-        """Continue at the step in a checkpoint."""
+        """Set every trainer's next step to the step of a checkpoint."""
         self._steps.resume(step)
 
     def resume_each(self, steps: Mapping[int, int]) -> None:
-        """Make each of these trainers continue at its own step."""
+        """Set the next step of each given trainer."""
         self._steps.resume_each(steps)
 
     def admit(self, trainer: int, attempt: int = 0) -> None:
-        """Reset the state of a trainer that joins; gradients from its earlier process have been applied."""
+        """Reset the state of a trainer that joins; gradients of its earlier process remain applied."""
         if not self._adds_rows:
             with self._unsent_lock:  # changes from here on: a trainer looks up all rows after joining
                 for table in self._tables.names:
@@ -225,12 +225,12 @@ class ImmediateServer(ServerMode):
             self._seen.begin(trainer)
 
     def pull(self, trainer: int, step: int) -> Sequence[Answer]:
-        """Return the current value of every block, whatever the trainer's step."""
+        """Return the current value of every block, regardless of the trainer's step."""
         del step
         return [self._answer(trainer, block) for block in self._shard.blocks]
 
     def value(self, trainer: int, block: int) -> memoryview | LazyBytes:
-        """Return the bytes of the value to send to the trainer."""
+        """Return the bytes to send as a block's value."""
         if self._seen is not None:
             return bytes_of(self._seen.of(trainer, block))
         return LazyBytes(
@@ -238,12 +238,12 @@ class ImmediateServer(ServerMode):
         )
 
     def begin(self, trainer: int, step: int, hyper_parameters: HyperParameters) -> None:
-        """Record the hyper-parameters of a trainer's step; they may differ between trainers."""
+        """Record the hyper-parameters of a trainer's step, which may differ between trainers."""
         del step
         self._steps.hyper[trainer] = hyper_parameters
 
     def gradient(self, trainer: int, block: int, step: int) -> Sequence[Answer]:
-        """Apply a gradient unless an earlier process of the trainer has already sent it.
+        """Apply a gradient, unless the trainer sent the same one before it restarted.
 
         Raises
         ------
@@ -263,7 +263,7 @@ class ImmediateServer(ServerMode):
         return [self._answer(trainer, block)] if self._answers_gradients else []
 
     def row_gradient(self, trainer: int, table: int, step: int, gradient: RowGradients) -> Sequence[Answer]:
-        """Apply a gradient of rows unless an earlier process of the trainer has already sent it.
+        """Apply a gradient of rows, unless the trainer sent the same one before it restarted.
 
         Raises
         ------
@@ -286,12 +286,12 @@ class ImmediateServer(ServerMode):
         return [Answer(table, step + 1, (trainer,), value=rows, of_table=True)]
 
     def look_up(self, trainer: int, table: int, step: int, ids: NDArray[np.int64]) -> Tensor:
-        """Return the current rows, whatever the trainer's step."""
+        """Return the current rows, regardless of the trainer's step."""
         del trainer, step
         return self._tables.rows(table, ids)
 
     def end(self, trainer: int, step: int, absent: Sequence[int]) -> Sequence[Answer]:
-        """End a trainer's step; return the answers, including values of blocks without a gradient.
+        """End a trainer's step; return the answers, including those for blocks without a gradient.
 
         Raises
         ------
@@ -321,14 +321,14 @@ class ImmediateServer(ServerMode):
         return [self._answer(trainer, block) for block in absent] if self._answers_gradients else []
 
     def complete(self, trainer: int) -> Sequence[Answer]:
-        """Continue without a trainer; no other trainer is waiting for it."""
+        """Do nothing, because no trainer waits for another."""
         with self._unsent_lock:
             for key in [key for key in self._unsent if key[0] == trainer]:
                 del self._unsent[key]
         return ()
 
     def missing(self) -> Missing | None:
-        """Return None, because no step waits for a trainer.
+        """Return None, because no step waits for trainers.
 
         Raises
         ------
@@ -344,7 +344,7 @@ class ImmediateServer(ServerMode):
         return Answer(block, self._steps.parts(trainer)[block], (trainer,))
 
     def _changed_rows(self, trainer: int, table: int, ids: NDArray[np.int64]) -> memoryview:
-        """Return the rows changed since the last answer to the trainer that has just changed `ids`."""
+        """Return the rows in `ids` and all others changed since the last answer to this trainer."""
         with self._unsent_lock:
             for (_, of), unsent in self._unsent.items():
                 if of == table:
@@ -358,7 +358,7 @@ class ImmediateServer(ServerMode):
 
 
 class SeenValues:
-    """Copies of each block's value as last sent to each trainer.
+    """Copies of the values that each trainer received last.
 
     Parameters
     ----------
@@ -370,13 +370,13 @@ class SeenValues:
         self._copies: dict[int, Arena[int]] = {}
 
     def begin(self, trainer: int) -> None:
-        """Copy the current values for a trainer that is about to join."""
+        """Copy the current values for a trainer that joins."""
         self._copies[trainer] = Arena(self._store.extents)
         for block in self._store.extents:
             self.renew(trainer, block)
 
     def renew(self, trainer: int, block: int) -> None:
-        """Copy a block's current value for a trainer."""
+        """Copy a block's current value, which is about to be sent to a trainer."""
         self._store.read(block, bytes_of(self.of(trainer, block)))
 
     def of(self, trainer: int, block: int) -> Tensor:
@@ -385,7 +385,7 @@ class SeenValues:
 
 
 def compensate_delay(gradient: Tensor, value: Tensor, sent: Tensor) -> Tensor:
-    """Correct a gradient, to first order, for the steps since its trainer received the value.
+    """Correct a gradient, to first order, for the updates since its trainer received the value.
 
     Parameters
     ----------

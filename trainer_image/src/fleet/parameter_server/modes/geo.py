@@ -1,4 +1,4 @@
-"""GEO: trainers update their parameters locally, and exchange changes with the servers at intervals.
+"""GEO mode: trainers update their parameters locally and periodically exchange the changes through servers.
 
 A trainer keeps `old`, the value on which it last agreed with the servers. With N trainers, it sends 1/N of
 its changes since then, and adds the sent amount to `old`; the servers add the amount to their value. When the
@@ -32,7 +32,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Geo(Mode):
-    """The GEO mode.
+    """GEO mode: trainers train locally and exchange changes every `push_nums` steps.
 
     Attributes
     ----------
@@ -51,24 +51,24 @@ class Geo(Mode):
             raise ConfigurationError(f"Geo.push_nums is {self.push_nums}; expected at least 1 step")
 
     def agreement(self) -> Mapping[str, str]:
-        """Return the fact that all processes must agree on: the number of steps between exchanges."""
+        """Return the option that must be equal in all processes: the steps between two exchanges."""
         return {"push_nums": str(self.push_nums)}
 
     def rule(self, target: Target, update: Update) -> None:
-        """Add a trainer's change to a value."""
+        """Add a trainer's change to the value."""
         target.value.add_(update.gradient)
 
     def make_server(self, shard: Shard, num_trainers: int) -> ServerMode:
-        """Create the mode's server half."""
+        """Create the server side of the mode."""
         return ImmediateServer(shard, num_trainers, adds_rows=True)
 
     def make_trainer(self, session: Session) -> TrainerMode:
-        """Create the mode's trainer half."""
+        """Create the trainer side of the mode."""
         return GeoTrainer(session, self.push_nums)
 
 
 class GeoTrainer(TrainerMode):
-    """The trainer half of GEO.
+    """The trainer side of GEO mode.
 
     Parameters
     ----------
@@ -90,7 +90,7 @@ class GeoTrainer(TrainerMode):
         """The step up to which changes have been sent."""
 
     def start(self) -> None:
-        """Start from the servers' values, and log the interval between exchanges."""
+        """Start with the servers' values; log the interval between exchanges."""
         self._pushed_to = self._session.step
         if self._session.plan.trainers > 1:
             _log.info(
@@ -105,7 +105,7 @@ class GeoTrainer(TrainerMode):
             self._rows.begin()
 
     def finish(self, absent: Sequence[PlannedBlock]) -> None:
-        """Count a local step; copy in values that have arrived, and send changes if an exchange is due."""
+        """Count a local step; copy arrived values into the parameters; send changes if an exchange is due."""
         del absent
         session = self._session
         session.advance()
@@ -118,7 +118,7 @@ class GeoTrainer(TrainerMode):
             self._push()
 
     def settle(self) -> None:
-        """Send the changes since the last exchange; copy in the other trainers' changes."""
+        """Send the changes since the last exchange, and add the other trainers' changes to the parameters."""
         if self._in_flight:
             self._receive()
         if self._pushed_to < self._session.step:  # servers would ignore a second push for the same step
@@ -126,7 +126,7 @@ class GeoTrainer(TrainerMode):
             self._receive()
 
     def stop(self) -> None:
-        """Send the last changes, wait for all trainers, and copy in values that include all changes."""
+        """Send the last changes, wait for all trainers, and copy the final values into the parameters."""
         self.settle()
         try:
             self._session.wait_for_ends()

@@ -1,4 +1,4 @@
-"""Half-async: a trainer does not wait for its servers while they keep up.
+"""Half-async mode: a trainer sends gradients in the background, and waits only if servers fall behind.
 
 Gradients are copied into queues, one per block. A sending thread takes up to `max_merge_var_num` queued
 steps, merges them and sends the result as one step. A pulling thread then requests the resulting values, and
@@ -40,7 +40,7 @@ __all__ = ["GradientQueues", "HalfAsync", "HalfAsyncTrainer", "MergedStep"]
 
 @dataclass(frozen=True)
 class HalfAsync(Mode):
-    """The half-async mode.
+    """Half-async mode: trainers send merged gradients and receive values in the background.
 
     Attributes
     ----------
@@ -64,17 +64,17 @@ class HalfAsync(Mode):
                 raise ConfigurationError(f"HalfAsync.{field} is {getattr(self, field)}; expected at least 1")
 
     def make_server(self, shard: Shard, num_trainers: int) -> ServerMode:
-        """Create the server half: that of async mode, except that it sends values only on request."""
+        """Create the server side of the mode, which sends values only on request."""
         return ImmediateServer(shard, num_trainers, answers_gradients=False)
 
     def make_trainer(self, session: Session) -> TrainerMode:
-        """Create the mode's trainer half."""
+        """Create the trainer side of the mode."""
         return HalfAsyncTrainer(session, self.send_queue_size, self.max_merge_var_num)
 
 
 @dataclass(frozen=True)
 class MergedStep:
-    """Several steps sent as one, with the last step's number and hyper-parameters."""
+    """Several steps merged into one, with the number and hyper-parameters of the last step."""
 
     step: int
     hyper_parameters: HyperParameters
@@ -85,7 +85,7 @@ class MergedStep:
 
 
 class GradientQueues:
-    """Gradients that wait for the sending thread, in one queue per block. Thread-safe.
+    """Queues of gradients to send, one for each block. Thread-safe.
 
     Parameters
     ----------
@@ -108,7 +108,7 @@ class GradientQueues:
         self._lock = threading.Lock()
 
     def put(self, block: PlannedBlock, step: int, payload: memoryview) -> None:
-        """Enqueue a copy of a block's gradient; it is sent after `complete` is called for its step."""
+        """Enqueue a copy of a block's gradient, to be sent after its step is `complete`."""
         with self._lock:
             free = self._free[block.id]
             copy = free.pop() if free else torch.empty(block.shape, dtype=dtype_of(block.dtype))
@@ -117,18 +117,18 @@ class GradientQueues:
             self._queues[block.id].append((step, copy))
 
     def complete(self, step: int, hyper_parameters: HyperParameters, of_rows: OfRows = NO_ROWS) -> None:
-        """Mark a step as complete and ready to send, and enqueue its row gradients."""
+        """Mark a step as ready to send, and enqueue its row gradients."""
         with self._lock:
             self._steps.append((step, hyper_parameters, of_rows))
 
     @property
     def empty(self) -> bool:
-        """True if no complete step is queued."""
+        """True if no step is ready to send."""
         with self._lock:
             return not self._steps
 
     def merge(self) -> MergedStep | None:
-        """Dequeue and merge the oldest complete steps, up to the limit.
+        """Dequeue the oldest steps that are ready, up to the limit, and merge their gradients.
 
         Returns
         -------
@@ -177,7 +177,7 @@ class GradientQueues:
 
 @dataclass(slots=True)
 class Progress:
-    """The progress of a trainer's gradients, in numbers of its steps."""
+    """A trainer's progress in sending gradients and receiving values, in steps."""
 
     sent: int = 0
     """The number of steps whose gradients have been sent."""
@@ -190,12 +190,12 @@ class Progress:
 
     @property
     def awaits_values(self) -> bool:
-        """True if the latest values lack gradients that have been sent."""
+        """True if the values that arrived last do not include all gradients that were sent."""
         return self.sent > self.arrived
 
 
 class HalfAsyncTrainer(TrainerMode):
-    """The trainer half of the half-async mode.
+    """The trainer side of half-async mode.
 
     Parameters
     ----------
@@ -221,14 +221,14 @@ class HalfAsyncTrainer(TrainerMode):
         ]
 
     def start(self) -> None:
-        """Start the sending and the receiving thread."""
+        """Start the threads that send gradients and receive values."""
         step = self._session.step
         self._progress = Progress(step, step, step)
         for thread in self._threads:
             thread.start()
 
     def begin(self, hyper_parameters: HyperParameters) -> None:
-        """Begin a step just before its first gradient."""
+        """Record the hyper-parameters of a step, before its first gradient."""
         self._hyper = hyper_parameters
 
     def send(self, block: PlannedBlock, payload: memoryview) -> None:
@@ -236,12 +236,12 @@ class HalfAsyncTrainer(TrainerMode):
         self._queues.put(block, self._session.step, payload)
 
     def queue_rows(self, gradients: OfRows) -> bool:
-        """Copy the row gradients of a step, which are sent with the merged step."""
+        """Copy the row gradients of a step, which are sent with its dense gradients."""
         self._of_rows = {name: (ids, rows.clone()) for name, (ids, rows) in gradients.items() if ids.size}
         return True
 
     def finish(self, absent: Sequence[PlannedBlock]) -> None:
-        """End the step: copy in the latest complete values, and wait while the queues are full."""
+        """End the step, copy the latest values into the parameters, and wait while the queues are full."""
         del absent
         session = self._session
         session.check()
@@ -251,13 +251,13 @@ class HalfAsyncTrainer(TrainerMode):
         self._adopt_until(self._size)
 
     def settle(self) -> None:
-        """Wait until the parameters' values include every queued gradient."""
+        """Wait until the parameters include every queued gradient."""
         self._session.check()
         self._session.store.check_kept()
         self._adopt_until(0)
 
     def stop(self) -> None:
-        """Send every queued gradient, stop the threads, and copy in the final values."""
+        """Send every queued gradient, stop the threads, and copy the final values into the parameters."""
         session = self._session
         session.store.check_kept()
         with self._work:
@@ -283,7 +283,7 @@ class HalfAsyncTrainer(TrainerMode):
                 thread.join()
 
     def _adopt_until(self, steps: int) -> None:
-        """Copy in the latest complete values; wait until the parameters lag by at most `steps` steps."""
+        """Copy the latest values into the parameters until they lag by at most `steps` steps."""
         session = self._session
         self._adopt()
         progress = self._progress
@@ -295,7 +295,7 @@ class HalfAsyncTrainer(TrainerMode):
             self._adopt()
 
     def _adopt(self) -> None:
-        """Copy in values that have arrived, and wake both threads."""
+        """Copy arrived values into the parameters, and wake both threads."""
         with self._work:
             if self._progress.landed:
                 self._session.adopt_values()
@@ -310,7 +310,7 @@ class HalfAsyncTrainer(TrainerMode):
             self._session.fail(error)
 
     def _send_loop(self) -> None:
-        """Send the queued steps, merged, whenever the values after the previous update have arrived."""
+        """Merge and send the queued steps whenever the values of the previous update have arrived."""
         while True:
             with self._work:
                 self._work.wait_for(lambda: self._stopping or self._may_send())
@@ -333,7 +333,7 @@ class HalfAsyncTrainer(TrainerMode):
         return not self._queues.empty and (self._draining or not self._progress.awaits_values)
 
     def _pull_loop(self) -> None:
-        """Request values whenever gradients have been sent and the previous values have been copied in."""
+        """Request values whenever gradients were sent and the previous values have been copied."""
         while True:
             with self._work:
                 self._work.wait_for(

@@ -1,4 +1,4 @@
-"""The interface of training modes, each of which has a server half and a trainer half.
+"""The interface of training modes. Each mode has a server side and a trainer side.
 
 A user-defined mode is a subclass of `Mode`, passed as ``DistributedStrategy(mode=MyMode())``. Its halves are
 subclasses of `ServerMode` and `TrainerMode`; the docstring of each method describes its default.
@@ -58,7 +58,7 @@ Half = TypeVar("Half", bound="ServerMode | TrainerMode")
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A server's answer to trainers: a block or a table after `step` steps."""
+    """A server's answer to trainers: the state of a block or a table after `step` steps."""
 
     block: int
     """The number of the block or table."""
@@ -73,7 +73,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """The gradients or norm parts that a step is waiting for."""
+    """The gradients or parts of norms that a step still lacks."""
 
     step: int
     trainers: tuple[int, ...]
@@ -83,7 +83,7 @@ class Missing:
     """The servers that have not sent their part of a norm."""
 
     def describe(self, endpoints: Sequence[str]) -> str:
-        """Return a sentence that names the missing input and its senders, given the servers' endpoints."""
+        """Return a clause that names what is missing and who must send it, given the servers' endpoints."""
         if self.servers:
             named = name_servers(endpoints[each] for each in self.servers)
             return f"step {self.step} waits for the part of {named} in {self.block}"
@@ -91,7 +91,7 @@ class Missing:
 
 
 class ServerMode(Protocol):
-    """A mode's server half: decides when to update blocks and tables, and which trainers to answer.
+    """The server side of a mode: decides when blocks and tables are updated, and who gets an answer.
 
     The server's threads call the half concurrently; calls about one trainer come one after the other. No
     method may wait for another trainer.
@@ -102,16 +102,16 @@ class ServerMode(Protocol):
 
     @property
     def step(self) -> int:
-        """The progress of training; in sync mode, the number of steps that every block has completed."""
+        """The number of steps completed; in sync mode, the steps that all blocks have completed."""
 
     def step_of(self, trainer: int) -> int:
-        """Return a trainer's next step, at which it continues after a restart."""
+        """Return a trainer's next step, from which it continues after a restart."""
 
     def resume(self, step: int) -> None:
-        """Continue at the step in a checkpoint; called before any trainer sends a gradient."""
+        """Continue from the step of a checkpoint; called before any trainer sends a gradient."""
 
     def resume_each(self, steps: Mapping[int, int]) -> None:
-        """Make each of these trainers continue at its own step, after `resume`; does nothing by default."""
+        """Set the next step of each given trainer, after `resume`; does nothing by default."""
         del steps
 
     def admit(self, trainer: int, attempt: int = 0) -> None:
@@ -128,7 +128,7 @@ class ServerMode(Protocol):
         """
 
     def turn(self, trainer: int, block: int) -> Turn:
-        """Return when to use an arriving gradient; the caller holds the lock of the receive buffers.
+        """Return when to add an arriving gradient; the caller holds the lock of the receive buffers.
 
         By default, a gradient is used as soon as it has landed.
         """
@@ -136,7 +136,7 @@ class ServerMode(Protocol):
         return Turn.NEXT
 
     def value(self, trainer: int, block: int) -> memoryview | LazyBytes | None:
-        """Return the bytes of the value to send to a trainer; None, the default, stands for the block's own.
+        """Return the bytes to send as a block's value, or None, the default, for its current value.
 
         Another thread sends the bytes later. Unless they are lazy, they must not change before the trainer
         has received them.
@@ -145,7 +145,7 @@ class ServerMode(Protocol):
         return None
 
     def begin(self, trainer: int, step: int, hyper_parameters: HyperParameters) -> None:
-        """Record the hyper-parameters of a trainer's step; called before the step's gradients arrive.
+        """Record the hyper-parameters of a trainer's step, before the step's gradients arrive.
 
         `fleet.wire.NO_STEP`, which is empty, announces a step without gradients, because these were not
         finite.
@@ -155,12 +155,12 @@ class ServerMode(Protocol):
         """Accept a gradient that is complete in its receive buffer; return the answers that are now due."""
 
     def row_gradient(self, trainer: int, table: int, step: int, gradient: RowGradients) -> Sequence[Answer]:
-        """Accept a gradient of rows; return the answers that are now due."""
+        """Accept a gradient of a table's rows; return the answers that are now due."""
         del step, gradient
         raise RemoteProtocolError(f"trainer {trainer} sent rows of table {table}; this mode steps no tables")
 
     def advance(self, number: int, *, of_table: bool = False) -> Sequence[Answer]:
-        """Use the gradients that have arrived for a block or table; return the answers that are now due.
+        """Apply the gradients that have arrived for a block or table; return the answers that are now due.
 
         If `defers` is True, called after each `gradient` or `row_gradient`, on the same or another thread.
         """
@@ -168,7 +168,7 @@ class ServerMode(Protocol):
         return ()
 
     def arrived_bytes(self, table: int, num_bytes: int) -> int | None:
-        """Return the size of the row gradients that `advance` would use now, or None if it would use none.
+        """Return the size of the row gradients that `advance` would apply now, or None if it cannot.
 
         The server calls `advance` on another thread if they are large. Called after each `row_gradient` with
         the size of this gradient, which is the default.
@@ -177,7 +177,7 @@ class ServerMode(Protocol):
         return num_bytes
 
     def look_up(self, trainer: int, table: int, step: int, ids: NDArray[np.int64]) -> Tensor:
-        """Return rows for a trainer at a given step; in modes with a common step, the rows as of that step.
+        """Return rows of a table to a trainer; in modes with a common step, the rows as of that step.
 
         Raises
         ------
@@ -188,10 +188,10 @@ class ServerMode(Protocol):
         raise RemoteProtocolError(f"trainer {trainer} looked up table {table}; this mode steps no tables")
 
     def end(self, trainer: int, step: int, absent: Sequence[int]) -> Sequence[Answer]:
-        """End a trainer's step; the absent blocks have no gradient from the trainer in this step."""
+        """End a trainer's step, in which the trainer has no gradient of the `absent` blocks."""
 
     def complete(self, trainer: int) -> Sequence[Answer]:
-        """Continue without a trainer that has completed or is lost."""
+        """Continue without a trainer that has completed or was lost."""
 
     def norm(self, part: NormPart) -> Sequence[Answer]:
         """Add another server's part of a norm; return the answers that are now due.
@@ -205,7 +205,7 @@ class ServerMode(Protocol):
         raise RemoteProtocolError("this parameter server's training mode clips by no norm")
 
     def missing(self) -> Missing | None:
-        """Return the input that the current step waits for, or None if there is no such step or input.
+        """Return the input that the current step lacks, or None if it lacks none.
 
         Raises
         ------
@@ -215,7 +215,7 @@ class ServerMode(Protocol):
 
 
 class TrainerMode(Protocol):
-    """A mode's trainer half: sends gradients and decides when parameters change.
+    """The trainer side of a mode: sends gradients and decides when parameters change.
 
     The training thread calls `start` once the parameters have the servers' values. In each step it calls
     `begin`, `send` for each gradient as it is computed, and `finish`. At the end it calls `stop`, or `close`
@@ -226,15 +226,15 @@ class TrainerMode(Protocol):
     """
 
     def start(self) -> None:
-        """Start training; the parameters have the servers' values."""
+        """Start training, after the servers' values have been copied into the parameters."""
         return
 
     def begin(self, hyper_parameters: HyperParameters) -> None:
-        """Begin a step just before its first gradient."""
+        """Begin a step, before its first gradient is sent."""
         del hyper_parameters
 
     def send(self, block: PlannedBlock, payload: memoryview) -> None:
-        """Accept a block's gradient, whose memory does not change until `finish` returns."""
+        """Accept a block's gradient, whose memory stays unchanged until `finish` returns."""
         del block, payload
 
     def queue_rows(self, gradients: OfRows) -> bool:
@@ -246,18 +246,18 @@ class TrainerMode(Protocol):
         return False
 
     def finish(self, absent: Sequence[PlannedBlock]) -> None:
-        """End the step; the given blocks have no gradient. Prepare the parameters for the next step."""
+        """End the step and prepare the parameters for the next one; `absent` blocks have no gradient."""
 
     def settle(self) -> None:
-        """Send delayed gradients and copy in the resulting values; called before a save or an export."""
+        """Send delayed gradients and load the resulting values; called before a save or an export."""
         return
 
     def check_settled(self, call: str) -> None:
-        """Raise FleetError if values of the last step are in transit; messages name the caller, `call`."""
+        """Raise FleetError if values are in transit; `call` is the public method to name in the message."""
         del call
 
     def across_steps(self, module: Module) -> "TrainerMode | None":
-        """Return a half that waits for new values, layer by layer, in this module's next forward pass.
+        """Return a trainer side in which each layer waits for its values in the next forward pass.
 
         Return None, the default, if ``optimizer.step()`` does not wait for the values of each step anyway.
         """
@@ -265,50 +265,50 @@ class TrainerMode(Protocol):
         return None
 
     def stop(self) -> None:
-        """Finish training: send all data that is unsent, and copy in the final values."""
+        """Finish training: send all remaining data and load the final values."""
         return
 
     def close(self) -> None:
-        """Stop the threads of this half."""
+        """Stop all threads."""
         return
 
 
 class SessionRows(Protocol):
-    """A trainer half's access to the tables on the servers."""
+    """Access to the tables on the servers, for the trainer side of a mode."""
 
     @property
     def settled(self) -> bool:
         """True if every server has applied the row gradients that were sent last."""
 
     def wait(self, *, background: bool = False) -> None:
-        """Wait until `settled` is True; pass `background` if training continues meanwhile."""
+        """Wait until `settled` is True; set `background` if training continues during the wait."""
 
     def adopt(self) -> None:
-        """Copy the rows from the servers into this trainer's copies; only for the training thread."""
+        """Copy the servers' rows into this trainer's copies. Call this only in the training thread."""
 
 
 class LocalRows(Protocol):
-    """A trainer's own copies of rows, which it updates itself."""
+    """A trainer's copies of rows, which the trainer updates itself."""
 
     def begin(self) -> None:
-        """Start without copies; a row has the server's value until the trainer first updates it."""
+        """Drop all copies; a row has the server's value until the trainer updates it."""
 
     @property
     def must_leave(self) -> bool:
-        """True if the changes may not fit in one exchange after another step."""
+        """True if the changes might not fit in one exchange after another step."""
 
     def leaving(self) -> OfRows:
-        """Return the changes since the last call by table."""
+        """Return, by table, the changes since the last call."""
 
     def arrived(self) -> None:
-        """Add the other trainers' changes, which the rows from the servers include."""
+        """Add the other trainers' changes, which are part of the rows from the servers."""
 
     def end(self) -> None:
         """Replace the copies with the servers' final rows."""
 
 
 class Session(Protocol):
-    """A trainer half's session with the servers; waits have deadlines and raise failures."""
+    """A trainer's session with the servers, for the trainer side of a mode. All waits have deadlines."""
 
     plan: TrainerPlan
     """The blocks, the trainers and the servers of the job."""
@@ -329,16 +329,16 @@ class Session(Protocol):
         """Count a completed step."""
 
     def expect_values(self) -> None:
-        """Register the expected answers, one per block; call this before sending the request."""
+        """Register the expected answers, one for each block, before sending the request."""
 
     def begin_step(self, hyper_parameters: HyperParameters) -> None:
-        """Announce a step and its hyper-parameters before its first gradient."""
+        """Announce a step and its hyper-parameters, before its first gradient."""
 
     def send_gradient(self, block: PlannedBlock, payload: memoryview) -> None:
-        """Enqueue a gradient, whose memory must not change until the servers have received it."""
+        """Enqueue a gradient. Its memory must not change until the servers have received it."""
 
     def end_step(self, absent: Sequence[PlannedBlock]) -> None:
-        """Announce the end of the step and the blocks that have no gradient in it."""
+        """Announce the end of a step, in which the `absent` blocks have no gradient."""
 
     def send_step(
         self,
@@ -347,45 +347,45 @@ class Session(Protocol):
         gradients: Mapping[int, memoryview],
         of_rows: OfRows = NO_ROWS,
     ) -> None:
-        """Enqueue a whole step: gradients by block and by table. Any thread of the mode may call this."""
+        """Enqueue a whole step: its gradients by block and by table. Threads of the mode may call this."""
 
     def flush(self) -> None:
-        """Wait until the servers have received all enqueued data, so that the memory may change."""
+        """Wait until the servers have received all enqueued data, whose memory may then change."""
 
     def request_values(self) -> None:
-        """Register the expected values and request each block's current value."""
+        """Request each block's current value, after registering the expected answers."""
 
     @property
     def values_arrived(self) -> bool:
         """True if all expected values have arrived."""
 
     def wait_for_values(self, *, background: bool = False) -> None:
-        """Wait until all expected values have arrived; pass `background` if training continues meanwhile."""
+        """Wait for all expected values; set `background` if training continues during the wait."""
 
     def wait_for_some(self, blocks: Collection[int]) -> None:
-        """Wait until the values of these blocks have arrived."""
+        """Wait for the values of the given blocks."""
 
     def adopt_values(self, names: Iterable[str] | None = None) -> None:
-        """Copy arrived values into all parameters or the named ones; only for the training thread."""
+        """Copy arrived values into all or the given parameters. Call this only in the training thread."""
 
     def wait_for_ends(self) -> None:
-        """Wait until no other trainer runs further steps; raise DeadlineExceededError after a time limit."""
+        """Wait until no other trainer will run another step; raise DeadlineExceededError on a timeout."""
 
     def wait_until(self, done: Callable[[], bool], describe: Callable[[], str]) -> None:
-        """Wait for a condition that another thread makes true; that thread must then call `wake`."""
+        """Wait for a condition; the thread that makes it true must then call `wake`."""
 
     def wake(self) -> None:
-        """Wake the waiting threads, which then check their conditions."""
+        """Wake all threads in `wait_until`, which check their conditions again."""
 
     def fail(self, error: FleetError) -> None:
-        """Record an error; the training thread's next call of the session raises it."""
+        """Record an error, which the training thread's next call raises."""
 
     def check(self) -> None:
         """Raise the error that another thread has recorded, if any."""
 
 
 class Mode(ABC):
-    """A training mode: how trainers and servers coordinate their work.
+    """A training mode: a way of synchronizing trainers and servers.
 
     Instances are values: all processes build their halves from equal instances.
 
@@ -411,11 +411,11 @@ class Mode(ABC):
     elastic: ClassVar[bool] = False
 
     def agreement(self) -> Mapping[str, str]:
-        """Return the facts that all processes must agree on, in addition to the mode's name."""
+        """Return the mode's options that must be equal in all processes."""
         return {}
 
     def rule(self, target: Target, update: Update) -> None:
-        """Apply an update to a value; by default, with the user's optimizer.
+        """Apply an update to a block's value; by default, with the user's optimizer.
 
         The rule must depend only on its arguments, so that an update can be replayed.
         """
@@ -423,15 +423,15 @@ class Mode(ABC):
 
     @abstractmethod
     def make_server(self, shard: Shard, num_trainers: int) -> ServerMode:
-        """Create the mode's server half."""
+        """Create the server side of the mode."""
 
     @abstractmethod
     def make_trainer(self, session: Session) -> TrainerMode:
-        """Create the mode's trainer half."""
+        """Create the trainer side of the mode."""
 
 
 class AnsweredTrainer(TrainerMode):
-    """A trainer half that sends each gradient when it is computed, and waits for all answers at the step.
+    """A trainer side that sends gradients during the backward pass and waits for values in the step.
 
     Parameters
     ----------
@@ -444,19 +444,19 @@ class AnsweredTrainer(TrainerMode):
         self.send = session.send_gradient  # type: ignore[method-assign]
 
     def begin(self, hyper_parameters: HyperParameters) -> None:
-        """Begin a step just before its first gradient."""
+        """Begin a step, before its first gradient is sent."""
         self._session.expect_values()
         self._session.begin_step(hyper_parameters)
 
     def finish(self, absent: Sequence[PlannedBlock]) -> None:
-        """End the step, and wait until the parameters have their new values."""
+        """End the step, wait for the new values, and copy them into the parameters."""
         self._session.end_step(absent)
         self._session.wait_for_values()
         self._session.adopt_values()
         self._session.advance()
 
     def across_steps(self, module: Module) -> TrainerMode | None:
-        """Return a trainer half that postpones the wait to the next forward pass of this module.
+        """Return a trainer side in which each layer waits for its values in the next forward pass.
 
         A subclass has steps of its own, which the other half would silently replace: it gets None.
         """
@@ -464,7 +464,7 @@ class AnsweredTrainer(TrainerMode):
 
 
 class CrossStepTrainer(TrainerMode):
-    """A trainer half that ends a step without waiting; layers wait in the next forward pass instead.
+    """A trainer side that does not wait in the step: each layer waits in the next forward pass.
 
     Parameters
     ----------
@@ -487,7 +487,7 @@ class CrossStepTrainer(TrainerMode):
         """Parameters that no layer has used in the forward pass of the current step."""
 
     def start(self) -> None:
-        """Add hooks that make every layer wait for its parameters."""
+        """Add hooks by which each layer waits for the values of its parameters."""
         name_of = {parameter: name for name, parameter in self._session.store.parameters.items()}
         for layer in self._module.modules():
             own = [name_of[each] for each in layer.parameters(recurse=False) if each in name_of]
@@ -499,7 +499,7 @@ class CrossStepTrainer(TrainerMode):
                 ]
 
     def begin(self, hyper_parameters: HyperParameters) -> None:
-        """Begin a step just before its first gradient."""
+        """Begin a step, before its first gradient is sent."""
         self._stale = frozenset(self._outstanding)
         self.settle()
         self._session.expect_values()
@@ -522,20 +522,20 @@ class CrossStepTrainer(TrainerMode):
         self._session.send_gradient(block, payload)
 
     def finish(self, absent: Sequence[PlannedBlock]) -> None:
-        """End the step without waiting for its values."""
+        """End the step without waiting for the new values."""
         self._session.end_step(absent)
         self._session.advance()
         self._outstanding = set(self._blocks)
 
     def settle(self) -> None:
-        """Wait for all values in transit, and copy them into the parameters."""
+        """Wait for all values in transit and copy them into the parameters."""
         if self._outstanding:
             self._session.wait_for_values()
             self._session.adopt_values(sorted(self._outstanding))
             self._outstanding.clear()
 
     def check_settled(self, call: str) -> None:
-        """Raise FleetError if values are in transit, because the script would see older values."""
+        """Raise FleetError if values are in transit, because the script would read old values."""
         if self._outstanding:
             raise FleetError(
                 f"{call} was called while the values of the last step were still in transit: the script has "
@@ -544,7 +544,7 @@ class CrossStepTrainer(TrainerMode):
             )
 
     def stop(self) -> None:
-        """Copy the last values into the parameters."""
+        """Wait for the last values and copy them into the parameters."""
         self.settle()
         self.close()
 
@@ -555,7 +555,7 @@ class CrossStepTrainer(TrainerMode):
         self._handles.clear()
 
     def _adopt_hook(self, names: Sequence[str]) -> Callable[..., None]:
-        """Return a hook that waits for the new values of these parameters and copies them in."""
+        """Return a hook that waits for the new values of some parameters and copies them in."""
 
         def adopt(*_: Any) -> None:
             outstanding = self._outstanding.intersection(names)
@@ -570,7 +570,7 @@ class CrossStepTrainer(TrainerMode):
 
 
 def check_half(half: Half, base: type[Half], kind: Mode) -> Half:
-    """Return a mode's half after checking that it is a subclass of `base`, whose methods the runtime calls.
+    """Return one side of a mode, after checking that it subclasses `base`.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""Sync: a block is updated once every live trainer has sent its gradient or announced that it has none.
+"""Sync mode: a block is updated once every live trainer has sent a gradient or announced that it has none.
 
 Gradients are summed in the order of the trainers' indexes, regardless of the order of arrival, so that runs
 are bitwise reproducible. They are added on arrival. A gradient that arrives before its turn waits in a buffer
@@ -57,24 +57,24 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Sync(Mode):
-    """The sync mode. The job ends if a trainer is lost, because no further step is possible."""
+    """Sync mode: all trainers step together. If a trainer is lost, the job ends."""
 
     name: ClassVar[str] = "sync"
     programs: ClassVar[DistributedMode] = DistributedMode.SYNC
     survives_loss: ClassVar[bool] = False
 
     def make_server(self, shard: Shard, num_trainers: int) -> ServerMode:
-        """Create the mode's server half."""
+        """Create the server side of the mode."""
         return SyncServer(shard, num_trainers)
 
     def make_trainer(self, session: Session) -> TrainerMode:
-        """Create the mode's trainer half."""
+        """Create the trainer side of the mode."""
         return AnsweredTrainer(session)
 
 
 @dataclass(slots=True, eq=False)
 class _Round:
-    """A block's progress through one step."""
+    """The progress of one block in one step."""
 
     step: int = 0
     landed: dict[int, Buffer] = field(default_factory=dict)
@@ -98,22 +98,22 @@ class _Round:
     """Whether the last step left the value unchanged."""
 
     def has(self, trainer: int) -> bool:
-        """Return whether the step needs no further input from a trainer."""
+        """Return whether the step has all the input that it needs from a trainer."""
         return trainer in self.landed or trainer in self.summed or trainer in self.absent
 
     @property
     def present(self) -> set[int]:
-        """The trainers whose input for the step is complete."""
+        """The trainers from which the step has all the input that it needs."""
         return self.landed.keys() | self.summed.keys() | self.absent
 
     @property
     def busy(self) -> bool:
-        """True while a thread is changing the sum, or once the sum must not change."""
+        """True while a thread is changing the sum, and after the sum has become final."""
         return self.adding is not None or self.stepping or self.averaged
 
 
 class SyncServer(ServerMode):
-    """The server half of sync mode, guarded by the lock of the receive buffers.
+    """The server side of sync mode; its state is guarded by the lock of the receive buffers.
 
     Parameters
     ----------
@@ -157,14 +157,14 @@ class SyncServer(ServerMode):
         return self.step
 
     def resume(self, step: int) -> None:
-        """Continue at the step in a checkpoint; called before any trainer sends a gradient."""
+        """Continue from the step of a checkpoint; called before any trainer sends a gradient."""
         with self._changed:
             for round_ in self._rounds.values():
                 round_.step = step
         self._tables.resume(step)
 
     def admit(self, trainer: int, attempt: int = 0) -> None:
-        """Reset the state of a trainer that joins; drop gradients from its earlier process unless summed.
+        """Reset the state of a trainer that joins; drop gradients of its earlier process that are not summed.
 
         A gradient that a sum includes stays in the sum, and is dropped when the trainer resends it. If the
         earlier process announced that it had no gradient for a block, and the sum already includes gradients
@@ -211,7 +211,7 @@ class SyncServer(ServerMode):
         return answers
 
     def turn(self, trainer: int, block: int) -> Turn:
-        """Return when to use an arriving gradient; a gradient that is not needed is dropped on arrival."""
+        """Return when to add an arriving gradient. A gradient that is not needed is dropped on arrival."""
         round_ = self._rounds[block]
         if self._begun.get(trainer, -1) != round_.step or round_.has(trainer):
             return Turn.NEXT
@@ -242,7 +242,7 @@ class SyncServer(ServerMode):
             self._participants.begin(trainer, step, hyper_parameters, lowest)
 
     def gradient(self, trainer: int, block: int, step: int) -> Sequence[Answer]:
-        """Accept a gradient that is complete in its receive buffer; `advance` uses it.
+        """Accept a gradient that is complete in its receive buffer; `advance` adds it to the sum.
 
         Raises
         ------
@@ -259,11 +259,11 @@ class SyncServer(ServerMode):
             return self._repeated(trainer, block, step)
 
     def row_gradient(self, trainer: int, table: int, step: int, gradient: RowGradients) -> Sequence[Answer]:
-        """Store a gradient of rows; see `SyncTables.gradient`."""
+        """Store a gradient of a table's rows; see `SyncTables.gradient`."""
         return self._tables.gradient(trainer, table, step, gradient)
 
     def advance(self, number: int, *, of_table: bool = False) -> Sequence[Answer]:
-        """Sum the gradients of a block or table and update it, as far as the available gradients allow."""
+        """Sum the gradients of a block or table that are due, and update it when the sum is complete."""
         if of_table:
             return self._tables.advance(number)
         try:
@@ -273,12 +273,12 @@ class SyncServer(ServerMode):
             raise
 
     def arrived_bytes(self, table: int, num_bytes: int) -> int | None:
-        """Return the size of all gradients of a table's step, or None; see `SyncTables.arrived_bytes`."""
+        """Return the size of all gradients of a table's step; see `SyncTables.arrived_bytes`."""
         del num_bytes
         return self._tables.arrived_bytes(table)
 
     def end(self, trainer: int, step: int, absent: Sequence[int]) -> Sequence[Answer]:
-        """End a trainer's step; the absent blocks have no gradient from the trainer in this step.
+        """End a trainer's step, in which the trainer has no gradient of the `absent` blocks.
 
         Raises
         ------
@@ -347,7 +347,7 @@ class SyncServer(ServerMode):
         return self._step_clipped(known) if known is not None else []
 
     def missing(self) -> Missing | None:
-        """Return the input that the current step waits for, or None if there is no such step or input.
+        """Return the input that the current step lacks, or None if it lacks none.
 
         Raises
         ------
@@ -368,21 +368,21 @@ class SyncServer(ServerMode):
     # The private methods from here to `_wait_for` are called with the lock held.
 
     def _lowest_step(self) -> int:
-        """Return the number of steps that every block and every table has completed."""
+        """Return the number of steps that all blocks and tables have completed."""
         steps = [round_.step for round_ in self._rounds.values()]
         return min(steps + [round_.step for round_ in self._tables.rounds.values()], default=0)
 
     def _awaited(self, round_: _Round) -> frozenset[int]:
-        """Return the trainers whose gradients are neither in the sum nor announced as absent."""
+        """Return the trainers whose gradients the sum still lacks, except those without a gradient."""
         return (self._participants.live | round_.landed.keys()) - round_.summed.keys() - round_.absent
 
     @staticmethod
     def _uses(round_: _Round, trainer: int) -> bool:
-        """Return whether a thread is using a gradient of this trainer."""
+        """Return whether a thread is currently using a gradient of this trainer."""
         return round_.adding == trainer or (round_.stepping and round_.has(trainer))
 
     def _drop(self, trainer: int, block: int, round_: _Round) -> None:
-        """Drop a gradient from a trainer's earlier process; if it is still arriving, expect it again."""
+        """Drop a gradient of a trainer's earlier process, so that the trainer can send it again."""
         if (landed := round_.landed.pop(trainer, None)) is not None:
             self._buffers.release(landed)
         if round_.summed.keys() == {trainer} and not round_.busy and round_.total is not None:
@@ -398,7 +398,7 @@ class SyncServer(ServerMode):
             round_.absent.discard(trainer)
 
     def _value_at(self, block: int, step: int) -> memoryview | None:
-        """Return a block's value after `step` steps, or None if that value no longer exists."""
+        """Return a block's value after `step` steps, or None if the server no longer has that value."""
         round_ = self._rounds[block]
         # One previous value is enough: a block makes no second step without a gradient of the returning
         # trainer, which sends none before it has all values of the first.
@@ -409,13 +409,13 @@ class SyncServer(ServerMode):
         return None
 
     def _free_place(self, round_: _Round) -> None:
-        """Free a block's sum buffer unless a restarted trainer may still request the value in it."""
+        """Free the buffer with a block's previous value, unless a restarted trainer may request the value."""
         if round_.before is not None and not self._returning:
             self._buffers.release(round_.before)
             round_.before = None
 
     def _repeated(self, trainer: int, block: int, step: int) -> Sequence[Answer]:
-        """Return the answers to a gradient that an earlier process of the trainer has already sent.
+        """Return the answers to a gradient that the trainer already sent before it restarted.
 
         Raises
         ------
@@ -435,7 +435,7 @@ class SyncServer(ServerMode):
         )
 
     def _check_recent(self, trainer: int, block: int, step: int) -> None:
-        """Check that a trainer is at most one step behind; without it, others cannot complete two steps."""
+        """Raise an error if a trainer is more than one step behind, which only a loaded checkpoint causes."""
         if step < (now := self._rounds[block].step) - 1:
             raise RemoteProtocolError(
                 f"trainer {trainer} is at step {step} of {self._shard.blocks[block].name}, expected step "
@@ -444,7 +444,7 @@ class SyncServer(ServerMode):
             )
 
     def _wait_for(self, done: Callable[[], bool], name: str) -> None:
-        """Wait until other threads have finished with a block."""
+        """Wait until no other thread is using a block."""
         failed = self._store.failed
         if not self._changed.wait_for(lambda: done() or failed.error is not None, STEP_SECONDS):
             raise DeadlineExceededError(f"{name} has not been stepped within {STEP_SECONDS:g} s")
@@ -453,7 +453,7 @@ class SyncServer(ServerMode):
     # The methods below are called without the lock.
 
     def _step_clipped(self, known: KnownNorm) -> list[Answer]:
-        """Clip and update the blocks of this server that a norm covers."""
+        """Clip and update this server's blocks that a norm covers."""
         answers: list[Answer] = []
         try:
             for block in known.norm.blocks:
@@ -469,7 +469,7 @@ class SyncServer(ServerMode):
         return answers
 
     def _fail(self, error: BaseException) -> None:
-        """Record and raise the failure of a claimed step, which no other thread retries."""
+        """Record and raise the error of a step, which no thread will retry."""
         with self._changed:
             failure = self._store.failed.note(error)
             self._changed.notify_all()
@@ -477,7 +477,7 @@ class SyncServer(ServerMode):
             raise failure from error
 
     def _sum(self, block: int) -> bool:
-        """Add the gradients whose turn has come; return whether the caller must update the block."""
+        """Add the gradients that are due to the sum; return True if the caller must update the block."""
         while True:
             with self._changed:
                 round_ = self._rounds[block]
@@ -519,7 +519,7 @@ class SyncServer(ServerMode):
                 return True
 
     def _step(self, block: int) -> list[Answer]:
-        """Update a claimed block; if its gradient is clipped, wait for the norm before the update."""
+        """Average the gradient of a claimed block, then update the block or contribute to its norm."""
         round_ = self._rounds[block]
         with self._changed:
             live = self._participants.live
@@ -544,7 +544,7 @@ class SyncServer(ServerMode):
         return self._step_clipped(known) if known is not None else []
 
     def _finish(self, block: int) -> Answer:
-        """Update a block if it has a gradient, and begin the block's next round.
+        """Update a block if it has a gradient, and begin its next step.
 
         The answer is for the trainers from which the step needed no more input.
         """
@@ -563,7 +563,7 @@ class SyncServer(ServerMode):
         return Answer(block, round_.step + 1, trainers, changed=before is not None)
 
     def _apply(self, block: int, round_: _Round, total: Buffer) -> Buffer:
-        """Update a block with its sum; return a buffer with the block's previous value."""
+        """Update a block with its summed gradient; return a buffer with the block's previous value."""
         value, place = self._store.view(block), round_.before
         update = Update(block, total.tensor, round_.hyper, tuple(round_.summed.values()))
         if place is None and total.in_place:

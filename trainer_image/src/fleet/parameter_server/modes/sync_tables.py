@@ -1,4 +1,4 @@
-"""Tables in sync mode: a table is updated once every live trainer's gradient for the step has arrived.
+"""Tables in sync mode: a table is updated once every live trainer has sent its gradient of the step.
 
 In each step, each trainer sends every server one gradient of each table; the gradient is empty if the trainer
 has used no row on that server. The gradients of a step are kept until all have arrived, and are then summed
@@ -41,7 +41,7 @@ STEP_SECONDS: Final = 600.0
 
 @dataclass(slots=True)
 class _Round:
-    """A table's progress through one step."""
+    """The progress of one table in one step."""
 
     step: int = 0
     arrived: dict[int, RowGradients] = field(default_factory=dict)
@@ -53,7 +53,7 @@ class _Round:
 
 
 class SyncTables:
-    """The tables of one server in sync mode.
+    """The tables of a server in sync mode.
 
     Parameters
     ----------
@@ -74,12 +74,12 @@ class SyncTables:
         """The progress of each table; empty if the server has no tables."""
 
     def resume(self, step: int) -> None:
-        """Continue at the step in a checkpoint."""
+        """Continue from the step of a checkpoint."""
         for round_ in self.rounds.values():
             round_.step = step
 
     def admit(self, trainer: int) -> None:
-        """Drop gradients from a trainer's earlier process, unless their step is in progress."""
+        """Drop gradients of a trainer's earlier process that no update has used."""
         for number, changed in self._changed.items():
             with changed:
                 self._wait_until_stepped(number)
@@ -87,7 +87,7 @@ class SyncTables:
                 self.rounds[number].ahead.pop(trainer, None)
 
     def look_up(self, trainer: int, table: int, step: int, ids: NDArray[np.int64]) -> Tensor:
-        """Return the rows that a table had after `step` steps.
+        """Return rows with the values that they had after `step` steps.
 
         For the step after the current one, this returns the current rows. When the table is stepped, the
         trainer receives those of the rows that the step has changed.
@@ -144,7 +144,7 @@ class SyncTables:
         return ()
 
     def check_end(self, trainer: int, step: int) -> None:
-        """Raise RemoteProtocolError if a trainer ends a step without sending a gradient for every table."""
+        """Raise RemoteProtocolError if a trainer ends a step but has not sent every table's gradient."""
         open_ = [
             self._name(number)
             for number, round_ in self.rounds.items()
@@ -157,7 +157,7 @@ class SyncTables:
             )
 
     def advance(self, table: int) -> list[Answer]:
-        """Update a table if all gradients have arrived; return the answers for the trainers that sent any."""
+        """Update a table if all gradients have arrived; return answers for the trainers that sent them."""
         changed = self._changed[table]
         with changed:
             round_, live = self.rounds[table], self._participants.live
@@ -193,7 +193,7 @@ class SyncTables:
             ]
 
     def arrived_bytes(self, table: int) -> int | None:
-        """Return the size of all gradients of the step, or None if one is missing or the update has begun.
+        """Return the size of all gradients of the step, or None if the table cannot be updated now.
 
         A gradient that arrives meanwhile in another thread is seen there.
         """
@@ -204,11 +204,11 @@ class SyncTables:
             return sum(each.values.nbytes for each in round_.arrived.values())
 
     def complete(self) -> list[Answer]:
-        """Update the tables that were waiting only for a trainer that is no longer live."""
+        """Update the tables that waited only for a trainer that is no longer live."""
         return [answer for number in self.rounds for answer in self.advance(number)]
 
     def missing(self) -> Missing | None:
-        """Return the input that the current step waits for, or None."""
+        """Return the gradients that the current step lacks, or None if it lacks none."""
         for number, changed in self._changed.items():
             with changed:
                 round_ = self.rounds[number]
@@ -221,7 +221,7 @@ class SyncTables:
         return f"table {self._store.names[table]}"
 
     def _wait_until_stepped(self, table: int) -> None:
-        """Wait until no thread is updating a table; the caller holds the table's lock."""
+        """Wait until no thread is updating the table; the caller holds the table's lock."""
         failed = self._store.failed
         done = self._changed[table].wait_for(
             lambda: not self.rounds[table].stepping or failed.error is not None, STEP_SECONDS
@@ -238,7 +238,7 @@ class SyncTables:
         hyper: HyperParameters,
         origins: tuple[Origin, ...],
     ) -> RowGradients:
-        """Apply the mean of the gradients; return the changed rows with their previous values."""
+        """Apply the mean gradient; return the changed rows with their previous values."""
         total = merge(gradients) if len(gradients) > 1 else gradients[0]  # one trainer's ids are distinct
         if hyper == NO_STEP:
             return _none_of(total)
@@ -252,7 +252,7 @@ class SyncTables:
         return RowGradients(update.gradient.ids, update.before)
 
     def _answer(self, table: int, round_: _Round, trainers: tuple[int, ...]) -> Answer:
-        """Return the answer to a table's last step, with all changed rows if trainers have copies."""
+        """Return the answer to a table's last step, with all changed rows if trainers store copies."""
         changed = None
         if self._store.held_by_trainers(table) and round_.before is not None:
             ids = round_.before.ids
@@ -262,7 +262,7 @@ class SyncTables:
     def _refresh(
         self, table: int, round_: _Round, trainer: int, ahead: Sequence[NDArray[np.int64]]
     ) -> Answer:
-        """Return the answer to a table's last step, with the changed rows that a trainer has looked up."""
+        """Return the answer to a table's last step, with the changed rows that the trainer has requested."""
         changed = np.zeros(0, dtype=np.int64) if round_.before is None else round_.before.ids
         asked = ahead[0] if len(ahead) == 1 else distinct_ids(np.concatenate(ahead))[0]
         ids = asked[find_among(asked, changed)[0]]
@@ -271,5 +271,5 @@ class SyncTables:
 
 
 def _none_of(rows: RowGradients) -> RowGradients:
-    """Return an empty set of rows of the same shape, in separate memory, so that `rows` can be freed."""
+    """Return an empty copy of `rows` that does not keep their memory allocated."""
     return RowGradients(rows.ids[:0].copy(), rows.values[:0].clone())

@@ -1,1 +1,1 @@
-"""A parameter server: its trainers, their barriers, its shard, and checkpoints of the shard."""
+"""A parameter server: its trainers, their barriers, and its shard with the shard's checkpoints."""

@@ -1,4 +1,4 @@
-"""Barriers and reductions of small arrays over a job's trainers, coordinated by one of its servers."""
+"""Barriers and reductions of small arrays over a job's trainers, which one of the servers coordinates."""
 
 import threading
 from typing import Final
@@ -14,7 +14,7 @@ _ARRIVAL: Final = Contribution("sum", "<f4", (0,), b"")  # a barrier is a reduct
 
 
 class Barriers:
-    """The barriers and reductions over the trainers that have not completed.
+    """Barriers and reductions over all trainers that have not completed.
 
     Parameters
     ----------
@@ -38,13 +38,13 @@ class Barriers:
         self._ending.discard(trainer)
 
     def release(self) -> None:
-        """Complete each barrier and reduction that no longer waits for a trainer."""
+        """Complete each barrier and reduction that has the contributions of all trainers."""
         self._barriers.release(self._training)
         self._reductions.release(self._training)
         self._changed.notify_all()
 
     def barrier(self, trainer: int, attempt: int, passed: int) -> control_pb2.BarrierReply:
-        """Record a trainer's arrival at its next barrier; wait up to a second for the others.
+        """Record a trainer's arrival at its next barrier, and wait up to a second for the others.
 
         Raises
         ------
@@ -59,7 +59,7 @@ class Barriers:
             return control_pb2.BarrierReply(passed=False, missing_trainers=missing)
 
     def reduce(self, trainer: int, attempt: int, passed: int, given: Contribution) -> control_pb2.ReduceReply:
-        """Add a trainer's contribution to its next reduction; wait up to a second for the others.
+        """Add a trainer's contribution to its next reduction, and wait up to a second for the others.
 
         Raises
         ------
@@ -75,7 +75,7 @@ class Barriers:
             return control_pb2.ReduceReply(done=False, missing_trainers=missing)
 
     def end(self, trainer: int, attempt: int) -> control_pb2.BarrierReply:
-        """Record that a trainer has run its last step; wait up to a second for all others to do the same.
+        """Record that a trainer has run its last step, and wait up to a second for the others.
 
         Raises
         ------
@@ -91,13 +91,13 @@ class Barriers:
 
     @property
     def _training(self) -> list[int]:
-        """The trainers that may still run steps and reach barriers."""
+        """The trainers that may still run steps or arrive at barriers."""
         return [trainer for trainer in self._membership.live if trainer not in self._ending]
 
     def _meet(
         self, barriers: Reductions, trainer: int, attempt: int, passed: int, given: Contribution
     ) -> int:
-        """Record a contribution, wait up to a second for the others, and return the reduction's number."""
+        """Record a contribution, wait up to a second for the others, and return its reduction's number."""
         self._membership.check_joined(trainer, attempt)
         number = barriers.contribute(trainer, passed, given, self._training)
         self._changed.notify_all()

@@ -1,4 +1,4 @@
-"""The membership of a job's trainers on one server: admission, absence and loss.
+"""A server's view of the job's trainers: their admission, absence and loss.
 
 This module has no clock and does no I/O: the caller passes the time in seconds.
 """
@@ -50,7 +50,7 @@ _SPARE: Final = 1000
 
 @dataclass(frozen=True, slots=True)
 class Absence:
-    """The absence of a live trainer: it has not joined, has lost its connection or sends no heartbeats."""
+    """A live trainer that is absent: it has not joined, lost its connection or sends no heartbeats."""
 
     trainer: int
     since: float
@@ -83,7 +83,7 @@ class _Member:
 
 
 class Membership:
-    """The trainers of a job, as known to one server.
+    """The trainers of a job and their states, from one server's view.
 
     In an elastic job (`Settings.max_trainers`), a trainer beyond the initial number counts from its first
     join. An elastic job succeeds if any trainer has completed, because a server cannot distinguish a trainer
@@ -113,22 +113,22 @@ class Membership:
 
     @property
     def joined(self) -> tuple[int, ...]:
-        """The trainers that have ever joined."""
+        """The trainers that have joined at least once."""
         return tuple(number for number, member in self._members.items() if member.joined)
 
     @property
     def live(self) -> tuple[int, ...]:
-        """The trainers that are neither completed nor lost, including recently absent ones."""
+        """The trainers that are neither completed nor lost; they may be absent."""
         return tuple(trainer for trainer, member in self._members.items() if member.live)
 
     @property
     def gone(self) -> tuple[int, ...]:
-        """The lost trainers that have not joined again."""
+        """The lost trainers that have not rejoined."""
         return tuple(trainer for trainer, member in self._members.items() if member.gone)
 
     @property
     def missed(self) -> tuple[int, ...]:
-        """The lost trainers whose loss makes the training run fail."""
+        """The lost trainers that make the training run fail."""
         forgiven = self._settings.max_trainers is not None and self.completed
         return () if forgiven else self.gone
 
@@ -181,7 +181,7 @@ class Membership:
             self._first_join = now
 
     def check_joined(self, trainer: int, attempt: int) -> None:
-        """Check that a trainer has joined with the given attempt.
+        """Raise an error unless the given attempt is the trainer's latest join.
 
         Raises
         ------
@@ -194,7 +194,7 @@ class Membership:
             )
 
     def heard(self, trainer: int, now: float) -> None:
-        """Record a sign of life of a trainer."""
+        """Record that a trainer showed a sign of life."""
         self._members[trainer].heard = now
 
     def connected(self, trainer: int, now: float) -> None:
@@ -211,18 +211,18 @@ class Membership:
         self._members[trainer].completed, self._members[trainer].gone = True, False
 
     def give_up(self, trainer: int) -> None:
-        """Treat a trainer as lost, and stop waiting for it unless it rejoins."""
+        """Treat a trainer as lost: do not wait for it unless it rejoins."""
         self._members[trainer].gone = True
 
     def absences(self, now: float) -> list[Absence]:
-        """Return the absences of all live trainers."""
+        """Return the absence of each live trainer that is absent."""
         found = [
             self._absence(trainer, member, now) for trainer, member in self._members.items() if member.live
         ]
         return [absence for absence in found if absence is not None]
 
     def vanished(self, now: float) -> set[int]:
-        """Return the live trainers that have been absent beyond the deadline."""
+        """Return the live trainers whose absence exceeds the deadline."""
         return {absence.trainer for absence in self.absences(now) if now >= absence.deadline}
 
     def _absence(self, trainer: int, member: _Member, now: float) -> Absence | None:
@@ -244,7 +244,7 @@ class Membership:
 
 
 def describe_absences(absences: Sequence[Absence]) -> str:
-    """Describe what the server is waiting for, as in ``waiting for trainers 0 and 1 to join``."""
+    """Describe absent trainers in a message, as in ``waiting for trainers 0 and 1 to join``."""
     awaited = [
         what.format(name_trainers(trainers))
         for reason, what in _AWAITED.items()
@@ -254,7 +254,7 @@ def describe_absences(absences: Sequence[Absence]) -> str:
 
 
 def loss_of(absence: Absence, now: float, *, step: int, lost_seconds: float) -> PeerLostError:
-    """Return an error that names the deadline that an absent trainer has exceeded."""
+    """Return an error for a lost trainer that names the exceeded deadline."""
     waited = f"{now - absence.since:.0f} s"
     if absence.reason == NOT_JOINED:
         return PeerLostError(
@@ -270,13 +270,13 @@ def loss_of(absence: Absence, now: float, *, step: int, lost_seconds: float) -> 
 
 
 def loss_of_missed(missed: Sequence[int], completed: Sequence[int]) -> PeerLostError:
-    """Return the error for a training run that ended without some of its trainers."""
+    """Return an error for a training run that ended without some of its trainers."""
     others = "; every other trainer has completed" if completed else ", before any trainer had completed"
     return PeerLostError(f"{name_trainers(missed)} vanished for good{others}")
 
 
 def _check_plausible(trainer: int, attempt: int, first: tuple[int, float] | None, now: float) -> None:
-    """Reject an implausibly high attempt number, which would fence later processes of the trainer.
+    """Reject an implausibly high attempt, which would lock out later processes of the trainer.
 
     A restart takes at least a second. The limit is computed from the first join, so that no join can raise it
     for later ones.
@@ -294,7 +294,7 @@ def check_job(
     request: control_pb2.JoinRequest | control_pb2.CompletedRequest | control_pb2.NormRequest,
     job: "JobIdentity",
 ) -> None:
-    """Check that a call comes from a replica of the server's job.
+    """Reject a call from a replica of another job.
 
     Raises
     ------
@@ -312,7 +312,7 @@ def check_job(
 def check_agreement(
     ours: Mapping[str, str], theirs: Mapping[str, str], initial: Mapping[str, str] | None
 ) -> None:
-    """Check that a trainer and the server agree on all facts that must be equal.
+    """Reject a trainer whose agreement differs from the server's.
 
     Parameters
     ----------
@@ -338,7 +338,7 @@ def check_agreement(
 
 
 def check_identity(identity: Identity, job: "JobIdentity", joined: int) -> None:
-    """Check that a greeting comes from a trainer of the server's job that has joined.
+    """Reject a greeting unless it comes from a trainer of this job that has joined.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Calls to a job's other parameter servers, which send them this server's parts of gradient norms."""
+"""Calls to a job's other parameter servers, which send them parts of gradient norms."""
 
 import threading
 import time
@@ -27,7 +27,7 @@ _FRESH_SECONDS: Final = 20.0
 
 
 class PeerServers:
-    """Calls from one server to the others. No method blocks; a callback reports failures.
+    """A client for the other servers of the job. No method blocks; a callback reports failures.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Scheduling of a server's work: pacing of trainers, selection of work for the pool, and late trainers.
+"""Scheduling on a server: pacing of trainers, work for the thread pool, and trainers that join late.
 
 Pacing. A piece is stepped when every trainer's gradient of it has arrived. Streams that share a server's link
 drift apart by as much as their buffers hold. Values are then sent back late, and the link is idle in one
@@ -50,7 +50,7 @@ class _Sender:
 
 
 class Pacing:
-    """Pacing of the trainers that send the same step.
+    """Flow control that keeps trainers from sending much more of a step than the slowest sender.
 
     Parameters
     ----------
@@ -77,7 +77,7 @@ class Pacing:
         """For each waiting trainer, the function that resumes its connection."""
 
     def begin(self, trainer: int, step: int, resume: Callable[[], None]) -> float:
-        """Begin receiving a trainer's frame unless the trainer is too far ahead.
+        """Allow a trainer's next frame unless the trainer is too far ahead.
 
         Parameters
         ----------
@@ -106,7 +106,7 @@ class Pacing:
             return 0.0
 
     def took(self, trainer: int, payload_bytes: int) -> None:
-        """Record that a trainer's frame has been received."""
+        """Record that a frame has been received completely."""
         with self._lock:
             sender = self._senders.get(trainer)  # none if an earlier process of the trainer has just ended
             if sender is not None:
@@ -115,7 +115,7 @@ class Pacing:
                 self._resume_all()
 
     def ended(self, trainer: int) -> None:
-        """Record that a trainer has sent its whole step or disconnected."""
+        """Record that a trainer has sent its whole step or has disconnected."""
         with self._lock:
             self._senders.pop(trainer, None)
             self._resumes.pop(trainer, None)
@@ -126,7 +126,7 @@ class Pacing:
             self._resumes.popitem()[1]()
 
     def is_ahead(self, trainer: int) -> bool:
-        """Return whether a trainer is too far ahead of another that is sending the same step."""
+        """Return whether a trainer is too far ahead of a slower one that is sending the same step."""
         own, now = self._senders[trainer], self._clock()
         others = [
             other.taken_bytes
@@ -137,7 +137,7 @@ class Pacing:
 
 
 def receive_bytes(lead_bytes: int | None) -> int | None:
-    """Return the size of the sockets' receive buffers, which trainers can fill regardless of pacing.
+    """Return the size of a socket's receive buffer, which a trainer can fill despite pacing.
 
     Parameters
     ----------
@@ -153,7 +153,7 @@ def receive_bytes(lead_bytes: int | None) -> int | None:
 
 
 class Overrun:
-    """Detects trainers that run steps after the others have completed; warns, and counts the steps.
+    """Detects late trainers that run steps after the others have completed.
 
     A trainer that has trained from the beginning may legitimately make the last steps alone, because its
     share of the data may be larger. A trainer that joined late does so by accident, because its loop started
@@ -177,12 +177,12 @@ class Overrun:
         """The highest step at which a trainer has completed; -1 before any has."""
 
     def joined(self, trainer: int, *, again: bool) -> None:
-        """Record that a trainer joins; `again` is True if it has joined before."""
+        """Record that a trainer has joined; `again` is True if it had joined before."""
         if again or trainer >= self._num_trainers:
             self.late.add(trainer)
 
     def begins(self, trainer: int) -> None:
-        """Warn if a trainer begins its first step after the others have completed."""
+        """Log a warning when a late trainer begins its first step after the others have completed."""
         if (
             trainer not in self.late
             or trainer in self._warned
@@ -199,7 +199,7 @@ class Overrun:
         )
 
     def completed(self, trainer: int, step: int) -> None:
-        """Log that a trainer completed at a step, and how many steps it ran after the others."""
+        """Log the step at which a trainer completed, and its number of steps after the others."""
         _log.info("trainer %d has completed, at step %d", trainer, step)
         if past := self.steps(trainer):
             _log.warning("trainer %d has made %d steps after the others completed", trainer, past)

@@ -1,4 +1,4 @@
-"""A parameter server, which owns a shard of the model and serves it until every trainer has completed.
+"""A parameter server: stores a shard of the model and serves it until every trainer has completed.
 
 Threads: gRPC's own for control calls; one per listener that accepts data connections, and one for each
 handshake; one that serves the data connections of all trainers; and a pool with one thread per core, at least
@@ -50,7 +50,7 @@ _log = logging.getLogger(__name__)
 
 
 class Server:
-    """One parameter server of a job.
+    """A parameter server of a job.
 
     Parameters
     ----------
@@ -206,7 +206,7 @@ class Server:
         _log.info("every trainer has completed, at step %d", self._mode.step)
 
     def close(self) -> None:
-        """Stop serving immediately; safe to repeat."""
+        """Stop serving immediately. May be called repeatedly."""
         self._serving.close()
         if self._control is not None:
             self._control.refuse()  # first: a server that answers calls counts as alive
@@ -227,7 +227,7 @@ class Server:
     # The interface for the control service, `ControlBackend`.
 
     def join(self, request: control_pb2.JoinRequest) -> control_pb2.JoinReply:
-        """Admit a trainer of this job if it and this server agree on all facts that must be equal."""
+        """Admit a trainer of this job; reject it if its agreement differs from this server's."""
         restored, step = self._trainers.join(request)
         return control_pb2.JoinReply(
             incarnation=self._serving.incarnation,
@@ -239,13 +239,13 @@ class Server:
         )
 
     def completed_trainers(self, request: control_pb2.CompletedRequest) -> tuple[int, ...]:
-        """Return the trainers that have completed in this training run, for a restarted trainer."""
+        """Return the trainers that have completed, for a trainer that was restarted."""
         check_job(request, self._job)
         with self._serving.changed:
             return self._trainers.membership.completed if request.life == self._job.life else ()
 
     def heartbeat(self, trainer: int, attempt: int) -> control_pb2.HeartbeatReply:
-        """Record a trainer's heartbeat; return what the current step is waiting for."""
+        """Record a trainer's heartbeat, and return what the current step waits for."""
         try:
             missing = self._mode.missing()
         except FleetError as error:  # a step failed here, which must not fail the heartbeat
@@ -259,7 +259,7 @@ class Server:
         )
 
     def norm(self, request: control_pb2.NormRequest) -> None:
-        """Add another server's part of a norm; if this completes the norm, update its blocks."""
+        """Add another server's part of a norm, and update the norm's blocks if it is complete."""
         check_job(request, self._job)
         if request.fingerprint != self._shard.plan.fingerprint:
             raise ConfigurationError(
@@ -292,11 +292,11 @@ class Server:
         )
 
     def optimizer_state(self) -> Iterator[tuple[int, Mapping[str, object]]]:
-        """Yield the optimizer state of each block."""
+        """Yield each block's optimizer state."""
         return self._shard.store.state()
 
     def values(self) -> "Iterator[tuple[int, Tensor]]":
-        """Yield the value of each block."""
+        """Yield each block's value."""
         yield from self._shard.store.values()  # copies all values first: sending may be slow
 
     def _table_statistics(self) -> "list[control_pb2.TableStatistics]":

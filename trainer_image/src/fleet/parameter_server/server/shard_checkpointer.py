@@ -1,4 +1,4 @@
-"""Saving a server's shard: trainer 0 requests a copy, then its files, then the manifest.
+"""Saving a server's shard at trainer 0's request: first a copy, then the files, then the manifest.
 
 Training waits only while the blocks are copied. The copy is written while training continues, and is freed
 tensor by tensor. A table row is copied when it is written to disk, or before it changes. In sync mode no
@@ -52,7 +52,7 @@ _SAVE_NAME: Final = re.compile(r"[0-9A-Za-z]{1,64}")
 
 
 class ShardCheckpointer:
-    """The handler of trainers' checkpoint calls. Thread-safe.
+    """The handler of the trainers' checkpoint calls. Thread-safe.
 
     Every call raises ConfigurationError unless its trainer has joined with the attempt that the call gives.
 
@@ -98,7 +98,7 @@ class ShardCheckpointer:
         self._files.set_result([])
 
     def save(self, request: control_pb2.SaveRequest) -> control_pb2.SaveReply:
-        """Wait for the previous save, copy the shard, and start writing the copy.
+        """Copy the shard, after waiting for the previous save, and start writing the copy.
 
         Returns
         -------
@@ -158,7 +158,7 @@ class ShardCheckpointer:
         return control_pb2.SaveReply(steps=steps, history=before)
 
     def written(self, request: control_pb2.WrittenRequest) -> control_pb2.WrittenReply:
-        """Wait briefly for a save's files; return the file records, or a reply that they are not ready.
+        """Wait briefly for the files of a save; return their records, or that they are not ready.
 
         Raises
         ------
@@ -178,7 +178,7 @@ class ShardCheckpointer:
         return control_pb2.WrittenReply(done=True, files=[file.to_json() for file in files.result()])
 
     def commit(self, request: control_pb2.CommitRequest) -> control_pb2.CommitReply:
-        """Write the manifest of the latest save or, without a manifest, remove the files that it replaces.
+        """Write the manifest of the latest save or, without a manifest, remove the files it replaced.
 
         Raises
         ------
@@ -212,7 +212,7 @@ class ShardCheckpointer:
         return control_pb2.CommitReply()
 
     def numbers(self, request: control_pb2.CheckpointsRequest) -> control_pb2.CheckpointsReply:
-        """Remove the requested numbered checkpoints from a folder; return the remaining numbers.
+        """Remove numbered checkpoints from a folder; return the remaining numbers.
 
         Raises
         ------
@@ -232,7 +232,7 @@ class ShardCheckpointer:
             )
 
     def load(self, request: control_pb2.LoadRequest) -> control_pb2.LoadReply:
-        """Load a checkpoint, or return the loaded one if training has begun. See `ShardLoader.load`."""
+        """Load a checkpoint and return its name; see `ShardLoader.load`."""
         self._check_may_use(request.trainer, request.directory)
         trainer = request.trainer.id
         found = self._loader.load(request.directory, request.save)
@@ -252,24 +252,24 @@ class ShardCheckpointer:
         )
 
     def upload_part(self, request: control_pb2.PartRequest) -> control_pb2.PartReply:
-        """Store a chunk of trainer 0's part for the next save."""
+        """Store an uploaded chunk of trainer 0's part for the next save."""
         self._check_joined(request.trainer)
         self._parts.upload(request.save, request.offset, request.data)
         return control_pb2.PartReply()
 
     def download_part(self, request: control_pb2.FoundPartRequest) -> control_pb2.FoundPartReply:
-        """Return a chunk of the part that the latest load has made available to the trainer."""
+        """Return a chunk of the part that the latest load offers to the trainer."""
         self._check_joined(request.trainer)
         return control_pb2.FoundPartReply(data=self._parts.download(request.trainer.id, request.offset))
 
     def set_status(self, request: control_pb2.StatusRequest) -> control_pb2.StatusReply:
-        """Store the status of a trainer other than trainer 0 for later checkpoints."""
+        """Store a trainer's script status for later checkpoints; trainer 0's is in its part."""
         self._check_joined(request.trainer)
         self._statuses[request.trainer.id] = request.step, request.part
         return control_pb2.StatusReply()
 
     def write(self, request: control_pb2.WriteRequest) -> control_pb2.WriteReply:
-        """Replace a block's value with one that a trainer's script has set."""
+        """Replace a block's value with a value from a trainer's script."""
         self._check_joined(request.trainer)
         self._loader.write(request.block, request.value)
         return control_pb2.WriteReply()
@@ -281,7 +281,7 @@ class ShardCheckpointer:
         return write_rows(path, save, f"{self._name}-table-{copy.table}", record, copy.snapshot, copy.parts())
 
     def _steps_of(self, trainers: Iterable[int], step: int | None) -> dict[int, int]:
-        """Return each trainer's step or, in modes with a common step, check the step of the blocks."""
+        """Return each trainer's step; in modes with a common step, check the blocks' steps instead."""
         if not self._shard.blocks and not len(self._shard.tables):
             return {}
         if step is None:
@@ -298,7 +298,7 @@ class ShardCheckpointer:
             self._membership.check_joined(trainer.id, trainer.attempt)
 
     def _check_may_use(self, trainer: control_pb2.Trainer, directory: str) -> None:
-        """Raise an error if the trainer has not joined or the directory is outside the job's folder."""
+        """Reject a trainer that has not joined, and a directory outside the job's folder."""
         self._check_joined(trainer)
         if not self._folder or not directory:
             return
@@ -313,7 +313,7 @@ class ShardCheckpointer:
 
 
 class PartTransfer:
-    """Transfers trainer 0's part in chunks, because it may exceed the maximum message size. Thread-safe."""
+    """The transfer of trainer 0's part in chunks of limited message size. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -322,7 +322,7 @@ class PartTransfer:
         """The part that each trainer may download."""
 
     def upload(self, save: str, offset: int, data: bytes) -> None:
-        """Append a chunk to a save's part; offset 0 starts a new part.
+        """Append a chunk to the part of a save; a chunk at offset 0 starts a new part.
 
         Raises
         ------
@@ -340,7 +340,7 @@ class PartTransfer:
             self._uploaded += data
 
     def take_upload(self, save: str, size: int) -> bytes | bytearray:
-        """Remove and return the part of a save; return no bytes for a size of 0.
+        """Remove and return the uploaded part of a save; empty if `size` is 0.
 
         Raises
         ------
@@ -360,13 +360,13 @@ class PartTransfer:
         return uploaded
 
     def offer_download(self, trainer: int, part: bytes) -> int:
-        """Make a part available to a trainer, replacing the previous one; return the part's size."""
+        """Offer a part for download to a trainer, replacing any earlier one; return its size."""
         with self._lock:
             self._offered[trainer] = part
         return len(part)
 
     def download(self, trainer: int, offset: int) -> bytes:
-        """Return the chunk at an offset; return no bytes at the end of the part."""
+        """Return the chunk at an offset; empty at the end of the part."""
         with self._lock:
             part = self._offered.get(trainer, b"")
         return part[offset : offset + CHUNK_BYTES]
@@ -381,7 +381,7 @@ class _Base:
 
 
 class _Bases:
-    """The base of incremental checkpoints of each table: this server's newest full checkpoint."""
+    """The base of each table's incremental checkpoints: this server's newest full checkpoint."""
 
     def __init__(self) -> None:
         self._committed: dict[int, _Base] = {}
@@ -389,7 +389,7 @@ class _Bases:
         """The bases of the latest save, which may never be committed."""
 
     def updates_since(self, directory: Path) -> dict[int, int]:
-        """Return the update count of each table's base, for bases in the parent folder of `directory`."""
+        """Return each table's update count at its base, for bases next to `directory`."""
         found = {
             table: base.updates
             for table, base in self._committed.items()
@@ -402,7 +402,7 @@ class _Bases:
     def begin(
         self, directory: Path, save: str, copies: Collection[RowCopy]
     ) -> Mapping[int, BaseRecord | None]:
-        """Record a save before it writes rows; return the base that each table's file refers to.
+        """Record a save before its rows are written; return the base that each table's file refers to.
 
         A table whose rows are all written refers to no base. A numbered save becomes its base once committed.
         """
@@ -421,7 +421,7 @@ class _Bases:
         return records
 
     def commit(self, save: str) -> None:
-        """Make a save available as a base."""
+        """Allow later saves to use this save as their base."""
         self._committed |= {table: base for table, base in self._begun.items() if base.save == save}
 
 

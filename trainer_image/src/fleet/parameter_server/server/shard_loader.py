@@ -1,4 +1,4 @@
-"""Loading a server's shard from a checkpoint, and tracking which checkpoint each trainer knows.
+"""Loading of a server's shard from a checkpoint; also tracks which checkpoint each trainer has loaded.
 
 A checkpoint is loaded before training begins, by the server itself or at a trainer's request. A trainer that
 joined before the load still has the earlier values: it may not begin a step until it has requested the loaded
@@ -43,7 +43,7 @@ _log = logging.getLogger(__name__)
 
 
 class ShardLoader:
-    """The loader of one server's shard. Thread-safe.
+    """Loads the shard of one server. Thread-safe.
 
     Parameters
     ----------
@@ -85,30 +85,30 @@ class ShardLoader:
 
     @property
     def history(self) -> Sequence[str] | None:
-        """The saves of this training run, oldest first, or None if those before the load are unknown."""
+        """The names of this training run's saves, oldest first, or None if earlier ones are unknown."""
         if self._loaded is None:
             return self.saved
         manifest = self._loaded.manifest
         return None if manifest.after is None else [*manifest.after, manifest.save, *self.saved]
 
     def note_saved(self, save: str, folder: Path) -> None:
-        """Record a save that was committed on this server."""
+        """Record a save that this server has committed."""
         self.saved.append(save)
         self._saved_in = folder
 
     def inform(self, trainer: int) -> tuple[str, int]:
-        """Return the loaded checkpoint, which the trainer then knows, and the trainer's next step."""
+        """Tell a trainer which checkpoint is loaded: return the checkpoint and the trainer's next step."""
         with self._values_lock:
             self._known[trainer] = self.restored
             return self.restored, self._mode.step_of(trainer)
 
     def position(self) -> tuple[str, int]:
-        """Return the loaded checkpoint and the current step, read atomically."""
+        """Return a consistent pair of the loaded checkpoint and the current step."""
         with self._values_lock:
             return self.restored, self._mode.step
 
     def begin_step(self, trainer: int) -> None:
-        """Allow a trainer to begin a step; record that training has begun.
+        """Record that training has begun; reject a trainer that does not know the loaded checkpoint.
 
         Raises
         ------
@@ -127,7 +127,7 @@ class ShardLoader:
 
     @contextmanager
     def step_to_answer(self, trainer: int, step: int) -> Iterator[int]:
-        """Yield the step whose values answer a trainer's request; block loads within the ``with`` block.
+        """Yield the step whose values answer a trainer's request; no checkpoint is loaded meanwhile.
 
         A trainer that joined just before a load requests values that no longer exist. It gets the current
         values instead, which is harmless: the trainer must load the checkpoint itself before it may train.
@@ -138,7 +138,7 @@ class ShardLoader:
             yield step if knows else self._mode.step_of(trainer)
 
     def write(self, block: int, value: bytes) -> None:
-        """Replace a block's value with one that a trainer's script has set."""
+        """Replace a block's value with a value from a trainer's script."""
         with self._values_lock:
             self._shard.write(block, value)
 
@@ -202,12 +202,12 @@ class ShardLoader:
             return chosen
 
     def part_of(self, trainer: int, found: Checkpoint | None) -> bytes:
-        """Return a trainer's part of a checkpoint; return no bytes if this server does not have it."""
+        """Return a trainer's part of a checkpoint; empty if this server does not have it."""
         with self.disk_lock:
             return (found.part_of(trainer) if found is not None else None) or b""
 
     def complete_numbers(self, directory: str) -> list[int]:
-        """Return the numbers of the checkpoints in a folder for which this server's files are complete."""
+        """Return the numbers of a folder's checkpoints of which this server's files are complete."""
 
         def check(checkpoint: Checkpoint) -> None:
             spans = [(block.param, block.begin, block.end) for block in self._shard.blocks.values()]
@@ -219,7 +219,7 @@ class ShardLoader:
             return list_complete_numbers(Path(directory), check)
 
     def _newest(self) -> Checkpoint | None:
-        """Return the newest checkpoint of this training run: the newest undamaged save, or the loaded one."""
+        """Return this training run's newest checkpoint: its latest undamaged save, or the loaded one."""
         if self.saved:
             for each in list_checkpoints(self._saved_in, self._check_sizes)[0]:
                 if each.manifest.save == self.saved[-1]:
@@ -229,7 +229,7 @@ class ShardLoader:
         return self._loaded
 
     def _take(self, checkpoint: Checkpoint, is_ours: bool, damage: list[CheckpointError]) -> bool:
-        """Load a checkpoint, or only the trainers' parts if `is_ours`; return False if it is damaged."""
+        """Load a checkpoint, or only its trainers' parts if `is_ours`; return False if it is damaged."""
         if checkpoint.manifest.save == self.restored:
             return True
         if checkpoint.key in self._damaged:
@@ -255,7 +255,7 @@ class ShardLoader:
         return True
 
     def _read(self, checkpoint: Checkpoint) -> list[Put | RowPut]:
-        """Read the whole shard before changing any value: a damaged file must not leave a mixed model."""
+        """Read the whole shard before changing any value, because a damaged file must not mix two models."""
         check_files(self._needed_files(checkpoint), Checkpoint.verify_file)
         checkpoint.keep_parts()
         content: list[Put | RowPut] = []
@@ -285,7 +285,7 @@ class ShardLoader:
         )
 
     def _needed_files(self, checkpoint: Checkpoint) -> list[tuple[Checkpoint, FileRecord]]:
-        """Return the files that this server needs, each with its checkpoint."""
+        """Return the files that this server needs, each with the checkpoint that contains it."""
         blocks = self._shard.blocks.values()
         dense = checkpoint.files_with((block.param, block.begin, block.end) for block in blocks)
         return [(checkpoint, file) for file in dense] + [
@@ -325,14 +325,14 @@ class ShardLoader:
             )
 
     def _warn(self, damage: Sequence[CheckpointError], used: str) -> None:
-        """Log each kind of damage only once."""
+        """Log a warning about damaged checkpoints, once for each kind of damage."""
         new = [reason for reason in dict.fromkeys(map(str, damage)) if reason not in self._warned]
         self._warned.update(new)
         warn_of_skipped(new, used)
 
 
 def _read_block(checkpoint: Checkpoint, pieces: Sequence[PlannedBlock]) -> list[Put]:
-    """Read a block once and slice it into its pieces."""
+    """Read a block from a checkpoint and slice it into its pieces."""
     first, last = pieces[0], pieces[-1]
     shape = (sum(piece.shape[0] for piece in pieces), *first.shape[1:]) if len(pieces) > 1 else first.shape
     found = checkpoint.piece(first.param, first.begin, last.end, shape)

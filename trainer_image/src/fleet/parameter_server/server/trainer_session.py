@@ -1,4 +1,4 @@
-"""A server's session with a trainer, which may use several data connections in succession.
+"""A server's session with a trainer, over one or more successive data connections.
 
 The session survives a broken connection: the trainer reconnects, and both ends resend the frames that the
 other end has not received. Each handshake decides whether the two ends share memory. `Trainers` uses the
@@ -42,7 +42,7 @@ Deliver = Callable[["TrainerSession", Frame | End], Work | None]
 
 @dataclass(slots=True)
 class Ending:
-    """How a session ended."""
+    """The state of a session's end: its error, and what the trainer has confirmed."""
 
     failure: FleetError | None = None
     """The reason why the trainer must not reconnect, or None."""
@@ -54,7 +54,7 @@ class Ending:
 
 @dataclass(slots=True)
 class _Resumption:
-    """The state of resuming a session on another connection."""
+    """The state that is needed to resume a session on another connection."""
 
     lock: threading.Lock = field(default_factory=threading.Lock)
     """Held during a handshake."""
@@ -65,7 +65,7 @@ class _Resumption:
 
 
 class TrainerSession:
-    """The session with one attempt of a trainer, over whose `stream` the frames of that attempt pass.
+    """A server's session with one attempt of a trainer; its `stream` carries the frames.
 
     Parameters
     ----------
@@ -143,7 +143,7 @@ class TrainerSession:
         """The frame number and size of each answer with rows that the trainer may not have read."""
 
     def resume(self, caller: Caller) -> None:
-        """Resume the session on a new connection after processing the old connection's last frame.
+        """Resume the session on a new connection, after the last frame of the old one was processed.
 
         Parameters
         ----------
@@ -185,12 +185,12 @@ class TrainerSession:
             )
 
     def refused(self) -> None:
-        """Record that the trainer has received the session's error, if the session has failed."""
+        """Record that the trainer has received the error of a failed session."""
         if self.ending.failure is not None:
             self.ending.notified.set()
 
     def fail(self, error: FleetError, timeout_seconds: float) -> None:
-        """Send an error to the trainer, now or when it reconnects, and close the session."""
+        """Close the session with an error, which the trainer receives now or when it reconnects."""
         self.ending.failure = error
         self.stream.send(Kind.ERROR, pack_error(error))
         reaches = self._resumption.reaches
@@ -198,11 +198,11 @@ class TrainerSession:
             self.ending.notified.set()
 
     def finish(self, timeout_seconds: float) -> bool:
-        """Send all queued frames and close the session; return whether it had a connection."""
+        """Send all queued frames, then close the session; return whether it had a connection."""
         return self.stream.finish(timeout_seconds)
 
     def abandon(self) -> None:
-        """Close the session immediately, without notifying the trainer."""
+        """Close the session immediately without notifying the trainer."""
         self.finish(0.0)
         self.ending.notified.set()
 
@@ -214,7 +214,7 @@ class TrainerSession:
         return self._codec.buffer_of(header)
 
     def _fence(self, caller: Caller) -> None:
-        """End the old connection and wait until its last frame has been processed."""
+        """Close the old connection, and wait until its last frame has been processed."""
         self._check(caller.hello)
         caller.check_waiting()  # a caller that has disconnected must not end the connection that replaced it
         self._resumption.reaches = False
@@ -240,7 +240,7 @@ class TrainerSession:
             )
 
     def _share(self, caller: Caller) -> Sequence[int]:
-        """Choose the transport of blocks; return the descriptor of this server's memory if it is shared.
+        """Choose the transport of blocks; return the descriptor of the server's memory if memory is shared.
 
         Raises
         ------
@@ -268,7 +268,7 @@ class TrainerSession:
         return [values.descriptor]
 
     def _map(self, descriptor: int) -> SharedBlocks | None:
-        """Map the trainer's memory; return None on failure, so that tensors are sent over the socket."""
+        """Map the trainer's memory; return None on failure, in which case tensors use the socket."""
         try:
             return SharedBlocks.receive(descriptor, self._shard.block_bytes, writable=True)
         except OSError as error:

@@ -1,4 +1,4 @@
-"""The trainers of a server: how they join and leave, and how their frames reach the mode."""
+"""The trainers of a server: joining, leaving, and passing of their frames to the mode."""
 
 import contextlib
 import logging
@@ -51,7 +51,7 @@ _log = logging.getLogger(__name__)
 
 
 class Serving:
-    """The state of a server's service, which ends once, by failure or by completion."""
+    """The state of a server while it serves: its failure, if any, and whether it is closing."""
 
     def __init__(self) -> None:
         self.changed = threading.Condition()
@@ -62,20 +62,20 @@ class Serving:
         self.is_closing = False
 
     def fail(self, error: FleetError) -> None:
-        """End the service with an error, from any thread; only the first error is kept."""
+        """End the service with an error. Any thread may call this; only the first error is kept."""
         with self.changed:
             if self.failure is None:
                 self.failure = error
             self.changed.notify_all()
 
     def close(self) -> None:
-        """End the service."""
+        """End the service without an error."""
         with self.changed:
             self.is_closing = True
             self.changed.notify_all()
 
     def check(self) -> None:
-        """Raise the error that ended the service, if any; the caller holds the lock."""
+        """Raise the error that ended the service, if there is one; the caller holds the lock."""
         if self.failure is not None:
             raise self.failure
 
@@ -147,7 +147,7 @@ class Trainers:
         """Held while a trainer joins, so that only one joins at a time."""
 
     def start(self) -> None:
-        """Start the threads that serve the trainers' data connections."""
+        """Start the event loop for the trainers' data connections."""
         self._loop.start()
 
     def close(self) -> None:
@@ -157,7 +157,7 @@ class Trainers:
         self._loop.close()
 
     def join(self, request: control_pb2.JoinRequest) -> tuple[str, int]:
-        """Admit a trainer if it and this server agree on all facts that must be equal.
+        """Admit a trainer; reject it if its agreement differs from this server's.
 
         Returns
         -------
@@ -211,7 +211,7 @@ class Trainers:
         return restored, step
 
     def heard(self, trainer: int, attempt: int) -> int:
-        """Record a trainer's heartbeat; return how many steps it has run after the others completed."""
+        """Record a trainer's heartbeat; return the number of steps that it ran after the others completed."""
         with self._serving.changed:
             if self.membership.attempt(trainer) == attempt:
                 self.membership.heard(trainer, self._clock.now())
@@ -231,7 +231,7 @@ class Trainers:
         return session
 
     def give_up(self, trainer: int, error: PeerLostError) -> None:
-        """Treat a trainer as lost and let the others continue; the trainer may join again."""
+        """Treat a trainer as lost, so that others continue without it; it may join again."""
         with self._serving.changed:
             self.membership.give_up(trainer)
             self._barriers.release()
@@ -247,7 +247,7 @@ class Trainers:
         self.answer(self._mode.complete(trainer))
 
     def answer(self, answers: Sequence[Answer]) -> None:
-        """Send each answer to those of its trainers that have a session, and have requested values in it."""
+        """Send each answer to those of its trainers that have a session and have requested values."""
         for answer in answers:
             step, block, value = answer.step, answer.block, answer.value
             for trainer in answer.trainers:
@@ -264,7 +264,7 @@ class Trainers:
                     session.transport.submit(Kind.PARAM, step, block, content)
 
     def take(self, session: TrainerSession, event: Frame | End, *, in_pool: bool = False) -> Work | None:
-        """Handle a frame or the end of a session's connection; return long work for the pool."""
+        """Handle a frame, or the end of a connection; return any long work, which the pool then runs."""
         if isinstance(event, End):
             self.ended(session, event.error)
             return None
@@ -301,7 +301,7 @@ class Trainers:
         return None
 
     def _work_for_pool(self, session: TrainerSession, event: Frame) -> Work | None:
-        """Return the work that a frame causes for the pool, or None if it is short and never waits."""
+        """Return the work for a frame if it may take long or wait; None if the loop can do it directly."""
         header, mode, tables = event.header, self._mode, self._shard.tables
         kind, number, num_bytes = header.kind, header.block, header.payload_bytes
         of_table = waits = False
@@ -328,7 +328,7 @@ class Trainers:
         return self._on_table(number, work) if of_table and long else work
 
     def _take_gradient(self, session: TrainerSession, header: Header) -> None:
-        """Convert a received gradient to its block's dtype if necessary, and let the mode use it."""
+        """Pass a received gradient to the mode, converted to its block's dtype if necessary."""
         trainer, block = session.identity.trainer, header.block
         if header.shared:
             session.transport.register(block)
@@ -338,7 +338,7 @@ class Trainers:
         self._use(session, header, self._mode.gradient(trainer, block, header.step))
 
     def _take_rare(self, session: TrainerSession, header: Header, payload: bytes) -> None:
-        """Handle a frame of a kind that does not occur in most steps."""
+        """Handle a frame of a kind that most steps do not contain."""
         trainer = session.identity.trainer
         match header.kind:
             case Kind.PULL:
@@ -404,7 +404,7 @@ class Trainers:
                 session.fail(error, 0.0)
 
     def dismiss(self, error: FleetError | None) -> None:
-        """End all sessions: send each trainer its last frames and the server's error, if any."""
+        """End all sessions: send each trainer its last frames and the server's error, if there is one."""
         if error is None:
             self.wait_for_goodbyes()
         self._serving.close()
@@ -425,12 +425,12 @@ class Trainers:
             self._wait_until_notified()
 
     def wait_for_goodbyes(self) -> None:
-        """Wait for trainers that lost their connection to reconnect and receive the end of training."""
+        """Wait until every trainer has confirmed the end of training, even if it must first reconnect."""
         sessions = list(self.sessions.values())
         wait_for_all((session.ending.left for session in sessions), self._settings.silent_seconds)
 
     def _wait_until_notified(self) -> None:
-        """Wait for live trainers without a connection to reconnect and receive the error.
+        """Wait until every live trainer has received the error, even if it must first reconnect.
 
         A live trainer detects within two heartbeats that it can reconnect.
         """
@@ -442,7 +442,7 @@ class Trainers:
         )
 
     def _use(self, session: TrainerSession, header: Header, answers: Sequence[Answer]) -> None:
-        """Send the answers to a gradient, and let the mode use the gradient in this thread or in the pool."""
+        """Send the answers to a gradient, then let the mode apply it in this thread or in the pool."""
         if answers:
             self.answer(answers)
         if not self._mode.defers:
@@ -462,7 +462,7 @@ class Trainers:
             self.answer(self._mode.advance(number, of_table=of_table))
 
     def _advance(self, session: TrainerSession, number: int, *, of_table: bool) -> None:
-        """Let the mode use a gradient in a pool thread; a failure ends the session."""
+        """Let the mode apply a gradient in a thread of the pool; an error ends the session."""
         try:
             self.answer(self._mode.advance(number, of_table=of_table))
         except FleetError as error:
@@ -472,7 +472,7 @@ class Trainers:
             self.ended(session, FleetError(f"a gradient could not be used: {raised!r}"))
 
     def _on_table(self, table: int, work: Callable[[], object]) -> Callable[[], None]:
-        """Return long work on a table; until it ends, other frames for the table also go to the pool."""
+        """Return long work on a table; until it ends, the pool also handles other frames for the table."""
         self._tables_in_pool.append(table)
 
         def run() -> None:
@@ -484,7 +484,7 @@ class Trainers:
         return run
 
     def _look_up(self, session: TrainerSession, header: Header, payload: memoryview) -> None:
-        """Answer a look-up; refuse it if the trainer has not read the answers to many earlier ones."""
+        """Answer a look-up; reject it if too many earlier answers to this trainer are unread."""
         trainer, table, unread = session.identity.trainer, header.block, session.unread
         while unread and unread[0][0] <= header.taken:
             unread.popleft()

@@ -17,7 +17,7 @@ _log = logging.getLogger(__name__)
 
 
 class Watchdog:
-    """Logs what a server is waiting for, and enforces its deadlines.
+    """Logs what a server waits for, and enforces its deadlines.
 
     Parameters
     ----------
@@ -51,7 +51,7 @@ class Watchdog:
         self._silent: set[int] = set()
 
     def describe(self) -> str:
-        """Describe what the server is waiting for; the caller holds the membership's lock."""
+        """Describe what the server waits for; the caller holds the membership's lock."""
         return describe_absences(self._trainers.membership.absences(self._clock.now()))
 
     def look(self) -> list[tuple[int, PeerLostError]]:

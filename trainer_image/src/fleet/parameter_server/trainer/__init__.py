@@ -1,1 +1,1 @@
-"""A trainer in a job with parameter servers: its session, gradients, parameters and optimizer."""
+"""A trainer of a job with parameter servers: its session, gradients, parameters and optimizer."""

@@ -1,4 +1,4 @@
-"""Agreement between a trainer and all its servers before training.
+"""Agreement between a trainer and all servers before training: how to join, and which checkpoint to load.
 
 The agreement covers the trainers that have completed, the loaded checkpoint, and the step and values with
 which training begins. The servers agree on one checkpoint even if each server has its own directory, or if
@@ -42,7 +42,7 @@ Loads = Callable[
 
 
 def completed_before(controls: Sequence[ControlClient], job: "JobIdentity", seconds: float) -> frozenset[int]:
-    """Return the trainers that all servers report as completed.
+    """Return the trainers that have completed, according to all servers.
 
     The result is empty if a server does not answer: the later attempt to join that server reports the reason.
     """
@@ -60,7 +60,7 @@ def join(
     patience: float,
     deadline: float,
 ) -> list[control_pb2.JoinReply]:
-    """Join one server after another; return their replies.
+    """Join the servers one after another; return their replies.
 
     Parameters
     ----------
@@ -92,7 +92,7 @@ def join(
 def warn_of_other_values(
     plan: TrainerPlan, replies: Sequence[control_pb2.JoinReply], checksums: Mapping[int, int]
 ) -> None:
-    """Log a warning if a trainer's initial values differ from those of the servers.
+    """Log a warning if the trainer's initial values differ from the servers' values.
 
     Parameters
     ----------
@@ -124,7 +124,7 @@ def warn_of_other_values(
 def loaded_and_steps(
     plan: TrainerPlan, joined: Sequence[control_pb2.JoinReply], calls: ServerCalls, deadline_seconds: float
 ) -> tuple[list[str], list[int]]:
-    """Return each server's loaded checkpoint and step.
+    """Return each server's loaded checkpoint, and each server's step.
 
     In modes with a common step, the servers are asked only after this trainer has joined all of them: from
     then on, each server keeps the values before its last step for this trainer. If another trainer makes the
@@ -172,12 +172,12 @@ def agree(ask_all: Loads, endpoints: Sequence[str], deadline_seconds: float) -> 
 
 
 def common_save(replies: Sequence[control_pb2.LoadReply]) -> str:
-    """Return the random name of the newest checkpoint that is complete on all servers, or an empty string."""
+    """Return the name of the newest checkpoint that is complete on all servers; empty if there is none."""
     return next((save for save in replies[0].saves if all(save in reply.saves for reply in replies)), "")
 
 
 def check_equal(endpoints: Sequence[str], restored: Sequence[str]) -> None:
-    """Check that all servers have loaded the same checkpoint.
+    """Raise an error unless all servers have loaded the same checkpoint.
 
     Raises
     ------
@@ -196,7 +196,7 @@ def check_equal(endpoints: Sequence[str], restored: Sequence[str]) -> None:
 
 
 def next_step(plan: TrainerPlan, steps: Sequence[int]) -> int:
-    """Compute a trainer's next step from the servers' steps.
+    """Return a trainer's next step, given the steps of all servers.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""A trainer's control calls: requests to one server or all of them, barriers and reductions."""
+"""A trainer's control calls to one or all servers, including barriers and reductions."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -23,7 +23,7 @@ Reply = TypeVar("Reply")
 
 
 class ServerCalls:
-    """Calls to the servers; each raises the session's failure, if any.
+    """A trainer's control calls to its servers. Each call raises the session's error, if there is one.
 
     Parameters
     ----------
@@ -42,7 +42,7 @@ class ServerCalls:
         self._reductions_passed = 0
 
     def ask_all(self, ask: Callable[[ControlClient, float], Pending[Reply]]) -> list[Reply]:
-        """Call all servers concurrently; return their replies in server order.
+        """Call all servers concurrently; return the replies in server order.
 
         Parameters
         ----------
@@ -69,7 +69,7 @@ class ServerCalls:
         done: Callable[[Reply], bool],
         what: str,
     ) -> Reply:
-        """Call a server repeatedly until its reply shows that a task is complete.
+        """Call a server repeatedly until it replies that a task is complete; return that reply.
 
         Parameters
         ----------
@@ -97,16 +97,16 @@ class ServerCalls:
         return reply
 
     def barrier(self) -> None:
-        """Wait until every trainer that has not completed has called this method."""
+        """Wait until all trainers that have not completed call this method."""
         self._pass("a barrier", ending=False)
         self._barriers_passed += 1
 
     def wait_for_ends(self) -> None:
-        """Wait until every other trainer has called this method, completed, or been lost."""
+        """Wait until each other trainer has called this method, has completed or was lost."""
         self._pass("the end of training", ending=True)
 
     def reduce(self, given: Contribution, call: str = "all_reduce_worker") -> bytes:
-        """Combine numbers with those of every trainer that has not completed.
+        """Reduce numbers over all trainers that have not completed; return the result.
 
         Parameters
         ----------
@@ -132,11 +132,11 @@ class ServerCalls:
         return reply.data
 
     def values(self) -> "Iterator[control_pb2.StatePiece]":
-        """Yield the values from the servers."""
+        """Yield the messages with the servers' values."""
         return self._state(values=True)
 
     def optimizer_state(self) -> dict[str, dict[str, Any]]:
-        """Fetch the state of the servers' optimizers.
+        """Fetch the optimizer state from the servers.
 
         Returns
         -------
@@ -187,7 +187,7 @@ class ServerCalls:
             self._wait_for(log, what, reply.missing_trainers)
 
     def _wait_for(self, log: WaitLog, what: str, trainers: Sequence[int]) -> None:
-        """Log the trainers that a call waits for; raise DeadlineExceededError if the wait is too long."""
+        """Log which trainers a call waits for; raise DeadlineExceededError if it waits too long."""
         missing = name_trainers(trainers)
         waited = log.note(what, lambda: f"{what} waits for {missing}")
         if waited >= self._settings.stalled_seconds:

@@ -1,4 +1,4 @@
-"""Checkpoints coordinated by a trainer: servers save their shards, and the trainer saves its own part.
+"""Checkpoints in a job with servers: a trainer coordinates them and saves its own part.
 
 A save begins with copies: every server copies its blocks, and training continues. Then every server writes
 its copy, and the first server also writes trainer 0's part. Once all files are durable, the servers receive
@@ -44,7 +44,7 @@ _log = logging.getLogger(__name__)
 
 
 class TrainerCheckpoints(Saver):
-    """The checkpoints of a trainer's session; directories are paths on the servers.
+    """The checkpoints of a trainer's session. Their directories are paths on the servers.
 
     Parameters
     ----------
@@ -70,7 +70,7 @@ class TrainerCheckpoints(Saver):
         return self._session.step
 
     def submit_status(self, status: TrainStatus) -> None:
-        """Send the status of this trainer's script to the servers for later checkpoints."""
+        """Send this trainer's script status to the servers, which include it in later checkpoints."""
         step = self.current_step
         part = TrainerPart(replace(status, step=step)).to_bytes()
         self._session.calls.ask(
@@ -78,7 +78,7 @@ class TrainerCheckpoints(Saver):
         )
 
     def load(self, directory: str) -> tuple[TrainStatus | None, bool]:
-        """Make the servers load a checkpoint unless training has begun, and continue from it.
+        """Make the servers load a checkpoint unless training has begun; continue from the loaded one.
 
         Parameters
         ----------
@@ -116,20 +116,20 @@ class TrainerCheckpoints(Saver):
         return self._restore(replies), other_values
 
     def restore_saved_values(self) -> None:
-        """Restore the values that no server holds from the newest checkpoint of this training run, if any."""
+        """Restore the values that servers do not store from this run's newest checkpoint."""
         replies = self._session.calls.ask_all(lambda control, seconds: control.checkpoints.load("", seconds))
         if (part := self._find_part(replies)) is not None:
             restore_values(part, self._source)
 
     def restore_own_part(self) -> None:
-        """Restore this trainer's part of the checkpoint that the servers loaded before it joined, if any."""
+        """Restore this trainer's part of the checkpoint that servers loaded before it joined."""
         if self._session.restored:
             self._restore(
                 self._session.calls.ask_all(lambda control, seconds: control.checkpoints.load("", seconds))
             )
 
     def values(self) -> dict[str, Tensor]:
-        """Fetch the servers' values by parameter."""
+        """Fetch the values of all parameters from the servers."""
         found = join_values(self._session.calls.values())
         plan = self._session.plan
         values = {}
@@ -182,7 +182,7 @@ class TrainerCheckpoints(Saver):
         return write
 
     def _wait_until_written(self, save: str) -> list[FileRecord]:
-        """Wait until every server has written its files; return all files, or raise the error of a server."""
+        """Wait until every server has written its files; return the records of all files."""
         files, failure = list[FileRecord](), None
         for server in range(len(self._session.plan.endpoints)):
             try:
@@ -221,7 +221,7 @@ class TrainerCheckpoints(Saver):
         )
 
     def _restore(self, replies: "Sequence[control_pb2.LoadReply]") -> TrainStatus | None:
-        """Restore trainer 0's part, and return this trainer's status."""
+        """Restore trainer 0's part of a checkpoint; return the status for this trainer."""
         part = self._find_part(replies)
         if part is not None:
             restore_part(part, self._source)
@@ -248,7 +248,7 @@ class TrainerCheckpoints(Saver):
         return TrainStatus(step=self.current_step)
 
     def _find_part(self, replies: "Sequence[control_pb2.LoadReply]") -> TrainerPart | None:
-        """Fetch trainer 0's part of the checkpoint that the servers have found, and note its step."""
+        """Fetch trainer 0's part from the first server that offers one; record the part's step."""
         for server, reply in enumerate(replies):
             if reply.part_bytes:
                 data = self._download_part(server, reply.part_bytes)
@@ -258,7 +258,7 @@ class TrainerCheckpoints(Saver):
         return None
 
     def _upload_part(self, save: str, part: bytes) -> None:
-        """Send trainer 0's part to the first server in chunks; it may exceed the maximum message size."""
+        """Send trainer 0's part to the first server in chunks of limited message size."""
         for offset in range(0, len(part), CHUNK_BYTES):
             chunk = part[offset : offset + CHUNK_BYTES]
             self._session.calls.ask(
@@ -267,7 +267,7 @@ class TrainerCheckpoints(Saver):
             )
 
     def _download_part(self, server: int, size: int) -> bytes:
-        """Fetch the part of the checkpoint that a server has loaded.
+        """Fetch the part that a server offers, in chunks.
 
         Raises
         ------

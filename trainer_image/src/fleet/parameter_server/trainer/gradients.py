@@ -1,4 +1,4 @@
-"""Sending gradients as soon as the backward pass has produced them; a sent gradient must not change.
+"""Sending of gradients during the backward pass. A gradient must not change once it has been sent.
 
 Many scripts modify gradients between a backward pass and ``step()``: they clip or unscale gradients, or
 accumulate several backward passes. So in the first rounds all gradients are sent in ``step()``. If the
@@ -54,7 +54,7 @@ _log = logging.getLogger(__name__)
 
 
 def hyper_parameters_of(optimizer: Optimizer) -> HyperParameters:
-    """Return the options in an optimizer's param groups, except options that select kernels."""
+    """Return the options of an optimizer's param groups, except those that select kernels."""
     names = [name for name in optimizer.defaults if name not in KERNEL_FLAGS]
     of_groups: list[dict[str, Any]] = []
     for group in optimizer.param_groups:
@@ -68,7 +68,7 @@ def hyper_parameters_of(optimizer: Optimizer) -> HyperParameters:
 
 @dataclass(slots=True)
 class SentGradient:
-    """A gradient that was sent, or would have been sent if the script were not being observed."""
+    """A gradient that was sent or, in an observed step, would have been sent early."""
 
     gradient: Tensor
     version: int
@@ -82,7 +82,7 @@ class SentGradient:
 
     @property
     def unchanged(self) -> bool:
-        """True if the gradient's version, address and mark are unchanged."""
+        """True if the gradient still has the same version, address and content."""
         if version_of(self.gradient) != self.version or self.gradient.data_ptr() != self.address:
             return False
         if self.mark is None:
@@ -94,7 +94,7 @@ class SentGradient:
 
 
 class GradientFlow:
-    """Sends gradients of a trainer's parameters to the servers, step by step.
+    """Sends the gradients of a trainer's parameters to the servers.
 
     Parameters
     ----------
@@ -104,7 +104,7 @@ class GradientFlow:
     optimizer : Optimizer
         The user's optimizer, whose param groups give the hyper-parameters of each step.
     mode : TrainerMode
-        The trainer's half of the mode, which sends the gradients.
+        The trainer side of the mode, which sends the gradients.
     overlap : bool or None
         Whether a gradient is sent as soon as the backward pass has produced it. For None, gradients are sent
         early after the first rounds, unless the script changes gradients or hyper-parameters before
@@ -167,7 +167,7 @@ class GradientFlow:
         """Copies of gradients that a socket cannot send from their own memory."""
 
     def attach(self) -> None:
-        """Add hooks to the parameters and to the user's own optimizer."""
+        """Add hooks to the parameters and the user's optimizer."""
         self.guard.attach()
         if self._overlaps:
             for name, parameter in self._parameters.items():
@@ -184,7 +184,7 @@ class GradientFlow:
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Accumulate gradients within the block without sending them."""
+        """Accumulate gradients without sending them, within the block."""
         before, self._paused = self._paused, True
         try:
             yield
@@ -192,7 +192,7 @@ class GradientFlow:
             self._paused = before
 
     def step(self, scaling: Scaling | None = None) -> None:
-        """Send the gradients that have not been sent yet, and end the step.
+        """Send the remaining gradients, and end the step.
 
         Parameters
         ----------
@@ -242,7 +242,7 @@ class GradientFlow:
         self._observes = self._observes and covers_all(self._round)
 
     def check_earlier(self) -> None:
-        """Check that the previous step's gradients did not change in flight; call once servers have them.
+        """Check that the previous step's gradients did not change before the servers received them.
 
         Raises
         ------
@@ -261,7 +261,7 @@ class GradientFlow:
                 )
 
     def check_nothing_in_flight(self, what: str) -> None:
-        """Check that no gradient has been sent since the last step.
+        """Raise an error if a gradient was sent after the last step.
 
         Raises
         ------
@@ -278,7 +278,7 @@ class GradientFlow:
             )
 
     def _accumulated(self, name: str, parameter: Parameter) -> None:
-        """Send or observe a gradient that a backward pass has just accumulated."""
+        """Send a gradient that a backward pass has just accumulated or, in an observed step, record it."""
         if self._paused or not self._overlaps or parameter.grad is None:
             return
         if self._observes:
@@ -315,7 +315,7 @@ class GradientFlow:
             self._mode.send(block, sent.payload[range_])
 
     def _end(self, absent: Sequence["PlannedBlock"], of_rows: OfRows) -> None:
-        """Send the row gradients and end the step."""
+        """Send the row gradients, then end the step."""
         if self._rows is None:
             self._mode.finish(absent)
             return
@@ -328,7 +328,7 @@ class GradientFlow:
         self._rows.forget_gradients()
 
     def _unscale(self, scaling: Scaling, grads: Mapping[str, Tensor]) -> bool:
-        """Divide gradients by the gradient scaler's factor; return whether all of them are finite."""
+        """Divide gradients by the gradient scaler's factor; return whether all are finite."""
         if self._sent:
             raise FleetError(
                 f"a gradient scaler is in use, but the gradient of {next(iter(self._sent))} has already been "
@@ -339,7 +339,7 @@ class GradientFlow:
         return not scaling.found_inf
 
     def _record(self, name: str, gradient: Tensor, *, marked: bool) -> SentGradient:
-        """Record the current state of a gradient, with a mark if `marked` is True and a mark is cheap."""
+        """Record the current state of a gradient; if `marked` is True and cheap, record its content, too."""
         carried = gradient
         if gradient.device.type != "cpu" or not gradient.is_contiguous():
             carried = self._staging[name].copy_(gradient.detach())
@@ -351,7 +351,7 @@ class GradientFlow:
         return SentGradient(gradient, version_of(gradient), gradient.data_ptr(), carried, payload, mark)
 
     def _observe(self, name: str, gradient: Tensor) -> None:
-        """Record a gradient that would be sent now if the script were not being observed."""
+        """Record a gradient of an observed step, in which gradients are not sent early."""
         if name in self._seen:
             self._stop_overlap(f"a second backward() of a step reached {name}")
         elif gradient.layout is torch.strided:
@@ -360,7 +360,7 @@ class GradientFlow:
                 self._seen_hyper = hyper_parameters_of(self._optimizer)
 
     def _learn(self, hyper: HyperParameters, *, scaled: bool) -> None:
-        """Decide from an observed step whether gradients can be sent early."""
+        """Decide, at the end of an observed step, whether gradients may be sent early."""
         if scaled:
             self._stop_overlap("a gradient scaler is in use")
         elif self._seen_hyper not in (None, hyper):
@@ -372,7 +372,7 @@ class GradientFlow:
         self._seen, self._seen_hyper = {}, None
 
     def _stop_overlap(self, because: str) -> None:
-        """Send gradients only in ``step()`` from now on; log the reason."""
+        """Stop sending gradients before ``step()``, and log the reason."""
         self._overlaps = self._observes = False
         self._seen, self._seen_hyper = {}, None
         _log.info(

@@ -1,4 +1,4 @@
-"""Local steps, as in GEO: they update parameters with the user's optimizer, and copies of rows.
+"""Local steps, as in GEO mode: a trainer updates its parameters and its copies of rows itself.
 
 Nothing is sent during a backward pass, so the script may change gradients until the step. The trainer uses a
 server's row until it first steps the row itself. The trainer's copy of the row then starts from the looked-up
@@ -34,14 +34,14 @@ __all__ = ["LocalSteps", "LocalTables"]
 
 
 class LocalSteps:
-    """Updates parameters locally with the user's own optimizer; has the interface of `GradientFlow`.
+    """Updates parameters with the user's own optimizer, behind the interface of `GradientFlow`.
 
     Parameters
     ----------
     optimizer : Optimizer
         The user's optimizer.
     mode : TrainerMode
-        The trainer's half of the mode, which exchanges changes after steps.
+        The trainer side of the mode, which exchanges changes after steps.
     finite : FiniteCheck
         The check of the gradients of rows.
     tables : LocalTables, optional
@@ -62,20 +62,20 @@ class LocalSteps:
         self.guard = StepGuard(optimizer)
 
     def attach(self) -> None:
-        """Make the user's optimizer refuse calls of its ``step()`` outside `step`."""
+        """Make the user's optimizer reject calls of ``step()`` from the script."""
         self.guard.attach()
 
     def detach(self) -> None:
-        """Allow calls of ``step()`` on the user's optimizer again."""
+        """Let the user's optimizer accept calls of ``step()`` again."""
         self.guard.detach()
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Do nothing, because backward passes accumulate gradients anyway."""
+        """Do nothing, because backward passes only accumulate gradients."""
         yield
 
     def step(self, scaling: Scaling | None = None) -> None:
-        """Update the parameters with the current gradients; exchange changes if an exchange is due.
+        """Update the parameters with the current gradients, and exchange changes if an exchange is due.
 
         Parameters
         ----------
@@ -115,7 +115,7 @@ class LocalSteps:
 
 
 class LocalTables:
-    """The table rows that a trainer updates itself; implements `fleet.nn.RowSource` and `LocalRows`.
+    """The rows that a trainer updates itself; implements `fleet.nn.RowSource` and `LocalRows`.
 
     Parameters
     ----------
@@ -141,25 +141,25 @@ class LocalTables:
         self.begin()
 
     def begin(self) -> None:
-        """Drop all copies; a row has the server's value until this trainer updates it."""
+        """Drop all copies of rows; a row has the server's value until this trainer updates it."""
         self._steps = 0
         self._tables = {name: GeoRows(plan.config, self._num_trainers) for name, plan in self._plans.items()}
         self.resume(self._before)
 
     def resume(self, before: OwnRows) -> None:
-        """Load the state of rows from a checkpoint; rows that have been updated keep their state."""
+        """Load row state from a checkpoint; rows that were updated meanwhile keep their state."""
         self._before, self._steps = before, max(self._steps, before.steps)
         for name, rows in before.tables.items():
             self._tables[name].resume(rows)
 
     def state(self) -> OwnRows:
-        """Return the state of rows in tables whose rules have state."""
+        """Return the row state of all tables whose rule has state."""
         keeping = {name for name, plan in self._plans.items() if plan.config.rule.slots}
         tables = {name: self._tables[name].state() for name in keeping}
         return OwnRows(self._steps, {name: rows for name, rows in tables.items() if rows.ids.size})
 
     def fetch(self, name: str, ids: NDArray[np.int64]) -> Tensor:
-        """Return this trainer's copies of rows, or the servers' rows; see `fleet.nn.RowSource`."""
+        """Return rows from this trainer's copies, or else from the servers; see `fleet.nn.RowSource`."""
         own = self._tables[name].has(ids)
         if not own.any():
             return self.rows.fetch(name, ids)
@@ -172,20 +172,20 @@ class LocalTables:
         return rows
 
     def prefetch(self, name: str, ids: NDArray[np.int64]) -> None:
-        """Request the rows of the next batch that this trainer has no copy of."""
+        """Request the rows of the next batch, except those that this trainer has a copy of."""
         self.rows.prefetch(name, ids[~self._tables[name].has(ids)])
 
     def touched(self, name: str, touched: Touched) -> None:
-        """Record rows that have a gradient."""
+        """Record the rows of a look-up that received a gradient."""
         self.rows.touched(name, touched)
 
     @property
     def weights(self) -> list[Parameter]:
-        """The weights of the tables that trainers have a copy of."""
+        """The weights of the tables that trainers also store."""
         return [plan.own for plan in self._plans.values() if plan.own is not None]
 
     def step(self, gradients: OfRows, hyper_parameters: HyperParameters) -> None:
-        """Update the rows that have a gradient, with their table's rule."""
+        """Update the rows that received gradients, with the rules of their tables."""
         self._steps += 1
         for name, (ids, gradient) in gradients.items():
             plan, table = self._plans[name], self._tables[name]
@@ -201,19 +201,19 @@ class LocalTables:
 
     @property
     def must_leave(self) -> bool:
-        """True if the changes may not fit in one exchange after another step."""
+        """True if the changes might not fit in one exchange after another step."""
         return any(
             table.most_leaving > most_rows(self._plans[name].row_bytes)
             for name, table in self._tables.items()
         )
 
     def leaving(self) -> OfRows:
-        """Return the changes to each table since the last call."""
+        """Return, by table, the changes since the last call."""
         changed = {name: table.leaving(self._steps) for name, table in self._tables.items()}
         return {name: (change.ids, change.values) for name, change in changed.items() if change.ids.size}
 
     def arrived(self) -> None:
-        """Add the other trainers' changes, which the rows from the servers include."""
+        """Add the other trainers' changes, which are part of the rows from the servers."""
         for plan, ids, rows in self.rows.replies.take_changed_rows():
             table = self._tables[plan.name]
             table.arrived(ids, rows, self._steps)
@@ -228,7 +228,7 @@ class LocalTables:
 
 @contextlib.contextmanager
 def _without_gradients(weights: Iterable[Parameter]) -> Iterator[None]:
-    """Hide the gradients of table weights from an optimizer within the block."""
+    """Hide the gradients of table weights from the user's optimizer, within the block."""
     kept = [(weight, weight.grad) for weight in weights]
     for weight, _ in kept:
         weight.grad = None

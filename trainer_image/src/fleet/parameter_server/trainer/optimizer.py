@@ -1,4 +1,4 @@
-"""The optimizer for a training loop: it has torch.optim's interface, and servers apply its steps."""
+"""The optimizer for training loops: a torch.optim optimizer whose steps the servers apply."""
 
 import contextlib
 from collections import OrderedDict
@@ -55,16 +55,16 @@ class DistributedOptimizer(Optimizer):
         self._started = False
 
     def bind(self, trainer: "Trainer") -> None:
-        """Use this trainer for all later steps."""
+        """Use the given trainer for all steps from now on."""
         self._trainer = trainer
         self._started = True
 
     def hand_over(self) -> None:
-        """Record that a server in this process has taken over the values and optimizer state."""
+        """Record that a server in this process now owns the values and the optimizer state."""
         self._started = True
 
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """Run a step together with the other trainers.
+        """Run one training step together with the other trainers.
 
         When this method returns, the parameters have the values that follow the step.
 
@@ -91,7 +91,7 @@ class DistributedOptimizer(Optimizer):
         setattr(self._wrapped, "_opt_called", True)  # noqa: B010 - torch's own, not a declared attribute
 
     def minimize(self, loss_fn: Callable[..., Any], *originals: object, **named: object) -> None:
-        """Build a program that describes the training step, for an `Executor` to run.
+        """Build a program of the training step, which an `Executor` runs.
 
         Parameters
         ----------
@@ -104,7 +104,7 @@ class DistributedOptimizer(Optimizer):
         self._minimize(loss_fn, *originals, **named)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clear the gradients; raise an error between backward() and step().
+        """Clear the gradients; raise an error if this is called between backward() and step().
 
         Raises
         ------
@@ -118,7 +118,7 @@ class DistributedOptimizer(Optimizer):
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Accumulate gradients within the block; the first backward pass after it sends the sum."""
+        """Accumulate gradients within the block; the next backward pass after it sends the sum."""
         if self._trainer is None:
             yield
             return
@@ -126,7 +126,7 @@ class DistributedOptimizer(Optimizer):
             yield
 
     def state_dict(self) -> dict[str, Any]:
-        """Fetch the state from the servers, in the format of torch.optim's ``state_dict()``."""
+        """Return the state from the servers, in the format of torch.optim's ``state_dict()``."""
         for hook in self._optimizer_state_dict_pre_hooks.values():
             hook(self)
         state_dict = self._fetch_state_dict()
@@ -150,7 +150,7 @@ class DistributedOptimizer(Optimizer):
         return {"state": numbered, "param_groups": groups}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a state dict of this class, or of a torch optimizer with the same parameters.
+        """Load the state dict of this class or of a torch optimizer with the same parameters.
 
         Every role must call this method with the same state, before ``fleet.init_server()`` and
         ``fleet.init_worker()``: each server uses its part of the state.
@@ -178,7 +178,7 @@ class DistributedOptimizer(Optimizer):
 
     @contextlib.contextmanager
     def _hooks_of_the_wrapped_set_aside(self) -> Iterator[None]:
-        """Hide the wrapped optimizer's hooks within the block, because this optimizer calls them."""
+        """Hide the wrapped optimizer's hooks within the block, so that they are not called twice."""
         for name in _HOOKS:
             setattr(self._wrapped, name, OrderedDict())
         try:
@@ -188,7 +188,7 @@ class DistributedOptimizer(Optimizer):
                 setattr(self._wrapped, name, getattr(self, name))
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Raise an error, because the servers do not have the new parameters."""
+        """Raise an error, because the servers would not have the new parameters."""
         if self._ready:
             raise ConfigurationError(
                 "add_param_group() after distributed_optimizer(): the servers own a fixed set of parameters; "
@@ -206,7 +206,7 @@ class DistributedOptimizer(Optimizer):
 
 
 def _check_step(optimizer: Optimizer) -> None:
-    """Refuse a step() that was set on the object, because servers call the class's step()."""
+    """Reject an optimizer object with its own ``step`` attribute, because servers call the class's method."""
     own = vars(optimizer).get("step")
     # A scheduler's wrapper is allowed, because it only counts calls.
     if own is not None and not hasattr(own, "_wrapped_by_lr_sched"):

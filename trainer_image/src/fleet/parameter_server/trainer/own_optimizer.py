@@ -1,4 +1,4 @@
-"""The user's own optimizer in a distributed step: guarding ``step()`` and supporting gradient scalers.
+"""Support for the user's own optimizer: rejecting its ``step()``, and gradient scalers.
 
 If an optimizer declares support for scaling, ``torch.amp.GradScaler`` sets two attributes on the optimizer,
 calls ``step()`` even if the scaler has found a gradient that is not finite, and then removes the attributes.
@@ -24,7 +24,7 @@ __all__ = ["Scaling", "StepGuard", "update_scaler"]
 
 
 class StepGuard:
-    """Refuses calls of ``step()`` on the optimizer passed to ``fleet.distributed_optimizer``.
+    """Rejects calls of ``step()`` on the optimizer passed to ``fleet.distributed_optimizer``.
 
     The guard is a hook. The optimizer that fleet returns shares the hooks, so both optimizers call the guard.
 
@@ -40,24 +40,24 @@ class StepGuard:
         self._allowed = False
 
     def attach(self) -> None:
-        """Start refusing calls of ``step()``."""
+        """Start rejecting calls of ``step()``."""
         if self._handle is None:
             self._handle = self._optimizer.register_step_pre_hook(self._refuse)
 
     def detach(self) -> None:
-        """Allow calls of ``step()`` again."""
+        """Accept calls of ``step()`` again."""
         if self._handle is not None:
             self._handle.remove()
             self._handle = None
 
     def replace(self, step: Callable[[], object]) -> None:
-        """Run a step in place of the optimizer's own, between its pre-step and post-step hooks."""
+        """Run the given step instead of the optimizer's, between the optimizer's step hooks."""
         with self.allowed():
             Optimizer.profile_hook_step(lambda _: step())(self._optimizer)
 
     @contextlib.contextmanager
     def allowed(self) -> Iterator[None]:
-        """Allow calls of ``step()`` within the block."""
+        """Accept calls of ``step()`` within the block."""
         before, self._allowed = self._allowed, True
         try:
             yield
@@ -77,7 +77,7 @@ class StepGuard:
 
 @dataclass(frozen=True, slots=True)
 class Scaling:
-    """The state that a gradient scaler has set on an optimizer.
+    """The attributes that a gradient scaler sets on an optimizer.
 
     Attributes
     ----------
@@ -92,7 +92,7 @@ class Scaling:
 
     @classmethod
     def of(cls, optimizer: Optimizer) -> "Scaling | None":
-        """Read the attributes that a scaler has set on its optimizer; return None if there are none."""
+        """Return the attributes that a scaler has set on an optimizer, or None if there are none."""
         found = getattr(optimizer, "found_inf", None)
         if found is None:
             return None
@@ -100,7 +100,7 @@ class Scaling:
 
     @torch.no_grad()
     def undo(self, gradients: Iterable[Tensor]) -> None:
-        """Unscale gradients by the factor that the scaler itself would use."""
+        """Unscale gradients exactly as the scaler would."""
         if self.scale is None or self.found_inf:
             return
         factor = self.scale.double().reciprocal().float()
@@ -109,7 +109,7 @@ class Scaling:
 
 
 def update_scaler(optimizer: Optimizer) -> None:
-    """Report to the scaler that called this step that a trainer has a gradient that is not finite.
+    """Report a non-finite gradient, of this or another trainer, to the scaler that called this step.
 
     The scale then changes as it would in a single process, and stays equal on all trainers. An optimizer has
     no reference to the scaler, so this function searches the call stack for the scaler.

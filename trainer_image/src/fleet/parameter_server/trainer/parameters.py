@@ -1,4 +1,4 @@
-"""A trainer's parameters, the memory that receives new values, and marks that detect changes to memory.
+"""A trainer's parameters, the memory that receives their new values, and detection of unexpected writes.
 
 A write from a socket does not increment a version counter, and autograd and the user's code still need the
 old values while new values arrive. So values land in other memory, or stay in memory that a server shares,
@@ -59,23 +59,23 @@ _AT_ONCE_BYTES: Final = 1 << 18
 
 
 def version_of(tensor: Tensor) -> int:
-    """Return a tensor's version counter, which every in-place change increments."""
+    """Return a tensor's version counter, which in-place changes increment."""
     return tensor._version  # noqa: SLF001 - torch documents it under this name, and has no other
 
 
 def part_of(tensors: Iterable[Tensor]) -> float:
-    """Return the fraction of each tensor that later rounds compare."""
+    """Return the fraction of each tensor that is compared in later rounds."""
     total = sum(each.nbytes for each in tensors)
     return min(1.0, max(_LEAST_PART, ROUND_BYTES / total)) if total else 1.0
 
 
 def covers_all(round_: int) -> bool:
-    """Return whether a round compares all bytes, whatever the size of the model."""
+    """Return whether all bytes are compared in a round, for models of any size."""
     return round_ < _WHOLE_ROUNDS
 
 
 class Mark:
-    """A copy of some memory, or of the part of it that the current round compares.
+    """A copy or checksum of memory, or of a part of it, which shows later whether the memory has changed.
 
     Parameters
     ----------
@@ -100,7 +100,7 @@ class Mark:
         self._crc: int | None = None
 
     def take(self, content: memoryview, round_: int) -> None:
-        """Copy memory, or the part of it that this round, counted from 0, compares."""
+        """Copy the memory, or only the part that is compared in this round."""
         length, self._crc = len(content), None
         if length != self._length:  # the script has replaced the memory
             self._length, self._stretch = length, bytearray(self._stretch_of(length))
@@ -121,7 +121,7 @@ class Mark:
         memoryview(self._stretch)[:] = content
 
     def matches(self, content: memoryview) -> bool:
-        """Return whether the memory is unchanged."""
+        """Return whether the memory is still unchanged."""
         if self._crc is not None:
             return zlib.crc32(content) == self._crc
         if self._whole is None:
@@ -134,7 +134,7 @@ class Mark:
         )
 
     def matches_but_for_rounding(self, content: memoryview, dtype: torch.dtype) -> bool:
-        """Return whether memory differs only by rounding, as after adding and then subtracting a value.
+        """Return whether the memory differs at most by rounding, as after adding and subtracting a value.
 
         This compares all bytes that the mark covers; the result is False if the mark has no copy of them.
         """
@@ -158,14 +158,14 @@ class Mark:
         return off <= _ROUNDINGS * torch.finfo(dtype).eps * largest
 
     def _stretch_of(self, length: int) -> int:
-        """Return how many of `length` bytes a later round compares."""
+        """Return the number of bytes, out of `length`, that are compared in a later round."""
         if self._part >= 1.0:
             return length
         return min(length, math.ceil(length * self._part / _UNIT_BYTES) * _UNIT_BYTES)
 
 
 class LazyArena:
-    """Host memory shaped like each parameter, allocated on first use and pinned for GPU parameters.
+    """Host memory for all parameters, allocated on first use, and pinned for parameters on a GPU.
 
     Parameters
     ----------
@@ -188,7 +188,7 @@ class LazyArena:
 
 
 def check_dtype(name: str, parameter: Tensor, expected: torch.dtype) -> None:
-    """Check that a parameter, or its gradient, still has the dtype that the parameter has on the servers.
+    """Raise an error if a parameter or its gradient does not have the dtype used on the servers.
 
     Raises
     ------
@@ -204,7 +204,7 @@ def check_dtype(name: str, parameter: Tensor, expected: torch.dtype) -> None:
 
 
 class ParameterStore:
-    """The module's parameters and the memory that receives their next values.
+    """A module's parameters, with the memory that receives their new values.
 
     Parameters
     ----------
@@ -241,25 +241,25 @@ class ParameterStore:
         self.check_dtypes()
 
     def check_dtypes(self) -> None:
-        """Check that no parameter has been converted; see `check_dtype`."""
+        """Raise an error if a parameter was converted to another dtype; see `check_dtype`."""
         for name, memory in self._memories.items():
             check_dtype(name, memory.parameter, memory.dtype)
 
     def landing(self, block: int) -> memoryview:
-        """Return the memory that receives a block's next value."""
+        """Return the memory that receives a block's new value."""
         memory = self._memory_of[block]
         return memory.landings.get(block) or memory.landing(block)  # fast path: called for each frame
 
     def land_elsewhere(self, block: int, value: memoryview) -> None:
-        """Record that a block's next value is in other memory, which must not change before it is copied."""
+        """Use other memory as a block's new value; it must not change until the value is copied."""
         self._memory_of[block].elsewhere[block] = value
 
     def landed(self, name: str) -> Tensor:
-        """Return the value that has arrived for a parameter, in host memory, before it is copied in."""
+        """Return a parameter's new value in host memory, before it is copied into the parameter."""
         return self._memories[name].landed
 
     def adopt(self, unchanged: Collection[int] = (), names: Iterable[str] | None = None) -> None:
-        """Copy the values that have arrived into the parameters.
+        """Copy the new values that have arrived into the parameters.
 
         Parameters
         ----------
@@ -278,7 +278,7 @@ class ParameterStore:
             self._memories[name].adopt(unchanged, check=names is not None)
 
     def check_kept(self) -> None:
-        """Check, using the marks, that parameters with gradients still have the values copied in last.
+        """Raise an error if the script has changed a parameter that has a gradient.
 
         Rounding differences are accepted: if a script adds something to its weights and then subtracts it, as
         in sharpness-aware training, no change is lost when the next values overwrite the weights.
@@ -295,17 +295,17 @@ class ParameterStore:
                 memory.check_kept()
 
     def keep(self) -> None:
-        """Mark the current values as those of the servers."""
+        """Record the current values as the servers' values."""
         for memory in self._memories.values():
             memory.keep()
 
     def forget(self) -> None:
-        """Drop the marks, so that the next values replace the parameters without a check."""
+        """Allow the next values to replace the parameters without a check for changes."""
         for memory in self._memories.values():
             memory.is_kept = False
 
     def value_bytes(self, block: int) -> memoryview:
-        """Return the bytes of a block's current value in host memory, copied only if necessary."""
+        """Return the bytes of a block's current value in host memory; copies them only if necessary."""
         return self._memory_of[block].value_bytes(block)
 
     def checksums(self) -> dict[int, int]:
@@ -314,7 +314,7 @@ class ParameterStore:
 
 
 class _ParameterMemory:
-    """A parameter and the memory that receives its next value.
+    """A parameter, with the memory that receives its new value.
 
     Each round compares a `part` of the parameter (see `Mark`); None if the script may write to the parameter.
     """
@@ -365,7 +365,7 @@ class _ParameterMemory:
 
     @property
     def _plain(self) -> bool:
-        """True if the bytes in the parameter's memory have the wire format."""
+        """True if the parameter's memory can be sent as it is."""
         return self.parameter.device.type == "cpu" and self.parameter.is_contiguous()
 
     @torch.no_grad()
@@ -401,7 +401,7 @@ class _ParameterMemory:
         self._take(self._bytes(), self.parameter.data_ptr() if self._plain else None)
 
     def check_kept(self) -> None:
-        """Check that the mark still matches.
+        """Raise an error if the script has changed the parameter.
 
         In a large model, after the first rounds, this is done only if it needs no copy or the version has
         changed.
@@ -430,12 +430,12 @@ class _ParameterMemory:
         )
 
     def _bytes(self) -> memoryview:
-        """Return the current value's bytes, copied if the value is not contiguous or is on a device."""
+        """Return the bytes of the current value, copied if it is on a device or not contiguous."""
         parameter = self.parameter.detach()
         return bytes_of(parameter if self._plain else parameter.cpu().contiguous())
 
     def _take(self, content: memoryview, address: int | None = None) -> None:
-        """Mark the current value unless the script is allowed to write to the parameter."""
+        """Record the current value for later checks, unless the script may write to the parameter."""
         if self._mark is None:
             return
         self._adopted = (address, content) if address is not None else None

@@ -1,4 +1,4 @@
-"""What the servers send a trainer: block values, table rows, and confirmed table steps.
+"""The servers' replies to a trainer: values of blocks, rows of tables, and confirmations of table updates.
 
 The training thread, or a thread of the mode, registers a reply before sending the request, and then waits for
 the reply. The thread of the event loop, or of its pool, records the reply. The first failure in any thread
@@ -45,7 +45,7 @@ ChangedRows = tuple[TablePlan, NDArray[np.int64], Tensor]
 
 @dataclass(slots=True, eq=False)
 class LookUp:
-    """Rows that were requested from the servers.
+    """A request for rows, with the rows that have arrived so far.
 
     Attributes
     ----------
@@ -62,7 +62,7 @@ class LookUp:
 
 
 class Replies:
-    """The replies that a session expects, and the state that its threads share.
+    """The replies that a session expects, with the state that the session's threads share.
 
     Parameters
     ----------
@@ -107,19 +107,19 @@ class Replies:
         self._changed_rows: list[ChangedRows] = []
 
     def fail(self, error: FleetError) -> None:
-        """Record an error for the training thread; only the first error is kept."""
+        """Record an error for the training thread. Only the first error is kept."""
         with self._changed:
             if self._failure is None:
                 self._failure = error
             self._changed.notify_all()
 
     def check(self) -> None:
-        """Raise the failure that a thread has recorded, if any."""
+        """Raise the error that a thread has recorded, if there is one."""
         if self._failure is not None:
             raise self._failure
 
     def wake(self) -> None:
-        """Wake the waiting threads, which then check their conditions."""
+        """Wake all threads in `wait_until`, which check their conditions again."""
         with self._changed:
             self._changed.notify_all()
 
@@ -167,7 +167,7 @@ class Replies:
     def receive(
         self, connection: ServerConnection, event: Frame | End, *, in_pool: bool = False
     ) -> Work | None:
-        """Handle a frame or the end of a data connection; return work that takes long, for the pool."""
+        """Handle a frame, or the end of a data connection; return any long work, which the pool then runs."""
         if isinstance(event, End):
             connection.ended(event.error)
             self.wake()
@@ -198,7 +198,7 @@ class Replies:
         return None
 
     def _take_shared(self, block: int, value: memoryview) -> None:
-        """Use or copy a value that is in the server's memory.
+        """Use a value directly from the server's memory if that is safe, otherwise copy it.
 
         In sync mode, the value stays unchanged until this trainer has sent the next gradient, and is adopted
         before that. In any other mode, the server may change the value as soon as its frame is acknowledged.
@@ -209,7 +209,7 @@ class Replies:
             copy_bytes(value, self.store.landing(block))
 
     def expect_values(self, *, present: bool = False, exactly: bool = False) -> None:
-        """Register the expected replies, one per block; call this before sending the request.
+        """Register the expected replies, one for each block, before sending the request.
 
         Parameters
         ----------
@@ -225,7 +225,7 @@ class Replies:
             self.unchanged = set()
 
     def value_landed(self, block: int, step: int, *, changed: bool) -> None:
-        """Record that a block's value has arrived, or that the block is unchanged.
+        """Record that a block's value has arrived or has not changed.
 
         Raises
         ------
@@ -253,7 +253,7 @@ class Replies:
 
     @property
     def nothing_changed(self) -> bool:
-        """True if the last step changed no block."""
+        """True if the last step did not change any block."""
         with self._changed:
             return len(self.unchanged) == len(self._blocks)
 
@@ -270,11 +270,11 @@ class Replies:
             self._wanted = frozenset()
 
     def servers_wait_for(self) -> str:
-        """Describe what the servers are waiting for; empty if they are not waiting."""
+        """Describe what the servers wait for; empty if they do not wait."""
         return ""
 
     def _describe_values(self) -> str:
-        """Describe the servers and a block that a step is waiting for, and what these servers wait for."""
+        """Describe which servers and block a step waits for, and what these servers wait for."""
         blocks = [self._blocks[block] for block in sorted(self._missing)]
         servers = ", ".join(sorted({block.endpoint for block in blocks}))
         because = self.servers_wait_for()
@@ -282,7 +282,7 @@ class Replies:
         return f"{blocks[0].name} of step {self._expected_at} from {servers}{reason}"
 
     def expect_rows(self, server: int, look_up: LookUp, at: NDArray[np.int64]) -> None:
-        """Register a row request before sending it; wait while the server has too many open requests.
+        """Register a request for rows before sending it; wait while the server has too many open requests.
 
         Parameters
         ----------
@@ -301,7 +301,7 @@ class Replies:
         pending.append((look_up, at))
 
     def rows_landed(self, server: int, header: Header, payload: memoryview) -> None:
-        """Store the rows that answer the server's oldest request.
+        """Store the rows that answer the oldest request to a server.
 
         Raises
         ------
@@ -339,14 +339,14 @@ class Replies:
         return f"rows of table {look_up.table.name} from {', '.join(each for each, some in busy if some)}"
 
     def expect_table_steps(self, step: int) -> None:
-        """Expect every server to update every table; call this before sending a step's gradients."""
+        """Register the expected confirmation of each table from each server, before sending gradients."""
         with self._changed:
             servers = range(len(self.plan.endpoints))
             self._stepping = {(server, number) for server in servers for number in self._tables}
             self._table_steps = step + 1
 
     def table_stepped(self, server: int, header: Header, payload: memoryview) -> None:
-        """Record a server's confirmation that it has updated a table, with the changed rows.
+        """Record that a server has updated a table, and the rows that it has changed.
 
         Raises
         ------
@@ -382,7 +382,7 @@ class Replies:
         self.wait_until(lambda: not self._stepping, self._describe_tables, background=background)
 
     def take_changed_rows(self) -> list[ChangedRows]:
-        """Return the changed rows that have arrived since the last call, in order."""
+        """Return, in order, the changed rows that have arrived since the last call."""
         with self._changed:
             rows, self._changed_rows = self._changed_rows, []
         return rows

@@ -1,4 +1,4 @@
-"""A trainer's access to tables on the servers: looking up rows and sending their gradients.
+"""A trainer's access to tables on the servers: look-ups of rows, and gradients of rows.
 
 A look-up requests rows from every server that holds some of the ids, in parts of bounded size. Gradients are
 collected from backward passes and sent in ``step()``, one for each table and server. In modes with a common
@@ -40,7 +40,7 @@ _BATCHES: Final = 2
 
 @dataclass(frozen=True, slots=True)
 class _Prefetched:
-    """The prefetched rows of one table for one batch.
+    """Rows of one table that were prefetched for one batch.
 
     Attributes
     ----------
@@ -57,7 +57,7 @@ class _Prefetched:
 
 
 class TrainerRows:
-    """The tables of a trainer's session, as a `fleet.nn.RowSource`.
+    """The tables on the servers, as a `fleet.nn.RowSource` for a trainer.
 
     Parameters
     ----------
@@ -88,11 +88,11 @@ class TrainerRows:
         """The rows with gradients, by table and look-up."""
 
     def __bool__(self) -> bool:
-        """Return whether there are any tables."""
+        """Return whether the model has any tables."""
         return bool(self._tables)
 
     def fetch(self, name: str, ids: NDArray[np.int64]) -> Tensor:
-        """Return the rows of ids as of the steps that this trainer has completed.
+        """Return the rows of ids, as of this trainer's current step.
 
         Parameters
         ----------
@@ -129,7 +129,7 @@ class TrainerRows:
         return rows
 
     def prefetch(self, name: str, ids: NDArray[np.int64]) -> None:
-        """Request rows that the next batch needs without waiting for them.
+        """Request the rows of the next batch without waiting for them.
 
         The rows are requested as rows of the next step. In modes with a common step, the confirmations of the
         current step include those requested rows that the step has changed.
@@ -139,7 +139,7 @@ class TrainerRows:
         self._prefetched.setdefault(name, deque(maxlen=_BATCHES)).append(batch)
 
     def _request(self, name: str, ids: NDArray[np.int64], step: int) -> LookUp:
-        """Request rows for a step; wait only while a server has too many open requests."""
+        """Request rows for a step, after waiting while a server has too many open requests."""
         self.replies.check()
         table, most = self._tables[name], self._most_at_once[name]
         parts = [
@@ -157,18 +157,18 @@ class TrainerRows:
         return look_up
 
     def _positions(self, name: str, ids: NDArray[np.int64]) -> dict[int, NDArray[np.int64]]:
-        """Return the positions of each server's ids; the ids must not change afterwards."""
+        """Return the positions of each server's ids. The ids must not change afterwards."""
         placed = self._placed.get(name)
         if placed is None or placed[0] is not ids:
             placed = self._placed[name] = ids, self._placement.positions(ids)
         return placed[1]
 
     def touched(self, name: str, touched: Touched) -> None:
-        """Record rows that have a gradient; a second backward pass adds to the same rows."""
+        """Record the rows of a look-up that received a gradient; another backward pass adds to it."""
         self._touched[name, touched.order] = touched
 
     def gradients(self) -> OfRows:
-        """Return, for each table, the sorted ids that have gradients, and the sum of each id's gradients.
+        """Return, for each table, the sorted ids with gradients, and each id's summed gradient.
 
         The gradients are added in the order of the look-ups, regardless of the order of the backward pass.
 
@@ -190,18 +190,18 @@ class TrainerRows:
         }
 
     def gradient_tensors(self) -> list[Tensor]:
-        """Return the row gradients of the backward passes; the caller may change them in place."""
+        """Return the row gradients from the backward passes, which the caller may change in place."""
         leaves = (*(touched.rows for touched in self._touched.values()), *self._own.values())
         return [leaf.grad for leaf in leaves if leaf.grad is not None]
 
     def forget_gradients(self) -> None:
-        """Drop the row gradients computed since the last step."""
+        """Drop all row gradients since the last step."""
         touched, self._touched = self._touched, {}
         for each in touched.values():
             each.rows.grad = None
 
     def values_seen(self, name: str, ids: NDArray[np.int64]) -> Tensor:
-        """Return the values that rows with gradients had when they were first looked up.
+        """Return the values that the first look-up of the step returned for rows with gradients.
 
         Parameters
         ----------
@@ -219,7 +219,7 @@ class TrainerRows:
         return values[torch.from_numpy(places[np.searchsorted(known, ids)])]
 
     def send(self, gradients: OfRows, step: int | None = None) -> None:
-        """Send each table's gradient to every server; it may be empty.
+        """Send each table's gradient, even an empty one, to every server.
 
         Parameters
         ----------
@@ -252,7 +252,7 @@ class TrainerRows:
                 stream.send(Kind.ROW_GRADIENT, payload, step=step, block=table.number, more=True)
 
     def end_step(self) -> None:
-        """Wait, if necessary, until servers have updated the tables; copy in changed rows.
+        """Wait until the servers have updated the tables, if this trainer must, and copy changed rows.
 
         Without a common step, waiting is necessary only for tables that this trainer holds, too: a server
         applies a trainer's gradient before it answers the trainer's next look-up, which follows on the same
@@ -272,7 +272,7 @@ class TrainerRows:
         self.replies.wait_for_tables(background=background)
 
     def adopt(self) -> None:
-        """Copy changed rows into this trainer's weights and prefetched rows; only for the training thread."""
+        """Copy changed rows to this trainer's weights and prefetched rows. For the training thread only."""
         for table, ids, rows in self.replies.take_changed_rows():
             if table.own is not None:
                 write_rows(table.own, ids, rows)
@@ -282,7 +282,7 @@ class TrainerRows:
                 batch.look_up.rows[torch.from_numpy(at)] = rows[torch.from_numpy(found)]
 
     def take_all(self) -> None:
-        """Fetch all rows of the tables that this trainer has a copy of; drop prefetched rows."""
+        """Fetch all rows of the tables that this trainer also stores; drop prefetched rows."""
         self._prefetched.clear()
         for name, weight in self._own.items():
             num_rows, most = len(weight), self._most_at_once[name]
@@ -293,12 +293,12 @@ class TrainerRows:
 
 @torch.no_grad()
 def write_rows(weight: Parameter, ids: NDArray[np.int64], rows: Tensor) -> None:
-    """Overwrite the rows with the given ids in a weight."""
+    """Overwrite the given rows of a weight."""
     weight[torch.from_numpy(ids).to(weight.device)] = to_device(rows, weight.device)
 
 
 def _rows_of(name: str, weight: Parameter) -> RowGradients:
-    """Return a weight's gradient merged by row, without changing the gradient itself."""
+    """Return a weight's sparse gradient, merged by row; the weight's own gradient does not change."""
     if weight.grad is None or not weight.grad.is_sparse:
         raise ConfigurationError(
             f"the gradient of {name} is not sparse, but its module has sparse=True, so that parameter "
@@ -310,7 +310,7 @@ def _rows_of(name: str, weight: Parameter) -> RowGradients:
 
 @torch.no_grad()
 def rows_of_tables(source: Source, table_ids: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Return the rows with the given ids for a process that serves the model.
+    """Return the rows of the given ids for serving.
 
     Parameters
     ----------

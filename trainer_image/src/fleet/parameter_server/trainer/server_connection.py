@@ -1,4 +1,4 @@
-"""A trainer's session with a server, which may use several data connections in succession.
+"""A trainer's session with one server, over one or more successive data connections.
 
 Data is sent over the server's Unix socket if the server is on this host, and otherwise over TCP. If a
 connection breaks while the server is alive, a separate thread reconnects, and the training thread only waits
@@ -57,7 +57,7 @@ _log = logging.getLogger(__name__)
 
 
 class Owner(Protocol):
-    """The interface through which a connection uses the session that it belongs to."""
+    """The session that owns a connection, as the connection sees it."""
 
     plan: TrainerPlan
     settings: Settings
@@ -69,14 +69,14 @@ class Owner(Protocol):
         """Handle a frame or the end of a data connection; see `transport.connection.Deliver`."""
 
     def fail(self, error: FleetError) -> None:
-        """End the session with an error, from any thread."""
+        """End the session with an error. Any thread may call this."""
 
     def check(self) -> None:
-        """Raise the error that has ended the session, if any."""
+        """Raise the error that has ended the session, if there is one."""
 
 
 class ServerConnection:
-    """The connection to one server: its `stream` passes frames, its `transport` passes blocks.
+    """The connection to one server: its `stream` carries frames, and its `transport` carries blocks.
 
     Parameters
     ----------
@@ -167,7 +167,7 @@ class ServerConnection:
             raise self._not_here("it shares no memory")
 
     def close(self) -> None:
-        """End the session: gracefully if the server has answered COMPLETE, otherwise immediately."""
+        """End the session: gracefully after the server's COMPLETE, otherwise immediately."""
         self._closing.set()
         greeting = self._greeting
         if greeting is not None:
@@ -178,7 +178,7 @@ class ServerConnection:
             self.stream.close()
 
     def ended(self, error: FleetError | None) -> None:
-        """Record the end of a data connection, and reconnect if it broke."""
+        """Handle the end of a data connection: reconnect if it broke."""
         if self._closing.is_set():
             return
         if isinstance(error, BrokenConnectionError):
@@ -215,7 +215,7 @@ class ServerConnection:
         self._heartbeat.connection_regained(self.server)
 
     def _lives_since(self, since: float) -> bool:
-        """Wait for a sign of life of the server after the given time; return False if the session closes.
+        """Wait until the server shows that it is alive; return False if the session closes first.
 
         Raises
         ------
@@ -230,7 +230,7 @@ class ServerConnection:
         return True
 
     def _open(self, lives_since: Callable[[float], bool] | None) -> int:
-        """Open a connection, with growing pauses between attempts; return how many frames were resent.
+        """Open a connection, retrying with growing pauses; return the number of frames sent again.
 
         A live server that does not answer the greeting is busy, for example with a long step. It answers once
         it has processed its current frame, so this does not count as a failed attempt.
@@ -299,7 +299,7 @@ class ServerConnection:
         return self._open_once(greeting_seconds)  # without sharing the memory, which could not be mapped
 
     def _dial(self) -> socket.socket:
-        """Connect over the Unix socket if the server is on this host, otherwise over TCP."""
+        """Connect through the Unix socket if the server is on this host, otherwise over TCP."""
         settings = self._settings
         timeout_seconds = min(GREETING_SECONDS, settings.deadline_seconds)
         if self._local_name:
@@ -355,7 +355,7 @@ class ServerConnection:
         return self.stream.attach(connected, directions, theirs.taken)
 
     def _share(self, theirs: Hello, descriptors: Sequence[int]) -> bool:
-        """Decide, once per session, whether memory is shared."""
+        """Decide on the session's first connection whether to share memory."""
         shares = theirs.shared and self._memory is not None
         shared = isinstance(self.transport, SharedMemoryTransport)
         if self._greeted and shares != shared:
@@ -375,7 +375,7 @@ class ServerConnection:
         return shares
 
     def _shared_transport(self, own: SharedBlocks, descriptors: Sequence[int]) -> SharedMemoryTransport:
-        """Map the server's values; raise OSError on failure or if their descriptor did not arrive."""
+        """Map the server's values; raise OSError if this fails or no descriptor has arrived."""
         if not descriptors:
             raise OSError("the server's greeting came without the descriptor of its memory")
         values = SharedBlocks.receive(descriptors[0], self.codec.block_bytes, writable=False)

@@ -1,4 +1,4 @@
-"""A trainer's session with its servers: joining them and training over their data connections.
+"""A trainer's session with its servers: joining, data connections, and training steps.
 
 A trainer first joins every server, and receives the list of blocks that each server holds. Then it creates
 the objects of its session once, from the final plan.
@@ -123,7 +123,7 @@ def join(
 
 
 class Session(Replies):
-    """A trainer's session; modes use it as a `fleet.parameter_server.modes.Session`.
+    """A trainer's session; implements `fleet.parameter_server.modes.Session`.
 
     Parameters
     ----------
@@ -188,7 +188,7 @@ class Session(Replies):
         """Held while a mode sends a whole step, so that frames of another step cannot intervene."""
 
     def start(self, joined: "Sequence[control_pb2.JoinReply]") -> None:
-        """Connect to the servers and load their values; raises the same errors as `join`."""
+        """Connect to the servers and load their values; raise the same errors as `join`."""
         if self._shows_tables:
             progress.show_tables(self._heartbeat.tables.total)
         self._loop.start()
@@ -202,7 +202,7 @@ class Session(Replies):
         return agreement.agree(self.calls.ask_all, self.plan.endpoints, self.settings.deadline_seconds)
 
     def pull(self, restored: Sequence[str], steps: Sequence[int]) -> None:
-        """Load the servers' values; call this only between two steps.
+        """Load the servers' values. Call this only between two steps.
 
         Parameters
         ----------
@@ -222,7 +222,7 @@ class Session(Replies):
         self.take_values()
 
     def take_values(self) -> None:
-        """Overwrite this trainer's values with the servers' values."""
+        """Overwrite the parameters with the servers' values."""
         self.store.forget()
         self.request_values()
         self.wait_for_values()
@@ -230,7 +230,7 @@ class Session(Replies):
         self.rows.take_all()
 
     def complete(self) -> frozenset[int]:
-        """Complete this trainer on every server; return the trainers that all servers report as completed."""
+        """Tell every server that this trainer has completed; return the trainers completed on all of them."""
         self.check()
         if self._shows_tables:
             self._heartbeat.beat()  # the last chance to receive the sizes: the servers are about to end
@@ -246,7 +246,7 @@ class Session(Replies):
         )
 
     def close(self) -> None:
-        """End the session immediately; current and later waits and calls raise an error."""
+        """End the session immediately; waiting threads and later calls raise an error."""
         self.fail(
             FleetError(
                 "the session with the parameter servers has ended; anything that is on the servers, such as "
@@ -274,11 +274,11 @@ class Session(Replies):
             connection.stream.send(Kind.HYPER, self._hyper[1], step=step, more=True)
 
     def send_gradient(self, block: PlannedBlock, payload: memoryview) -> None:
-        """Enqueue a gradient, whose memory must not change until the servers have received it."""
+        """Enqueue a gradient. Its memory must not change until the servers have received it."""
         self.connections[block.server].transport.submit(Kind.GRAD, self._sending, block.id, payload)
 
     def end_step(self, absent: Iterable[PlannedBlock]) -> None:
-        """Announce the end of a step and the blocks that have no gradient in it."""
+        """Announce the end of a step, in which the `absent` blocks have no gradient."""
         by_server: dict[int, list[int]] = {}
         for block in absent:
             by_server.setdefault(block.server, []).append(block.id)
@@ -294,7 +294,7 @@ class Session(Replies):
         gradients: Mapping[int, memoryview],
         of_rows: OfRows = NO_ROWS,
     ) -> None:
-        """Enqueue a whole step: gradients by block and table. Any thread of the mode may call this."""
+        """Enqueue a whole step: its gradients by block and by table. Threads of the mode may call this."""
         with self._turn:
             self.begin_step(hyper_parameters, step)
             for block in self.plan.blocks:
@@ -305,7 +305,7 @@ class Session(Replies):
             self.end_step([block for block in self.plan.blocks if block.id not in gradients])
 
     def flush(self) -> None:
-        """Wait until the servers have received all enqueued data, so that the memory may change."""
+        """Wait until the servers have received all enqueued data, whose memory may then change."""
         log = WaitLog()
         for connection, mark in [(each, each.stream.send(Kind.CONFIRM)) for each in self._holders]:
             what = f"{connection.endpoint} to receive gradients"
@@ -316,7 +316,7 @@ class Session(Replies):
                     raise DeadlineExceededError(f"waited {waited:.0f} s for {what}")
 
     def request_values(self) -> None:
-        """Request each block's value; in modes with a common step, the value as of that step."""
+        """Request each block's value; in modes with a common step, the value as of this trainer's step."""
         self.check()
         with self._turn:
             self.expect_values(present=True, exactly=self.plan.has_common_step)
@@ -324,15 +324,15 @@ class Session(Replies):
                 connection.stream.send(Kind.PULL, step=self.step)
 
     def adopt_values(self, names: Iterable[str] | None = None) -> None:
-        """Copy the values that have arrived into all or the named parameters."""
+        """Copy arrived values into all or the given parameters."""
         self.store.adopt(self.unchanged, names)
 
     def wait_for_ends(self) -> None:
-        """Wait until no other trainer runs further steps; see `ServerCalls.wait_for_ends`."""
+        """Wait until no other trainer will run another step; see `ServerCalls.wait_for_ends`."""
         self.calls.wait_for_ends()
 
     def servers_wait_for(self) -> str:
-        """Describe what the servers are waiting for, as of the latest heartbeats; empty if nothing."""
+        """Describe what the servers wait for, according to the latest heartbeats; empty if nothing."""
         return self._heartbeat.waiting_for()
 
     def _look_for_silence(self) -> None:

@@ -1,4 +1,4 @@
-"""A trainer's training run, driven by a loop or by a program."""
+"""A training run of one trainer, driven by a loop or by a program."""
 
 import logging
 from collections.abc import Callable, Collection, Mapping
@@ -47,7 +47,7 @@ _log = logging.getLogger(__name__)
 
 
 class Trainer:
-    """A trainer's training run, in a session with the servers; see `Trainer.join`.
+    """A training run of one trainer, in a session with the servers; see `Trainer.join`.
 
     Parameters
     ----------
@@ -166,7 +166,7 @@ class Trainer:
         return self.session.step
 
     def start(self) -> None:
-        """Restore the trainer's part of a loaded checkpoint and start the mode."""
+        """Restore the trainer's part of the loaded checkpoint, if any, and start the mode."""
         self.checkpoints.restore_own_part()
         self.mode.start()
         self.flow.attach()
@@ -214,17 +214,17 @@ class Trainer:
         self.flow.step(scaling)
 
     def step_as_the_own(self) -> None:
-        """Run a step in place of the user's own optimizer, within that optimizer's hooks."""
+        """Run a step instead of the user's own optimizer, between that optimizer's step hooks."""
         self.flow.guard.replace(self.step)
 
     def settle(self) -> None:
-        """Send all unsent data from completed steps, and load the resulting values."""
+        """Send all data of completed steps that is unsent, and load the resulting values."""
         self.mode.settle()
         self.session.rows.wait()
         self.session.rows.adopt()
 
     def push(self) -> None:
-        """Overwrite the servers' values with those that the script has written to parameters.
+        """Overwrite the servers' values with the values that the script has written to the parameters.
 
         The values are sent block by block in control calls, which is fast enough for scripts that rarely
         write. As in a single process, the optimizer state, such as momentum, does not change.
@@ -257,7 +257,7 @@ class Trainer:
             self._push_alone()
 
     def _push_together(self) -> None:
-        """Give all trainers the first trainer's values; all that have not completed must call this."""
+        """Give all trainers the first trainer's values; every trainer must call this unless it completed."""
         session, blocks, trainer = self.session, self.plan.blocks, self.plan.trainer_id
         held = session.store.checksums()
         own = np.array([held[block.id] for block in blocks] + [trainer], dtype=np.int64)
@@ -282,7 +282,7 @@ class Trainer:
         session.take_values()
 
     def _push_alone(self) -> None:
-        """Overwrite the servers' values with this trainer's; the other trainers receive them later."""
+        """Overwrite the servers' values with this trainer's, which other trainers receive later."""
         store = self.session.store
         written = {name: each.detach().cpu().contiguous().clone() for name, each in store.parameters.items()}
         store.forget()
@@ -296,7 +296,7 @@ class Trainer:
         self.session.take_values()
 
     def _write(self, value_of: Callable[[int], memoryview]) -> None:
-        """Send every block's value, one at a time because each may be a copy."""
+        """Send all blocks' values one at a time, because each may need a copy."""
         for block in self.plan.blocks:
             value = value_of(block.id)
             self.session.calls.ask(
@@ -327,7 +327,7 @@ class Trainer:
         return self.checkpoints.save_numbered(folder, status, keep=keep, incremental=incremental)
 
     def submit_status(self, status: TrainStatus) -> None:
-        """Send the status of this trainer's script to the servers; see `TrainerCheckpoints.submit_status`.
+        """Send this trainer's script status to the servers; see `TrainerCheckpoints.submit_status`.
 
         Raises
         ------
@@ -367,7 +367,7 @@ class Trainer:
         return status
 
     def complete(self) -> frozenset[int]:
-        """Complete this trainer and let the servers continue; the module keeps its last values.
+        """Complete this trainer; the servers continue without it, and the module keeps its last values.
 
         Returns
         -------
@@ -396,7 +396,7 @@ class Trainer:
         return known
 
     def export(self, table_ids: Mapping[str, Any] | None = None) -> dict[str, Tensor]:
-        """Return the model in the format of a single process's ``load_state_dict``; see `named_state`.
+        """Return a state dict for one process's ``load_state_dict``; see `named_state`.
 
         The values are the servers' or, once this trainer has completed, those of the module.
 
@@ -418,7 +418,7 @@ class Trainer:
         return named_state(self._source, values) | rows_of_tables(self._source, table_ids or {})
 
     def fetch_state(self) -> dict[str, dict[str, Any]]:
-        """Fetch the optimizers' state from the servers, joined by parameter.
+        """Fetch the optimizer state of all parameters from the servers.
 
         Returns
         -------
@@ -432,17 +432,17 @@ class Trainer:
 
     @property
     def names(self) -> Mapping[Parameter, str]:
-        """The parameters' names in the program."""
+        """The names of the parameters in the program."""
         return {parameter: name for name, parameter in self._source.parameters.items()}
 
     def close(self) -> None:
-        """End without completing; the servers then treat this trainer as lost."""
+        """End the session without completing, so that servers treat this trainer as lost."""
         self.flow.detach()
         self.session.close()
         self.mode.close()
 
     def _check_dtypes(self) -> None:
-        """Check that the script has not converted parameters; see `check_dtype`."""
+        """Raise an error if the script has converted a parameter; see `check_dtype`."""
         self.session.store.check_dtypes()
         for name, weight in self._own_tables.items():
             check_dtype(name, weight, torch.float32)

@@ -1,4 +1,4 @@
-"""Flat memory: one tensor per dtype, with byte views for sockets.
+"""Flat memory for tensors: one tensor for each dtype, with byte views for sockets.
 
 Arenas are allocated once. A training step moves bytes from one arena, or from a gradient of autograd, to
 another arena without an intermediate copy.
@@ -24,14 +24,14 @@ Key = TypeVar("Key", bound=Hashable)
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """The dtype and shape of one tensor in an arena."""
+    """The dtype and shape of a tensor in an arena."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
 
 
 class Arena(Generic[Key]):
-    """Zero-initialized memory for tensors, one flat tensor per dtype.
+    """Zero-initialized memory for many tensors, allocated as one flat tensor for each dtype.
 
     Parameters
     ----------
@@ -56,13 +56,13 @@ class Arena(Generic[Key]):
         }
 
     def __getitem__(self, key: Key) -> Tensor:
-        """Return a tensor's view; repeated calls return the same object."""
+        """Return the tensor of a key; repeated calls return the same object."""
         return self._views[key]
 
 
 @dataclass(frozen=True, slots=True)
 class LazyBytes:
-    """Bytes of a frame that are read only when they are sent or resent.
+    """Payload bytes that are read only when they are sent or sent again.
 
     Without lazy reading, a value that may change at any time would have to be copied for each receiving
     trainer, and each copy would have to be kept until it is acknowledged.
@@ -85,14 +85,14 @@ class LazyBytes:
 
 
 def bytes_of(tensor: Tensor) -> memoryview:
-    """Return a view of the bytes of a contiguous CPU tensor."""
+    """Return a view of a contiguous CPU tensor's bytes."""
     if tensor.dtype is torch.float32 and tensor.numel():  # in a sixth of the time, several times in a step
         return memoryview(tensor.detach().numpy().data).cast("B")
     return memoryview(tensor.detach().view(-1).view(torch.uint8).numpy().data)
 
 
 def copy_bytes(source: memoryview, destination: memoryview) -> None:
-    """Copy bytes without holding the global interpreter lock.
+    """Copy bytes without holding the GIL.
 
     Raises
     ------
@@ -105,7 +105,7 @@ def copy_bytes(source: memoryview, destination: memoryview) -> None:
 
 
 def dtype_of(name: str) -> torch.dtype:
-    """Return the torch dtype with a name such as ``float32``."""
+    """Return the torch dtype with the given name, such as ``float32``."""
     dtype = getattr(torch, name)
     if not isinstance(dtype, torch.dtype):
         raise TypeError(f"{name!r} names no torch dtype")

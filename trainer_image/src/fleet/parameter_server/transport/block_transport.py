@@ -1,4 +1,4 @@
-"""The transport of blocks within a session; an extension point for other transports.
+"""The transport of blocks within a session, behind an interface for further transports.
 
 The frames about blocks always use the resumable stream, in order. The transport decides where a block's bytes
 are: after the frame's header (`StreamTransport`, over TCP or a Unix socket), or in memory that both ends
@@ -27,7 +27,7 @@ __all__ = ["BlockTransport", "Codec", "SharedMemoryTransport", "StreamTransport"
 
 
 class Codec:
-    """The conversion of blocks in one session; without a dtype, blocks are not converted.
+    """The conversion of a session's blocks between their own dtype and the dtype on the wire.
 
     Parameters
     ----------
@@ -68,7 +68,7 @@ class Codec:
         """The buffer in which converted blocks are received, one at a time."""
 
     def encode(self, block: int, content: memoryview | LazyBytes) -> memoryview | LazyBytes:
-        """Return the bytes to send for a block; a converted block is read only when it is sent."""
+        """Return the bytes to send for a block; a block that needs conversion is read only when sent."""
         own, short = self.converted.get(block), self._short
         if own is None:
             return content
@@ -85,7 +85,7 @@ class Codec:
         return LazyBytes(self.block_bytes[block], convert)
 
     def buffer_of(self, header: Header) -> memoryview | NotYet | None:
-        """Return the receive buffer for the payload of a header, or None if the payload is not a block.
+        """Return the receive buffer for a frame's payload, or None if the payload is not a block.
 
         Returns `NotYet` if the block's own memory, to which it will be converted, is not free.
         """
@@ -98,11 +98,11 @@ class Codec:
         return own
 
     def receive_buffer(self, block: int) -> memoryview:
-        """Return the buffer that receives a block's bytes."""
+        """Return the buffer that receives the bytes of a block."""
         return self._landing[: self.block_bytes[block]] if block in self.converted else self._own(block)
 
     def decode(self, block: int) -> None:
-        """Convert a block that has arrived, and write it to the block's own memory."""
+        """Convert a received block to its own dtype, and write it to its own memory."""
         if (own := self.converted.get(block)) is not None:
             landed = torch.frombuffer(self.receive_buffer(block), dtype=self._short)
             torch.frombuffer(self._own(block), dtype=own).copy_(landed)
@@ -115,13 +115,13 @@ class Codec:
 
 
 class BlockTransport(Protocol):
-    """One end of the transport of blocks. `register` and `poll` are called in frame order."""
+    """One end of a session's transport of blocks."""
 
     def register(self, block: int) -> memoryview:
-        """Return the receive buffer for the bytes of a block that follow a frame's header."""
+        """Return the buffer that receives the bytes of a block after a frame's header."""
 
     def submit(self, kind: Kind, step: int, block: int, content: memoryview | LazyBytes) -> None:
-        """Send a block; unless lazy, its bytes must not change until the peer has received the frame.
+        """Send a block. Unless lazy, its bytes must not change until the peer has received the frame.
 
         Parameters
         ----------
@@ -133,7 +133,7 @@ class BlockTransport(Protocol):
         """
 
     def poll(self, header: Header) -> memoryview | None:
-        """Accept a block whose frame has arrived; called for every frame about a block.
+        """Accept a block whose frame has arrived; called for every such frame.
 
         Returns
         -------
@@ -143,7 +143,7 @@ class BlockTransport(Protocol):
 
 
 class StreamTransport:
-    """A transport that sends each block after the header of its frame.
+    """A transport that sends a block as the payload of its frame.
 
     Parameters
     ----------
@@ -156,11 +156,11 @@ class StreamTransport:
         self._codec = codec
 
     def register(self, block: int) -> memoryview:
-        """Return the receive buffer of a block."""
+        """Return the buffer that receives a block."""
         return self._codec.receive_buffer(block)
 
     def submit(self, kind: Kind, step: int, block: int, content: memoryview | LazyBytes) -> None:
-        """Send a block's bytes after the frame's header."""
+        """Send a frame with a block as its payload."""
         if block in self._codec.converted:
             content = self._codec.encode(block, content)
         more = kind is Kind.GRAD  # the end of the step follows
@@ -174,7 +174,7 @@ class StreamTransport:
 
 
 class SharedMemoryTransport(StreamTransport):
-    """A transport that puts blocks in memory mapped by both ends; frames have no payload.
+    """A transport that passes blocks through memory shared by both ends; frames have no payload.
 
     Each end writes only to its own memory. It may overwrite a block there once the other end has received the
     block's frame and then answered the block: until then a mode may still have to sum the block, and the
@@ -208,7 +208,7 @@ class SharedMemoryTransport(StreamTransport):
         """For each block, the number of frames that the other end had received at its latest answer."""
 
     def submit(self, kind: Kind, step: int, block: int, content: memoryview | LazyBytes) -> None:
-        """Copy a block to this end's memory if its region is free; send the block's frame."""
+        """Copy a block to this end's shared memory if its region is free, then send the frame."""
         shared = content is self._own[block] or (
             self._copies and not isinstance(content, LazyBytes) and self._put(block, content)
         )
@@ -216,12 +216,12 @@ class SharedMemoryTransport(StreamTransport):
         self._submitted[block] = self._stream.send(kind, payload, shared=shared, step=step, block=block)
 
     def poll(self, header: Header) -> memoryview | None:
-        """Accept a block; return its bytes in the peer's memory, unless they followed the header."""
+        """Accept a block; return its bytes in the peer's memory, unless they were the frame's payload."""
         self._answered[header.block] = header.taken
         return self._theirs[header.block] if header.shared else super().poll(header)
 
     def _put(self, block: int, content: memoryview) -> bool:
-        """Copy a block to this end's memory; return False if the previous block may still be in use.
+        """Copy a block to this end's memory; return False if the peer may still read the previous one.
 
         A block of the wrong size is not copied either: sent as a payload, it is refused with an error that
         names it.

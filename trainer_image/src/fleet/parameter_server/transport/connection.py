@@ -1,4 +1,4 @@
-"""A data connection, which sends and receives frames concurrently after its handshake.
+"""A data connection: sends and receives frames concurrently after the handshake.
 
 Both ends work in the same way. `Connection` receives and delivers frames in the event loop's thread: many
 small frames in one kernel call, and a large payload directly into its receive buffer. It receives nothing
@@ -59,31 +59,31 @@ _log = logging.getLogger(__name__)
 
 
 class BrokenConnectionError(PeerLostError):
-    """The connection ended before the session did; the peer may still be alive."""
+    """The connection broke before the session ended; the peer may still be alive."""
 
 
 class Frame(NamedTuple):
-    """A received frame; its payload is empty if the bytes were written to a receive buffer."""
+    """A received frame; its payload is empty if its bytes were written to a receive buffer."""
 
     header: Header
     payload: bytes | memoryview = b""
 
 
 class OutgoingFrame(NamedTuple):
-    """A frame to send."""
+    """A frame to be sent."""
 
     header: Header
     payload: bytes | memoryview | LazyBytes
 
 
 class End(NamedTuple):
-    """The end of a connection: None if normal, otherwise an error."""
+    """The end of a connection: with an error, or None after a normal end."""
 
     error: FleetError | None
 
 
 class NotYet(NamedTuple):
-    """The result of a `BufferOf` for a frame that must wait, for example for a free buffer.
+    """The result of a `BufferOf` whose frame must wait, for example until a buffer is free.
 
     Attributes
     ----------
@@ -111,14 +111,14 @@ After `NotYet`, it is called again for the same header.
 
 @dataclass(frozen=True, slots=True)
 class Directions:
-    """Both directions of a connection after the handshake."""
+    """The protocol states of a connection's two directions after the handshake."""
 
     sending: Conversation
     receiving: Conversation
 
 
 class Connection:
-    """A data connection after its handshake.
+    """A data connection, from the end of the handshake until it is closed.
 
     Parameters
     ----------
@@ -193,11 +193,11 @@ class Connection:
 
     @property
     def frames_sent(self) -> int:
-        """The number of frames passed, or about to be passed, to the kernel; they may not have arrived."""
+        """The number of frames given to the kernel, or about to be; they may not have arrived."""
         return self._outgoing.frames_sent
 
     def start(self) -> None:
-        """Start sending and receiving unless the connection has already been finished."""
+        """Start to send and receive, unless the connection has already been finished."""
         with self._starting:
             if self._finishing:
                 return
@@ -206,7 +206,7 @@ class Connection:
         self._loop.call(self._begin)
 
     def resume(self) -> None:
-        """Request the receive buffer again after `NotYet`; any thread may call this."""
+        """Request a receive buffer again after `NotYet`. Any thread may call this."""
         self._loop.call(self._ask_again)
 
     def bytes_moved(self) -> BytesMoved | None:
@@ -214,11 +214,11 @@ class Connection:
         return bytes_moved(self._socket)
 
     def hang_up(self) -> None:
-        """End the connection as if it had broken; an `End` is delivered."""
+        """Shut down the connection as if it had broken; an `End` is delivered."""
         hang_up(self._socket)
 
     def finish(self, timeout_seconds: float) -> None:
-        """Send all queued frames, let the peer read them, and close; drop frames that arrive meanwhile."""
+        """Send all queued frames and close after the peer has read them; drop frames that still arrive."""
         with self._starting:
             self._finishing = True
         self._outgoing.refuse()
@@ -229,7 +229,7 @@ class Connection:
         self.close()
 
     def close(self) -> None:
-        """Close immediately; an `End` is delivered unless one has been delivered before.
+        """Close the connection immediately; deliver an `End` unless one was delivered before.
 
         Raises
         ------
@@ -255,7 +255,7 @@ class Connection:
 
     @property
     def _is_own_thread(self) -> bool:
-        """True if this connection waits for the calling thread, which therefore must not wait for it."""
+        """True if this connection waits for the calling thread, so that waiting for it would deadlock."""
         return threading.get_ident() in (self._loop.ident, self._worker)
 
     # The methods below are called by the loop's thread, except `_work`.
@@ -265,7 +265,7 @@ class Connection:
         self._serve()  # TLS may hold received bytes already
 
     def _serve(self, events: int = READ) -> None:
-        """Send and receive as far as the socket is ready."""
+        """Send and receive as much as the socket allows now."""
         if events & WRITE and self._outgoing.blocked:
             self._outgoing.unblock()
         if events & READ and not self._paused and not self._closed:
@@ -277,7 +277,7 @@ class Connection:
             self._watch()
 
     def _watch(self) -> None:
-        """Watch the socket for the events that this connection is waiting for."""
+        """Watch the socket for the events that the connection needs next."""
         reads = not self._paused and (not self._ended or self._finishing) and not self._gone.is_set()
         events = 0 if self._closed else (READ if reads else 0) | (WRITE if self._outgoing.blocked else 0)
         if events != self._watched:
@@ -285,7 +285,7 @@ class Connection:
             self._loop.watch(self._socket, before, events, self._serve)
 
     def _read(self) -> None:
-        """Receive and deliver the data that has arrived."""
+        """Receive the available data and deliver its frames."""
         buffer, begin, end, received = self._loop.buffer, 0, len(self._rest), 0
         buffer[:end] = self._rest
         self._rest = b""
@@ -320,7 +320,7 @@ class Connection:
         self._rest = bytes(buffer[begin:end]) if not self._ended else b""
 
     def _take_frames(self, begin: int, end: int) -> int:
-        """Deliver the frames in the loop's buffer; return the position of the first unused byte."""
+        """Deliver the frames in the loop's buffer; return the offset of the first unused byte."""
         buffer = self._loop.buffer
         while not self._paused and not self._ended:
             header = self._header
@@ -360,14 +360,14 @@ class Connection:
         return begin
 
     def _wait_for_buffer(self, landing: NotYet) -> None:
-        """Stop receiving until a buffer may be free."""
+        """Stop receiving until a receive buffer may be free."""
         self._paused = True
         if landing.seconds is not None and not self._timed:
             self._timed = True
             self._loop.call_later(landing.seconds, self._time_out)
 
     def _receive(self, wanted: memoryview, kept: int) -> int:
-        """Receive into memory; return 0 if no data has arrived."""
+        """Receive into memory; return the number of bytes, or 0 if none are available."""
         try:
             count = self._socket.recv_into(wanted)
             if not count:
@@ -387,7 +387,7 @@ class Connection:
         )
 
     def _explain(self, raised: BaseException) -> FleetError:
-        """Return the error for a callback's exception, which may be an OSError from a user's optimizer."""
+        """Convert a callback's exception, such as an OSError from a user's optimizer, to a FleetError."""
         if isinstance(raised, FleetError):
             return raised
         _log.warning("a frame of %s could not be taken", self._peer, exc_info=raised)
@@ -397,7 +397,7 @@ class Connection:
         )
 
     def _work(self, work: Work) -> None:
-        """Process a frame in a thread of the pool."""
+        """Handle a frame in a thread of the pool."""
         self._worker = threading.get_ident()
         raised: BaseException | None = None
         try:
@@ -427,7 +427,7 @@ class Connection:
         self._ask_again()
 
     def _end(self, error: FleetError | None) -> None:
-        """Deliver the end of the connection; drop all data that the peer still sends."""
+        """Deliver the end of the connection; then discard all data that the peer still sends."""
         if self._ended:
             return
         self._ended = True
@@ -454,7 +454,7 @@ class Connection:
             self._watch()
 
     def _discard(self) -> None:
-        """Drop received bytes until the peer closes.
+        """Discard received bytes until the peer closes.
 
         Closing a socket with unread bytes resets the connection, and after a reset the peer could not read an
         error that this end has sent.
@@ -470,7 +470,7 @@ class Connection:
             self._end(raised)
 
     def _close(self) -> None:
-        """Deliver the end and close the socket once no thread is processing a frame."""
+        """Deliver the end and close the socket, once no thread handles a frame."""
         self._closing = True
         if self._worker or self._outgoing.in_pool or self._closed:
             return
@@ -485,7 +485,7 @@ class Connection:
 
 
 class Outgoing:
-    """The outgoing direction of a connection.
+    """The sending direction of a connection.
 
     Parameters
     ----------
@@ -551,7 +551,7 @@ class Outgoing:
         """The buffer for lazy bytes, allocated on first use."""
 
     def send(self, *frames: OutgoingFrame) -> None:
-        """Send frames without waiting; unless lazy, a payload must not change until the kernel has it."""
+        """Send frames without blocking. Unless lazy, a payload must not change until the kernel has it."""
         with self._lock:
             if self._finishing or self.has_failed:
                 return
@@ -582,7 +582,7 @@ class Outgoing:
                     raise
 
     def flush(self) -> None:
-        """Pass queued bytes to the kernel; called only by the thread that has set `_flushing`."""
+        """Give queued bytes to the kernel. Only the thread that has set `_flushing` may call this."""
         sent = 0
         try:
             while self._leaving or self._gather():
@@ -597,25 +597,25 @@ class Outgoing:
             self._fail(raised)
 
     def unblock(self) -> None:
-        """Continue sending once the kernel accepts bytes again; called by the loop's thread."""
+        """Continue to send when the kernel accepts bytes again. Called by the loop's thread."""
         self._flushing, self.blocked = True, False  # in this order: `send` must always see one of them
         self.flush()
 
     def finish(self) -> None:
-        """End this direction after the queued frames; called by the loop's thread, after `refuse`."""
+        """Close this direction after the queued frames. Called by the loop's thread after `refuse`."""
         with self._lock:
             idle = not self._flushing and not self.blocked
         if idle:
             self._end()
 
     def refuse(self, *, now: bool = False) -> None:
-        """Drop all later frames and, if `now` is True, also the queued frames."""
+        """Drop all later frames; if `now` is True, drop the queued frames as well."""
         with self._lock:
             self._finishing = True
             self.has_failed |= now
 
     def _send_answers(self) -> None:
-        """Pass the frames that a handler has queued to the kernel; called by the loop's thread."""
+        """Give the frames that a handler has queued to the kernel. Called by the loop's thread."""
         try:
             with self._lock:
                 if not self._has_large and len(self._queue) <= _BATCH:
@@ -628,7 +628,7 @@ class Outgoing:
         self.flush()
 
     def _send_small(self) -> None:
-        """Pass the queued frames, all small, to the kernel in one call; the caller holds the lock."""
+        """Give the queued frames, all of them small, to the kernel in one call. The caller holds the lock."""
         whole, taken, blocks = b"".join(self._queue), 0, False  # type: ignore[arg-type]  # all are bytes
         self.frames_sent += len(self._queue)
         self._queue.clear()
@@ -648,12 +648,12 @@ class Outgoing:
             self._flushing = False
 
     def _flush_lazily(self) -> None:
-        """Pass queued bytes to the kernel, reading lazy bytes; called by a thread of the pool."""
+        """Read lazy bytes and give queued bytes to the kernel. Called by a thread of the pool."""
         self.flush()
         self._loop.call(self._changed)
 
     def _gather(self) -> bool:
-        """Move the buffers for the next kernel call from the queue to `_leaving`; this reads lazy bytes.
+        """Move buffers for the next kernel call from the queue to `_leaving`, and read lazy bytes.
 
         Returns False if this thread has nothing left to send.
         """
@@ -688,7 +688,7 @@ class Outgoing:
         return bool(leaving) or self._has_more()
 
     def _has_more(self) -> bool:
-        """Gather frames that were queued meanwhile; if there are none, end the flush and return False."""
+        """Gather frames that were queued meanwhile; if there are none, stop flushing and return False."""
         if self._tls is not None:
             self._tls.flush()
         with self._lock:
@@ -703,7 +703,7 @@ class Outgoing:
         return self._flushing and self._gather()
 
     def _pass_on(self) -> int:
-        """Pass bytes to the kernel; return how many it has accepted."""
+        """Give bytes to the kernel; return the number of bytes that it accepted."""
         leaving, first = self._leaving, 0
         taken = rest = self._socket.sendmsg(leaving)
         progress.count("bytes_sent", taken)
@@ -726,7 +726,7 @@ class Outgoing:
         self.flushed.set()
 
     def _fail(self, raised: BaseException) -> None:
-        """End the connection after an error or signal while sending: part of a frame may be missing."""
+        """End the connection after an error during sending, because a frame may have been sent in part."""
         self.has_failed = True
         if isinstance(raised, FleetError):  # the protocol forbids a frame of this end
             self.refusal = raised

@@ -1,4 +1,4 @@
-"""The event loop of a process's data connections: one thread, and a pool for long work.
+"""The event loop for all data connections of a process: one thread, and a pool for long work.
 
 One thread waits for all sockets, so that the number of threads does not depend on the number of connections.
 It must never wait for anything else: work that takes long, or may wait for another thread, is submitted to
@@ -31,7 +31,7 @@ _log = logging.getLogger(__name__)
 
 
 class WorkPool:
-    """A pool of threads for long work.
+    """A pool of threads for work that takes long.
 
     Parameters
     ----------
@@ -52,11 +52,11 @@ class WorkPool:
             thread.start()
 
     def submit(self, work: Callable[[], None]) -> None:
-        """Queue a function, which must not raise."""
+        """Queue a function for the pool. The function must not raise."""
         self._queue.put(work)
 
     def close(self) -> None:
-        """Make the threads end after the queued work; do not wait for them."""
+        """Let the threads end after the queued work, without waiting for them."""
         for _ in self._threads:
             self._queue.put(None)
 
@@ -67,7 +67,7 @@ class WorkPool:
 
 
 class EventLoop:
-    """A thread that waits for sockets and calls their handlers, with a pool of threads for long work.
+    """A thread that calls the handlers of ready sockets, with a pool of threads for long work.
 
     Parameters
     ----------
@@ -102,7 +102,7 @@ class EventLoop:
         self._thread = threading.Thread(target=self._run, name="fleet-io", daemon=True)
 
     def start(self) -> None:
-        """Start the threads; calls and work may have been queued before."""
+        """Start the threads, which also run calls and work that were queued before."""
         self._selector = selectors.DefaultSelector()
         self._wakes, self._woken = socket.socketpair()
         for each in (self._wakes, self._woken):
@@ -111,7 +111,7 @@ class EventLoop:
         self._thread.start()
 
     def close(self) -> None:
-        """End the threads after the queued calls and work; the caller must close the connections first."""
+        """End the threads after all queued calls and work. The caller must first close the connections."""
         if self._thread.is_alive() and not self._closing:
             self._closing = True
             self._wake()
@@ -119,7 +119,7 @@ class EventLoop:
             self._pool.close()
 
     def wait_for(self, event: threading.Event, timeout_seconds: float) -> bool:
-        """Wait until the loop sets an event or ends; return False if the timeout expires.
+        """Wait until the loop's thread sets an event or ends; return False after a timeout.
 
         Not in the loop's thread.
         """
@@ -130,19 +130,19 @@ class EventLoop:
         return True
 
     def call(self, function: Callable[[], None]) -> None:
-        """Queue a function for the loop's thread to call; any thread may call this."""
+        """Queue a function that the loop's thread calls. Any thread may call this method."""
         self._calls.append(function)
         if self._asleep:
             self._wake()
 
     def call_later(self, seconds: float, function: Callable[[], None]) -> None:
-        """Call a function after some seconds; only the loop's thread may call this."""
+        """Call a function after a delay in seconds. Only the loop's thread may call this method."""
         heapq.heappush(self._timers, (time.monotonic() + seconds, next(self._numbers), function))
 
     def watch(
         self, connected: socket.socket, before: int, events: int, handler: Callable[[int], None]
     ) -> None:
-        """Set the events to watch a socket for; only the loop's thread may call this.
+        """Set the events for which a socket is watched. Only the loop's thread may call this method.
 
         Parameters
         ----------

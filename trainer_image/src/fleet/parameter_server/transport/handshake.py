@@ -1,4 +1,4 @@
-"""A server's data ports and the handshake of each new data connection.
+"""A server's data ports, and the handshake on each new data connection.
 
 ::
 
@@ -84,7 +84,7 @@ _log = logging.getLogger(__name__)
 
 
 class NotGreetedError(TimeoutError):
-    """The server accepted a connection but sent no greeting in time; it may be busy with a step."""
+    """The server accepted a connection but did not send a greeting in time, perhaps because it is busy."""
 
 
 def greet(
@@ -99,7 +99,7 @@ def greet(
     key: bytes = b"",
     row_bytes: Mapping[int, int] = NO_TABLES,
 ) -> tuple[Directions, Hello]:
-    """Perform a trainer's side of the handshake.
+    """Perform the trainer's side of the handshake.
 
     Parameters
     ----------
@@ -159,25 +159,25 @@ def greet(
 
 
 class Resumable(Protocol):
-    """The interface of a server's session with one trainer, implemented by `server.TrainerSession`."""
+    """A server's session with a trainer, as the handshake sees it; see `server.TrainerSession`."""
 
     @property
     def block_bytes(self) -> Mapping[int, int]:
-        """The size in bytes of each block on the wire."""
+        """The size of each block on the wire, in bytes."""
 
     @property
     def row_bytes(self) -> Mapping[int, int]:
-        """The size in bytes of a row of each table."""
+        """The size of a row of each table on the wire, in bytes."""
 
     def resume(self, caller: "Caller") -> None:
-        """Resume on a new connection: answer the caller, or raise the reason for refusing it."""
+        """Resume the session on a new connection: answer the caller, or raise the reason for a refusal."""
 
     def refused(self) -> None:
         """Record that the trainer has received an error."""
 
 
 class Caller:
-    """A trainer that has sent its greeting and is waiting for the server's answer.
+    """A trainer that has sent its greeting and waits for the server's answer.
 
     Parameters
     ----------
@@ -207,7 +207,7 @@ class Caller:
         self._receiving = receiving
 
     def check_waiting(self) -> None:
-        """Check that the trainer is still waiting, because an earlier frame may have delayed the answer.
+        """Raise an error if the trainer has stopped waiting for the answer.
 
         Raises
         ------
@@ -224,7 +224,7 @@ class Caller:
         descriptors: Sequence[int],
         row_bytes: Mapping[int, int] = NO_TABLES,
     ) -> Directions:
-        """Send the server's greeting, with the descriptor of the server's memory if it is shared.
+        """Send the server's greeting, with a descriptor of the server's memory if memory is shared.
 
         Raises
         ------
@@ -241,7 +241,7 @@ class Caller:
 def accept(
     connected: socket.socket, find: Callable[[Identity], Resumable], half_open: HalfOpen, key: bytes
 ) -> None:
-    """Perform a server's side of the handshake, and resume a session on the connection.
+    """Perform the server's side of the handshake, and resume the trainer's session on the connection.
 
     Parameters
     ----------
@@ -288,7 +288,7 @@ def accept(
 
 
 class DataPorts:
-    """A server's TCP port and its Unix socket for processes on the same host.
+    """The TCP port of a server, and a Unix socket for processes on the same host.
 
     Parameters
     ----------
@@ -335,7 +335,7 @@ class DataPorts:
         self._closing = False
 
     def start(self) -> None:
-        """Bind the ports and start accepting connections.
+        """Bind the ports and start to accept connections.
 
         Raises
         ------
@@ -355,7 +355,7 @@ class DataPorts:
             threading.Thread(target=self._accept, args=(each,), name="fleet-accept", daemon=True).start()
 
     def close(self) -> None:
-        """Stop accepting connections; safe to repeat."""
+        """Stop accepting connections. May be called repeatedly."""
         self._closing = True
         for listener in self._listeners:
             hang_up(listener)
@@ -402,7 +402,7 @@ class DataPorts:
 
 
 def send_with(connection: socket.socket, payload: bytes, descriptors: Sequence[int]) -> None:
-    """Send at least one byte together with copies of descriptors.
+    """Send bytes together with copies of file descriptors.
 
     Raises
     ------
@@ -417,7 +417,7 @@ def send_with(connection: socket.socket, payload: bytes, descriptors: Sequence[i
 
 
 def receive_with(connection: socket.socket, destination: memoryview) -> list[int]:
-    """Receive bytes until `destination` is full; return the descriptors that came with them, at most one.
+    """Receive bytes until `destination` is full; return the file descriptor that came with them, if any.
 
     The caller must close the descriptors.
 
@@ -452,7 +452,7 @@ def receive_with(connection: socket.socket, destination: memoryview) -> list[int
 
 
 def _prove_to_server(connected: socket.socket, key: bytes) -> None:
-    """Prove that this trainer has the key; check the server's proof before sending any other data."""
+    """Prove to the server that this trainer has the key, and check the server's proof in turn."""
     challenge, answer = _receive(connected, CHALLENGE_BYTES), secrets.token_bytes(CHALLENGE_BYTES)
     send_all(connected, [answer, greeting_mac(key, Side.TRAINER, challenge, answer)])
     expected = greeting_mac(key, Side.SERVER, challenge, answer)
@@ -461,7 +461,7 @@ def _prove_to_server(connected: socket.socket, key: bytes) -> None:
 
 
 def _check_caller(connected: socket.socket, key: bytes) -> None:
-    """Check the caller's proof that it has the key, then prove that this server has it too."""
+    """Check the caller's proof that it has the key, and prove the same to the caller."""
     challenge = secrets.token_bytes(CHALLENGE_BYTES)
     send_all(connected, [challenge])
     answer, mac = _receive(connected, CHALLENGE_BYTES), _receive(connected, MAC_BYTES)
@@ -477,7 +477,7 @@ def _receive(connected: socket.socket, count: int) -> bytes:
 
 
 def _first_header(connected: socket.socket) -> Header:
-    """Receive a header; recognize a peer with another protocol by its first bytes."""
+    """Receive the first header; reject a peer with another protocol after the first bytes."""
     buffer = memoryview(bytearray(HEADER_BYTES))
     receive_exactly(connected, buffer[:4])
     read_header(buffer[:4])
@@ -490,7 +490,7 @@ def _first_header(connected: socket.socket) -> Header:
 
 @contextlib.contextmanager
 def _payload_of(connected: socket.socket, header: Header) -> Iterator[tuple[bytes, Sequence[int]]]:
-    """Receive a payload and its descriptors; close the descriptors at the end of the block."""
+    """Yield a frame's payload and file descriptors; close the descriptors at the end of the block."""
     payload = memoryview(bytearray(header.payload_bytes))
     descriptors = receive_with(connected, payload)
     try:

@@ -1,4 +1,4 @@
-"""Memory shared by two processes on one host, with a region for each block of a server.
+"""Memory that two processes on one host share, with a region for each block.
 
 The memory is an anonymous file (memfd). One process passes its descriptor to the other over a Unix socket.
 The file is sealed against shrinking, so that no later access to the mapping can fail. Both ends compute the
@@ -25,7 +25,7 @@ _ALIGNMENT_BYTES: Final = 64
 
 
 class SharedBlocks:
-    """Mapped memory with a region for each block, unmapped once nothing refers to it.
+    """A memory mapping with a region for each block; it is unmapped when nothing refers to it.
 
     Parameters
     ----------
@@ -54,7 +54,7 @@ class SharedBlocks:
 
     @classmethod
     def create(cls, block_bytes: Mapping[int, int]) -> "SharedBlocks":
-        """Return zeroed memory that another process may map; the object owns the descriptor.
+        """Allocate zeroed memory that another process can map; the object owns the file descriptor.
 
         Raises
         ------
@@ -76,7 +76,7 @@ class SharedBlocks:
 
     @classmethod
     def receive(cls, descriptor: int, block_bytes: Mapping[int, int], *, writable: bool) -> "SharedBlocks":
-        """Map another process's memory by its descriptor, which the caller closes.
+        """Map another process's memory from a file descriptor, which the caller still has to close.
 
         Raises
         ------
@@ -98,11 +98,11 @@ class SharedBlocks:
         return cls(descriptor, block_bytes, writable=writable)
 
     def __getitem__(self, block: int) -> memoryview:
-        """Return the region of a block; repeated calls return the same object."""
+        """Return the memory region of a block; repeated calls return the same object."""
         return self._regions[block]
 
     def tensors(self, extents: Mapping[int, Extent]) -> dict[int, Tensor]:
-        """Return the blocks as tensors in this memory, which must be writable."""
+        """Return the blocks as tensors in this memory. The memory must be writable."""
         return {
             block: torch.frombuffer(self._regions[block], dtype=extent.dtype).view(extent.shape)
             if self._regions[block]
@@ -112,7 +112,7 @@ class SharedBlocks:
 
 
 def _lay_out(block_bytes: Mapping[int, int]) -> tuple[dict[int, int], int]:
-    """Return each block's offset and the size of the memory."""
+    """Return the offset of each block, and the total size of the memory."""
     begins: dict[int, int] = {}
     end = 0
     for block, length in sorted(block_bytes.items()):

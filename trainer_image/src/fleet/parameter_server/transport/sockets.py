@@ -1,4 +1,4 @@
-"""The sockets of the data plane: opening, configuring, ending, and closing them in forked children.
+"""Sockets for data connections: how they are opened, configured, read, written and closed.
 
 A connection's socket is blocking, with timeouts, until the end of the handshake; then an event loop serves it
 without blocking. Any thread may end a connection with `hang_up`, which wakes a thread or an event loop that
@@ -59,14 +59,14 @@ class ConnectionEndedError(ConnectionError):
 
 
 class BytesMoved(NamedTuple):
-    """The number of bytes that a connection's peer has acknowledged, and the number received from it."""
+    """The numbers of bytes that the peer of a connection has acknowledged and sent."""
 
     acknowledged: int
     received: int
 
 
 def bind_address(host: str) -> str:
-    """Return the address to bind so that peers can reach this process at `host`; empty for all interfaces.
+    """Return the address to bind so that peers reach this process at `host`; empty for all interfaces.
 
     An address of this machine is returned unchanged. Traffic to a name, or to an address of another machine,
     may be redirected on its way into this container, so the result is then every interface.
@@ -84,7 +84,7 @@ def bind_address(host: str) -> str:
 
 
 def reachable_address(host: str, *, by_all: bool) -> str:
-    """Return the result of `bind_address`, or a loopback address if that would admit unauthenticated hosts.
+    """Return the address to bind; only a loopback address if unauthenticated hosts could connect otherwise.
 
     Parameters
     ----------
@@ -105,7 +105,7 @@ def reachable_address(host: str, *, by_all: bool) -> str:
 
 
 def listen(address: str, port: int = 0) -> socket.socket:
-    """Listen on an address from `bind_address`; for port 0, the system chooses a port."""
+    """Listen on an address from `bind_address`; the system chooses the port if `port` is 0."""
     if address:
         return own(socket.create_server((address, port), family=_family(address), backlog=_BACKLOG))
     if socket.has_dualstack_ipv6():
@@ -130,7 +130,7 @@ def dial(host: str, port: int, *, timeout_seconds: float, buffer_bytes: int | No
 
 
 def tune(connection: socket.socket, buffer_bytes: int | None) -> None:
-    """Configure a connected socket: no delay, buffer sizes, and closing in forked children."""
+    """Configure a connected socket: no delay, its buffer sizes, and closing in forked children."""
     own(connection)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     if _stays_on_this_machine(connection):
@@ -143,7 +143,7 @@ def tune(connection: socket.socket, buffer_bytes: int | None) -> None:
 
 
 def listen_here() -> tuple[socket.socket, str]:
-    """Listen on a Unix socket that only this host's processes can reach; return the socket and its name.
+    """Listen on a Unix socket for processes on this host; return the socket and its name.
 
     Raises
     ------
@@ -162,7 +162,7 @@ def listen_here() -> tuple[socket.socket, str]:
 
 
 def dial_here(name: str, *, timeout_seconds: float, buffer_bytes: int | None) -> socket.socket:
-    """Connect to a Unix socket on this host by name.
+    """Connect to the Unix socket with a given name on this host.
 
     Raises
     ------
@@ -185,7 +185,7 @@ def dial_here(name: str, *, timeout_seconds: float, buffer_bytes: int | None) ->
 
 
 def check_user(connection: socket.socket) -> None:
-    """Check that the peer of a Unix socket runs as this process's user.
+    """Raise an error unless the peer of a Unix socket runs as the same user as this process.
 
     Raises
     ------
@@ -234,7 +234,7 @@ def receive_exactly(connection: socket.socket, destination: memoryview) -> None:
 
 
 def send_all(connection: socket.socket, buffers: Sequence[bytes | memoryview]) -> None:
-    """Send every byte of the buffers in order, without joining the buffers.
+    """Send all bytes of the buffers, in order and without joining the buffers.
 
     Raises
     ------
@@ -253,13 +253,13 @@ def send_all(connection: socket.socket, buffers: Sequence[bytes | memoryview]) -
 
 
 def hang_up(connection: socket.socket) -> None:
-    """End both directions, which wakes any thread or loop that waits for the socket; safe to repeat."""
+    """Shut down both directions, which wakes any thread or loop that waits for the socket."""
     with contextlib.suppress(OSError):
         connection.shutdown(socket.SHUT_RDWR)
 
 
 def is_given_up(connection: socket.socket) -> bool:
-    """Return, without waiting, whether the peer has closed a connection that has no unread data."""
+    """Return, without blocking, whether the peer has closed a connection on which no data is unread."""
     timeout_seconds = connection.gettimeout()
     connection.setblocking(False)
     try:
@@ -273,7 +273,7 @@ def is_given_up(connection: socket.socket) -> bool:
 
 
 def bytes_moved(connection: socket.socket) -> BytesMoved | None:
-    """Return the bytes that a connection has transferred, including partial frames, or None if unknown."""
+    """Return the bytes that a connection has transferred, partial frames included, or None if unknown."""
     option = getattr(socket, "TCP_INFO", None)
     if option is None:
         return None

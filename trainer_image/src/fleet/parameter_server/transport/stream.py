@@ -1,4 +1,4 @@
-"""A resumable stream: a session's frames in both directions, over successive connections.
+"""A resumable stream: all frames of a session, carried by one connection after another.
 
 A connection may break while both processes are alive. So a frame stays in the unacknowledged queue until the
 other end is known to have it: every header has the number of frames that its sender has received. A later
@@ -50,11 +50,11 @@ _FINAL: Final[Mapping[Side, frozenset[Kind]]] = {
 
 
 class StreamEndedError(FleetError):
-    """The session was closed at this end and needs no further connection."""
+    """The session has been closed at this end and needs no further connection."""
 
 
 class ResumableStream:
-    """One end of a session's resumable stream.
+    """One end of the resumable stream of a session.
 
     Parameters
     ----------
@@ -130,7 +130,7 @@ class ResumableStream:
         shared: bool = False,
         more: bool = False,
     ) -> int:
-        """Send a frame without waiting; unless lazy, its payload must not change until the peer has it.
+        """Send a frame without blocking. Unless lazy, its payload must not change until the peer has it.
 
         A frame after the final frame of a session, such as an error, is dropped: other threads may not know
         yet that the session has ended.
@@ -169,12 +169,12 @@ class ResumableStream:
             return self._acknowledged + len(self._unacknowledged)
 
     def wait_until_taken(self, count: int, timeout_seconds: float) -> bool:
-        """Wait until the peer has the first `count` frames; return False if the timeout expires."""
+        """Wait until the peer has received the first `count` frames; return False after a timeout."""
         with self._changed:
             return self._changed.wait_for(lambda: self._acknowledged >= count, timeout_seconds)
 
     def attach(self, connected: socket.socket, directions: Directions, acknowledged: int) -> int:
-        """Continue on a new connection after its handshake; the previous one must have been fenced.
+        """Continue on a new connection after its handshake. The previous one must have been fenced.
 
         Parameters
         ----------
@@ -219,12 +219,12 @@ class ResumableStream:
         return again
 
     def fence(self) -> None:
-        """End the current connection and wait until none of its frames is being delivered."""
+        """End the current connection, and wait until its last frame has been handled."""
         if (current := self._connection) is not None:
             current[0].close()
 
     def resume(self) -> None:
-        """Request a receive buffer again after `NotYet`; any thread may call this."""
+        """Request a receive buffer again after `NotYet`. Any thread may call this."""
         if (current := self._connection) is not None:
             current[0].resume()
 
@@ -234,7 +234,7 @@ class ResumableStream:
         return current[0].bytes_moved() if current is not None else None
 
     def hang_up(self) -> None:
-        """End the current connection as if it had broken."""
+        """Shut down the current connection as if it had broken."""
         if (current := self._connection) is not None:
             current[0].hang_up()
 
@@ -258,7 +258,7 @@ class ResumableStream:
             connection.close()
 
     def _take(self, event: Frame | End) -> Work | None:
-        """Deliver a frame or an end; count a frame as received before sending any answer to it."""
+        """Deliver a frame or an end; a frame counts as received before an answer to it is sent."""
         if isinstance(event, End):
             self._take_end(event)
             return None
@@ -271,7 +271,7 @@ class ResumableStream:
         return self._deliver(event)
 
     def _take_end(self, end: End) -> None:
-        """Deliver the end of a connection, then drop the reference to the connection.
+        """Deliver the end of a connection, then forget the connection.
 
         The order matters: `fence` keeps the next connection waiting until this connection's end is delivered.
         """
@@ -293,7 +293,7 @@ class ResumableStream:
             return self._connection[0] if self._connection is not None else None
 
     def _acknowledge(self, count: int) -> None:
-        """Drop the frames that the peer has received; the caller holds the lock."""
+        """Drop the frames that the peer has acknowledged. The caller holds the lock."""
         sent = self._acknowledged + len(self._unacknowledged)
         if count > sent:
             raise RemoteProtocolError(
@@ -311,7 +311,7 @@ class ResumableStream:
 
 
 class Arrivals:
-    """Detects data that arrives on a stream and so shows that the peer is alive.
+    """Detects the arrival of data on a stream, which shows that the peer is alive.
 
     The work whose results a peer sends may starve the peer's heartbeat. Within a large frame, the system's
     count of received bytes shows progress, if the system has such a count.
@@ -335,7 +335,7 @@ class Arrivals:
 
 
 class SilenceWatchdog:
-    """Ends a connection if nothing, not even the reply to a probe, arrives for too long.
+    """Ends a connection on which nothing, not even the reply to a probe, has arrived for too long.
 
     It works only if the system counts transferred bytes, which are the only sign of progress within a large
     frame.
@@ -382,5 +382,5 @@ class SilenceWatchdog:
 
 
 def _is_alive(before: BytesMoved, now: BytesMoved) -> bool:
-    """Return whether the peer itself sent or acknowledged data; replies to probes do not count."""
+    """Return whether the peer has sent any data, or has acknowledged more than a probe."""
     return now.received != before.received or now.acknowledged - before.acknowledged > _PROBE_BYTES

@@ -1,4 +1,4 @@
-"""TLS over a connected socket; one thread may send while another receives.
+"""TLS on a connected socket; one thread may send while another one receives.
 
 Two threads must not use OpenSSL's state of a connection concurrently, and a thread that waits inside OpenSSL
 would block the other one. So OpenSSL never uses the socket: it encrypts and decrypts in memory, under a lock.
@@ -45,11 +45,11 @@ _NO_TLS: Final = frozenset(
 
 
 class TlsError(ConnectionError):
-    """No encrypted connection to the peer is possible; the message gives the reason."""
+    """The peer cannot be reached over TLS; the message gives the reason."""
 
 
 class TlsSocket(socket.socket):
-    """An encrypted connection over a connected socket, which it owns.
+    """A TLS connection on a connected socket, which it owns.
 
     Call `handshake` first, and then only `recv_into` and `sendmsg`: the other methods of a socket would send
     and receive plaintext.
@@ -112,7 +112,7 @@ class TlsSocket(socket.socket):
                 return
 
     def recv_into(self, buffer: Any, nbytes: int = 0, flags: int = 0) -> int:
-        """Receive available bytes into a buffer; return their number, or 0 at the end. Flags are ignored."""
+        """Receive available bytes into a buffer; return their number, or 0 at the end of the connection."""
         del flags
         wanted = memoryview(buffer)[: nbytes or None]
         while True:
@@ -124,7 +124,7 @@ class TlsSocket(socket.socket):
     def sendmsg(  # type: ignore[override]  # what else the socket's own takes is for Unix sockets
         self, buffers: Iterable[Any]
     ) -> int:
-        """Send bytes from the front of the buffers; return the number of bytes that were encrypted.
+        """Send bytes from the start of the buffers; return the number of bytes that were encrypted.
 
         Raises
         ------
@@ -145,7 +145,7 @@ class TlsSocket(socket.socket):
         return taken
 
     def flush(self) -> None:
-        """Send the remaining encrypted bytes.
+        """Send the encrypted bytes that have not been sent yet.
 
         Raises
         ------
@@ -156,7 +156,7 @@ class TlsSocket(socket.socket):
             self._unsent = self._unsent[super().send(self._unsent) :]
 
     def _decrypt(self, wanted: memoryview) -> int | None:
-        """Decrypt received bytes; return None if more bytes must arrive first."""
+        """Decrypt received bytes; return None if more bytes must be received first."""
         count = 0
         with self._lock:
             try:
@@ -189,7 +189,7 @@ class TlsSocket(socket.socket):
 
 
 def explain(error: ssl.SSLError) -> str:
-    """Describe the problem with the peer, as far as OpenSSL reports it."""
+    """Describe a TLS error for the user, as precisely as OpenSSL reports it."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"its certificate is refused: {error.verify_message} (ca.crt in FLEET_TLS_DIR)"
     reason = error.reason or str(error)
