@@ -1,4 +1,4 @@
-"""``python -m fleet.checkpoint``: exports a checkpoint's tables for serving."""
+"""The command ``python -m fleet.checkpoint``, which exports a checkpoint's tables for serving."""
 
 import argparse
 import sys

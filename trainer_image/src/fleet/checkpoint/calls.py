@@ -1,4 +1,4 @@
-"""The public calls that save, load and export, with Paddle's signatures and with short forms."""
+"""Public methods that save, load and export, with Paddle's signatures and shorter forms."""
 
 import os
 from abc import ABC, abstractmethod
@@ -74,7 +74,7 @@ class SavingCalls(ABC):
         *,
         state: Mapping[str, Any] | None = None,
     ) -> None:
-        """Save a checkpoint to exactly this directory, and return once it is complete.
+        """Save a checkpoint to the given directory, and return when it is complete.
 
         Every trainer makes this call. Trainer 0 saves, and every server writes its own part; on another
         trainer the call submits its `state`, which later checkpoints will hold. If the disk is full, the save

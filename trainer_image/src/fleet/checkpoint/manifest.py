@@ -39,7 +39,7 @@ _READABLE: Final = {"fleet-checkpoint-1", FORMAT}
 
 @dataclass(frozen=True, slots=True)
 class BlockRecord:
-    """The record of a part of a parameter that a file contains."""
+    """A manifest entry for a part of a parameter in a file."""
 
     param: str
     begin: int
@@ -66,7 +66,7 @@ class BlockRecord:
 
 @dataclass(frozen=True, slots=True)
 class BaseRecord:
-    """The record of the full checkpoint that an incremental file of rows refers to."""
+    """A manifest entry for the full checkpoint to which an incremental file of rows refers."""
 
     directory: str
     """Its directory name, in the same folder."""
@@ -82,7 +82,7 @@ class BaseRecord:
 
 @dataclass(frozen=True, slots=True)
 class RowsRecord:
-    """The record of the rows of a table that a file contains."""
+    """A manifest entry for the rows of a table in a file."""
 
     table: str
     shards: tuple[int, ...]
@@ -110,7 +110,7 @@ class RowsRecord:
 
 @dataclass(frozen=True, slots=True)
 class FileRecord:
-    """The record of one file of a checkpoint."""
+    """A manifest entry for one file of a checkpoint."""
 
     name: str
     bytes: int

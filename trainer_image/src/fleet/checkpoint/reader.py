@@ -228,7 +228,7 @@ class Checkpoint:
             self.part_of(trainer)
 
     def files_with(self, spans: Iterable[tuple[str, int, int]]) -> list[FileRecord]:
-        """Return the files that contain the given ranges of parameters, and the trainers' parts here.
+        """Return the files with the given ranges of parameters, and this directory's trainer parts.
 
         Parameters
         ----------
@@ -258,7 +258,7 @@ class Checkpoint:
     def verify(
         self, known: MutableMapping[tuple[int, ...], str], spans: Iterable[tuple[str, int, int]]
     ) -> None:
-        """Verify the digests of the files that `files_with` returns, and of the table rows here.
+        """Verify the digests of the table rows in this directory, and of the files from `files_with`.
 
         Parameters
         ----------

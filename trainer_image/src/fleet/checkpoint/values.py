@@ -1,4 +1,4 @@
-"""JSON encoding of values that scripts and optimizers save, without loss, and validation of parsed fields.
+"""Lossless JSON encoding of saved values, and validation of parsed fields.
 
 JSON has no tensors, tuples, infinities or integer keys. `encode` tags them, and collects the tensors for the
 safetensors file that carries the JSON in its metadata.

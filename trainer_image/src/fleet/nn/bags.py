@@ -210,7 +210,7 @@ def offsets_of(lengths: Tensor) -> Tensor:
 
 
 class _Sum(torch.autograd.Function):
-    """Sums rows by bag; unlike torch's, the backward pass does not sort the ids again."""
+    """A sum of rows by bag. Unlike torch's, its backward pass does not sort the ids again."""
 
     @staticmethod
     def forward(
@@ -289,7 +289,7 @@ class KeyedTensor:
         self._values = values
 
     def keys(self) -> list[str]:
-        """Return the names."""
+        """Return the names of the vectors."""
         return self._keys
 
     def values(self) -> Tensor:
@@ -551,7 +551,7 @@ class _Batch:
 
 
 def _table_of(config: Any) -> DistributedTable:
-    """Create the table that a config, of this module or of TorchRec, describes."""
+    """Create the table that a config of this module or of TorchRec describes."""
     if (given := getattr(config, "table", None)) is not None:
         return given  # type: ignore[no-any-return]
     first_values: FirstValues | None = getattr(config, "first_values", None)

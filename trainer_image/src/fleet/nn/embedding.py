@@ -1,4 +1,4 @@
-"""Embedding modules, and handles of their tables that look up rows and accumulate gradients.
+"""Embedding modules, and handles of tables, which look up rows and accumulate gradients.
 
 The rows are on the parameter servers. A forward pass looks up the distinct rows of its batch, once; they
 become a leaf of autograd, from which modules select by position. Autograd therefore sums the gradient of each

@@ -60,7 +60,7 @@ class Certificates:
         self._loaded: Loaded | None = None
 
     def current(self) -> Loaded:
-        """Return TLS contexts for the current files; returns the same object until the files change.
+        """Return the TLS contexts for the current files, the same object until the files change.
 
         Raises
         ------

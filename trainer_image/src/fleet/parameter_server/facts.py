@@ -57,6 +57,6 @@ def state_of(source: Source) -> dict[str, Mapping[str, Any]]:
 
 
 def initial_state_fact(state: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
-    """Return the fact that the script has loaded optimizer state; empty if it has loaded none."""
+    """Return the fact, if any, that the script loaded optimizer state before training."""
     count = sum(1 for entries in state.values() if entries)
     return {INITIAL_STATE: f"of {count} parameters"} if count else {}

@@ -26,7 +26,7 @@ _VECTOR: Final = 64
 
 
 def in_pieces(plan: ServerPlan, settings: Settings) -> ServerPlan:
-    """Return a server's plan in which blocks are sliced into pieces; trainers receive it when they join.
+    """Return a server's plan with its blocks sliced into pieces. Trainers receive this plan when they join.
 
     Parameters
     ----------

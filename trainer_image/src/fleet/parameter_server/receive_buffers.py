@@ -128,7 +128,7 @@ class ReceiveBuffers:
         """The buffer of the gradient that each trainer is sending."""
 
     def share(self, trainer: int, memory: SharedBlocks | None) -> None:
-        """Use a trainer's shared memory for its gradients or, for None, the server's own buffers."""
+        """Use a trainer's shared memory for its gradients; for None, use the server's own buffers."""
         with self.changed:
             self.forget(trainer)
             if memory is not None:

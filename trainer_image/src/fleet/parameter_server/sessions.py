@@ -1,4 +1,4 @@
-"""The training sessions of this process; the PyTorch objects that a session trains identify it.
+"""The training sessions of this process, looked up by the PyTorch objects that they train.
 
 An `Executor` that runs a program and a loop that calls ``optimizer.step()`` share one session: either finds
 the session that the other started.

@@ -64,7 +64,7 @@ class Settings(_Bounds):
 
     @property
     def stalled_seconds(self) -> float:
-        """The longest time for which a live peer may keep others waiting, in seconds.
+        """The longest time, in seconds, for which a live peer may keep other processes waiting.
 
         It is long because the peer may itself be waiting for another peer that has not started yet.
         """

@@ -39,7 +39,7 @@ SendNormPart = Callable[[NormPart, Sequence[int]], None]
 
 
 def release(source: Source) -> None:
-    """Free the memory of a module and an optimizer whose values a shard has copied.
+    """Free the memory of a module and an optimizer after a shard has copied their values.
 
     Parameters
     ----------
@@ -53,7 +53,7 @@ def release(source: Source) -> None:
 
 
 def _send_to_none(part: NormPart, servers: Sequence[int]) -> None:
-    """Discard a part of a norm, because no other server's blocks are covered by that norm."""
+    """Discard a part of a norm that covers only this server's blocks."""
 
 
 class Shard:

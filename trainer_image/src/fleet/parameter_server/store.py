@@ -1,4 +1,4 @@
-"""The blocks of a server: their values and optimizers, which only update records change.
+"""The blocks of a server, with their values and optimizers. Only update records change them.
 
 Only `DenseStore.apply` changes a value. Each record has a gradient or value, its origins (trainers and steps)
 and a sequence number. Records for one block are applied one at a time in ascending order, so that they could
@@ -106,7 +106,7 @@ class Put:
 
 
 class FailedStep:
-    """The first failed step of a block or table; it ends the server.
+    """The first failed step of a block or table. It ends the server.
 
     A failed step may leave its block partly stepped, so training cannot continue from the values. The failure
     therefore concerns every trainer, not only the trainer whose gradient arrived last: the next call of
@@ -212,7 +212,7 @@ class DenseUpdate:
             self._value.grad = None
 
     def _typed(self, options: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return options in which those that the optimizer expects as tensors are converted to tensors."""
+        """Return the options, with those that the optimizer expects as tensors converted to tensors."""
         tensors = {
             name: torch.tensor(options[name], dtype=dtype, device="cpu")
             for name, dtype in self._tensors.items()
@@ -221,7 +221,7 @@ class DenseUpdate:
         return {**options, **tensors}
 
     def state(self) -> dict[str, Any]:
-        """Return the optimizer's state by name; empty before the first step. Tensors are not copied."""
+        """Return the optimizer's state by name, without copying tensors; empty before the first step."""
         return dict(self._optimizer.state.get(self._value, {}))
 
     def load_state(self, state: Mapping[str, Any]) -> None:
@@ -388,7 +388,7 @@ class DenseStore:
         return self._bytes[block]
 
     def read(self, key: int, into: memoryview, begin: int = 0) -> None:
-        """Copy the bytes of a block's value, from `begin` on, to a buffer, while no update is applied."""
+        """Copy the bytes of a block's value, from `begin` on, to a buffer. No update is applied meanwhile."""
         with self._entries[key].lock:
             copy_bytes(self._bytes[key][begin : begin + len(into)], into)
 

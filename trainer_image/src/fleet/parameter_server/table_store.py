@@ -1,4 +1,4 @@
-"""The tables of a server, whose rows only update records change.
+"""The tables of a server. Only update records change their rows.
 
 As in `DenseStore`, only `apply` changes a row. A row that was never updated can also be read, and has its
 initial value.
@@ -124,7 +124,7 @@ class RowCopy:
                 counting = self.snapshot.count_on()
 
     def close(self) -> None:
-        """Release the snapshot, so that updates no longer copy rows that it has not returned yet."""
+        """Release the snapshot. Updates then no longer copy the rows that it has not returned yet."""
         with self.lock:
             self.snapshot.close()
 
@@ -267,7 +267,7 @@ class TableStore:
                 raise self.failed.note(error) from error
 
     def update_bytes(self, table: int, num_bytes: int, hyper_parameters: HyperParameters) -> int:
-        """Return the size of the rows that a gradient of `num_bytes` changes; takes no lock."""
+        """Return the size of the rows that a gradient of `num_bytes` changes, without taking a lock."""
         entry = self._entries[table]
         config = entry.plan.config
         if not hyper_parameters or config.num_embeddings is None or not hasattr(config.rule, "every_row"):
@@ -286,7 +286,7 @@ class TableStore:
         return self._entries[table].lock.locked()
 
     def _of_every_row(self, entry: _Entry, gradient: RowGradients) -> RowGradients:
-        """Extend a gradient with zeros to all rows of the table that this server stores."""
+        """Extend a gradient with zeros so that it covers all rows of the table on this server."""
         config = entry.plan.config
         if config.num_embeddings is None:
             raise ConfigurationError(
@@ -348,7 +348,7 @@ def _rows_of(weight: Tensor, shards: Sequence[int]) -> TableRows:
 
 
 def append_ids(pending: list[NDArray[np.int64]], ids: NDArray[np.int64]) -> None:
-    """Append to a list of pending ids, and remove duplicates from time to time to bound its length."""
+    """Append to a list of pending ids, and occasionally remove duplicates to bound its length."""
     pending.append(ids)
     if len(pending) > _MOST_ARRAYS:
         pending[:] = [np.unique(np.concatenate(pending))]

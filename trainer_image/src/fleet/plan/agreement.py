@@ -27,7 +27,7 @@ def fingerprint_of(agreement: Mapping[str, str]) -> str:
 
 
 def describe_difference(ours: Mapping[str, str], theirs: Mapping[str, str], *, at_most: int = 3) -> str:
-    """Return a clause that describes how two agreements differ; empty if they are equal.
+    """Return a clause that describes how two agreements differ, or an empty string if they are equal.
 
     Parameters
     ----------

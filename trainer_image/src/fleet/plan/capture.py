@@ -1,4 +1,4 @@
-"""Capture: derives a training specification from a script's PyTorch objects without running them."""
+"""Capture of a training specification from a script's PyTorch objects, without running them."""
 
 import inspect
 from collections import Counter

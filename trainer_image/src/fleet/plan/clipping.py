@@ -139,7 +139,7 @@ def in_floats(clip: GradClip) -> GradClip:
 
 
 def check_grad_clip(name: str, value: object) -> None:
-    """Check that a value is an instance of one of the three clipping classes.
+    """Raise an error unless a value is an instance of one of the three clipping classes.
 
     Raises
     ------

@@ -49,7 +49,7 @@ class TrainingMode(Protocol):
 
 @dataclass(slots=True)
 class DistributeTranspilerConfig:
-    """The configuration of a `DistributeTranspiler`. Set the fields before passing it to one.
+    """The configuration of a `DistributeTranspiler`. Set its fields before you create the transpiler.
 
     Attributes
     ----------

@@ -74,7 +74,7 @@ def read_plan(where: str, value: object) -> Plan:
 
 
 def refuse(where: str, found: object, expected: str) -> NoReturn:
-    """Raise a TranspileError that names the location in the document, the value found and the expectation."""
+    """Raise a TranspileError that names a location, the value found there and the expected value."""
     raise TranspileError(f"the program is damaged: {where} is {describe(found)}; expected {expected}")
 
 

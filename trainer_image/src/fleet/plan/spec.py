@@ -119,7 +119,7 @@ class TrainingSpec:
         return tuple(sorted(self.parameters, key=lambda parameter: parameter.name))
 
     def group(self, index: int) -> GroupSpec:
-        """Return the param group with an index."""
+        """Return the param group at an index."""
         return next(group for group in self.groups if group.index == index)
 
     def agreement(self) -> dict[str, str]:

@@ -20,7 +20,7 @@ _MAX_COUNT: Final = 255
 
 
 class Candidates(Protocol):
-    """An admission rule's state for one table: what it knows about ids that have no row.
+    """The state of an admission rule for one table: its records of ids that have no row.
 
     The state and the decision for an id depend only on updates of that id's virtual shard.
     """
@@ -45,7 +45,7 @@ class Candidates(Protocol):
         """
 
     def saved(self) -> Mapping[str, NDArray[Any]]:
-        """Return copies of the state; empty if the rule has no state.
+        """Return copies of the state, or an empty mapping if the rule has no state.
 
         All arrays have the same length. One of them identifies the owner of each entry: ``ids``, or
         ``shards`` if entries belong to virtual shards.

@@ -77,7 +77,7 @@ class Eviction(Protocol):
     """Names of the numbers that the rule keeps for each row, besides the last step; 0 in a new row."""
 
     def touch(self, marks: Marks, last: NDArray[np.int32], step: int) -> Marks:
-        """Return the new marks of updated rows, which the rule uses to select rows.
+        """Return new marks for updated rows: the numbers by which the rule selects rows to evict.
 
         Parameters
         ----------
@@ -225,7 +225,7 @@ class LowestScore:
             )
 
     def touch(self, marks: Marks, last: NDArray[np.int32], step: int) -> Marks:
-        """Return the new marks of updated rows; see `Eviction.touch`."""
+        """Return the new scores of updated rows; see `Eviction.touch`."""
         return {"score": self._scores(marks, last, step) + np.float32(1.0)}
 
     def due(self, touched: TouchedShards, step: int) -> NDArray[np.bool_]:

@@ -77,12 +77,12 @@ class GeoRows:
         """State from a checkpoint, for rows that are not touched yet."""
 
     def has(self, ids: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Return whether the trainer has a copy of each id's row; bool[n]."""
+        """Return for which ids the trainer has a copy of the row; bool[n]."""
         own: NDArray[np.bool_] = self._own.find(ids) != MISSING
         return own
 
     def learn(self, ids: NDArray[np.int64], values: Tensor) -> None:
-        """Add copies of rows, given the servers' values; float32[n, dim]."""
+        """Add copies of rows with the servers' values, float32[n, dim]."""
         self._own.add(ids)
         self._agreed.load(TableRows(ids, values, {}))
         known, at = find_among(ids, self._restored.ids)
@@ -118,7 +118,7 @@ class GeoRows:
 
     @property
     def most_leaving(self) -> int:
-        """An upper bound on the rows in the exchange after another update, if batches do not grow."""
+        """An upper bound on the rows to send after another update, if batches do not get larger."""
         return sum(each.size for each in self._touched) + self._largest
 
     def leaving(self, step: int) -> RowGradients:

@@ -47,7 +47,7 @@ class RowGradients:
 
 
 def merge(parts: Sequence[RowGradients]) -> RowGradients:
-    """Sum each row's gradients, in the order of the parts and within each part.
+    """Sum the gradients of each row, in the order in which they appear in the parts.
 
     The fixed order makes a row's sum bitwise reproducible, regardless of the other rows.
 

@@ -27,7 +27,7 @@ _DENSE: Final = 4
 
 
 class RowMemory:
-    """Rows of 32-bit words by id. Not thread-safe.
+    """A map from ids to rows of 32-bit words. Not thread-safe.
 
     Parameters
     ----------

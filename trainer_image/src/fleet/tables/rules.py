@@ -62,7 +62,7 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """The rows of an update, as copies; the table stores the copies after the update.
+    """Copies of the rows to update; the table writes them back after the update.
 
     Attributes
     ----------
@@ -325,7 +325,7 @@ def _decay(rows: Rows, options: Mapping[str, Any]) -> None:
 
 
 def compiled_step(rule: type) -> str | None:
-    """Return the name of a compiled loop whose results are bitwise equal to those of a rule.
+    """Return the name of the compiled loop that computes bitwise the same results as a rule, if any.
 
     Parameters
     ----------

@@ -33,7 +33,7 @@ Records = NDArray[np.void]
 
 
 class RowStore(Protocol):
-    """Rows of 32-bit words by row number. Unwritten rows are zero."""
+    """An array of rows of 32-bit words, indexed by row number. Unwritten rows are zero."""
 
     @property
     def nbytes(self) -> int:
@@ -74,7 +74,7 @@ class Memory:
     """Storage of all rows in memory."""
 
     def rows(self, width: int) -> RowStore:
-        """Return an empty store.
+        """Return an empty `RowStore` that keeps all rows in memory.
 
         Parameters
         ----------
@@ -114,7 +114,7 @@ class LocalDisk:
             )
 
     def rows(self, width: int) -> RowStore:
-        """Return an empty store.
+        """Return an empty `RowStore` that keeps some rows in a temporary file.
 
         Parameters
         ----------
@@ -282,7 +282,7 @@ class _OnDisk:
             self._place(numbers[coming], records[coming], before[coming])
 
     def _place(self, numbers: Numbers, records: Records, before: NDArray[np.int32]) -> None:
-        """Write rows that are not in memory to slots or to the file."""
+        """Write rows that are not in memory yet to memory slots or to the file."""
         fresh = self._fresh_slots(numbers.size)
         slots, direct = self._evicted(
             fresh[0] if fresh.size else self._used, before, numbers.size - fresh.size

@@ -98,7 +98,7 @@ def error_of(endpoint: str, error: grpc.RpcError) -> FleetError:
 
 
 class Pending(Generic[Reply]):
-    """The future reply to a call, so that calls to many servers can run concurrently.
+    """The reply to a call as a future, so that calls to many servers can run concurrently.
 
     Parameters
     ----------

@@ -124,7 +124,7 @@ class ServerStub:
             channel.close()
 
     def _open(self) -> control_pb2_grpc.ParameterServerStub:
-        """Open a channel; the previous one stays open for its pending calls until it is replaced again."""
+        """Open a new channel. Pending calls keep using the previous one, until the next replacement."""
         if self._certificates is not None:
             self._opened_with = self._certificates.current()
         self._channels.append(open_channel(self._endpoint, self._prover, self._options, self._certificates))

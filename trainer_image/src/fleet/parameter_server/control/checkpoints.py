@@ -103,7 +103,7 @@ class CheckpointClient:
         return self._pending(self._stub.now.Checkpoints.future(request, timeout=timeout_seconds))
 
     def load(self, directory: str, timeout_seconds: float, save: str = "") -> Pending[control_pb2.LoadReply]:
-        """Ask the server to load a checkpoint; once training has begun, it only names the loaded one."""
+        """Ask the server to load a checkpoint or, once training has begun, to name the loaded one."""
         request = control_pb2.LoadRequest(trainer=self._trainer, directory=directory, save=save)
         return self._pending(self._stub.now.Load.future(request, timeout=timeout_seconds))
 
@@ -266,7 +266,7 @@ def _pieces_of(block: int, tensors: Mapping[str, Tensor], entries: str) -> Itera
 def _tensors_in(
     pieces: Iterable[control_pb2.StatePiece],
 ) -> Iterator[tuple[control_pb2.StatePiece, Tensor]]:
-    """Yield each entry's last message with its whole tensor, and its other messages with empty ones."""
+    """Yield each tensor with its last message, and an empty tensor with each other message of entries."""
     data = bytearray()
     for piece in pieces:
         data += piece.data

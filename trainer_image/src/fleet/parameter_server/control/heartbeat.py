@@ -117,7 +117,7 @@ class Heartbeat:
         return self._peers[server].lived
 
     def waiting_for(self) -> str:
-        """Describe, from the latest replies, the trainers that servers wait for; empty if there are none."""
+        """Describe the trainers that servers wait for, as of the latest replies; "" if there are none."""
         clauses = {peer.waiting_for for peer in self._peers if peer.waiting_for}
         return "; ".join(sorted(clauses))
 

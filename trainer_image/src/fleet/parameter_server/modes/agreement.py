@@ -1,4 +1,4 @@
-"""The inputs of a sync step that all trainers or servers share: participants, hyper-parameters and norms.
+"""The state of a sync step that spans trainers and servers: participants, hyper-parameters and norms.
 
 This module does no I/O. Every server adds the parts of a norm in the same order, so that all servers clip by
 the same factor and runs are bitwise reproducible.
@@ -205,7 +205,7 @@ class NormBook:
         return self._norms[key].blocks[0]
 
     def pending(self) -> PendingNorm | None:
-        """Return a norm that lacks other servers' parts, or None if there is no such norm."""
+        """Return a norm that still lacks parts of other servers, or None if all norms are complete."""
         with self._lock:
             for (step, key), parts in self._parts.items():
                 norm = self._norms[key]
@@ -244,7 +244,7 @@ def total_of(sums: Mapping[int, float]) -> float:
 
 
 def clip_coefficient(sum_of_squares: float, max_norm: float) -> float:
-    """Return the factor, at most 1, that reduces a norm to `max_norm`; nan if the norm is nan.
+    """Return the factor, at most 1, that reduces a norm to `max_norm`, or nan if the norm is nan.
 
     Parameters
     ----------

@@ -51,7 +51,7 @@ class Geo(Mode):
             raise ConfigurationError(f"Geo.push_nums is {self.push_nums}; expected at least 1 step")
 
     def agreement(self) -> Mapping[str, str]:
-        """Return the option that must be equal in all processes: the steps between two exchanges."""
+        """Return the option that must be equal in all processes: the number of steps between exchanges."""
         return {"push_nums": str(self.push_nums)}
 
     def rule(self, target: Target, update: Update) -> None:

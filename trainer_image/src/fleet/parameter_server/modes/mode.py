@@ -152,15 +152,15 @@ class ServerMode(Protocol):
         """
 
     def gradient(self, trainer: int, block: int, step: int) -> Sequence[Answer]:
-        """Accept a gradient that is complete in its receive buffer; return the answers that are now due."""
+        """Accept a gradient that is complete in its receive buffer; return the answers to send now."""
 
     def row_gradient(self, trainer: int, table: int, step: int, gradient: RowGradients) -> Sequence[Answer]:
-        """Accept a gradient of a table's rows; return the answers that are now due."""
+        """Accept a gradient of a table's rows; return the answers to send now."""
         del step, gradient
         raise RemoteProtocolError(f"trainer {trainer} sent rows of table {table}; this mode steps no tables")
 
     def advance(self, number: int, *, of_table: bool = False) -> Sequence[Answer]:
-        """Apply the gradients that have arrived for a block or table; return the answers that are now due.
+        """Apply the gradients that have arrived for a block or table; return the answers to send now.
 
         If `defers` is True, called after each `gradient` or `row_gradient`, on the same or another thread.
         """
@@ -188,13 +188,13 @@ class ServerMode(Protocol):
         raise RemoteProtocolError(f"trainer {trainer} looked up table {table}; this mode steps no tables")
 
     def end(self, trainer: int, step: int, absent: Sequence[int]) -> Sequence[Answer]:
-        """End a trainer's step, in which the trainer has no gradient of the `absent` blocks."""
+        """End a trainer's step, in which the trainer has no gradient for the `absent` blocks."""
 
     def complete(self, trainer: int) -> Sequence[Answer]:
         """Continue without a trainer that has completed or was lost."""
 
     def norm(self, part: NormPart) -> Sequence[Answer]:
-        """Add another server's part of a norm; return the answers that are now due.
+        """Add another server's part of a norm; return the answers to send now.
 
         Raises
         ------
@@ -205,7 +205,7 @@ class ServerMode(Protocol):
         raise RemoteProtocolError("this parameter server's training mode clips by no norm")
 
     def missing(self) -> Missing | None:
-        """Return the input that the current step lacks, or None if it lacks none.
+        """Return the input that the current step still needs, or None if nothing is missing.
 
         Raises
         ------
@@ -257,7 +257,7 @@ class TrainerMode(Protocol):
         del call
 
     def across_steps(self, module: Module) -> "TrainerMode | None":
-        """Return a trainer side in which each layer waits for its values in the next forward pass.
+        """Return a `TrainerMode` in which each layer waits for its values in the next forward pass.
 
         Return None, the default, if ``optimizer.step()`` does not wait for the values of each step anyway.
         """
@@ -295,13 +295,13 @@ class LocalRows(Protocol):
 
     @property
     def must_leave(self) -> bool:
-        """True if the changes might not fit in one exchange after another step."""
+        """True if the changes must be sent now, because another step may make them too many for one frame."""
 
     def leaving(self) -> OfRows:
         """Return, by table, the changes since the last call."""
 
     def arrived(self) -> None:
-        """Add the other trainers' changes, which are part of the rows from the servers."""
+        """Add the other trainers' changes to the copies, based on the rows received from the servers."""
 
     def end(self) -> None:
         """Replace the copies with the servers' final rows."""
@@ -338,7 +338,7 @@ class Session(Protocol):
         """Enqueue a gradient. Its memory must not change until the servers have received it."""
 
     def end_step(self, absent: Sequence[PlannedBlock]) -> None:
-        """Announce the end of a step, in which the `absent` blocks have no gradient."""
+        """Announce the end of a step, in which there is no gradient for the `absent` blocks."""
 
     def send_step(
         self,
@@ -431,7 +431,7 @@ class Mode(ABC):
 
 
 class AnsweredTrainer(TrainerMode):
-    """A trainer side that sends gradients during the backward pass and waits for values in the step.
+    """A `TrainerMode` that sends gradients during the backward pass and waits for values in the step.
 
     Parameters
     ----------
@@ -456,7 +456,7 @@ class AnsweredTrainer(TrainerMode):
         self._session.advance()
 
     def across_steps(self, module: Module) -> TrainerMode | None:
-        """Return a trainer side in which each layer waits for its values in the next forward pass.
+        """Return a `TrainerMode` in which each layer waits for its values in the next forward pass.
 
         A subclass has steps of its own, which the other half would silently replace: it gets None.
         """
@@ -464,7 +464,7 @@ class AnsweredTrainer(TrainerMode):
 
 
 class CrossStepTrainer(TrainerMode):
-    """A trainer side that does not wait in the step: each layer waits in the next forward pass.
+    """A `TrainerMode` that does not wait in the step: each layer waits in the next forward pass.
 
     Parameters
     ----------
@@ -570,7 +570,7 @@ class CrossStepTrainer(TrainerMode):
 
 
 def check_half(half: Half, base: type[Half], kind: Mode) -> Half:
-    """Return one side of a mode, after checking that it subclasses `base`.
+    """Check that the server or trainer side of a mode implements `base`, and return that side.
 
     Raises
     ------

@@ -98,12 +98,12 @@ class _Round:
     """Whether the last step left the value unchanged."""
 
     def has(self, trainer: int) -> bool:
-        """Return whether the step has all the input that it needs from a trainer."""
+        """Return whether the step needs no more input from a trainer."""
         return trainer in self.landed or trainer in self.summed or trainer in self.absent
 
     @property
     def present(self) -> set[int]:
-        """The trainers from which the step has all the input that it needs."""
+        """The trainers from which the step needs no more input."""
         return self.landed.keys() | self.summed.keys() | self.absent
 
     @property
@@ -113,7 +113,7 @@ class _Round:
 
 
 class SyncServer(ServerMode):
-    """The server side of sync mode; its state is guarded by the lock of the receive buffers.
+    """The server side of sync mode, whose state is guarded by the lock of the receive buffers.
 
     Parameters
     ----------
@@ -164,7 +164,7 @@ class SyncServer(ServerMode):
         self._tables.resume(step)
 
     def admit(self, trainer: int, attempt: int = 0) -> None:
-        """Reset the state of a trainer that joins; drop gradients of its earlier process that are not summed.
+        """Reset the state of a trainer that joins; drop its old gradients that are not in a sum yet.
 
         A gradient that a sum includes stays in the sum, and is dropped when the trainer resends it. If the
         earlier process announced that it had no gradient for a block, and the sum already includes gradients
@@ -263,7 +263,7 @@ class SyncServer(ServerMode):
         return self._tables.gradient(trainer, table, step, gradient)
 
     def advance(self, number: int, *, of_table: bool = False) -> Sequence[Answer]:
-        """Sum the gradients of a block or table that are due, and update it when the sum is complete."""
+        """Add gradients to the sum of a block or table, and update it when the sum is complete."""
         if of_table:
             return self._tables.advance(number)
         try:
@@ -278,7 +278,7 @@ class SyncServer(ServerMode):
         return self._tables.arrived_bytes(table)
 
     def end(self, trainer: int, step: int, absent: Sequence[int]) -> Sequence[Answer]:
-        """End a trainer's step, in which the trainer has no gradient of the `absent` blocks.
+        """End a trainer's step, in which the trainer has no gradient for the `absent` blocks.
 
         Raises
         ------
@@ -328,7 +328,7 @@ class SyncServer(ServerMode):
         return answers + self._tables.complete()
 
     def norm(self, part: NormPart) -> Sequence[Answer]:
-        """Add another server's part of a norm; return the answers that are now due.
+        """Add another server's part of a norm; return the answers to send now.
 
         Raises
         ------
@@ -347,7 +347,7 @@ class SyncServer(ServerMode):
         return self._step_clipped(known) if known is not None else []
 
     def missing(self) -> Missing | None:
-        """Return the input that the current step lacks, or None if it lacks none.
+        """Return the input that the current step still needs, or None if nothing is missing.
 
         Raises
         ------
@@ -373,7 +373,7 @@ class SyncServer(ServerMode):
         return min(steps + [round_.step for round_ in self._tables.rounds.values()], default=0)
 
     def _awaited(self, round_: _Round) -> frozenset[int]:
-        """Return the trainers whose gradients the sum still lacks, except those without a gradient."""
+        """Return the trainers whose gradients the sum still needs."""
         return (self._participants.live | round_.landed.keys()) - round_.summed.keys() - round_.absent
 
     @staticmethod
@@ -382,7 +382,7 @@ class SyncServer(ServerMode):
         return round_.adding == trainer or (round_.stepping and round_.has(trainer))
 
     def _drop(self, trainer: int, block: int, round_: _Round) -> None:
-        """Drop a gradient of a trainer's earlier process, so that the trainer can send it again."""
+        """Drop a gradient that a trainer sent before it restarted, so that the trainer can send it again."""
         if (landed := round_.landed.pop(trainer, None)) is not None:
             self._buffers.release(landed)
         if round_.summed.keys() == {trainer} and not round_.busy and round_.total is not None:
@@ -435,7 +435,7 @@ class SyncServer(ServerMode):
         )
 
     def _check_recent(self, trainer: int, block: int, step: int) -> None:
-        """Raise an error if a trainer is more than one step behind, which only a loaded checkpoint causes."""
+        """Raise an error if a trainer is more than one step behind, as after loading a checkpoint."""
         if step < (now := self._rounds[block].step) - 1:
             raise RemoteProtocolError(
                 f"trainer {trainer} is at step {step} of {self._shard.blocks[block].name}, expected step "
@@ -477,7 +477,7 @@ class SyncServer(ServerMode):
             raise failure from error
 
     def _sum(self, block: int) -> bool:
-        """Add the gradients that are due to the sum; return True if the caller must update the block."""
+        """Add gradients to the sum in trainer order; return True if the caller must update the block."""
         while True:
             with self._changed:
                 round_ = self._rounds[block]
@@ -519,7 +519,7 @@ class SyncServer(ServerMode):
                 return True
 
     def _step(self, block: int) -> list[Answer]:
-        """Average the gradient of a claimed block, then update the block or contribute to its norm."""
+        """Average the summed gradient of a block, then update the block or contribute to its norm."""
         round_ = self._rounds[block]
         with self._changed:
             live = self._participants.live

@@ -79,7 +79,7 @@ class SyncTables:
             round_.step = step
 
     def admit(self, trainer: int) -> None:
-        """Drop gradients of a trainer's earlier process that no update has used."""
+        """Drop the unused gradients that a trainer sent before it restarted."""
         for number, changed in self._changed.items():
             with changed:
                 self._wait_until_stepped(number)
@@ -122,7 +122,7 @@ class SyncTables:
             )
 
     def gradient(self, trainer: int, table: int, step: int, gradient: RowGradients) -> Sequence[Answer]:
-        """Store a trainer's gradient until the table is updated.
+        """Store a trainer's gradient until all gradients of the step have arrived.
 
         Raises
         ------
@@ -208,7 +208,7 @@ class SyncTables:
         return [answer for number in self.rounds for answer in self.advance(number)]
 
     def missing(self) -> Missing | None:
-        """Return the gradients that the current step lacks, or None if it lacks none."""
+        """Return the gradients that the current step still needs, or None if none is missing."""
         for number, changed in self._changed.items():
             with changed:
                 round_ = self.rounds[number]

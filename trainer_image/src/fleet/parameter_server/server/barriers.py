@@ -38,7 +38,7 @@ class Barriers:
         self._ending.discard(trainer)
 
     def release(self) -> None:
-        """Complete each barrier and reduction that has the contributions of all trainers."""
+        """Complete each barrier and reduction to which all trainers have contributed."""
         self._barriers.release(self._training)
         self._reductions.release(self._training)
         self._changed.notify_all()
@@ -97,7 +97,7 @@ class Barriers:
     def _meet(
         self, barriers: Reductions, trainer: int, attempt: int, passed: int, given: Contribution
     ) -> int:
-        """Record a contribution, wait up to a second for the others, and return its reduction's number."""
+        """Record a contribution, wait up to a second for the others, and return the reduction's number."""
         self._membership.check_joined(trainer, attempt)
         number = barriers.contribute(trainer, passed, given, self._training)
         self._changed.notify_all()

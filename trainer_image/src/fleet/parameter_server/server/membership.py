@@ -128,7 +128,7 @@ class Membership:
 
     @property
     def missed(self) -> tuple[int, ...]:
-        """The lost trainers that make the training run fail."""
+        """The lost trainers because of which the training run fails."""
         forgiven = self._settings.max_trainers is not None and self.completed
         return () if forgiven else self.gone
 
@@ -138,7 +138,7 @@ class Membership:
         return -1 if member is None else member.attempt
 
     def admit(self, trainer: int, attempt: int, now: float) -> None:
-        """Admit a trainer.
+        """Admit a trainer that joins.
 
         Raises
         ------
@@ -194,7 +194,7 @@ class Membership:
             )
 
     def heard(self, trainer: int, now: float) -> None:
-        """Record that a trainer showed a sign of life."""
+        """Record that a trainer has shown a sign of life."""
         self._members[trainer].heard = now
 
     def connected(self, trainer: int, now: float) -> None:

@@ -50,7 +50,7 @@ class _Sender:
 
 
 class Pacing:
-    """Flow control that keeps trainers from sending much more of a step than the slowest sender.
+    """Flow control that keeps a trainer from getting too far ahead of the slowest one within a step.
 
     Parameters
     ----------
@@ -199,7 +199,7 @@ class Overrun:
         )
 
     def completed(self, trainer: int, step: int) -> None:
-        """Log the step at which a trainer completed, and its number of steps after the others."""
+        """Log the step at which a trainer completed, and how many steps it ran after the others."""
         _log.info("trainer %d has completed, at step %d", trainer, step)
         if past := self.steps(trainer):
             _log.warning("trainer %d has made %d steps after the others completed", trainer, past)

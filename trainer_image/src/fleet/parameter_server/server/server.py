@@ -220,7 +220,7 @@ class Server:
 
     @property
     def completed_attempts(self) -> Mapping[int, int]:
-        """The attempt in which each trainer completed; empty until all trainers have completed."""
+        """The attempt in which each trainer completed; an empty mapping until all have completed."""
         membership = self._trainers.membership
         return {} if membership.live else {each: membership.attempt(each) for each in membership.completed}
 
@@ -239,7 +239,7 @@ class Server:
         )
 
     def completed_trainers(self, request: control_pb2.CompletedRequest) -> tuple[int, ...]:
-        """Return the trainers that have completed, for a trainer that was restarted."""
+        """Return the trainers that have completed, as a restarted trainer needs to know."""
         check_job(request, self._job)
         with self._serving.changed:
             return self._trainers.membership.completed if request.life == self._job.life else ()
@@ -259,7 +259,7 @@ class Server:
         )
 
     def norm(self, request: control_pb2.NormRequest) -> None:
-        """Add another server's part of a norm, and update the norm's blocks if it is complete."""
+        """Add another server's part of a norm. Once the norm is complete, update its blocks."""
         check_job(request, self._job)
         if request.fingerprint != self._shard.plan.fingerprint:
             raise ConfigurationError(

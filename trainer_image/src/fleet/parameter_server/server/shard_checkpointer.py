@@ -1,4 +1,4 @@
-"""Saving a server's shard at trainer 0's request: first a copy, then the files, then the manifest.
+"""Saving of a server's shard at trainer 0's request: first a copy, then its files, then the manifest.
 
 Training waits only while the blocks are copied. The copy is written while training continues, and is freed
 tensor by tensor. A table row is copied when it is written to disk, or before it changes. In sync mode no
@@ -158,7 +158,7 @@ class ShardCheckpointer:
         return control_pb2.SaveReply(steps=steps, history=before)
 
     def written(self, request: control_pb2.WrittenRequest) -> control_pb2.WrittenReply:
-        """Wait briefly for the files of a save; return their records, or that they are not ready.
+        """Wait briefly for the files of a save; return their records, or reply that they are not ready.
 
         Raises
         ------
@@ -263,7 +263,7 @@ class ShardCheckpointer:
         return control_pb2.FoundPartReply(data=self._parts.download(request.trainer.id, request.offset))
 
     def set_status(self, request: control_pb2.StatusRequest) -> control_pb2.StatusReply:
-        """Store a trainer's script status for later checkpoints; trainer 0's is in its part."""
+        """Store a trainer's script status for later checkpoints, which keep trainer 0's in its part."""
         self._check_joined(request.trainer)
         self._statuses[request.trainer.id] = request.step, request.part
         return control_pb2.StatusReply()
@@ -281,7 +281,7 @@ class ShardCheckpointer:
         return write_rows(path, save, f"{self._name}-table-{copy.table}", record, copy.snapshot, copy.parts())
 
     def _steps_of(self, trainers: Iterable[int], step: int | None) -> dict[int, int]:
-        """Return each trainer's step; in modes with a common step, check the blocks' steps instead."""
+        """Return each trainer's step or, in modes with a common step, check that step and return {}."""
         if not self._shard.blocks and not len(self._shard.tables):
             return {}
         if step is None:
@@ -340,7 +340,7 @@ class PartTransfer:
             self._uploaded += data
 
     def take_upload(self, save: str, size: int) -> bytes | bytearray:
-        """Remove and return the uploaded part of a save; empty if `size` is 0.
+        """Remove and return the uploaded part of a save, or empty bytes if `size` is 0.
 
         Raises
         ------
@@ -366,7 +366,7 @@ class PartTransfer:
         return len(part)
 
     def download(self, trainer: int, offset: int) -> bytes:
-        """Return the chunk at an offset; empty at the end of the part."""
+        """Return the chunk at an offset, or empty bytes at the end of the part."""
         with self._lock:
             part = self._offered.get(trainer, b"")
         return part[offset : offset + CHUNK_BYTES]

@@ -1,4 +1,4 @@
-"""Loading of a server's shard from a checkpoint; also tracks which checkpoint each trainer has loaded.
+"""Loading of a server's shard from a checkpoint, and a record of the checkpoint that each trainer knows.
 
 A checkpoint is loaded before training begins, by the server itself or at a trainer's request. A trainer that
 joined before the load still has the earlier values: it may not begin a step until it has requested the loaded
@@ -97,13 +97,13 @@ class ShardLoader:
         self._saved_in = folder
 
     def inform(self, trainer: int) -> tuple[str, int]:
-        """Tell a trainer which checkpoint is loaded: return the checkpoint and the trainer's next step."""
+        """Return the loaded checkpoint and a trainer's next step; record that the trainer knows them."""
         with self._values_lock:
             self._known[trainer] = self.restored
             return self.restored, self._mode.step_of(trainer)
 
     def position(self) -> tuple[str, int]:
-        """Return a consistent pair of the loaded checkpoint and the current step."""
+        """Return the loaded checkpoint and the current step, consistent with each other."""
         with self._values_lock:
             return self.restored, self._mode.step
 
@@ -127,7 +127,7 @@ class ShardLoader:
 
     @contextmanager
     def step_to_answer(self, trainer: int, step: int) -> Iterator[int]:
-        """Yield the step whose values answer a trainer's request; no checkpoint is loaded meanwhile.
+        """Yield the step whose values answer a trainer's request; no load runs within the block.
 
         A trainer that joined just before a load requests values that no longer exist. It gets the current
         values instead, which is harmless: the trainer must load the checkpoint itself before it may train.
@@ -202,12 +202,12 @@ class ShardLoader:
             return chosen
 
     def part_of(self, trainer: int, found: Checkpoint | None) -> bytes:
-        """Return a trainer's part of a checkpoint; empty if this server does not have it."""
+        """Return a trainer's part of a checkpoint, or empty bytes if this server does not have it."""
         with self.disk_lock:
             return (found.part_of(trainer) if found is not None else None) or b""
 
     def complete_numbers(self, directory: str) -> list[int]:
-        """Return the numbers of a folder's checkpoints of which this server's files are complete."""
+        """Return the numbers of a folder's checkpoints for which this server's files are complete."""
 
         def check(checkpoint: Checkpoint) -> None:
             spans = [(block.param, block.begin, block.end) for block in self._shard.blocks.values()]
@@ -255,7 +255,7 @@ class ShardLoader:
         return True
 
     def _read(self, checkpoint: Checkpoint) -> list[Put | RowPut]:
-        """Read the whole shard before changing any value, because a damaged file must not mix two models."""
+        """Read the whole shard before any value changes, so that a damaged file does no harm."""
         check_files(self._needed_files(checkpoint), Checkpoint.verify_file)
         checkpoint.keep_parts()
         content: list[Put | RowPut] = []

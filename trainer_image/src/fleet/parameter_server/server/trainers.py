@@ -1,4 +1,4 @@
-"""The trainers of a server: joining, leaving, and passing of their frames to the mode."""
+"""The trainers of a server: how they join and leave, and how their frames reach the mode."""
 
 import contextlib
 import logging
@@ -247,7 +247,7 @@ class Trainers:
         self.answer(self._mode.complete(trainer))
 
     def answer(self, answers: Sequence[Answer]) -> None:
-        """Send each answer to those of its trainers that have a session and have requested values."""
+        """Send each answer to its trainers, except those without a session or a request for values."""
         for answer in answers:
             step, block, value = answer.step, answer.block, answer.value
             for trainer in answer.trainers:
@@ -264,7 +264,7 @@ class Trainers:
                     session.transport.submit(Kind.PARAM, step, block, content)
 
     def take(self, session: TrainerSession, event: Frame | End, *, in_pool: bool = False) -> Work | None:
-        """Handle a frame, or the end of a connection; return any long work, which the pool then runs."""
+        """Handle a frame or the end of a connection; return any long work, which the pool then runs."""
         if isinstance(event, End):
             self.ended(session, event.error)
             return None
@@ -301,7 +301,7 @@ class Trainers:
         return None
 
     def _work_for_pool(self, session: TrainerSession, event: Frame) -> Work | None:
-        """Return the work for a frame if it may take long or wait; None if the loop can do it directly."""
+        """Return the work for a frame if it may take long or block, or None if the loop should do it."""
         header, mode, tables = event.header, self._mode, self._shard.tables
         kind, number, num_bytes = header.kind, header.block, header.payload_bytes
         of_table = waits = False

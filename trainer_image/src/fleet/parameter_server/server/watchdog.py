@@ -1,4 +1,4 @@
-"""The watchdog of a server, which detects absent trainers and stalled steps."""
+"""A server's watchdog, which detects absent trainers and stalled steps."""
 
 import logging
 

@@ -1,4 +1,4 @@
-"""Agreement between a trainer and all servers before training: how to join, and which checkpoint to load.
+"""Agreement between a trainer and all servers before training: joining, the checkpoint to load, and the step.
 
 The agreement covers the trainers that have completed, the loaded checkpoint, and the step and values with
 which training begins. The servers agree on one checkpoint even if each server has its own directory, or if
@@ -124,7 +124,7 @@ def warn_of_other_values(
 def loaded_and_steps(
     plan: TrainerPlan, joined: Sequence[control_pb2.JoinReply], calls: ServerCalls, deadline_seconds: float
 ) -> tuple[list[str], list[int]]:
-    """Return each server's loaded checkpoint, and each server's step.
+    """Return the checkpoint that each server has loaded, and the step of each server.
 
     In modes with a common step, the servers are asked only after this trainer has joined all of them: from
     then on, each server keeps the values before its last step for this trainer. If another trainer makes the
@@ -172,7 +172,7 @@ def agree(ask_all: Loads, endpoints: Sequence[str], deadline_seconds: float) -> 
 
 
 def common_save(replies: Sequence[control_pb2.LoadReply]) -> str:
-    """Return the name of the newest checkpoint that is complete on all servers; empty if there is none."""
+    """Return the name of the newest checkpoint that is complete on all servers, or an empty string."""
     return next((save for save in replies[0].saves if all(save in reply.saves for reply in replies)), "")
 
 

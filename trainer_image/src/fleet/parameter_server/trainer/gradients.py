@@ -1,4 +1,4 @@
-"""Sending of gradients during the backward pass. A gradient must not change once it has been sent.
+"""Sending of gradients during the backward pass. Once sent, a gradient must not change.
 
 Many scripts modify gradients between a backward pass and ``step()``: they clip or unscale gradients, or
 accumulate several backward passes. So in the first rounds all gradients are sent in ``step()``. If the
@@ -68,7 +68,7 @@ def hyper_parameters_of(optimizer: Optimizer) -> HyperParameters:
 
 @dataclass(slots=True)
 class SentGradient:
-    """A gradient that was sent or, in an observed step, would have been sent early."""
+    """A gradient that was sent or, in an observed step, would have been sent during the backward pass."""
 
     gradient: Tensor
     version: int
@@ -339,7 +339,7 @@ class GradientFlow:
         return not scaling.found_inf
 
     def _record(self, name: str, gradient: Tensor, *, marked: bool) -> SentGradient:
-        """Record the current state of a gradient; if `marked` is True and cheap, record its content, too."""
+        """Record the current state of a gradient and, if `marked` is True and it is cheap, its content."""
         carried = gradient
         if gradient.device.type != "cpu" or not gradient.is_contiguous():
             carried = self._staging[name].copy_(gradient.detach())

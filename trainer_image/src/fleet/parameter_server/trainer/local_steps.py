@@ -159,7 +159,7 @@ class LocalTables:
         return OwnRows(self._steps, {name: rows for name, rows in tables.items() if rows.ids.size})
 
     def fetch(self, name: str, ids: NDArray[np.int64]) -> Tensor:
-        """Return rows from this trainer's copies, or else from the servers; see `fleet.nn.RowSource`."""
+        """Return this trainer's copies of rows, or the servers' rows; see `fleet.nn.RowSource.fetch`."""
         own = self._tables[name].has(ids)
         if not own.any():
             return self.rows.fetch(name, ids)
@@ -201,7 +201,7 @@ class LocalTables:
 
     @property
     def must_leave(self) -> bool:
-        """True if the changes might not fit in one exchange after another step."""
+        """True if the changes must be sent now, because another step may make them too many for one frame."""
         return any(
             table.most_leaving > most_rows(self._plans[name].row_bytes)
             for name, table in self._tables.items()
@@ -213,7 +213,7 @@ class LocalTables:
         return {name: (change.ids, change.values) for name, change in changed.items() if change.ids.size}
 
     def arrived(self) -> None:
-        """Add the other trainers' changes, which are part of the rows from the servers."""
+        """Add the other trainers' changes to the copies, based on the rows received from the servers."""
         for plan, ids, rows in self.rows.replies.take_changed_rows():
             table = self._tables[plan.name]
             table.arrived(ids, rows, self._steps)

@@ -55,7 +55,7 @@ class DistributedOptimizer(Optimizer):
         self._started = False
 
     def bind(self, trainer: "Trainer") -> None:
-        """Use the given trainer for all steps from now on."""
+        """Use the given trainer for all later steps."""
         self._trainer = trainer
         self._started = True
 
@@ -150,7 +150,7 @@ class DistributedOptimizer(Optimizer):
         return {"state": numbered, "param_groups": groups}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load the state dict of this class or of a torch optimizer with the same parameters.
+        """Load a state dict of this class, or of a torch optimizer with the same parameters.
 
         Every role must call this method with the same state, before ``fleet.init_server()`` and
         ``fleet.init_worker()``: each server uses its part of the state.

@@ -1,4 +1,4 @@
-"""Support for the user's own optimizer: rejecting its ``step()``, and gradient scalers.
+"""Support for the user's own optimizer: a guard that rejects its ``step()``, and gradient scalers.
 
 If an optimizer declares support for scaling, ``torch.amp.GradScaler`` sets two attributes on the optimizer,
 calls ``step()`` even if the scaler has found a gradient that is not finite, and then removes the attributes.

@@ -64,18 +64,18 @@ def version_of(tensor: Tensor) -> int:
 
 
 def part_of(tensors: Iterable[Tensor]) -> float:
-    """Return the fraction of each tensor that is compared in later rounds."""
+    """Return the fraction of each tensor that is compared after the first rounds of checks."""
     total = sum(each.nbytes for each in tensors)
     return min(1.0, max(_LEAST_PART, ROUND_BYTES / total)) if total else 1.0
 
 
 def covers_all(round_: int) -> bool:
-    """Return whether all bytes are compared in a round, for models of any size."""
+    """Return whether a round of checks compares all bytes, for models of any size."""
     return round_ < _WHOLE_ROUNDS
 
 
 class Mark:
-    """A copy or checksum of memory, or of a part of it, which shows later whether the memory has changed.
+    """A copy or checksum of some memory, by which later changes to the memory are detected.
 
     Parameters
     ----------
@@ -100,7 +100,7 @@ class Mark:
         self._crc: int | None = None
 
     def take(self, content: memoryview, round_: int) -> None:
-        """Copy the memory, or only the part that is compared in this round."""
+        """Copy the memory, or only the part that this round of checks compares."""
         length, self._crc = len(content), None
         if length != self._length:  # the script has replaced the memory
             self._length, self._stretch = length, bytearray(self._stretch_of(length))
@@ -121,7 +121,7 @@ class Mark:
         memoryview(self._stretch)[:] = content
 
     def matches(self, content: memoryview) -> bool:
-        """Return whether the memory is still unchanged."""
+        """Return whether the memory is unchanged."""
         if self._crc is not None:
             return zlib.crc32(content) == self._crc
         if self._whole is None:
@@ -134,7 +134,7 @@ class Mark:
         )
 
     def matches_but_for_rounding(self, content: memoryview, dtype: torch.dtype) -> bool:
-        """Return whether the memory differs at most by rounding, as after adding and subtracting a value.
+        """Return whether the memory differs only by rounding errors, as after `w += e; w -= e`.
 
         This compares all bytes that the mark covers; the result is False if the mark has no copy of them.
         """
@@ -158,7 +158,7 @@ class Mark:
         return off <= _ROUNDINGS * torch.finfo(dtype).eps * largest
 
     def _stretch_of(self, length: int) -> int:
-        """Return the number of bytes, out of `length`, that are compared in a later round."""
+        """Return the number of bytes, out of `length`, that a later round of checks compares."""
         if self._part >= 1.0:
             return length
         return min(length, math.ceil(length * self._part / _UNIT_BYTES) * _UNIT_BYTES)

@@ -167,7 +167,7 @@ class Replies:
     def receive(
         self, connection: ServerConnection, event: Frame | End, *, in_pool: bool = False
     ) -> Work | None:
-        """Handle a frame, or the end of a data connection; return any long work, which the pool then runs."""
+        """Handle a frame or the end of a data connection; return any long work, which the pool then runs."""
         if isinstance(event, End):
             connection.ended(event.error)
             self.wake()
@@ -270,7 +270,7 @@ class Replies:
             self._wanted = frozenset()
 
     def servers_wait_for(self) -> str:
-        """Describe what the servers wait for; empty if they do not wait."""
+        """Describe what the servers wait for; return an empty string if they do not wait."""
         return ""
 
     def _describe_values(self) -> str:
@@ -339,14 +339,14 @@ class Replies:
         return f"rows of table {look_up.table.name} from {', '.join(each for each, some in busy if some)}"
 
     def expect_table_steps(self, step: int) -> None:
-        """Register the expected confirmation of each table from each server, before sending gradients."""
+        """Register the confirmation expected from each server for each table, before sending gradients."""
         with self._changed:
             servers = range(len(self.plan.endpoints))
             self._stepping = {(server, number) for server in servers for number in self._tables}
             self._table_steps = step + 1
 
     def table_stepped(self, server: int, header: Header, payload: memoryview) -> None:
-        """Record that a server has updated a table, and the rows that it has changed.
+        """Record that a server has updated a table, and store the changed rows.
 
         Raises
         ------

@@ -40,7 +40,7 @@ _BATCHES: Final = 2
 
 @dataclass(frozen=True, slots=True)
 class _Prefetched:
-    """Rows of one table that were prefetched for one batch.
+    """Prefetched rows of one table for one batch.
 
     Attributes
     ----------
@@ -139,7 +139,7 @@ class TrainerRows:
         self._prefetched.setdefault(name, deque(maxlen=_BATCHES)).append(batch)
 
     def _request(self, name: str, ids: NDArray[np.int64], step: int) -> LookUp:
-        """Request rows for a step, after waiting while a server has too many open requests."""
+        """Request rows for a step. If a server has too many open requests, wait first."""
         self.replies.check()
         table, most = self._tables[name], self._most_at_once[name]
         parts = [
@@ -252,7 +252,7 @@ class TrainerRows:
                 stream.send(Kind.ROW_GRADIENT, payload, step=step, block=table.number, more=True)
 
     def end_step(self) -> None:
-        """Wait until the servers have updated the tables, if this trainer must, and copy changed rows.
+        """End a step. If the mode requires it, wait until servers have updated the tables, and copy rows.
 
         Without a common step, waiting is necessary only for tables that this trainer holds, too: a server
         applies a trainer's gradient before it answers the trainer's next look-up, which follows on the same

@@ -278,7 +278,7 @@ class Session(Replies):
         self.connections[block.server].transport.submit(Kind.GRAD, self._sending, block.id, payload)
 
     def end_step(self, absent: Iterable[PlannedBlock]) -> None:
-        """Announce the end of a step, in which the `absent` blocks have no gradient."""
+        """Announce the end of a step, in which there is no gradient for the `absent` blocks."""
         by_server: dict[int, list[int]] = {}
         for block in absent:
             by_server.setdefault(block.server, []).append(block.id)
@@ -332,7 +332,7 @@ class Session(Replies):
         self.calls.wait_for_ends()
 
     def servers_wait_for(self) -> str:
-        """Describe what the servers wait for, according to the latest heartbeats; empty if nothing."""
+        """Describe what the servers wait for, as of the latest heartbeats, or return an empty string."""
         return self._heartbeat.waiting_for()
 
     def _look_for_silence(self) -> None:

@@ -218,7 +218,7 @@ class Trainer:
         self.flow.guard.replace(self.step)
 
     def settle(self) -> None:
-        """Send all data of completed steps that is unsent, and load the resulting values."""
+        """Send all unsent data of completed steps, and load the resulting values."""
         self.mode.settle()
         self.session.rows.wait()
         self.session.rows.adopt()

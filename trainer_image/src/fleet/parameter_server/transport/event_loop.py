@@ -102,7 +102,7 @@ class EventLoop:
         self._thread = threading.Thread(target=self._run, name="fleet-io", daemon=True)
 
     def start(self) -> None:
-        """Start the threads, which also run calls and work that were queued before."""
+        """Start the threads. They also run the calls and the work that were queued before."""
         self._selector = selectors.DefaultSelector()
         self._wakes, self._woken = socket.socketpair()
         for each in (self._wakes, self._woken):

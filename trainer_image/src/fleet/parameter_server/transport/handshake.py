@@ -461,7 +461,7 @@ def _prove_to_server(connected: socket.socket, key: bytes) -> None:
 
 
 def _check_caller(connected: socket.socket, key: bytes) -> None:
-    """Check the caller's proof that it has the key, and prove the same to the caller."""
+    """Check the caller's proof of the key, then prove to the caller that this server has the key, too."""
     challenge = secrets.token_bytes(CHALLENGE_BYTES)
     send_all(connected, [challenge])
     answer, mac = _receive(connected, CHALLENGE_BYTES), _receive(connected, MAC_BYTES)

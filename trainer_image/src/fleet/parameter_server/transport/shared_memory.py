@@ -76,7 +76,7 @@ class SharedBlocks:
 
     @classmethod
     def receive(cls, descriptor: int, block_bytes: Mapping[int, int], *, writable: bool) -> "SharedBlocks":
-        """Map another process's memory from a file descriptor, which the caller still has to close.
+        """Map another process's memory from a file descriptor, which the caller must close.
 
         Raises
         ------
