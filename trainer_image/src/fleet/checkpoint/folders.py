@@ -4,7 +4,7 @@ The checkpoint with the highest number is the newest. A claim keeps a replaced p
 pod on a lost node is replaced, the old pod may still run, with the same folder mounted. Each writer records
 its attempt in the folder before it writes, and checks for a higher one before every step of a save. The check
 and the write are two calls, so a write that was allowed just before the successor's claim may end just after
-it. The resulting checkpoint is either complete or none at all; files of two saves never mix.
+it. The result is either a complete checkpoint or none; files of two saves never mix.
 """
 
 import contextlib
@@ -193,8 +193,8 @@ def list_complete_numbers(folder: Path, check: Callable[[Checkpoint], object]) -
 def removable_numbers(numbers: Sequence[int], complete: Sequence[int], keep: int) -> list[int]:
     """Return the numbers to remove if the newest `keep` complete checkpoints are kept.
 
-    Numbers above the newest complete one stay, as those checkpoints may be in progress. If none is complete,
-    all stay.
+    Checkpoints above the newest complete one are kept, because they may be in progress. If no checkpoint is
+    complete, all are kept.
     """
     kept, newest = set(complete[-keep:]), complete[-1] if complete else -1
     return [number for number in numbers if number not in kept and number < newest]

@@ -1,7 +1,7 @@
 """A trainer's part of a checkpoint: all data that the servers' shards do not contain.
 
-The script's status, the module's buffers, parameters that no server steps, and the options of the param
-groups. Trainers that have their own optimizers add the optimizer state.
+The part contains the script's status, the module's buffers, the parameters that no server updates, and the
+options of the param groups. Trainers that have their own optimizers add the optimizer state.
 """
 
 import json
@@ -106,7 +106,7 @@ class TrainerPart:
     loop: tuple[int, int, int] | None = None
     """The position of a collective training run in its loops, as a `fleet.loop.Place`; None if unknown."""
     own_rows: OwnRows = field(default_factory=OwnRows)
-    """The optimizer state of tables, if trainers step them."""
+    """The optimizer state of tables, if trainers update them."""
     order: GradientOrder | None = None
     """Set for collective training that averages gradients."""
     parameters: Mapping[str, Tensor] = field(default_factory=dict)
@@ -271,7 +271,7 @@ def restore_values(part: TrainerPart, source: Source) -> None:
 def restore_states(states: Mapping[str, Mapping[str, Any]], source: Source) -> None:
     """Set the optimizer state of parameters, with each tensor on the device that torch expects.
 
-    That is the parameter's device. Only the step count stays on the CPU, unless a fused or capturable kernel
+    This is the parameter's device. Only the step count stays on the CPU, unless a fused or capturable kernel
     needs it on the device; see ``torch.optim.Optimizer.load_state_dict``.
 
     Parameters

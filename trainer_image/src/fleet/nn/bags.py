@@ -361,7 +361,7 @@ class EmbeddingBagConfig:
     first_values : FirstValues, optional
         Used instead of the two bounds.
     rule : RowRule, optional
-        How an update steps a row; by default as the optimizer does.
+        The rule that updates rows; by default, rows are updated as the optimizer would.
     options : dict
         Options of `rule`.
     table : DistributedTable, optional

@@ -46,7 +46,7 @@ __all__ = [
 _operators = torch.library.Library("fleet", "FRAGMENT")  # type: ignore[no-untyped-call]
 _operators.define("sum_rows(Tensor positions, Tensor rows, SymInt num_rows) -> Tensor")  # type: ignore[no-untyped-call]
 _order = itertools.count()
-"""Numbers look-ups."""
+"""Assigns numbers to look-ups."""
 
 
 class LookedUp(NamedTuple):
@@ -156,8 +156,8 @@ class DistributedTable:
         Values of rows before their first update.
     seed : int
     rule : RowRule, optional
-        How an update steps a row. Without it, rows are stepped as the optimizer whose param group holds the
-        table's `placeholder` would, with its options and schedules.
+        The rule that updates rows. By default, rows are updated like parameters of the optimizer whose param
+        group holds the table's `placeholder`, with its options and schedules.
     options : mapping
         Options of `rule` that differ from its defaults; a function of the number of updates is a schedule.
     row_type : RowType
@@ -213,7 +213,7 @@ class DistributedTable:
         Raises
         ------
         ConfigurationError
-            The table has neither a rule nor a param group, or no rule does what the class does.
+            The table has neither a rule nor a param group, or no rule corresponds to the class.
         """
         rule, options = self.rule, dict(self.options)
         if rule is None:
@@ -388,8 +388,8 @@ class DistributedEmbedding(Module):
     seed : int
         Seed of the first values.
     rule : RowRule, optional
-        How an update steps a row (`fleet.tables.rules`). By default as the optimizer over
-        ``model.parameters()`` does, with its options and schedules.
+        The rule that updates rows (`fleet.tables.rules`). By default, rows are updated as by the optimizer
+        over ``model.parameters()``, with its options and schedules.
     options : mapping, optional
         Options of `rule`.
     table : DistributedTable, optional

@@ -1,7 +1,7 @@
 """Training with parameter servers: scripts run ``from fleet.parameter_server import fleet``.
 
-A trainer sends each gradient as soon as it is computed. The servers step the blocks that they own with the
-user's torch.optim class, and ``optimizer.step()`` copies the new values into the parameters. Control calls
+A trainer sends each gradient as soon as it is computed. The servers update the blocks that they own with the
+user's torch.optim class; ``optimizer.step()`` then copies the new values into the parameters. Control calls
 use gRPC; tensors travel in raw frames over TCP (see `fleet.wire`).
 """
 

@@ -27,7 +27,7 @@ def elastic_facts(mode: Mode, num_trainers: int, max_trainers: int | None) -> di
     num_trainers : int
         The number of trainers at the start of this process.
     max_trainers : int or None
-        The maximum number of trainers; None for a job that is not elastic. Such a job has no such facts.
+        The maximum number of trainers; None if the job is not elastic; the result is then empty.
 
     Raises
     ------

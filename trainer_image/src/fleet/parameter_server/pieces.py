@@ -1,7 +1,7 @@
 """Pieces: parts of a block that are sent, updated and answered independently.
 
 A large block would leave the network idle, because a server cannot answer any part of it before the last
-trainer has sent its last byte. If the optimizer works element by element, stepping pieces gives a
+trainer has sent its last byte. If the optimizer works element by element, updating pieces gives a
 bitwise-identical result. Programs, checkpoints and messages name blocks, never pieces.
 """
 
@@ -60,7 +60,7 @@ def in_pieces(plan: ServerPlan, settings: Settings) -> ServerPlan:
 def lead_bytes(plan: ServerPlan, settings: Settings) -> int | None:
     """Return how many bytes a trainer may send ahead of another, or None if there is no limit.
 
-    Only the sync mode has a limit, because only it waits for every trainer's gradient before stepping a
+    Only the sync mode has a limit, because only it waits for every trainer's gradient before it updates a
     piece.
     """
     return _most_bytes(plan, settings) if plan.has_common_step else None

@@ -108,7 +108,7 @@ class Put:
 class FailedStep:
     """The first failed step of a block or table. It ends the server.
 
-    A failed step may leave its block partly stepped, so training cannot continue from the values. The failure
+    A failed step may leave its block partly updated, so training cannot continue from the values. The failure
     therefore concerns every trainer, not only the trainer whose gradient arrived last: the next call of
     `ServerMode.missing` raises it, and the server reports it to all trainers.
 
@@ -149,7 +149,7 @@ class DenseUpdate:
     optimizer_class : type
         The user's torch.optim class.
     value : Tensor
-        The block's value, a view of the server's memory, which is stepped in place.
+        The block's value, a view of the server's memory, which is updated in place.
     options : mapping
         The options of the block's param group at capture, including kernel flags.
     fused : bool

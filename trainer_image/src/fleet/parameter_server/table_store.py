@@ -44,7 +44,7 @@ class RowUpdate:
         The table's number.
     gradient : RowGradients
         The gradient of this server's rows, with distinct ids; in sync mode the mean over the trainers. It may
-        be overwritten. If the table's rule steps every row, the store replaces it by that of every row.
+        be overwritten. If the table's rule updates every row, the store extends the gradient to every row.
     hyper_parameters : tuple of mappings
         The hyper-parameters of the step, by param group.
     origins : tuple of Origin
@@ -138,9 +138,9 @@ class _Entry:
     updates: int = 0
     """The number of updates, including empty ones; the same on every server."""
     every_id: NDArray[np.int64] | None = None
-    """The ids that this server holds, ascending, once an update has stepped every row."""
+    """The ids that this server holds, ascending, once an update has changed every row."""
     every_row: tuple[HyperParameters, bool] = (), False
-    """The latest hyper-parameters of `TableStore.update_bytes`, and whether they step every row."""
+    """The latest hyper-parameters of `TableStore.update_bytes`, and whether they update every row."""
     lock: threading.Lock = field(default_factory=threading.Lock)
     """Guards the rows."""
 

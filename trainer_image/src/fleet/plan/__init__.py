@@ -1,6 +1,6 @@
 """Plans: data that describes the work of a job's replicas, computed from a specification by pure functions.
 
-A plan assigns the blocks of each parameter to servers, and describes how they are stepped. The runtime
+A plan assigns the blocks of each parameter to servers, and describes how they are updated. The runtime
 follows a plan. This package opens no socket, starts no thread and reads no clock, and importing it does not
 import torch.
 """

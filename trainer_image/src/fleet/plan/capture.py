@@ -36,7 +36,7 @@ def capture_step(
     optimizer : torch.optim.Optimizer
     grad_clip : ClipGradByValue, ClipGradByNorm or ClipGradByGlobalNorm, optional
     feeds : tuple of str, optional
-        What the loss function takes after the model; by default the names in its signature.
+        The names of the loss function's arguments after the model; by default those in its signature.
 
     Raises
     ------
@@ -64,7 +64,7 @@ def capture_loop(
         Provides the names of the parameters, and the order of their creation.
     grad_clip : ClipGradByValue, ClipGradByNorm or ClipGradByGlobalNorm, optional
     trained : collection of Parameter, optional
-        The parameters that trainers step without servers, whether or not they require a gradient at the
+        The parameters that trainers update without servers, whether or not they require a gradient at the
         moment.
 
     Raises

@@ -78,7 +78,7 @@ class DistributeTranspilerConfig:
         Asynchronous training that compensates for delay (DC-ASGD). If `sync_mode` is False and no field
         requests another mode, the mode is async.
     geo_sgd_mode : bool
-        GEO: each trainer steps its own copy, and exchanges the changes at intervals.
+        GEO: each trainer updates its own copy, and exchanges the changes at intervals.
     geo_sgd_need_push_nums : int
         GEO: the number of steps between two exchanges.
     wait_port : bool

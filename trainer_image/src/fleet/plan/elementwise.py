@@ -1,8 +1,8 @@
 """Trials of an optimizer, which show whether servers can run its step, and whether they can do so on slices.
 
-A server steps each parameter, or each slice of it, with a separate optimizer, which it builds from the
-options of the param group. The trials therefore test three things: whether stepping slices gives the same
-result as stepping the whole; whether stepping parameters together gives the same result as stepping each one
+A server updates each parameter, or each slice of it, with a separate optimizer, which it builds from the
+options of the param group. The trials therefore test three things: whether updating slices gives the same
+result as updating the whole; whether updating parameters together gives the same result as updating each one
 alone; and whether the rebuilt optimizer behaves like the user's.
 """
 
@@ -50,7 +50,7 @@ class Findings:
     Attributes
     ----------
     elementwise : bool
-        Whether stepping two slices of a tensor is bitwise-identical to stepping the whole tensor.
+        Whether updating two slices of a tensor is bitwise-identical to updating the whole tensor.
     refusal : str
         Why parameter servers cannot run this step, and what to do about it; empty if they can.
     tensors : mapping of str to str
@@ -82,8 +82,8 @@ def try_out(
     Returns
     -------
     Findings
-        These include a refusal if the class cannot be built from the group's options, or cannot step a dense
-        gradient. The refusal does not matter if the trainers step.
+        These include a refusal if the class cannot be built from the group's options, or cannot handle a
+        dense gradient. The refusal does not matter if trainers run the optimizer themselves.
 
     Raises
     ------
@@ -129,8 +129,8 @@ def _layout(trained: Mapping[int, int]) -> tuple[int, ...]:
 def _script_untouched() -> Iterator[None]:
     """Isolate a trial from the script's random state, default device and global optimizer hooks.
 
-    Tensors are made on the CPU, whatever the default device is. The script's random numbers stay the same,
-    and its global optimizer hooks are not called.
+    Tensors are created on the CPU, regardless of the default device. The script's random numbers stay the
+    same, and its global optimizer hooks are not called.
     """
     of_python, of_numpy = random.getstate(), np.random.get_state()  # noqa: NPY002 - what a script may use
     hooks = [getattr(torch_optimizer, f"_global_optimizer_{when}_hooks") for when in ("pre", "post")]

@@ -38,9 +38,9 @@ class GroupPlan:
     hyper_parameters: Mapping[str, HyperParameter]
     """Every option of the group at capture, ``lr``, ``weight_decay`` and kernel flags included."""
     elementwise: bool
-    """Whether stepping two slices is bitwise-identical to stepping the whole parameter."""
+    """Whether updating two slices is bitwise-identical to updating the whole parameter."""
     cuttable: bool
-    """Whether blocks may be sent and stepped in pieces, considering the mode and the clipping as well."""
+    """Whether blocks may be sent and updated in pieces, considering the mode and the clipping as well."""
     tensors: Mapping[str, str] = field(default_factory=dict)
     """The dtypes of the options that the user set to tensors; the exact result of a step depends on them."""
 
@@ -419,7 +419,8 @@ def plan_job(
     custom : TrainingMode, optional
         A user-defined mode, which then takes precedence.
     seed : int, optional
-        Of the order in which Paddle assigns parameters that are not sliced; by default the order of names.
+        The seed of the order in which Paddle assigns unsliced parameters; by default, they are assigned by
+        name.
 
     Returns
     -------

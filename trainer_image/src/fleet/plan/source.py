@@ -239,7 +239,7 @@ def refuse_forward_writes(source: Source | None, *, steps_alone: bool) -> None:
     ----------
     source : Source or None
     steps_alone : bool
-        Whether a trainer steps its own values, as in GEO. Even then, rows of tables are copies.
+        Whether a trainer updates its own values, as in GEO. Even then, rows of tables are copies.
 
     Raises
     ------

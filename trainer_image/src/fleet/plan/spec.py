@@ -44,7 +44,7 @@ class GroupSpec:
     options: Mapping[str, HyperParameter]
     """Every option of the group at capture, ``lr``, ``weight_decay`` and kernel flags included."""
     elementwise: bool
-    """Whether stepping two slices is bitwise-identical to stepping the whole parameter."""
+    """Whether updating two slices is bitwise-identical to updating the whole parameter."""
     refusal: str = ""
     """Why parameter servers cannot run this step; empty if they can."""
     tensors: Mapping[str, str] = field(default_factory=dict)
@@ -125,7 +125,7 @@ class TrainingSpec:
     def agreement(self) -> dict[str, str]:
         """Return, by name, the facts that must be equal in all processes that train together.
 
-        They are the names, shapes, dtypes and param groups of the parameters, each table, the class and
+        The facts are the names, shapes, dtypes and param groups of the parameters, each table, the class and
         structural hyper-parameters of each group, and how gradients are clipped. Numbers such as the learning
         rate may change during training, so they are compared at each step instead.
         """

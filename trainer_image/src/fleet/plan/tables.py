@@ -99,7 +99,7 @@ def _own_tables(
 ) -> dict[str, CapturedTable]:
     """Return the weights with sparse gradients that the optimizer updates.
 
-    They are those of torch's modules, and the `sparse_weights` of a built program's module.
+    These are the weights of torch's modules, and the `sparse_weights` of a built program's module.
     """
     import torch  # imported here, so that programs can be read and printed without torch
 
@@ -158,7 +158,7 @@ def table_plans(names: "Sequence[str]", source: Source | None) -> tuple[TablePla
     Raises
     ------
     TranspileError
-        The source has no table of that name; the source of a program that was read from text has none.
+        The source has no table with one of the names, for example because the program was read from text.
     """
     known = {each.name: each for each in source.tables} if source is not None else {}
     if unknown := [name for name in names if name not in known]:

@@ -112,7 +112,7 @@ class BFloat16:
     stochastic : bool
         True: an update rounds up with the probability that makes the mean exact, so that steps below the
         precision add up over time. The draw is a function of the table, the id, the column and the step.
-        False, and always for first values and loaded ones: to the nearest, ties to even.
+        False: an update rounds to nearest, ties to even, as initial and loaded values always do.
     """
 
     stochastic: bool = False
@@ -138,7 +138,7 @@ class BFloat16:
             return values
         words = random_words(ids, self.num_words(values.shape[1]), key, ROUNDING, step)
         # bfloat16 drops the lower 16 bits of a float32. Adding 16 random bits to them carries into the upper
-        # half with exactly the probability that stochastic rounding asks for.
+        # half with exactly the probability that stochastic rounding requires.
         drawn = words.astype(np.uint32).view(np.uint16)[:, : values.shape[1]]
         bits = values.contiguous().numpy().view(np.uint32)
         rounded = torch.from_numpy(((bits + drawn) & np.uint32(0xFFFF0000)).view(np.float32))
@@ -155,7 +155,7 @@ class TableConfig:
     dimension : int
         Elements of a row.
     rule : RowRule
-        How an update steps a row.
+        The rule that updates rows.
     num_embeddings : int, optional
         Ids are 0 to `num_embeddings`, exclusive; without it any 64-bit id is valid.
     first_values : FirstValues

@@ -1,7 +1,7 @@
 """Eviction rules, which decide when rows are removed. A custom rule implements `Eviction`.
 
 Rows are evicted after an update, and only from the virtual shards that the update touched. The content of a
-shard therefore depends only on the shard's own updates, whatever the number of servers.
+shard therefore depends only on the shard's own updates, regardless of the number of servers.
 """
 
 from collections.abc import Mapping
@@ -27,7 +27,7 @@ __all__ = [
 _SLACK: Final = 16
 """A full shard evicts one row in this many in a single update, so that few updates have to evict."""
 _SEARCHES: Final = 8
-"""`TimeToLive` searches a shard this many times within the life of a row."""
+"""`TimeToLive` searches a shard this many times in `steps` steps."""
 
 Marks = Mapping[str, NDArray[np.float32]]
 
@@ -127,7 +127,7 @@ class TimeToLive:
     """Evicts rows that have not been updated for more than `steps` steps.
 
     A virtual shard is searched once per `steps` / 8 steps, at its next update. In a shard that receives
-    updates, a row therefore lives at most an eighth longer. Shards are searched at different steps.
+    updates, a row therefore stays at most an eighth longer. Shards are searched at different steps.
 
     Attributes
     ----------

@@ -80,7 +80,7 @@ def apply_delta(rows: TableRows, changed: TableRows, removed: Tensor) -> TableRo
     changed : TableRows
         New rows, and rows with a changed value.
     removed : int64[n]
-        Ids that lost their rows.
+        Ids whose rows were removed.
     """
     stays = ~np.isin(rows.ids, np.concatenate([changed.ids, removed.numpy()]))
     ids = np.concatenate([rows.ids[stays], changed.ids])

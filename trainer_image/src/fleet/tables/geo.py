@@ -27,7 +27,7 @@ from fleet.tables.table import Table
 __all__ = ["Added", "GeoRows", "server_config"]
 
 _MIN_PENDING: Final = 1 << 16
-"""Ids of updates are merged only when there are more than this."""
+"""The number of pending ids above which they are merged."""
 _NO_STATE: Final = TableRows(np.zeros(0, dtype=np.int64), torch.empty(0, 0, dtype=torch.float32), {})
 
 
@@ -52,7 +52,7 @@ class GeoRows:
     Parameters
     ----------
     config : TableConfig
-        Its rule is the one by which the trainer steps rows.
+        Its rule is the one by which the trainer updates rows.
     num_trainers : int
 
     Raises

@@ -45,7 +45,7 @@ _BUCKET: Final = 4
 _BUCKET_TYPE: Final = np.dtype((np.void, 4 * _BUCKET))
 """NumPy reads a bucket as one element."""
 _BUCKETS_AT_ONCE: Final = 4
-"""Buckets that each pass of a search reads, after the first bucket."""
+"""The number of buckets that each pass of a search reads, after the first bucket."""
 _MIN_ENTRIES: Final = 64
 _MIN_ROWS: Final = 64
 _GROWTH: Final = 1.125
@@ -298,7 +298,7 @@ class RowIndex:
         self._pages = PagedArray(size // _BUCKET, _BUCKET_TYPE)
         self._buckets = self._pages.values
         self._entries = self._buckets.view(np.uint32)
-        """Each a row number below its mark, `_FREE` or `_REMOVED`."""
+        """Each entry is a row number below its mark, `_FREE` or `_REMOVED`."""
         self._entries[:] = _FREE
         self._used = 0
         """Entries that are not free, removed ones included."""

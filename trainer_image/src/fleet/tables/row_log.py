@@ -1,13 +1,13 @@
 """A log-structured file of rows, with sequential writes and random reads.
 
-The file consists of segments, and a segment of places, one per record. When a row returns to memory, its
-place becomes dead. If more places are dead than live, the owner rewrites the live rows of the emptiest
-segment, whose space is then reused.
+The file consists of segments of equal size, and a place in a segment holds one record. When a row returns to
+memory, its record is dead. If more records are dead than live, the owner rewrites the live records of the
+segment that has the fewest; the segment's space is then reused.
 
 Single records are read with Linux asynchronous I/O and O_DIRECT. A disk serves many concurrent reads several
-times as fast as one read after another. The page cache would spend a page of memory, and the processor time
-to evict it, on each record. Recent segments, which may not be on the disk yet, are read through the page
-cache. So is everything if the file system or the kernel does not support such reads.
+times as fast as one read after another. The page cache would use a page of memory for each record, and
+processor time to evict the page. Recent segments, which may not be on the disk yet, are read through the page
+cache. So are all records if the file system or the kernel does not support such reads.
 """
 
 import ctypes
@@ -36,7 +36,7 @@ _BLOCK: Final = 4096
 """O_DIRECT reads begin and end at multiples of this, the block size of disks."""
 _READS_AT_ONCE: Final = 256
 _READS_TOGETHER: Final = 64
-"""Reads that are awaited together before more are submitted."""
+"""The number of reads that are submitted and awaited together."""
 
 Places = NDArray[np.int64]
 
@@ -143,7 +143,7 @@ class RowLog:
     def emptiest(self) -> tuple[Places, NDArray[np.int64]] | None:
         """Return the segment with the fewest live records: its positions and their row numbers.
 
-        Return None if more than half of the places in segments with live records are live, because rewriting
+        Return None if more than half of the records in segments with live records are live, because rewriting
         would free too little.
         """
         candidates = self._live > 0
@@ -210,7 +210,7 @@ class RowLog:
         # Space is allocated now, because a full disk during a write to mapped memory would kill the process.
         os.posix_fallocate(self._file.fileno(), end - self._segment_bytes, self._segment_bytes)
         if end > len(self._map):
-            # Twice what is needed, so that the map is seldom replaced; the rest of the file is a hole.
+            # Twice what is needed, so that the map is rarely replaced; the rest of the file is a hole.
             os.truncate(self._file.fileno(), 2 * end)
             self._map = mmap.mmap(self._file.fileno(), 2 * end, prot=mmap.PROT_READ)
             self._map.madvise(mmap.MADV_RANDOM)

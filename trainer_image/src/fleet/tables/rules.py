@@ -1,7 +1,7 @@
 """Row rules: the optimizers of tables. A custom rule implements `RowRule`.
 
-`kernels/table_rows.c` steps rows by SGD in one loop, where torch makes a pass over all rows for each
-operation. It is used where `compiled_step` finds that its bits are those of the rule.
+`kernels/table_rows.c` updates rows by SGD in a single loop, whereas torch passes over all rows once for each
+operation. The loop is used only if `compiled_step` finds its results bitwise equal to the rule's.
 """
 
 import ctypes
@@ -243,7 +243,7 @@ class FTRL:
 class _PaddleRule:
     """The base class of the rules for `fleet.optim`: Paddle's formulas, clipping and regularization.
 
-    A regularizer makes every row decay in each update, those without a gradient too.
+    With a regularizer, every row decays in each update, even without a gradient.
     """
 
     optimizer: ClassVar[type[optim.Optimizer]]
@@ -310,7 +310,7 @@ def steps_every_row(rule: RowRule, options: Mapping[str, Any]) -> bool:
     Parameters
     ----------
     rule : RowRule
-        It decides this by a method `every_row`, which takes the options, if it has one.
+        A rule whose updates may change every row has a method `every_row`, which takes the options.
     options : mapping
         The options of the update.
     """
@@ -387,9 +387,9 @@ _RULES: Final[Mapping[str, Callable[[], RowRule]]] = {
     "fleet.optim.RMSProp": PaddleRMSProp,
 }
 _UNSUPPORTED: Final = ("dampening", "amsgrad", "maximize", "centered", "decoupled_weight_decay")
-"""Options of torch's classes that none of their rules has; each must be off."""
+"""Options of torch's classes that the rules do not support; each must be off."""
 _DECOUPLED: Final = "torch.optim.adamw.AdamW"
-"""Without decay it is Adam; its decay differs from that of the rules."""
+"""Without weight decay it equals Adam; its weight decay differs from that of the rules."""
 _REMEDY: Final = "give the table its own rule: rule=fleet.tables.rules.…"
 
 
@@ -407,7 +407,7 @@ def rule_of(table: str, optimizer_class: type, group: Mapping[str, Any]) -> tupl
     Raises
     ------
     ConfigurationError
-        No rule does what the class does with these options.
+        No rule computes the same updates as the class with these options.
     """
     path = f"{optimizer_class.__module__}.{optimizer_class.__qualname__}"
     if path not in _RULES:

@@ -21,11 +21,11 @@ from fleet.tables.rows import RowLayout, TableRows
 __all__ = ["PART_BYTES", "RemovedIds", "Snapshot"]
 
 PART_BYTES: Final = 4 << 20
-"""Rows of a part, at most."""
+"""The maximum size of a part, in bytes of rows."""
 _EXTRA: Final = 3
 """Words that are copied with a row: two for its id, and one for whether the row existed."""
 _MIN_REMOVED: Final = 1 << 16
-"""Removed ids are remembered up to this number, however few rows the table had."""
+"""The number of removed ids that are recorded even if the table had fewer rows."""
 
 
 class Snapshot:
@@ -91,8 +91,8 @@ class Snapshot:
     def count_on(self) -> bool:
         """Count the rows of the next part; return whether there are further parts to count.
 
-        With `since`, counting reads all rows. Updates may run between two calls, as between two parts; all
-        calls come before the first part.
+        With `since`, counting reads all rows. Updates may run between two calls, as between two parts. Make
+        all calls before the first part is read.
         """
         return next(self._counting, False)
 
@@ -179,7 +179,7 @@ class RemovedIds:
         self._base: int | None = None
         """The step of the last snapshot of the whole table."""
         self._most = 0
-        """How many ids are remembered at most."""
+        """The maximum number of recorded ids."""
 
     @property
     def nbytes(self) -> int:

@@ -182,8 +182,8 @@ class _OnDisk:
 
     Replacement is an approximate LRU-2: memory holds the rows whose second-to-last write is the most recent.
     The time between two writes predicts the next use better than the time of the last one, so rows that are
-    updated only once displace nothing; they are written directly to the file. Reads move no rows between
-    memory and file.
+    updated only once do not displace others; they are written directly to the file. Reads move no rows
+    between memory and file.
     """
 
     address = None

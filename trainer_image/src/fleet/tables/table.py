@@ -1,7 +1,7 @@
 """An embedding table: look-ups, updates, admission and eviction of its rows.
 
 A row exists from its first update, or from the time at which it was loaded, until it is evicted. Any other id
-reads as its first value, which is computed on demand, so reading uses no memory and changes nothing.
+has its initial value, which is computed on demand, so reading uses no memory and changes nothing.
 """
 
 from collections.abc import Mapping
@@ -58,7 +58,7 @@ class Table:
         """The newest step of an update."""
         self._snapshot: Snapshot | None = None
         self._loop = compiled_step(type(config.rule)) if self._layout.holds_values else None
-        """The compiled loop that steps rows as the rule does."""
+        """The compiled loop that updates rows as the rule does."""
 
     def __len__(self) -> int:
         """Return the number of rows."""

@@ -99,7 +99,7 @@ class Kind(enum.IntEnum):
     ROW_GRADIENT = 14
     """One table's gradient for a step: ids, and a row for each; empty if no row on the server has one."""
     STEPPED = 15
-    """Notice that a table has been stepped: later look-ups return its rows after that step.
+    """Notice that a table has been updated: later look-ups return its rows after that step.
 
     If the trainer holds a copy of the table, the payload has the ids and values of the changed rows.
     Otherwise it is empty.

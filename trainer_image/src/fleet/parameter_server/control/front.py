@@ -2,9 +2,9 @@
 
 gRPC accepts any number of connections from any host, uses descriptors and memory for each, and does not
 reveal which connection a call uses until the call is served. Therefore, if the job has a key, gRPC listens on
-a loopback address, and this module relays connections from the server's endpoint to it. Few connections may
-be open over which no call has proved the key; the number of proved connections is not limited. One thread
-does all of this, so a surplus connection is closed before the next one is accepted.
+a loopback address, and this module relays connections from the server's endpoint to it. Only a few
+connections may be open on which no call has proved the key; the number of proved connections is not limited.
+One thread does all of this, so a surplus connection is closed before the next one is accepted.
 """
 
 import contextlib

@@ -1,8 +1,8 @@
 """Authentication of control calls: accepts only replicas with the job's key, and the kubelet's probes.
 
-The thread that accepts calls checks the proof in their metadata. Separate threads answer a call without a
-valid proof with UNAUTHENTICATED, without reading its message. Health/Check needs no proof. Its message is not
-read either, because the answer does not depend on it.
+The thread that accepts calls checks the proof in their metadata. A call without a valid proof gets the status
+UNAUTHENTICATED from a separate thread, which does not read the message. Health/Check needs no proof. Its
+message is not read either, because the answer does not depend on the message.
 """
 
 import functools

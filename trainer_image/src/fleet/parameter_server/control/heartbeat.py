@@ -1,8 +1,8 @@
 """A trainer's heartbeats to all servers, and the handling of the replies.
 
-A thread sends them and never waits for a step, so a trainer with a long step keeps sending heartbeats. If a
-server's data connection breaks, the thread also determines whether the server is alive, has restarted without
-its state, or is lost.
+A separate thread sends the heartbeats and never waits for a step, so a trainer with a long step keeps sending
+heartbeats. If a server's data connection breaks, the thread also determines whether the server is alive, has
+restarted without its state, or is lost.
 """
 
 import logging

@@ -1,7 +1,7 @@
 """Training modes, which synchronize trainers and servers; each module implements one mode.
 
-`Mode` is the public interface: subclass it, and pass an instance as ``DistributedStrategy(mode=…)``.
-Other modes can be built on the halves `ImmediateServer` and `AnsweredTrainer`.
+`Mode` is the public interface: subclass it, and pass an instance as ``DistributedStrategy(mode=…)``. Other
+modes can be built on `ImmediateServer` and `AnsweredTrainer`.
 """
 
 from fleet.errors import ConfigurationError

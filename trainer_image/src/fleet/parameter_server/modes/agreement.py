@@ -79,8 +79,9 @@ class Participants:
     def hyper_of(self, step: int, trainers: Collection[int]) -> HyperParameters:
         """Return the hyper-parameters of a step, given the trainers whose gradients it uses.
 
-        `NO_STEP` if there are no trainers, or if any trainer has announced `NO_STEP` because its gradients
-        are not finite: the sum would not be finite either, so a single process would also skip the step.
+        The result is `NO_STEP` if there are no trainers, or if any trainer has announced `NO_STEP` because
+        its gradients are not finite: the sum would not be finite either, so a single process would also skip
+        the step.
         """
         of_trainers = self.hyper.get(step, {})
         return of_trainers[min(trainers)] if trainers and NO_STEP not in of_trainers.values() else NO_STEP

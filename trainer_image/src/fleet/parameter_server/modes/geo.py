@@ -3,7 +3,7 @@
 A trainer keeps `old`, the value on which it last agreed with the servers. With N trainers, it sends 1/N of
 its changes since then, and adds the sent amount to `old`; the servers add the amount to their value. When the
 servers' value `ps` arrives, the trainer adds the other trainers' changes to its parameters: ``w += ps - old;
-old = ps``. Local steps continue meanwhile. Of a table, the trainer sends only the rows that it has stepped
+old = ps``. Local steps continue meanwhile. For a table, the trainer sends only the rows that it has updated
 since the last exchange. At the end, trainers wait for each other, so that all of them end with the same
 model.
 """

@@ -1,13 +1,13 @@
 """The interface of training modes. Each mode has a server side and a trainer side.
 
-A user-defined mode is a subclass of `Mode`, passed as ``DistributedStrategy(mode=MyMode())``. Its halves are
-subclasses of `ServerMode` and `TrainerMode`; the docstring of each method describes its default.
+A user-defined mode is a subclass of `Mode`, passed as ``DistributedStrategy(mode=MyMode())``. Its two sides
+are subclasses of `ServerMode` and `TrainerMode`; the docstring of each method describes its default.
 docs/modes.md has an example.
 
-Two trainer halves serve every mode whose servers answer each gradient of a step with a value.
-`AnsweredTrainer` waits for the answers in ``optimizer.step()``. `CrossStepTrainer` postpones the wait: in the
-next forward pass, each layer waits for its own parameters just before it runs, while the values of later
-layers are still in transit. The computation is the same. A script that reads a parameter outside the
+Two classes implement the trainer side of every mode whose servers answer each gradient of a step with a
+value. `AnsweredTrainer` waits for the answers in ``optimizer.step()``. `CrossStepTrainer` postpones the wait:
+in the next forward pass, each layer waits for its own parameters just before it runs, while the values of
+later layers are still in transit. The computation is the same. A script that reads a parameter outside the
 parameter's layer would read an old value, so the step fails if a gradient shows that this has happened.
 """
 
@@ -93,8 +93,8 @@ class Missing:
 class ServerMode(Protocol):
     """The server side of a mode: decides when blocks and tables are updated, and who gets an answer.
 
-    The server's threads call the half concurrently; calls about one trainer come one after the other. No
-    method may wait for another trainer.
+    The server's threads call these methods concurrently, but calls about the same trainer one after the
+    other. No method may wait for another trainer.
     """
 
     defers: ClassVar[bool] = False
@@ -396,7 +396,7 @@ class Mode(ABC):
     programs : DistributedMode
         The Paddle mode whose transpiled programs this mode runs; ASYNC by default.
     steps_locally : bool
-        Whether a trainer steps its parameters with the user's own optimizer, as in GEO.
+        Whether a trainer updates its parameters with the user's own optimizer, as in GEO.
     survives_loss : bool
         Whether the other trainers continue when a trainer is lost. If not, the job ends.
     elastic : bool
@@ -458,7 +458,8 @@ class AnsweredTrainer(TrainerMode):
     def across_steps(self, module: Module) -> TrainerMode | None:
         """Return a `TrainerMode` in which each layer waits for its values in the next forward pass.
 
-        A subclass has steps of its own, which the other half would silently replace: it gets None.
+        Return None for a subclass, because a `CrossStepTrainer` would silently replace the subclass's own
+        steps.
         """
         return CrossStepTrainer(self._session, module) if type(self) is AnsweredTrainer else None
 
@@ -575,7 +576,7 @@ def check_half(half: Half, base: type[Half], kind: Mode) -> Half:
     Raises
     ------
     ConfigurationError
-        The half is not a subclass.
+        The object is not an instance of a subclass.
     """
     if base not in type(half).__mro__:  # isinstance() does not work with these Protocols
         raise ConfigurationError(

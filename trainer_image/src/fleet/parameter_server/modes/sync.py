@@ -4,11 +4,11 @@ Gradients are summed in the order of the trainers' indexes, regardless of the or
 are bitwise reproducible. They are added on arrival. A gradient that arrives before its turn waits in a buffer
 for the gradients of lower trainers. If no buffer is free, it waits in its trainer's socket. No thread waits
 for another: the thread that detects a gradient's turn adds the gradient, and the thread that completes a sum
-steps the block. A block that is clipped by a norm is averaged first; the call that adds the last part of the
-norm steps it.
+updates the block. A block that is clipped by a norm is averaged first; the call that adds the last part of
+the norm then updates the block.
 
 A restarted trainer receives the values of the same step from all servers: the lowest step that any block has
-made. Its previous process may have ended between two gradients, so that some blocks were stepped with its
+made. Its previous process may have ended between two gradients, so that some blocks were updated with its
 gradient and others still wait for one. For a block that is a step ahead, the server keeps the value from
 before the step until a trainer sends a gradient of the next step, because that trainer has seen all servers
 make the step. Over TCP this needs no additional memory: the value is kept in the block's sum buffer until the
@@ -202,7 +202,7 @@ class SyncServer(ServerMode):
                     )
                 if (
                     trainer in rounds[block].again
-                ):  # the block does not wait for this trainer, and may be stepped at any time
+                ):  # the block does not wait for this trainer, and may be updated at any time
                     value = memoryview(bytearray(value))
                 answers.append(Answer(block, step, (trainer,), value=value))
             if ahead := sum(round_.step > step for round_ in rounds.values()):
@@ -352,7 +352,7 @@ class SyncServer(ServerMode):
         Raises
         ------
         FleetError
-            A block or a table could not be stepped, so the current step will never end.
+            A block or a table could not be updated, so the current step will never end.
         """
         with self._changed:
             self._store.failed.check()
@@ -567,7 +567,7 @@ class SyncServer(ServerMode):
         value, place = self._store.view(block), round_.before
         update = Update(block, total.tensor, round_.hyper, tuple(round_.summed.values()))
         if place is None and total.in_place:
-            # The sum occupies the sum buffer until the block is stepped, so the value is saved in other
+            # The sum occupies the sum buffer until the block is updated, so the value is saved in other
             # memory.
             try:
                 aside = self._aside.pop()

@@ -6,7 +6,7 @@ in the order of the trainers; this is affordable because rows are few compared w
 restarted trainer leaves nothing in a sum, and a gradient that it resends is dropped if the step has already
 been made.
 
-The servers confirm to each trainer that a table has been stepped, and only then does the trainer end its own
+The servers confirm to each trainer that a table has been updated, and only then does the trainer end its own
 step. So no table is more than one step ahead of another table, of another server or of a dense block, and a
 look-up finds the table at the step of the look-up. A restarted trainer may look up rows of the previous step:
 rows that the last update has overwritten are kept until the next update.
@@ -89,7 +89,7 @@ class SyncTables:
     def look_up(self, trainer: int, table: int, step: int, ids: NDArray[np.int64]) -> Tensor:
         """Return rows with the values that they had after `step` steps.
 
-        For the step after the current one, this returns the current rows. When the table is stepped, the
+        For the step after the current one, this returns the current rows. When the table is updated, the
         trainer receives those of the rows that the step has changed.
 
         Raises

@@ -1,15 +1,15 @@
 """Scheduling on a server: pacing of trainers, work for the thread pool, and trainers that join late.
 
-Pacing. A piece is stepped when every trainer's gradient of it has arrived. Streams that share a server's link
+Pacing. A piece is updated when every trainer's gradient of it has arrived. Streams that share a server's link
 drift apart by as much as their buffers hold. Values are then sent back late, and the link is idle in one
 direction at the end of a step. So the server briefly stops reading from a trainer that is far ahead, and the
 other trainers get its share of the link.
 
-The pool. In sync mode, the event loop's thread lets the pool sum and step a large gradient, and receives the
-next gradient meanwhile. So one trainer keeps several cores busy, and many trainers use no more threads than
-there are cores. The loop's thread sums and steps a small gradient itself, because waking another thread would
-take longer. In modes without a barrier, the pool applies a large gradient and its connection waits meanwhile,
-because the buffer cannot receive the next gradient before that.
+The pool. In sync mode, the event loop's thread lets the pool sum a large gradient and update its block, and
+receives the next gradient meanwhile. So one trainer keeps several cores busy, and many trainers use no more
+threads than there are cores. The loop's thread does this work for a small gradient itself, because waking
+another thread would take longer. In modes without a barrier, the pool applies a large gradient and its
+connection waits meanwhile, because the buffer cannot receive the next gradient before that.
 """
 
 import logging

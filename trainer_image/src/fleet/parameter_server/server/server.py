@@ -191,7 +191,7 @@ class Server:
                     lost = self._watchdog.look()
                     if not lost:
                         serving.changed.wait(_LOOK_SECONDS)
-                for trainer, error in lost:  # without the lock, because giving up steps blocks and sends
+                for trainer, error in lost:  # without the lock, because giving up updates blocks and sends
                     self._trainers.give_up(trainer, error)
         except FleetError as error:
             self._trainers.dismiss(error)

@@ -2,7 +2,7 @@
 
 Training waits only while the blocks are copied. The copy is written while training continues, and is freed
 tensor by tensor. A table row is copied when it is written to disk, or before it changes. In sync mode no
-block can be stepped during the copy, because trainer 0 has not sent its next gradient. In the other modes
+block can be updated during the copy, because trainer 0 has not sent its next gradient. In the other modes
 each block is copied between two of its updates.
 """
 
@@ -136,7 +136,7 @@ class ShardCheckpointer:
             with ExitStack() as closing:
                 for copy in rows:
                     closing.callback(copy.close)
-                self._mode.missing()  # raises if a step has failed: a block may be half stepped
+                self._mode.missing()  # raises if a step has failed: a block may be half updated
                 self._claims.hold(path)
                 row_copies = closing.pop_all()
             bases = self._bases.begin(path, save, rows)

@@ -109,7 +109,7 @@ class TrainerSession:
         self.asked = False
         """Whether the trainer has requested values; earlier answers were meant for its previous process."""
         self.hyper: tuple[bytes, HyperParameters] = b"", NO_STEP
-        """The latest hyper-parameters as they arrived and decoded: they seldom change."""
+        """The latest hyper-parameters, encoded and decoded: they rarely change."""
         self._shard = shard
         self._expected = expected
         self._pacing = pacing

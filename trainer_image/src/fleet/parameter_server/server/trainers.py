@@ -134,7 +134,7 @@ class Trainers:
         self._pacing = Pacing(lead) if lead is not None else None
         self._loop = EventLoop(max(_LEAST_WORKERS, available_cores()))
         self._step_bytes = dict(shard.block_bytes)
-        """For each block, the bytes that are stepped with it: a norm clips and steps its blocks together."""
+        """For each block, the bytes that are updated with it: a norm's blocks are updated together."""
         for norm in shard.plan.clipping.norms:
             together = sum(shard.block_bytes[block] for block in norm.blocks)
             self._step_bytes |= dict.fromkeys(norm.blocks, together)

@@ -131,8 +131,8 @@ class GradientFlow:
         rows: TrainerRows | None = None,
     ) -> None:
         param_of = {block.id: block.param for block in plan.blocks}
-        # The order in which the backward pass produces gradients, on all trainers. With priorities that
-        # differed between trainers, servers' buffers filled with gradients that waited for other trainers.
+        # The order in which the backward pass produces gradients, on all trainers. If priorities differed
+        # between trainers, the servers' buffers would fill with gradients that wait for other trainers.
         order = dict.fromkeys(param_of[block] for block in plan.send_order)
         self._parameters = {name: parameters[name] for name in order}
         self._blocks = {name: plan.blocks_of(name) for name in order}

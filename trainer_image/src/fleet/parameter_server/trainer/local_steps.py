@@ -1,10 +1,10 @@
 """Local steps, as in GEO mode: a trainer updates its parameters and its copies of rows itself.
 
 Nothing is sent during a backward pass, so the script may change gradients until the step. The trainer uses a
-server's row until it first steps the row itself. The trainer's copy of the row then starts from the looked-up
-value or, if trainers hold the table too, from the value of the weight. From then on, the trainer reads the
-copy. Other trainers' changes reach the copy with the next exchange after the trainer has stepped the row
-again.
+server's row until it first updates the row itself. The trainer's copy of the row then starts from the
+looked-up value or, if trainers also store the table, from the value of the weight. From then on, the trainer
+reads the copy. Other trainers' changes reach the copy with the next exchange after the trainer has updated
+the row again.
 """
 
 import contextlib
@@ -45,7 +45,7 @@ class LocalSteps:
     finite : FiniteCheck
         The check of the gradients of rows.
     tables : LocalTables, optional
-        The tables, if any. Rows are stepped by the rules of the tables instead of the optimizer.
+        The tables, if any. Rows are updated by the rules of the tables instead of the optimizer.
     """
 
     def __init__(

@@ -2,7 +2,7 @@
 
 A look-up requests rows from every server that holds some of the ids, in parts of bounded size. Gradients are
 collected from backward passes and sent in ``step()``, one for each table and server. In modes with a common
-step, a step ends once every server has stepped every table, so that no table is ever more than one step
+step, a step ends once every server has updated every table, so that no table is ever more than one step
 ahead of another.
 """
 
@@ -76,11 +76,11 @@ class TrainerRows:
         }
         """The largest number of rows of each table in one request."""
         self._own = {name: table.own for name, table in self._tables.items() if table.own is not None}
-        """The weights of tables that this trainer holds, too; their gradients are sparse."""
+        """The weights of tables that this trainer also stores; their gradients are sparse."""
         self._waits_each_step = replies.plan.has_common_step or bool(self._own)
         self._placement = Placement.over(len(streams))
         self._placed: dict[str, tuple[NDArray[np.int64], dict[int, NDArray[np.int64]]]] = {}
-        """The latest ids of each table with the positions of each server's: a gradient often has the same."""
+        """The latest ids of each table, with each server's positions: a gradient often has the same ids."""
         self._order = threading.Lock()
         """Held while requests are sent, because each server answers requests in the order of sending."""
         self._prefetched: dict[str, deque[_Prefetched]] = {}
@@ -175,7 +175,7 @@ class TrainerRows:
         Raises
         ------
         ConfigurationError
-            This trainer, too, holds a table, and the gradient of the table is not sparse.
+            The gradient of a table that this trainer also stores is not sparse.
         """
         parts = {
             name: [_rows_of(name, weight)] for name, weight in self._own.items() if weight.grad is not None
@@ -254,9 +254,9 @@ class TrainerRows:
     def end_step(self) -> None:
         """End a step. If the mode requires it, wait until servers have updated the tables, and copy rows.
 
-        Without a common step, waiting is necessary only for tables that this trainer holds, too: a server
-        applies a trainer's gradient before it answers the trainer's next look-up, which follows on the same
-        stream, and the next step waits for this step.
+        Without a common step, waiting is necessary only for tables that this trainer also stores. For any
+        other table, a server applies a trainer's gradient before it answers the trainer's next look-up, which
+        follows on the same stream, and the next step waits for this step.
         """
         if self._waits_each_step:
             self.wait()

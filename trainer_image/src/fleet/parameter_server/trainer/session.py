@@ -175,7 +175,7 @@ class Session(Replies):
         """The connections to servers that have a part of the model."""
         self.rows = TrainerRows([connection.stream for connection in self.connections], self)
         self.local_rows: LocalTables | None = None
-        """This trainer's copies of rows, if the trainer steps rows itself."""
+        """This trainer's copies of rows, if it updates rows itself."""
         if plan.mode is DistributedMode.GEO and plan.tables:
             self.local_rows = LocalTables(plan.tables, plan.trainers, self.rows)
         self._shows_tables = bool(plan.tables) and plan.trainer_id == 0
@@ -183,7 +183,7 @@ class Session(Replies):
         self._sending = 0
         """The step whose frames are being sent."""
         self._hyper: tuple[HyperParameters, bytes] = (), pack_hyper(())
-        """The hyper-parameters of the latest step, and their encoding: they seldom change."""
+        """The hyper-parameters of the latest step, and their encoding: they rarely change."""
         self._turn = threading.RLock()
         """Held while a mode sends a whole step, so that frames of another step cannot intervene."""
 

@@ -232,7 +232,7 @@ class Trainer:
         Raises
         ------
         ConfigurationError
-            The mode is user-defined, or servers step rows of a table that trainers hold, too.
+            The mode is user-defined, or servers update rows of a table that trainers also store.
         FleetError
             Gradients have been sent, and ``step()`` was not called; or the last step's values are missing.
         """

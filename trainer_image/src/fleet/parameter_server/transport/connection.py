@@ -47,14 +47,14 @@ __all__ = [
 RUN_BYTES: Final = 1 << 18
 """The size of a connection's buffer for lazy bytes, which limits the bytes of one read."""
 SMALL_BYTES: Final = 1 << 16
-"""The largest payload for which no other thread is woken, to use it or to pass it to the kernel."""
+"""The largest payload that is handled or sent without waking another thread."""
 _TURN_BYTES: Final = 1 << 20
 """The number of bytes that the loop moves for one connection before it serves the others."""
 _ALIGNMENT_BYTES: Final = 64
 _BATCH: Final = 128
 """The largest number of queued frames, or of buffers, in one kernel call."""
 _WORK_SECONDS: Final = 600.0
-"""The time limit for the use of one frame, which may step a block."""
+"""The time limit for handling one frame, which may include the update of a block."""
 _log = logging.getLogger(__name__)
 
 

@@ -121,7 +121,7 @@ class EventLoop:
     def wait_for(self, event: threading.Event, timeout_seconds: float) -> bool:
         """Wait until the loop's thread sets an event or ends; return False after a timeout.
 
-        Not in the loop's thread.
+        The loop's own thread must not call this.
         """
         until = time.monotonic() + timeout_seconds
         while not event.wait(min(_JOIN_SECONDS, timeout_seconds)) and self._thread.is_alive():

@@ -61,7 +61,7 @@ class ResumableStream:
     peer : str
         The name of the other end, for messages.
     side : Side
-        The side that this end is.
+        The side of this end.
     identity : Identity
         The identity that every frame carries.
     buffer_of : callable
@@ -102,7 +102,7 @@ class ResumableStream:
         self._acknowledged = 0
         """The number of frames that the other end is known to have received."""
         self._held: list[OutgoingFrame] = []
-        """Frames that leave with a later one."""
+        """Frames that are sent together with a later one."""
         self._held_bytes = 0
         self._handed = 0
         """The number of frames that broken connections had passed to the kernel."""
@@ -144,8 +144,8 @@ class ResumableStream:
         shared : bool
             Whether the payload is in memory that both ends share, and does not follow the header.
         more : bool
-            Whether another frame is certain to follow soon. Small frames then leave together, in one kernel
-            call.
+            Whether another frame is certain to follow soon. Small frames are then sent together, in one
+            kernel call.
 
         Returns
         -------
