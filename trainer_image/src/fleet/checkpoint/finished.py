@@ -62,7 +62,7 @@ def read_mark(environ: Mapping[str, str]) -> tuple[int, ...] | None:
 
 
 def end_if_finished(environ: Mapping[str, str], trainer: int | None = None) -> None:
-    """Exit successfully if this process's training run has finished; requires a started `lifecycle`.
+    """Exit successfully if this training run has already finished; call this after `lifecycle.start`.
 
     Parameters
     ----------

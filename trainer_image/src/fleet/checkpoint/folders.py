@@ -53,7 +53,7 @@ def list_numbers(folder: Path) -> list[int]:
 
 
 def find_checkpoint(folder: Path, read: Callable[[Checkpoint], object] = bool) -> Checkpoint | None:
-    """Return a folder's newest complete checkpoint, the folder if it is itself a checkpoint, or None.
+    """Return the newest complete checkpoint in a folder, or in a directory that is itself a checkpoint.
 
     Parameters
     ----------
@@ -191,7 +191,7 @@ def list_complete_numbers(folder: Path, check: Callable[[Checkpoint], object]) -
 
 
 def removable_numbers(numbers: Sequence[int], complete: Sequence[int], keep: int) -> list[int]:
-    """Return the numbers to remove if the newest `keep` complete checkpoints are kept.
+    """Return the numbers of the checkpoints to remove, so that the newest `keep` complete ones remain.
 
     Checkpoints above the newest complete one are kept, because they may be in progress. If no checkpoint is
     complete, all are kept.

@@ -103,7 +103,7 @@ def read_rows(checkpoint: Checkpoint, config: TableConfig, shards: Collection[in
 
 
 def rows_have_state(checkpoint: Checkpoint, table: str, shards: Collection[int]) -> bool:
-    """Return whether the rows of given shards have optimizer state; raise the errors of `read_rows`."""
+    """Return whether rows of some shards have optimizer state; raise the same errors as `read_rows`."""
     for found, file, _ in row_files(checkpoint, table, shards):
         found.check_size(file)
         try:

@@ -253,7 +253,7 @@ def _final_name(name: str) -> str:
 
 
 def _files_named_by(folder: int, name: str, path: str) -> set[str]:
-    """Return the files that a manifest lists, and the manifest itself; empty if it is not a manifest."""
+    """Return the files that a manifest lists, and the manifest; an empty set if it is not a manifest."""
     if name not in _MANIFESTS and not name.endswith(BEGUN_SUFFIX):
         return set()
     try:

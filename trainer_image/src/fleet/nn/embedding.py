@@ -50,7 +50,7 @@ _order = itertools.count()
 
 
 class LookedUp(NamedTuple):
-    """The rows of a batch, as looked up from a table.
+    """The result of looking up a batch of ids in a table.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""Facts about a replica that all processes of a job must agree on, besides those in the plan.
+"""Facts, besides those in the plan, that all processes of a job must agree on.
 
 The number of trainers in an elastic job may change while the job runs, and a replica knows only the number at
 its own start. The processes must therefore agree on the maximum instead (``FLEET_MAX_TRAINERS``).

@@ -86,7 +86,7 @@ class _Region:
 
 
 class _Changes(threading.Condition):
-    """A condition variable that also resumes connections that wait for a buffer."""
+    """A condition variable that also resumes connections waiting for a buffer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -194,7 +194,7 @@ class ReceiveBuffers:
         return total
 
     def sum_buffer(self, block: int) -> Buffer:
-        """Return the block's sum buffer, or new memory while that buffer is in use."""
+        """Return the block's sum buffer, or new memory if that buffer is in use."""
         if block in self.begun:
             return self._buffer(block, self._new(block), stays=True)
         if block not in self._sums:

@@ -242,7 +242,7 @@ def _serve_within(server: Server) -> threading.Thread:
 
 
 def complete(trainer: Trainer) -> None:
-    """Complete a trainer, and write the process's final progress.
+    """Report a trainer's completion to the servers, and write the process's final progress.
 
     Raises
     ------

@@ -225,7 +225,7 @@ class DenseUpdate:
         return dict(self._optimizer.state.get(self._value, {}))
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Replace the optimizer's state by one that `state` returned; tensors are copied."""
+        """Replace the optimizer's state with one that `state` returned; tensors are copied."""
         self._optimizer.state[self._value] = {
             name: entry.detach().clone() if isinstance(entry, Tensor) else entry
             for name, entry in state.items()

@@ -1,4 +1,4 @@
-"""Gradient clipping: the options that users set, and the plan by which servers clip.
+"""Gradient clipping: the options that users set, and the plans that servers follow.
 
 The mathematics is that of ``torch.nn.utils``: `clip_grad_value_` and `clip_grad_norm_` on the gradient that
 is averaged over the trainers. Clipping comes before weight decay, as in PyTorch and in Paddle.
@@ -105,7 +105,7 @@ GradClip = ClipGradByValue | ClipGradByNorm | ClipGradByGlobalNorm
 
 @dataclass(frozen=True, slots=True)
 class NormPlan:
-    """A gradient norm over several blocks. Servers clip these blocks by it before the update."""
+    """A gradient norm over several blocks, used to clip the gradients of these blocks."""
 
     key: str
     """The parameter's name; empty for the norm over all parameters."""
@@ -132,7 +132,7 @@ class ClippingPlan:
 
 
 def in_floats(clip: GradClip) -> GradClip:
-    """Return a copy with float bounds, so that its text is the same in all processes."""
+    """Return a copy with float bounds, so that its text representation is the same in all processes."""
     if isinstance(clip, ClipGradByValue):
         return ClipGradByValue(float(clip.max), float(clip.low))
     return type(clip)(float(clip.clip_norm))
@@ -154,7 +154,7 @@ def check_grad_clip(name: str, value: object) -> None:
 
 
 def clip_gradients(clip: GradClip, parameters: "Collection[Parameter]") -> None:
-    """Clip the gradients of parameters in this process, as servers clip the averaged gradients."""
+    """Clip the gradients of parameters in this process, in the same way as servers do."""
     from torch.nn.utils import clip_grad_norm_  # imported here, so that plans can be read without torch
 
     match clip:

@@ -173,7 +173,7 @@ class DistributeTranspilerConfig:
             )
 
     def check_collective(self) -> None:
-        """Raise an error if collective training does not support a field that was changed.
+        """Raise an error if a field has a non-default value that collective training does not support.
 
         Raises
         ------

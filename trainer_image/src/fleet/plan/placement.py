@@ -1,4 +1,4 @@
-"""The placement of parameters on servers, as servers announce it to trainers.
+"""The placement of parameters on servers, which servers announce to trainers.
 
 Servers hold whole blocks or pieces of blocks. A trainer checks that the announced parts cover its parameters.
 It then slices its gradients into these parts, even if its own plan differs.

@@ -43,7 +43,7 @@ class TablePlan:
 
     @property
     def row_bytes(self) -> int:
-        """The size of a row on the wire in bytes. Rows are sent as float32, whatever the table's row type."""
+        """The size of a row on the wire in bytes. Rows are sent as float32, regardless of their row type."""
         return 4 * self.config.dimension
 
     def options(self, hyper_parameters: "HyperParameters") -> "Mapping[str, Any]":

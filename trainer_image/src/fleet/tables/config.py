@@ -223,7 +223,7 @@ class TableConfig:
 
     @property
     def steps_every_row(self) -> bool:
-        """True if the rule, with the options set in advance, changes every row in each update."""
+        """True if each update changes every row, given the rule and the options known in advance."""
         return steps_every_row(self.rule, {**self.rule.defaults(), **self.options})
 
     def options_at(self, step: int) -> dict[str, Any]:

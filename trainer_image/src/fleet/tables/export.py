@@ -20,7 +20,7 @@ _ROWS_AT_ONCE: Final = 1 << 16
 
 
 def dense(config: TableConfig, rows: TableRows) -> Tensor:
-    """Return a bounded table as one tensor; ids without a row have their initial values.
+    """Return a table with bounded ids as one tensor; ids without a row have their initial values.
 
     Parameters
     ----------

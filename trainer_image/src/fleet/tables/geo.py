@@ -95,7 +95,7 @@ class GeoRows:
         self._restored = restored
 
     def state(self) -> TableRows:
-        """Return the optimizer state of all rows that have any, without values, sorted by id."""
+        """Return the optimizer state of all rows that have state, without the values, sorted by id."""
         others = rows_at(self._restored, np.flatnonzero(~self.has(self._restored.ids)))
         parts = [_without_values(each) for each in (self._local.rows(), others) if each.ids.size]
         return join(parts) if parts else _NO_STATE
@@ -118,7 +118,7 @@ class GeoRows:
 
     @property
     def most_leaving(self) -> int:
-        """An upper bound on the rows to send after another update, if batches do not get larger."""
+        """The maximum number of rows to send after another update, if batches do not grow."""
         return sum(each.size for each in self._touched) + self._largest
 
     def leaving(self, step: int) -> RowGradients:

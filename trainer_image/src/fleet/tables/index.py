@@ -294,7 +294,7 @@ class RowIndex:
             self._insert(self.numbers.ids[rows], rows)
 
     def _clear(self, size: int) -> None:
-        """Replace the index by one with `size` free entries."""
+        """Replace the index with an empty one that has `size` entries."""
         self._pages = PagedArray(size // _BUCKET, _BUCKET_TYPE)
         self._buckets = self._pages.values
         self._entries = self._buckets.view(np.uint32)

@@ -325,7 +325,7 @@ def _decay(rows: Rows, options: Mapping[str, Any]) -> None:
 
 
 def compiled_step(rule: type) -> str | None:
-    """Return the name of the compiled loop that computes bitwise the same results as a rule, if any.
+    """Return the name of a compiled loop whose results are bitwise equal to a rule's, or None.
 
     Parameters
     ----------

@@ -135,7 +135,7 @@ class ServerStub:
 
 
 def check_encrypts(endpoint: str, certificates: Certificates | None) -> None:
-    """Raise an error if a server rejects calls because of TLS, which gRPC itself does not report.
+    """Raise an error if a server rejects calls because of TLS; gRPC itself does not report the reason.
 
     A server that does not listen or does not respond raises no error.
 

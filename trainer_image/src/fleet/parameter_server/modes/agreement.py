@@ -100,7 +100,7 @@ def _difference(found: HyperParameters, expected: HyperParameters) -> str:
 
 @dataclass(frozen=True, slots=True)
 class KnownNorm:
-    """A complete norm, with the factor by which gradients are clipped."""
+    """A complete norm, with the factor that clips the gradients."""
 
     step: int
     norm: NormPlan
@@ -110,7 +110,7 @@ class KnownNorm:
 
 @dataclass(frozen=True, slots=True)
 class PendingNorm:
-    """A norm that still lacks other servers' parts; this server has sent its own part."""
+    """A norm that still lacks parts from other servers; this server has sent its own part."""
 
     step: int
     norm: NormPlan
@@ -206,7 +206,7 @@ class NormBook:
         return self._norms[key].blocks[0]
 
     def pending(self) -> PendingNorm | None:
-        """Return a norm that still lacks parts of other servers, or None if all norms are complete."""
+        """Return a norm that still lacks parts from other servers, or None if all norms are complete."""
         with self._lock:
             for (step, key), parts in self._parts.items():
                 norm = self._norms[key]
@@ -240,7 +240,7 @@ def sum_of_squares(gradient: Tensor) -> float:
 
 
 def total_of(sums: Mapping[int, float]) -> float:
-    """Add the blocks' sums in block order, so that all servers get a bitwise-identical total."""
+    """Return the total of the blocks' sums, added in block order so that it is equal on all servers."""
     return sum((sums[block] for block in sorted(sums)), start=0.0)
 
 

@@ -141,7 +141,7 @@ class TrainerSteps:
         return step >= self._next[trainer][part]
 
     def advance(self, trainer: int, part: int, step: int) -> None:
-        """Record that a trainer's gradient for a step was applied, or that it has none."""
+        """Record that a trainer's gradient for a step was applied or does not exist."""
         self._next[trainer][part] = max(self._next[trainer][part], step + 1)
 
     def origin(self, trainer: int, step: int) -> Origin:
@@ -344,7 +344,7 @@ class ImmediateServer(ServerMode):
         return Answer(block, self._steps.parts(trainer)[block], (trainer,))
 
     def _changed_rows(self, trainer: int, table: int, ids: NDArray[np.int64]) -> memoryview:
-        """Return the rows in `ids` and all others changed since the last answer to this trainer."""
+        """Return the rows in `ids`, and all others changed since the last answer to this trainer."""
         with self._unsent_lock:
             for (_, of), unsent in self._unsent.items():
                 if of == table:

@@ -488,7 +488,7 @@ class CrossStepTrainer(TrainerMode):
         """Parameters that no layer has used in the forward pass of the current step."""
 
     def start(self) -> None:
-        """Add hooks by which each layer waits for the values of its parameters."""
+        """Add hooks that make each layer wait for the values of its parameters."""
         name_of = {parameter: name for name, parameter in self._session.store.parameters.items()}
         for layer in self._module.modules():
             own = [name_of[each] for each in layer.parameters(recurse=False) if each in name_of]

@@ -435,7 +435,7 @@ class SyncServer(ServerMode):
         )
 
     def _check_recent(self, trainer: int, block: int, step: int) -> None:
-        """Raise an error if a trainer is more than one step behind, as after loading a checkpoint."""
+        """Raise an error if a trainer is more than one step behind, as when a checkpoint was loaded late."""
         if step < (now := self._rounds[block].step) - 1:
             raise RemoteProtocolError(
                 f"trainer {trainer} is at step {step} of {self._shard.blocks[block].name}, expected step "

@@ -128,7 +128,7 @@ class Membership:
 
     @property
     def missed(self) -> tuple[int, ...]:
-        """The lost trainers because of which the training run fails."""
+        """The lost trainers whose loss makes the training run fail."""
         forgiven = self._settings.max_trainers is not None and self.completed
         return () if forgiven else self.gone
 
@@ -254,7 +254,7 @@ def describe_absences(absences: Sequence[Absence]) -> str:
 
 
 def loss_of(absence: Absence, now: float, *, step: int, lost_seconds: float) -> PeerLostError:
-    """Return an error for a lost trainer that names the exceeded deadline."""
+    """Return an error for a lost trainer, with the deadline that it has exceeded."""
     waited = f"{now - absence.since:.0f} s"
     if absence.reason == NOT_JOINED:
         return PeerLostError(

@@ -1,4 +1,4 @@
-"""Calls from a parameter server to its peers, which send them parts of gradient norms."""
+"""Calls from a parameter server to its peers, to send them parts of gradient norms."""
 
 import threading
 import time

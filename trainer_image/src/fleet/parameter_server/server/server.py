@@ -50,7 +50,7 @@ _log = logging.getLogger(__name__)
 
 
 class Server:
-    """A parameter server of a job.
+    """A parameter server, with its shard, its trainers and its control service.
 
     Parameters
     ----------
@@ -239,7 +239,7 @@ class Server:
         )
 
     def completed_trainers(self, request: control_pb2.CompletedRequest) -> tuple[int, ...]:
-        """Return the trainers that have completed, as a restarted trainer needs to know."""
+        """Return the trainers that have completed; a restarted trainer calls this before it joins."""
         check_job(request, self._job)
         with self._serving.changed:
             return self._trainers.membership.completed if request.life == self._job.life else ()

@@ -1,4 +1,4 @@
-"""Saving of a server's shard at trainer 0's request: first a copy, then its files, then the manifest.
+"""Saving a server's shard at trainer 0's request: first a copy, then its files, then the manifest.
 
 Training waits only while the blocks are copied. The copy is written while training continues, and is freed
 tensor by tensor. A table row is copied when it is written to disk, or before it changes. In sync mode no
@@ -258,12 +258,12 @@ class ShardCheckpointer:
         return control_pb2.PartReply()
 
     def download_part(self, request: control_pb2.FoundPartRequest) -> control_pb2.FoundPartReply:
-        """Return a chunk of the part that the latest load offers to the trainer."""
+        """Return a chunk of the part that the latest `load` made available to the trainer."""
         self._check_joined(request.trainer)
         return control_pb2.FoundPartReply(data=self._parts.download(request.trainer.id, request.offset))
 
     def set_status(self, request: control_pb2.StatusRequest) -> control_pb2.StatusReply:
-        """Store a trainer's script status for later checkpoints, which keep trainer 0's in its part."""
+        """Store the script status of a trainer other than trainer 0 for later checkpoints."""
         self._check_joined(request.trainer)
         self._statuses[request.trainer.id] = request.step, request.part
         return control_pb2.StatusReply()
@@ -389,7 +389,7 @@ class _Bases:
         """The bases of the latest save, which may never be committed."""
 
     def updates_since(self, directory: Path) -> dict[int, int]:
-        """Return each table's update count at its base, for bases next to `directory`."""
+        """Return the update count that each table had in its base, for bases in the folder of `directory`."""
         found = {
             table: base.updates
             for table, base in self._committed.items()

@@ -1,4 +1,4 @@
-"""Loading of a server's shard from a checkpoint, and a record of the checkpoint that each trainer knows.
+"""Loading a server's shard from a checkpoint, and recording the checkpoint that each trainer knows.
 
 A checkpoint is loaded before training begins, by the server itself or at a trainer's request. A trainer that
 joined before the load still has the earlier values: it may not begin a step until it has requested the loaded

@@ -247,7 +247,7 @@ class Trainers:
         self.answer(self._mode.complete(trainer))
 
     def answer(self, answers: Sequence[Answer]) -> None:
-        """Send each answer to its trainers, except those without a session or a request for values."""
+        """Send each answer to its trainers, if they have a session and have requested values."""
         for answer in answers:
             step, block, value = answer.step, answer.block, answer.value
             for trainer in answer.trainers:
@@ -301,7 +301,7 @@ class Trainers:
         return None
 
     def _work_for_pool(self, session: TrainerSession, event: Frame) -> Work | None:
-        """Return the work for a frame if it may take long or block, or None if the loop should do it."""
+        """Return a frame's work if it may be slow or may wait, or None if the loop itself can do it."""
         header, mode, tables = event.header, self._mode, self._shard.tables
         kind, number, num_bytes = header.kind, header.block, header.payload_bytes
         of_table = waits = False
@@ -372,7 +372,7 @@ class Trainers:
             self._barriers.release()
 
     def ended(self, session: TrainerSession, error: FleetError | None) -> None:
-        """Record that a session's connection has ended, with an error unless it ended normally."""
+        """Record the end of a session's connection, with its error unless the end was normal."""
         trainer = session.identity.trainer
         if self._pacing is not None:
             self._pacing.ended(trainer)

@@ -116,7 +116,7 @@ class TrainerCheckpoints(Saver):
         return self._restore(replies), other_values
 
     def restore_saved_values(self) -> None:
-        """Restore the values that servers do not store from this run's newest checkpoint."""
+        """Restore, from this run's newest checkpoint, the values that servers do not store."""
         replies = self._session.calls.ask_all(lambda control, seconds: control.checkpoints.load("", seconds))
         if (part := self._find_part(replies)) is not None:
             restore_values(part, self._source)

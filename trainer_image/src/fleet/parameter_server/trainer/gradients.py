@@ -1,4 +1,4 @@
-"""Sending of gradients during the backward pass. Once sent, a gradient must not change.
+"""Sending gradients during the backward pass. Once sent, a gradient must not change.
 
 Many scripts modify gradients between a backward pass and ``step()``: they clip or unscale gradients, or
 accumulate several backward passes. So in the first rounds all gradients are sent in ``step()``. If the
@@ -68,7 +68,7 @@ def hyper_parameters_of(optimizer: Optimizer) -> HyperParameters:
 
 @dataclass(slots=True)
 class SentGradient:
-    """A gradient that was sent or, in an observed step, would have been sent during the backward pass."""
+    """A gradient that was sent, or would have been sent early in a step that only observes the script."""
 
     gradient: Tensor
     version: int

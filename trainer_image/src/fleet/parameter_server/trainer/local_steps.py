@@ -147,7 +147,7 @@ class LocalTables:
         self.resume(self._before)
 
     def resume(self, before: OwnRows) -> None:
-        """Load row state from a checkpoint; rows that were updated meanwhile keep their state."""
+        """Load row state from a checkpoint; rows that have been updated keep their state."""
         self._before, self._steps = before, max(self._steps, before.steps)
         for name, rows in before.tables.items():
             self._tables[name].resume(rows)
@@ -185,7 +185,7 @@ class LocalTables:
         return [plan.own for plan in self._plans.values() if plan.own is not None]
 
     def step(self, gradients: OfRows, hyper_parameters: HyperParameters) -> None:
-        """Update the rows that received gradients, with the rules of their tables."""
+        """Update the rows that received gradients, using each table's rule."""
         self._steps += 1
         for name, (ids, gradient) in gradients.items():
             plan, table = self._plans[name], self._tables[name]

@@ -51,7 +51,7 @@ class StepGuard:
             self._handle = None
 
     def replace(self, step: Callable[[], object]) -> None:
-        """Run the given step instead of the optimizer's, between the optimizer's step hooks."""
+        """Run a step in place of the optimizer's own, between its pre-step and post-step hooks."""
         with self.allowed():
             Optimizer.profile_hook_step(lambda _: step())(self._optimizer)
 

@@ -75,7 +75,7 @@ def covers_all(round_: int) -> bool:
 
 
 class Mark:
-    """A copy or checksum of some memory, by which later changes to the memory are detected.
+    """A copy or checksum of some memory, used to detect later changes to it.
 
     Parameters
     ----------

@@ -57,7 +57,7 @@ _log = logging.getLogger(__name__)
 
 
 class Owner(Protocol):
-    """The session that owns a connection, as the connection sees it."""
+    """The interface of the session that owns a connection."""
 
     plan: TrainerPlan
     settings: Settings

@@ -230,7 +230,7 @@ class Session(Replies):
         self.rows.take_all()
 
     def complete(self) -> frozenset[int]:
-        """Tell every server that this trainer has completed; return the trainers completed on all of them."""
+        """Report this trainer's completion; return the trainers that all servers report as completed."""
         self.check()
         if self._shows_tables:
             self._heartbeat.beat()  # the last chance to receive the sizes: the servers are about to end

@@ -214,7 +214,7 @@ class Trainer:
         self.flow.step(scaling)
 
     def step_as_the_own(self) -> None:
-        """Run a step instead of the user's own optimizer, between that optimizer's step hooks."""
+        """Run a step in place of the user's optimizer's own, between its pre-step and post-step hooks."""
         self.flow.guard.replace(self.step)
 
     def settle(self) -> None:
@@ -257,7 +257,7 @@ class Trainer:
             self._push_alone()
 
     def _push_together(self) -> None:
-        """Give all trainers the first trainer's values; every trainer must call this unless it completed."""
+        """Give all trainers the first trainer's values; all that have not completed must call this."""
         session, blocks, trainer = self.session, self.plan.blocks, self.plan.trainer_id
         held = session.store.checksums()
         own = np.array([held[block.id] for block in blocks] + [trainer], dtype=np.int64)
@@ -367,7 +367,7 @@ class Trainer:
         return status
 
     def complete(self) -> frozenset[int]:
-        """Complete this trainer; the servers continue without it, and the module keeps its last values.
+        """Report this trainer's completion to the servers; the module keeps its last values.
 
         Returns
         -------

@@ -62,7 +62,7 @@ class Arena(Generic[Key]):
 
 @dataclass(frozen=True, slots=True)
 class LazyBytes:
-    """Payload bytes that are read only when they are sent or sent again.
+    """Payload bytes that are read only when they are sent or resent.
 
     Without lazy reading, a value that may change at any time would have to be copied for each receiving
     trainer, and each copy would have to be kept until it is acknowledged.

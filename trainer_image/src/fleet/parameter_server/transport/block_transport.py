@@ -1,4 +1,4 @@
-"""The transport of blocks within a session, behind an interface for further transports.
+"""The transport of blocks within a session, with an interface that other transports can implement.
 
 The frames about blocks always use the resumable stream, in order. The transport decides where a block's bytes
 are: after the frame's header (`StreamTransport`, over TCP or a Unix socket), or in memory that both ends

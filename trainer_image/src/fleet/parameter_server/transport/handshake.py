@@ -159,7 +159,7 @@ def greet(
 
 
 class Resumable(Protocol):
-    """A server's session with a trainer, as the handshake sees it; see `server.TrainerSession`."""
+    """The interface of a server's session that the handshake uses; see `server.TrainerSession`."""
 
     @property
     def block_bytes(self) -> Mapping[int, int]:
