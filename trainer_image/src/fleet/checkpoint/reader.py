@@ -1,4 +1,4 @@
-"""A reader of checkpoints: returns any range of a parameter, however the parameter was sliced when saved.
+"""A reader of checkpoints: returns any range of a parameter, regardless of how the parameter was sliced.
 
 A process reads only the files that it needs, and verifies size and digest of each before it uses the content.
 Every error names the file.

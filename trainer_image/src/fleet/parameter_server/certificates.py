@@ -60,7 +60,7 @@ class Certificates:
         self._loaded: Loaded | None = None
 
     def current(self) -> Loaded:
-        """Return the TLS contexts for the current files, the same object until the files change.
+        """Return TLS contexts for the current files; the object stays the same until the files change.
 
         Raises
         ------

@@ -119,7 +119,7 @@ class Front:
         inner = None
         try:
             if not guest.connected.recv(1, socket.MSG_PEEK):
-                raise ConnectionResetError("it said nothing")
+                raise ConnectionResetError("the peer closed it without sending anything")
             inner = own(socket.socket())
             inner.setblocking(False)
             inner.connect_ex(

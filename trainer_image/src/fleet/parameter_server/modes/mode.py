@@ -136,7 +136,7 @@ class ServerMode(Protocol):
         return Turn.NEXT
 
     def value(self, trainer: int, block: int) -> memoryview | LazyBytes | None:
-        """Return the bytes to send as a block's value, or None, the default, for its current value.
+        """Return the bytes to send as a block's value, or None (the default) to send its current value.
 
         Another thread sends the bytes later. Unless they are lazy, they must not change before the trainer
         has received them.
@@ -157,7 +157,9 @@ class ServerMode(Protocol):
     def row_gradient(self, trainer: int, table: int, step: int, gradient: RowGradients) -> Sequence[Answer]:
         """Accept a gradient of a table's rows; return the answers to send now."""
         del step, gradient
-        raise RemoteProtocolError(f"trainer {trainer} sent rows of table {table}; this mode steps no tables")
+        raise RemoteProtocolError(
+            f"trainer {trainer} sent rows of table {table}; this mode does not update tables"
+        )
 
     def advance(self, number: int, *, of_table: bool = False) -> Sequence[Answer]:
         """Apply the gradients that have arrived for a block or table; return the answers to send now.
@@ -185,7 +187,9 @@ class ServerMode(Protocol):
             The rows no longer exist, or an id is out of range.
         """
         del step, ids
-        raise RemoteProtocolError(f"trainer {trainer} looked up table {table}; this mode steps no tables")
+        raise RemoteProtocolError(
+            f"trainer {trainer} looked up table {table}; this mode does not update tables"
+        )
 
     def end(self, trainer: int, step: int, absent: Sequence[int]) -> Sequence[Answer]:
         """End a trainer's step, in which the trainer has no gradient for the `absent` blocks."""
@@ -202,7 +206,7 @@ class ServerMode(Protocol):
             The mode does not clip by norms (the default), or the norm covers no block of this server.
         """
         del part
-        raise RemoteProtocolError("this parameter server's training mode clips by no norm")
+        raise RemoteProtocolError("this parameter server's training mode does not clip by norms")
 
     def missing(self) -> Missing | None:
         """Return the input that the current step still needs, or None if nothing is missing.

@@ -208,7 +208,7 @@ class SyncTables:
         return [answer for number in self.rounds for answer in self.advance(number)]
 
     def missing(self) -> Missing | None:
-        """Return the gradients that the current step still needs, or None if none is missing."""
+        """Return the gradients that the current step still needs, or None if nothing is missing."""
         for number, changed in self._changed.items():
             with changed:
                 round_ = self.rounds[number]

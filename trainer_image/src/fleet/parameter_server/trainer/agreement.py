@@ -220,7 +220,7 @@ def note_steps_past(trainer: int, calls: ServerCalls) -> None:
         progress.count("steps_past_the_others", past)
         _log.warning(
             "trainer %d joined late, and has made %d steps after the others completed, with its own data "
-            "only; a loop over fleet.epochs() or fleet.steps() makes no such steps",
+            "only; a loop over fleet.epochs() or fleet.steps() does not run such steps",
             trainer,
             past,
         )

@@ -376,8 +376,8 @@ class GradientFlow:
         self._overlaps = self._observes = False
         self._seen, self._seen_hyper = {}, None
         _log.info(
-            "gradients are sent in optimizer.step() instead of during the backward pass, because %s; with "
-            "DistributedStrategy(overlap=False), they are from the beginning",
+            "gradients are sent in optimizer.step() instead of during the backward pass, because %s. "
+            "Set DistributedStrategy(overlap=False) to do this from the first step",
             because,
         )
 

@@ -210,7 +210,7 @@ class Connection:
         self._loop.call(self._ask_again)
 
     def bytes_moved(self) -> BytesMoved | None:
-        """Return the bytes that the connection has transferred, or None if the system does not count them."""
+        """Return the connection's byte counts, or None if the system does not provide them."""
         return bytes_moved(self._socket)
 
     def hang_up(self) -> None:

@@ -259,7 +259,7 @@ def hang_up(connection: socket.socket) -> None:
 
 
 def is_given_up(connection: socket.socket) -> bool:
-    """Return, without blocking, whether the peer has closed a connection on which no data is unread."""
+    """Return, without blocking, whether the peer has closed the connection and all its data has been read."""
     timeout_seconds = connection.gettimeout()
     connection.setblocking(False)
     try:
@@ -273,7 +273,7 @@ def is_given_up(connection: socket.socket) -> bool:
 
 
 def bytes_moved(connection: socket.socket) -> BytesMoved | None:
-    """Return the bytes that a connection has transferred, partial frames included, or None if unknown."""
+    """Return a connection's byte counts, including partial frames, or None if they are unknown."""
     option = getattr(socket, "TCP_INFO", None)
     if option is None:
         return None

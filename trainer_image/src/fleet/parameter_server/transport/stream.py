@@ -229,7 +229,7 @@ class ResumableStream:
             current[0].resume()
 
     def bytes_moved(self) -> BytesMoved | None:
-        """Return the bytes that the current connection has transferred, or None if unknown."""
+        """Return the current connection's byte counts, or None if they are unknown."""
         current = self._connection
         return current[0].bytes_moved() if current is not None else None
 
