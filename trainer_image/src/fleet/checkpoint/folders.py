@@ -53,7 +53,7 @@ def list_numbers(folder: Path) -> list[int]:
 
 
 def find_checkpoint(folder: Path, read: Callable[[Checkpoint], object] = bool) -> Checkpoint | None:
-    """Return the newest complete checkpoint in a folder, or in a directory that is itself a checkpoint.
+    """Return a folder's newest complete checkpoint, which may be the folder itself, or None.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Log messages about long waits, at growing intervals, and the names of peers in these messages."""
+"""Logging of long waits at growing intervals, and phrases that name peers in messages."""
 
 import ipaddress
 import itertools

@@ -133,7 +133,7 @@ class BFloat16:
         return packed.view(torch.float32)
 
     def round_update(self, values: Tensor, ids: NDArray[np.int64], step: int, key: tuple[int, int]) -> Tensor:
-        """Return the values rounded to bfloat16; see `RowType.round_update`."""
+        """Return the values, rounded stochastically if so configured; see `RowType.round_update`."""
         if not self.stochastic:
             return values
         words = random_words(ids, self.num_words(values.shape[1]), key, ROUNDING, step)

@@ -68,7 +68,7 @@ class Front:
         self._loop.call_soon_threadsafe(self._listen)
 
     def proved(self, peer: str) -> None:
-        """Record that a call has proved the key over a connection, identified by gRPC's name for the peer."""
+        """Record that a call from this peer (as named by gRPC) has proved the key. Thread-safe."""
         if peer in self._peers:
             self._loop.call_soon_threadsafe(self._settle, peer)
 

@@ -32,7 +32,7 @@ _EPSILON: Final = 1e-6
 
 
 class Participants:
-    """The trainers that take part in the current steps, with their hyper-parameters.
+    """The trainers in the current steps, with their hyper-parameters; the caller holds the lock.
 
     Parameters
     ----------
@@ -230,7 +230,7 @@ class NormBook:
 
 
 def sum_of_squares(gradient: Tensor) -> float:
-    """Return the sum of a gradient's squared elements; nan and inf are kept.
+    """Return the sum of a gradient's squared elements; nan and inf propagate.
 
     The sum has double precision, so that neither the slicing of a parameter into blocks nor its dtype changes
     the norm.

@@ -357,7 +357,7 @@ class Session(Protocol):
         """Wait until the servers have received all enqueued data, whose memory may then change."""
 
     def request_values(self) -> None:
-        """Request each block's current value, after registering the expected answers."""
+        """Register the expected answers, and request each block's current value."""
 
     @property
     def values_arrived(self) -> bool:

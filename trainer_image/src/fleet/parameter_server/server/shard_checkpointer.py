@@ -389,7 +389,7 @@ class _Bases:
         """The bases of the latest save, which may never be committed."""
 
     def updates_since(self, directory: Path) -> dict[int, int]:
-        """Return the update count that each table had in its base, for bases in the folder of `directory`."""
+        """Return the update count that each table had in its base, for bases in the same folder."""
         found = {
             table: base.updates
             for table, base in self._committed.items()

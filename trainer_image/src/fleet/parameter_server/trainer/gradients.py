@@ -372,7 +372,7 @@ class GradientFlow:
         self._seen, self._seen_hyper = {}, None
 
     def _stop_overlap(self, because: str) -> None:
-        """Stop sending gradients before ``step()``, and log the reason."""
+        """Send gradients only in ``step()`` from now on, and log the reason."""
         self._overlaps = self._observes = False
         self._seen, self._seen_hyper = {}, None
         _log.info(

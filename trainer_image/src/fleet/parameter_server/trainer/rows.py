@@ -97,7 +97,7 @@ class TrainerRows:
         Parameters
         ----------
         name : str
-            The table's.
+            The table's name.
         ids : int64[n]
             Ascending and distinct.
 
@@ -206,7 +206,7 @@ class TrainerRows:
         Parameters
         ----------
         name : str
-            The table's.
+            The table's name.
         ids : int64[n]
 
         Returns

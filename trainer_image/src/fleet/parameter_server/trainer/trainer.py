@@ -214,7 +214,7 @@ class Trainer:
         self.flow.step(scaling)
 
     def step_as_the_own(self) -> None:
-        """Run a step in place of the user's optimizer's own, between its pre-step and post-step hooks."""
+        """Run a step in place of the user's own optimizer, between that optimizer's step hooks."""
         self.flow.guard.replace(self.step)
 
     def settle(self) -> None:

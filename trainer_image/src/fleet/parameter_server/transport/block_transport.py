@@ -115,7 +115,7 @@ class Codec:
 
 
 class BlockTransport(Protocol):
-    """One end of a session's transport of blocks."""
+    """One end of a session's transport of blocks. `register` and `poll` are called in frame order."""
 
     def register(self, block: int) -> memoryview:
         """Return the buffer that receives the bytes of a block after a frame's header."""

@@ -119,7 +119,7 @@ class EventLoop:
             self._pool.close()
 
     def wait_for(self, event: threading.Event, timeout_seconds: float) -> bool:
-        """Wait until the loop's thread sets an event or ends; return False after a timeout.
+        """Wait until an event is set or the loop's thread ends; return False after a timeout.
 
         The loop's own thread must not call this.
         """

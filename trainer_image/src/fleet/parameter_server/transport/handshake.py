@@ -402,7 +402,7 @@ class DataPorts:
 
 
 def send_with(connection: socket.socket, payload: bytes, descriptors: Sequence[int]) -> None:
-    """Send bytes together with copies of file descriptors.
+    """Send one or more bytes together with copies of file descriptors.
 
     Raises
     ------
