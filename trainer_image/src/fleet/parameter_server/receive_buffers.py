@@ -194,7 +194,7 @@ class ReceiveBuffers:
         return total
 
     def sum_buffer(self, block: int) -> Buffer:
-        """Return the block's sum buffer, or new memory if that buffer is in use."""
+        """Return the block's sum buffer, or new memory if it is in use; the caller holds the lock."""
         if block in self.begun:
             return self._buffer(block, self._new(block), stays=True)
         if block not in self._sums:

@@ -594,7 +594,7 @@ def _placed(
     endpoints: Sequence[str],
     seed: int | None,
 ) -> tuple[tuple[PlannedBlock, ...], tuple[PlannedBlock, ...]]:
-    """Return the blocks on the servers that the dispatcher chooses.
+    """Return the blocks on the servers that the dispatcher selects.
 
     The dispatcher sees the blocks by parameter name, or by names that are shuffled with the seed.
     """

@@ -96,7 +96,7 @@ class CheckpointClient:
     def numbers(
         self, directory: str, timeout_seconds: float, *, verify: bool = False, remove: Iterable[int] = ()
     ) -> Pending[control_pb2.CheckpointsReply]:
-        """Ask the server to remove numbered checkpoints and to list the remaining ones."""
+        """Remove numbered checkpoints; list the remaining ones and, with `verify`, the complete ones."""
         request = control_pb2.CheckpointsRequest(
             trainer=self._trainer, directory=directory, verify=verify, remove=remove
         )

@@ -242,7 +242,7 @@ class GradientFlow:
         self._observes = self._observes and covers_all(self._round)
 
     def check_earlier(self) -> None:
-        """Check that the previous step's gradients did not change before the servers received them.
+        """Check that gradients of the previous step did not change in flight. Call this after their arrival.
 
         Raises
         ------

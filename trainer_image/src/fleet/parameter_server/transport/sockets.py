@@ -253,7 +253,7 @@ def send_all(connection: socket.socket, buffers: Sequence[bytes | memoryview]) -
 
 
 def hang_up(connection: socket.socket) -> None:
-    """Shut down both directions, which wakes any thread or loop that waits for the socket."""
+    """Shut down both directions, which wakes any waiting thread or loop. May be called repeatedly."""
     with contextlib.suppress(OSError):
         connection.shutdown(socket.SHUT_RDWR)
 
