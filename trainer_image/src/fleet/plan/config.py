@@ -122,7 +122,7 @@ class DistributeTranspilerConfig:
     remote_prefetch: bool = True
 
     def __new__(cls, *_: object, **given: object) -> "DistributeTranspilerConfig":
-        """Raise the same error for unknown keyword arguments as for assigning unknown attributes."""
+        """Raise TypeError for an unknown field, with the same message as attribute assignment."""
         known = [field.name for field in fields(cls)]
         if unknown := [name for name in given if name not in known]:
             raise TypeError(_unknown(unknown[0], known))
